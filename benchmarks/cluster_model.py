@@ -112,24 +112,21 @@ def rank_traffic(
         fills: how many micro-batches a rank's part of the step's batch would fill.
     """
     sizes, data = model_sizes(shape, config), config.data
-    shares_trunk, rank = config.critic.share_trunk, config.model.lora_rank
-    has_critic = sizes.critic > 0
+    rank, has_critic = config.model.lora_rank, sizes.critic > 0
     passes: list[int] = []  # numbers of parameters that are gathered
     num_outputs = 1 + config.algorithm.has_reference
     if not config.has_one_update:
-        passes.append(sizes.actor + (sizes.critic if shares_trunk else 0))
-        num_outputs += has_critic and shares_trunk
+        passes.append(sizes.actor)
     if sizes.frozen and not rank:  # beside adapters it is the actor without them, and not cut
         passes.append(sizes.frozen)
-    if has_critic and (config.has_one_update or not shares_trunk):
-        if not config.has_one_critic_update:
-            passes.append(sizes.critic + (sizes.actor if shares_trunk else 0))
-        num_outputs += 1
+    if has_critic and not config.has_one_critic_update:
+        passes.append(sizes.critic)
+    num_outputs += has_critic
     num_minis = data.train_batch_size // config.actor.mini_batch_size
     num_updates = config.actor.ppo_epochs * num_minis
     num_passes, num_micro = math.ceil(fills), math.ceil(fills / num_minis)
     updated = num_updates * num_micro * (sizes.actor + sizes.critic)
-    num_models = num_updates * num_micro * (1 + (has_critic and not shares_trunk))
+    num_models = num_updates * num_micro * (1 + has_critic)
     # Backward passes gather the layers again; what is outside of them has stayed.
     layers = num_models * (
         shape.num_adapter_parameters(rank)

@@ -14,9 +14,9 @@ LINES = {
     "rl_core/checkpoints": (1_010, 1_000),
     "rl_core/data": (1_860, 1_400),
     "rl_core/envs": (3_960, 3_000),
-    "rl_core/learner": (2_270, 1_900),
-    "rl_core/models": (1_450, 1_650),
-    "rl_core/resources": (2_140, 1_850),
+    "rl_core/learner": (2_220, 1_900),
+    "rl_core/models": (1_430, 1_650),
+    "rl_core/resources": (2_130, 1_850),
     "rl_core/rollout": (1_670, 1_600),
     "rl_core/runs": (1_080, 950),
     "rl_core/sft": (1_030, 1_000),
@@ -24,11 +24,11 @@ LINES = {
     "rl_core/system": (2_080, 1_300),
     "rl_core/tracking": (1_510, 1_300),
     "rl_core/workers": (1_860, 1_450),
-    "rl_core": (27_640, 23_500),
+    "rl_core": (27_530, 23_500),
     "tasks/importers": (1_450, 1_000),
     "tasks": (9_830, 8_350),
     "flows": (5_160, 3_500),
-    "tests": (44_700, 36_000),
+    "tests": (44_600, 36_000),
 }
 
 

@@ -50,7 +50,6 @@ _CASES: dict[str, Sections] = {
         "actor": {"loss_aggregation": "seq-mean-token-mean"},
     },
     "adapters": {"model": {"lora_rank": 8}},
-    "shared trunk": {"critic": {"share_trunk": True}},
     "checkpointing": {"model": {"gradient_checkpointing": True}},
     "overlong masked": {
         "algorithm": {"estimator": "dr_grpo", "mask_truncated": True},

@@ -110,7 +110,7 @@ def _say_choices(group: str) -> None:
     if group == "preset":
         say("preset\n  A file of settings to start from; preset=FILE.yaml takes one of your own.")
         for name in _PRESETS:
-            text = (CONF / "preset" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[1]
+            text = (CONF / "preset" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
             say(f"  {name:20} {text.removeprefix('# ')}")
         return
     say("env\n  The family of problems; env=NAME takes its defaults for all of env.*")

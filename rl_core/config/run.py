@@ -184,19 +184,12 @@ class ActorConfig(Section):
 class CriticConfig(Section):
     """The value model's update (estimator `gae` only)."""
 
-    share_trunk: bool = False
-    """The critic is a value head on the actor's last hidden states, learned with it in one pass.
-
-    `actor.*` then moves the trunk, and `lr`, `weight_decay`, `grad_clip` are the head's alone.
-    """
-    loss_coef: float = Field(0.5, gt=0)
-    """With `share_trunk`: weight of the value loss beside the policy's (PPO's c1)."""
     lr: float = Field(1e-5, gt=0)
     """Learning rate of the critic (AdamW)."""
     lr_schedule: LrSchedule = "constant"
     """As the policy's: `linear` and `cosine` fall to 0 at `trainer.total_steps`."""
     warmup_steps: int = Field(0, ge=0)
-    """First steps of the run in which only the critic learns (of a shared trunk, its head)."""
+    """First steps of the run in which only the critic learns."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's, decoupled from the gradient."""
     value_clip: float = Field(0.5, gt=0)
@@ -253,12 +246,8 @@ class RunConfig(Section):
 
     @property
     def has_one_critic_update(self) -> bool:
-        """Whether a step's values can be those of its only update, so that a pass is saved.
-
-        An actor on the same trunk wants advantages in that very update.
-        """
-        has_critic = self.algorithm.estimator == "gae"
-        return has_critic and self._updates_once and not self.critic.share_trunk
+        """Whether a step's values can be those of its only update, so that a pass is saved."""
+        return self.algorithm.estimator == "gae" and self._updates_once
 
     @property
     def _updates_once(self) -> bool:
@@ -313,11 +302,6 @@ class RunConfig(Section):
             raise ValueError(
                 f"algorithm.estimator={estimator} compares the responses to one prompt, and one "
                 f"alone teaches nothing: algorithm.group_size={group_size} must be at least 2"
-            )
-        if self.critic.share_trunk and estimator != "gae":
-            raise ValueError(
-                f"critic.share_trunk=true wants a critic, which algorithm.estimator={estimator} "
-                "does without: use gae, or critic.share_trunk=false"
             )
         if estimator not in GROUP_ESTIMATORS and self.algorithm.resample_rounds:
             raise ValueError(

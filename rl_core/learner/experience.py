@@ -161,17 +161,15 @@ class ExperienceMaker:
             is_on_policy: the step has one update, whose own pass will fill `old_logprobs`.
         """
         costs: dict[str, float] = {}
-        old, ref = TokenOutputs(), TokenOutputs()
+        old, ref, values = TokenOutputs(), TokenOutputs(), None
         critic, reference = self._models.critic, self._models.reference
         if not is_on_policy:
-            shared = critic if self._config.critic.share_trunk else None
             with measured("old_log_prob", self._device, costs):
-                old = self._outputs("old_log_prob", batch, actor=self._models.actor, critic=shared)
+                old = self._outputs("old_log_prob", batch, actor=self._models.actor)
         if reference is not None:
             with measured("ref", self._device, costs), self._reference_at_hand(reference):
                 ref = self._outputs("ref", batch, actor=reference)
-        values = old.values
-        if critic is not None and values is None and not self._config.has_one_critic_update:
+        if critic is not None and not self._config.has_one_critic_update:
             with measured("values", self._device, costs):
                 values = self._outputs("values", batch, critic=critic).values
         with measured("adv", self._device, costs):

@@ -151,7 +151,7 @@ class Learner:
         if experience.values_follow:
             metrics |= self._batch_metrics(experience)
         metrics |= policy_metrics(experience, kl_coef=self._kl_coef)
-        teaches = self.updater.teaches(("actor",), experience)
+        teaches = self.updater.teaches("actor", experience)
         metrics |= self._utilisation(experience.batch, teaches, metrics)
         metrics |= self.microbatching.end_step()
         if actor_learns:

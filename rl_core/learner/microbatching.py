@@ -150,7 +150,6 @@ def memory_place(config: RunConfig, model: Any, device: torch.device) -> str:
         f"{threads} threads" if threads > 1 else "",
         f"{config.resources.learner_ranks} ranks" if config.resources.learner_ranks > 1 else "",
         *(name if value is True else f"{name} {value}" for name, value in levers.items()),
-        "shared trunk" if config.critic.share_trunk else "",
         f"{config.data.max_prompt_length}+{config.data.max_response_length} tokens",
     ]
     return "; ".join(part for part in parts if part)

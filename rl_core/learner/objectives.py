@@ -6,10 +6,7 @@ Legend: b responses of a micro-batch, T response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 
 from torch import Tensor
 
@@ -103,7 +100,6 @@ def critic_objective(
     micro: Experience,
     *,
     value_clip: float,
-    loss_coef: float,
     denominators: Denominators,
 ) -> Objective:
     """Returns the critic's loss and metrics.
@@ -112,7 +108,6 @@ def critic_objective(
         outputs: values of the critic that learns, with gradient.
         micro: b rows of a mini-batch, with old values and returns.
         value_clip: how far a value may move from the old one before it teaches nothing.
-        loss_coef: by which the loss, not its metric, is multiplied.
         denominators: of the whole mini-batch.
     """
     assert outputs.values is not None
@@ -127,18 +122,10 @@ def critic_objective(
         denominators=denominators,
     )
     return Objective(
-        loss_coef * value.loss,
+        value.loss,
         {
             "critic/vf_loss": value.loss,
             "critic/vf_clipfrac": value.clip_frac,
             "critic/vpred_mean": value.prediction_mean,
         },
-    )
-
-
-def joined(objectives: Sequence[Objective]) -> Objective:
-    """Returns the sum of the losses, and all metrics."""
-    return Objective(
-        reduce(add, [objective.loss for objective in objectives]),
-        {name: x for objective in objectives for name, x in objective.metrics.items()},
     )

@@ -258,8 +258,6 @@ def make_optimizers(
 ) -> dict[str, ModelOptimizer]:
     """Returns what learns, by name: the actor, and the critic where there is one.
 
-    Of a critic that shares the actor's trunk, that is the head alone.
-
     Args:
         config: the run's settings.
         models: with adapters, if any, in place.
@@ -283,7 +281,7 @@ def make_optimizers(
     }
     if models.critic is not None:
         optimizers["critic"] = ModelOptimizer(
-            models.critic.head if config.critic.share_trunk else models.critic,
+            models.critic,
             lr=config.critic.lr,
             schedule=config.critic.lr_schedule,
             warmup_steps=0,

@@ -44,7 +44,6 @@ def model_settings(config: RunConfig) -> dict[str, Any]:
     return {
         "model.lora_rank": rank,
         "model.lora_alpha": config.model.lora_alpha if rank else None,
-        "critic.share_trunk": config.critic.share_trunk,
         "actor.optimizer": config.actor.optimizer,
         "model.load_in_4bit": config.model.load_in_4bit,
     }
@@ -62,6 +61,11 @@ def check_settings(folder: Path, numbers: Mapping[str, Any], config: RunConfig) 
             f"{folder}: saved without a critic, so algorithm.estimator=gae cannot resume it"
         )
     saved = numbers["settings"]
+    if saved.get("critic.share_trunk"):
+        raise ValueError(
+            f"{folder}: saved with critic.share_trunk=true, which is gone: start a new run with "
+            "model.path=CHECKPOINT"
+        )
     for name, value in model_settings(config).items():
         found = saved.get(name, _BEFORE_IT_WAS_SAVED.get(name))
         if found != value:

@@ -6,9 +6,10 @@ Not here: what the losses are (objectives.py), and what an optimizer does (optim
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rl_core.algos.masking import Denominators, count_denominators
 from rl_core.batch import mini_batches
@@ -16,14 +17,15 @@ from rl_core.config.run import RunConfig
 from rl_core.errors import out_of_memory_as
 from rl_core.learner.experience import Experience
 from rl_core.learner.microbatching import Microbatching
-from rl_core.learner.objectives import Objective, actor_objective, critic_objective, joined
+from rl_core.learner.objectives import Objective, actor_objective, critic_objective
 from rl_core.learner.optimizer import ModelOptimizer
 from rl_core.learner.profiling import measured
 from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.models.forward import ForwardPass
 from rl_core.models.loading import Models
 
-ACTOR, CRITIC = "actor", "critic"
+Name = Literal["actor", "critic"]
+"""Of a model that learns; what its metrics start with."""
 
 
 class Updater:
@@ -32,7 +34,7 @@ class Updater:
     Args:
         config: the run's settings.
         models: actor and critic, of which those with an optimizer learn.
-        optimizers: by the name that a model's metrics start with.
+        optimizers: of the models that learn.
         forward: with the run's temperature and type.
         microbatching: splits mini-batches.
         ranks: of which each computes the gradient of its own rows.
@@ -62,10 +64,10 @@ class Updater:
             actor_learns: False during the critic's warm-up.
         """
         metrics: dict[str, float] = {}
-        for names in self.learners(actor_learns=actor_learns):
-            with measured(_phase(names), self._microbatching.device, metrics):
-                metrics |= self.run_epochs(names, experience, kl_coef)
-            if experience.values_follow and CRITIC in names:
+        for name in self.learners(actor_learns=actor_learns):
+            with measured(f"update_{name}", self._microbatching.device, metrics):
+                metrics |= self.run_epochs(name, experience, kl_coef)
+            if experience.values_follow and name == "critic":
                 self.complete_values(experience)
         if experience.is_on_policy:
             self._ranks.add(experience.old_logprobs)  # each has filled in its own rows
@@ -78,81 +80,69 @@ class Updater:
             self._ranks.add(tensor)  # each has filled in its own rows
         experience.whiten_advantages()
 
-    def learners(self, *, actor_learns: bool) -> list[tuple[str, ...]]:
-        """Returns what learns in turn, by name; together what shares a trunk, from one loss."""
-        critic = () if self._models.critic is None else (CRITIC,)
-        if not actor_learns:
-            return [critic]
-        if self._config.critic.share_trunk:
-            return [(ACTOR, *critic)]
-        return [names for names in (critic, (ACTOR,)) if names]
+    def learners(self, *, actor_learns: bool) -> list[Name]:
+        """Returns what learns in turn."""
+        critic: list[Name] = [] if self._models.critic is None else ["critic"]
+        return [*critic, "actor"] if actor_learns else critic
 
-    def run_epochs(
-        self, names: Sequence[str], experience: Experience, kl_coef: float
-    ) -> dict[str, float]:
-        """Does all updates of a step by one loss; returns metrics, means over the updates."""
-        actor, updates = self._config.actor, []
-        optimizers = [self._optimizers[name] for name in names]
-        rates = {f"{name}/lr": self._optimizers[name].lr for name in names}
+    def run_epochs(self, name: Name, experience: Experience, kl_coef: float) -> dict[str, float]:
+        """Does all updates of a step of one model; returns metrics, means over the updates."""
+        actor, optimizer = self._config.actor, self._optimizers[name]
+        updates, lr = [], optimizer.lr
         for _ in range(actor.ppo_epochs):
             for rows in mini_batches(experience.batch.group_ids, actor.mini_batch_size):
                 is_filled = experience.is_on_policy or experience.values_follow
                 mini = experience if is_filled else experience.select(rows)
-                updates.append(self._update(names, mini, kl_coef))
-        for optimizer in optimizers:
-            optimizer.end_step()
+                updates.append(self._update(name, mini, kl_coef))
+        optimizer.end_step()
         means = {
-            name: float(torch.stack([shares[name] for shares in updates]).mean())
-            for name in updates[0]
+            metric: float(torch.stack([shares[metric] for shares in updates]).mean())
+            for metric in updates[0]
         }
-        return means | rates
+        return means | {f"{name}/lr": lr}
 
-    def _update(self, names: Sequence[str], mini: Experience, kl_coef: float) -> dict[str, Tensor]:
+    def _update(self, name: Name, mini: Experience, kl_coef: float) -> dict[str, Tensor]:
         """Moves weights once, by a mini-batch; returns its metrics, scalars."""
-        optimizers = {name: self._optimizers[name] for name in names}
+        optimizer, phase = self._optimizers[name], f"update_{name}"
 
         def attempt(parts: list[Tensor]) -> dict[str, Tensor]:
-            for optimizer in optimizers.values():
-                optimizer.offload()  # after an attempt that ran out of memory late
-            metrics = self._ranks.add_shares(self.accumulate(names, mini, parts, kl_coef))
-            return metrics | {f"{name}/grad_norm": x.clip() for name, x in optimizers.items()}
+            optimizer.offload()  # after an attempt that ran out of memory late
+            metrics = self._ranks.add_shares(self.accumulate(name, mini, parts, kl_coef))
+            return metrics | {f"{name}/grad_norm": optimizer.clip()}
 
-        teaches = self.teaches(names, mini)
-        metrics = self._microbatching.run(_phase(names), mini.batch, attempt, apart=~teaches)
+        apart = ~self.teaches(name, mini)
+        metrics = self._microbatching.run(phase, mini.batch, attempt, apart=apart)
         # Not done again: weights move once. All memory is there, see `clip`.
-        with out_of_memory_as(_phase(names)):
-            for name, optimizer in optimizers.items():
-                optimizer.step(metrics[f"{name}/grad_norm"])
+        with out_of_memory_as(phase):
+            optimizer.step(metrics[f"{name}/grad_norm"])
         return metrics
 
-    def teaches(self, names: Sequence[str], mini: Experience) -> Tensor:
+    def teaches(self, name: Name, mini: Experience) -> Tensor:
         """Returns the rows (bool [B]) that a gradient can come from."""
         has_other_terms = self._config.actor.entropy_coef > 0 or (
             self._config.algorithm.kl_mode == "loss"
         )
-        return mini.teaches | (CRITIC in names or has_other_terms)
+        return mini.teaches | (name == "critic" or has_other_terms)
 
     def accumulate(
-        self, names: Sequence[str], mini: Experience, parts: Sequence[Tensor], kl_coef: float
+        self, name: Name, mini: Experience, parts: Sequence[Tensor], kl_coef: float
     ) -> dict[str, Tensor]:
         """Sets the weights' `.grad` to a mini-batch's gradient; returns its metrics, scalars.
 
         Args:
-            names: what learns.
+            name: of the model that learns.
             mini: the mini-batch; what it is divided by does not depend on its parts.
             parts: rows of its micro-batches, int64 [b] each.
             kl_coef: this step's KL coefficient.
         """
-        parameters: list[nn.Parameter] = []
-        for name in names:
-            parameters += self._optimizers[name].parameters
+        parameters = self._optimizers[name].parameters
         for parameter in parameters:
             parameter.grad = None  # of an attempt that ran out of memory half-way
         mask = mini.loss_mask
         # Where all responses are masked nothing is learned, and any denominator will do.
         denominators = count_denominators(mask if bool(mask.any()) else mini.batch.sampled_mask)
 
-        teaches = self.teaches(names, mini)
+        teaches = self.teaches(name, mini)
         backward = [bool(teaches[rows].any()) for rows in parts]
         # AdamW moves weights along a gradient of 0, too, but leaves alone those that have none.
         backward[0] |= not any(backward)
@@ -161,20 +151,21 @@ class Updater:
         def loss_and_metrics(number: int) -> tuple[Tensor, dict[str, Tensor]]:
             rows, has_gradient = passes[number]
             with torch.set_grad_enabled(has_gradient):
-                objective = self._objective(names, mini, rows, denominators, kl_coef)
+                objective = self._objective(name, mini, rows, denominators, kl_coef)
                 loss = objective.loss * float(number < len(parts))
-            return loss, {name: x.detach() for name, x in objective.metrics.items()}
+            return loss, {metric: x.detach() for metric, x in objective.metrics.items()}
 
         computed = self._microbatching.threads.accumulate(
             parameters, loss_and_metrics, range(len(passes))
         )[: len(parts)]
         return {
-            name: torch.stack([metrics[name] for metrics in computed]).sum() for name in computed[0]
+            metric: torch.stack([shares[metric] for shares in computed]).sum()
+            for metric in computed[0]
         }
 
     def _objective(
         self,
-        names: Sequence[str],
+        name: Name,
         mini: Experience,
         rows: Tensor,
         denominators: Denominators,
@@ -182,46 +173,24 @@ class Updater:
     ) -> Objective:
         """Returns a micro-batch's shares of loss and metrics, from one forward pass."""
         micro, config = mini.select(rows), self._config
-        with_actor, with_critic = ACTOR in names, CRITIC in names
-        outputs = self._forward(
-            micro.batch,
-            actor=self._models.actor if with_actor else None,
-            critic=self._models.critic if with_critic else None,
-            with_entropy=with_actor,
-            trunk_learns=with_actor or not config.critic.share_trunk,
-        )
-        if with_critic and mini.values_follow:
-            assert outputs.values is not None
-            mini.set_values(rows, outputs.values, config.algorithm)
-            micro = mini.select(rows)
-        objectives = []
-        if with_actor:
+        if name == "critic":
+            outputs = self._forward(micro.batch, critic=self._models.critic)
+            if mini.values_follow:
+                assert outputs.values is not None
+                mini.set_values(rows, outputs.values, config.algorithm)
+                micro = mini.select(rows)
+            return critic_objective(
+                outputs, micro, value_clip=config.critic.value_clip, denominators=denominators
+            )
+        outputs = self._forward(micro.batch, actor=self._models.actor, with_entropy=True)
+        if mini.is_on_policy:
             assert outputs.logprobs is not None
-            if mini.is_on_policy:
-                mini.set_old_logprobs(rows, outputs.logprobs)
-            objectives.append(
-                actor_objective(
-                    outputs,
-                    micro,
-                    actor=config.actor,
-                    algorithm=config.algorithm,
-                    kl_coef=kl_coef,
-                    denominators=denominators,
-                )
-            )
-        if with_critic:
-            critic = config.critic
-            objectives.append(
-                critic_objective(
-                    outputs,
-                    micro,
-                    value_clip=critic.value_clip,
-                    loss_coef=critic.loss_coef if critic.share_trunk else 1.0,
-                    denominators=denominators,
-                )
-            )
-        return joined(objectives)
-
-
-def _phase(names: Sequence[str]) -> str:
-    return f"update_{names[0]}"
+            mini.set_old_logprobs(rows, outputs.logprobs)
+        return actor_objective(
+            outputs,
+            micro,
+            actor=config.actor,
+            algorithm=config.algorithm,
+            kl_coef=kl_coef,
+            denominators=denominators,
+        )

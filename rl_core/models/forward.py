@@ -45,38 +45,36 @@ def forward_pass(
     actor: transformers.PreTrainedModel | None = None,
     critic: Critic | None = None,
     with_entropy: bool = False,
-    trunk_learns: bool = True,
     temperature: float = 1.0,
     compute_dtype: torch.dtype,
 ) -> TokenOutputs:
-    """Reads a batch once; returns log-probs of an actor, values of a critic, or both.
+    """Reads a batch once; returns log-probs of an actor, or values of a critic.
 
     Args:
         batch: B rows.
         actor: a causal LM whose log-probs are wanted.
-        critic: whose values are wanted; beside an actor one that shares its trunk.
+        critic: whose values are wanted.
         with_entropy: whether the actor's entropy is wanted too.
-        trunk_learns: False keeps gradient, and the memory it needs, from all but the heads.
         temperature: of the distribution that was sampled from.
         compute_dtype: float32, or bfloat16 for autocast.
     """
-    with torch.set_grad_enabled(trunk_learns and torch.is_grad_enabled()):
-        hidden = sampled_states(_trunk(actor, critic), batch, compute_dtype=compute_dtype)
     mask = batch.sampled_mask
-    logprobs = entropy = values = None
-    if actor is not None:
-        head, targets = actor.get_output_embeddings().weight, batch.sampled_ids()
-        if with_entropy:
-            logprobs, entropy = token_logprobs_and_entropy(
-                hidden, head, targets, temperature=temperature, compute_dtype=compute_dtype
-            )
-        else:
-            logprobs = token_logprobs(
-                hidden, head, targets, temperature=temperature, compute_dtype=compute_dtype
-            )
-    if critic is not None:
-        values = critic.head(hidden.float()).squeeze(-1)
-    return TokenOutputs(_pad(logprobs, mask), _pad(entropy, mask), _pad(values, mask))
+    if actor is None:
+        assert critic is not None, "a pass of no model"
+        hidden = sampled_states(critic.backbone, batch, compute_dtype=compute_dtype)
+        return TokenOutputs(values=_padded(critic.head(hidden.float()).squeeze(-1), mask))
+    assert critic is None, "one pass of two models"
+    hidden = sampled_states(actor.get_decoder(), batch, compute_dtype=compute_dtype)
+    head, targets = actor.get_output_embeddings().weight, batch.sampled_ids()
+    if not with_entropy:
+        logprobs = token_logprobs(
+            hidden, head, targets, temperature=temperature, compute_dtype=compute_dtype
+        )
+        return TokenOutputs(_padded(logprobs, mask))
+    logprobs, entropy = token_logprobs_and_entropy(
+        hidden, head, targets, temperature=temperature, compute_dtype=compute_dtype
+    )
+    return TokenOutputs(_padded(logprobs, mask), _padded(entropy, mask))
 
 
 def sampled_states(trunk: nn.Module, batch: TrainBatch, *, compute_dtype: torch.dtype) -> Tensor:
@@ -96,19 +94,8 @@ def sampled_states(trunk: nn.Module, batch: TrainBatch, *, compute_dtype: torch.
     return select_rows(hidden, own)
 
 
-def _trunk(actor: transformers.PreTrainedModel | None, critic: Critic | None) -> nn.Module:
-    if actor is None:
-        assert critic is not None, "a pass of no model"
-        return critic.backbone
-    trunk: nn.Module = actor.get_decoder()
-    assert critic is None or critic.backbone is trunk, "one pass through two trunks"
-    return trunk
-
-
-def _pad(per_token: Tensor | None, mask: Tensor) -> Tensor | None:
+def _padded(per_token: Tensor, mask: Tensor) -> Tensor:
     """Returns [M] as [B, T], 0 outside the mask; differentiable."""
-    if per_token is None:
-        return None
     return per_token.new_zeros(mask.shape).masked_scatter(mask, per_token)
 
 

@@ -125,15 +125,9 @@ def copy_sharing_frozen(model: Module) -> Module:
     return copy.deepcopy(model, shared)
 
 
-def make_critic(actor: transformers.PreTrainedModel, *, share_trunk: bool = False) -> Critic:
-    """Returns a critic with a value head of zeros.
-
-    Args:
-        actor: what it starts from.
-        share_trunk: its backbone is the actor's; else a copy, see `copy_sharing_frozen`.
-    """
-    trunk = actor.get_decoder()
-    backbone = trunk if share_trunk else copy_sharing_frozen(trunk)
+def make_critic(actor: transformers.PreTrainedModel) -> Critic:
+    """Returns a critic that starts from an actor, with a value head of zeros."""
+    backbone = copy_sharing_frozen(actor.get_decoder())
     critic = Critic(backbone, actor.config.get_text_config().hidden_size)
     return critic.to(next(actor.parameters()).device)
 
@@ -179,9 +173,7 @@ def load_models(
         add_adapters(actor, rank=rank, alpha=config.model.lora_alpha)
     if config.model.gradient_checkpointing:
         checkpoint_gradients(actor)
-    critic = None
-    if config.algorithm.estimator == "gae":
-        critic = make_critic(actor, share_trunk=config.critic.share_trunk)
+    critic = make_critic(actor) if config.algorithm.estimator == "gae" else None
     return Models(actor, reference, critic)
 
 

@@ -29,10 +29,10 @@ Result = TypeVar("Result")
 
 
 class ShardedModel(nn.Module):
-    """Modules whose weights lie on all ranks, a share each, and the root of FSDP's hooks.
+    """A model whose weights lie on all ranks, a share each, and the root of FSDP's hooks.
 
     Args:
-        modules: whole, and the same on all ranks; their weights become DTensors in place.
+        model: whole, and the same on all ranks; its weights become DTensors in place.
         mesh: the ranks.
         stay_whole: weights that are not cut: those beside adapters, which all models share.
         offloads: the shards lie in the machine's memory, and only what is gathered on the device.
@@ -40,14 +40,14 @@ class ShardedModel(nn.Module):
 
     def __init__(
         self,
-        modules: Sequence[nn.Module],
+        model: nn.Module,
         mesh: DeviceMesh,
         stay_whole: set[nn.Parameter],
         *,
         offloads: bool = False,
     ) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(modules)
+        self.model = model
         policy = OffloadPolicy()
         if offloads:
             policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
@@ -59,7 +59,7 @@ class ShardedModel(nn.Module):
             unit.set_force_sum_reduction_for_comms(enable=True)
 
     def forward(self, run: Callable[[], Result]) -> Result:
-        """Returns `run()`, a pass of the modules: weights outside of layers are whole in it."""
+        """Returns `run()`, a pass of the model: weights outside of layers are whole in it."""
         return run()
 
 
@@ -80,15 +80,13 @@ def shard(models: Models, device: torch.device, *, offloads: bool) -> dict[nn.Mo
     still = {weight for weight in actor.parameters() if not weight.requires_grad}
     for weight in still:
         weight.data = weight.data.to(device)
-    on_trunk = [critic.head] if critic and critic.backbone is actor.get_decoder() else []
-    root = ShardedModel([actor, *on_trunk], mesh, still)
-    roots: dict[nn.Module, ShardedModel] = {actor: root}
+    roots: dict[nn.Module, ShardedModel] = {actor: ShardedModel(actor, mesh, still)}
     if reference is not None and not still:
-        roots[reference] = ShardedModel([reference], mesh, set(), offloads=offloads)
+        roots[reference] = ShardedModel(reference, mesh, set(), offloads=offloads)
     elif reference is not None:
         reference.to(device)
     if critic is not None:
-        roots[critic] = root if on_trunk else ShardedModel([critic], mesh, still)
+        roots[critic] = ShardedModel(critic, mesh, still)
     return roots
 
 

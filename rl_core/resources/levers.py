@@ -214,11 +214,6 @@ OTHER_RESULT: Final[tuple[Lever, ...]] = (
         "moments are rounded to 8 bits: another result, by bitsandbytes",
         to="adamw_8bit",
     ),
-    _switch(
-        "critic.share_trunk",
-        "the critic becomes a value head on the actor: another result",
-        lambda c: c.algorithm.estimator == "gae",
-    ),
     Lever(
         "model.lora_rank",
         lambda c, _: [x for x in (64, 16) if x < (c.model.lora_rank or math.inf)],

@@ -254,9 +254,7 @@ def model_sizes(shape: ModelShape, config: RunConfig) -> ModelSizes:
     """Returns the sizes of a run's models; those with adapters share the weights below them."""
     has_critic, rank = config.algorithm.estimator == "gae", config.model.lora_rank
     adapters = shape.num_adapter_parameters(rank)
-    critic = shape.hidden_size + 1
-    if not config.critic.share_trunk:
-        critic += adapters if rank else shape.num_backbone_parameters
+    critic = shape.hidden_size + 1 + (adapters if rank else shape.num_backbone_parameters)
     return ModelSizes(
         actor=adapters if rank else shape.num_parameters,
         critic=critic if has_critic else 0,
@@ -323,12 +321,9 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
         largest = max(models.actor, models.critic, 0 if rank else models.frozen)
         forward["gathered"] = _gathered_bytes(shape, config, largest, learns=False)
     phases = [PhaseMemory("log_probs", "learner", {**resident, **forward})]
-    shares_trunk = config.critic.share_trunk
-    if models.critic and not shares_trunk:
+    if models.critic:
         phases.append(update("update_critic", models.critic, 0))
-    joint = models.critic if shares_trunk else 0
-    phases.append(update("update_actor", models.actor + joint, block))
-    return phases
+    return [*phases, update("update_actor", models.actor, block)]
 
 
 def _gathered_bytes(

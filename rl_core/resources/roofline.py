@@ -325,9 +325,8 @@ def _passes(config: RunConfig) -> tuple[float, float]:
     # The gradient of frozen weights is not computed: adapters save a third of it.
     update = epochs * (_PASSES_WITH_GRADIENT + again - (1 if model.lora_rank else 0))
     actor = update + (0 if config.has_one_update else 1) + (1 if algorithm.has_reference else 0)
-    has_critic = algorithm.estimator == "gae" and not config.critic.share_trunk
     values = 0 if config.has_one_critic_update else 1
-    return actor, (update + values if has_critic else 0)
+    return actor, (update + values if algorithm.estimator == "gae" else 0)
 
 
 def _num_devices(config: RunConfig) -> float:

@@ -13,6 +13,8 @@ from rl_core.config.run import RunConfig
 from rl_core.system.log_file import redact
 
 REMOVED: Final[Mapping[str, str]] = {
+    "critic.loss_coef": "a critic is a model of its own, with a loss of its own",
+    "critic.share_trunk": "a critic is a model of its own; no preset shared the actor's",
     "model.attention": "attention is SDPA; no card had run FlexAttention",
     "model.use_torch_compile": "layers are not compiled; no card had run it",
     "model.use_liger": "layers are transformers' own; no card had run Liger's kernels",

@@ -80,9 +80,6 @@ def test_what_is_not_computed_is_not_gathered():
     assert ours.gathered[0] == 4 * (ACTOR + LAYERS)
     assert ours.scattered[0] == 4 * ACTOR
     assert ours.summed[0] == 4 * 16 * 5
-    shared = traffic(critic={"share_trunk": True})
-    updated = 6 * (ACTOR + 4 + 1)
-    assert shared.gathered[0] == 4 * (ACTOR + 4 + 1 + ACTOR + updated + 6 * LAYERS)
 
 
 def test_beside_adapters_they_alone_are_sent():

@@ -109,20 +109,18 @@ def whole_gradients(learner: Learner, ranks: Ranks, batch: TrainBatch) -> dict[s
     """The gradients of a mini-batch holding the whole batch; nothing moves."""
     experience, _ = learner.make_experience(batch)
     gradients = {}
-    for names in learner.updater.learners(actor_learns=True):
+    for name in learner.updater.learners(actor_learns=True):
         learner.microbatching.run(
             "update",
             batch,
-            lambda parts, names=names: learner.updater.accumulate(names, experience, parts, 0.1),
+            lambda parts, name=name: learner.updater.accumulate(name, experience, parts, 0.1),
         )
-        if experience.values_follow and "critic" in names:
+        if experience.values_follow and name == "critic":
             learner.updater.complete_values(experience)
-        for name in names:
-            optimizer = learner.optimizers[name]
-            for weight, parameter in optimizer.model.named_parameters():
-                if parameter.grad is not None:
-                    gradients[f"{name}.{weight}"] = whole_tensor(parameter.grad).clone()
-                    parameter.grad = None
+        for weight, parameter in learner.optimizers[name].model.named_parameters():
+            if parameter.grad is not None:
+                gradients[f"{name}.{weight}"] = whole_tensor(parameter.grad).clone()
+                parameter.grad = None
     return gradients
 
 

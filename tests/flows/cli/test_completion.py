@@ -65,9 +65,9 @@ def test_each_shell_gets_a_script_that_it_can_read(capsys, tmp_path, shell):
 
 def test_values_are_suggested_where_they_can_be_counted():
     assert set(suggestions("run", "preset=")) == {f"preset={name}" for name in CHOICES["preset"]}
-    assert list(suggestions("run", "critic.share_trunk=")) == [
-        "critic.share_trunk=true",
-        "critic.share_trunk=false",
+    assert list(suggestions("run", "rollout.sleep=")) == [
+        "rollout.sleep=true",
+        "rollout.sleep=false",
     ]
     assert set(suggestions("run", "env.answer_from=")) == {
         f"env.answer_from={place}" for place in ("anywhere", "last_line", "strict", "lenient")

@@ -74,7 +74,7 @@ def test_where_no_setting_helps_the_advice_is_a_smaller_task(tmp_path):
     advice = next_step(OutOfMemory("save", "16 GiB"), run)
     assert advice.startswith(
         "take a smaller data.max_response_length or data.max_prompt_length or "
-        "actor.optimizer=adamw_8bit in a new run or critic.share_trunk=true in a new run or "
+        "actor.optimizer=adamw_8bit in a new run or "
         "model.lora_rank=64 in a new run or more memory; "
     )
     nowhere = next_step(OutOfMemory("save", "x"), RunFolder(tmp_path / "no run"))

@@ -19,7 +19,7 @@ from rl_core.types import GenerationRequest, SamplingSettings
 from tests.support.learners import without_timings
 
 CASES = yaml.safe_load(Path(__file__).with_name("runs.yaml").read_text())["devices"]
-SEVERAL_TURNS = ("shared trunk, checkpointing", "rloo, gspo")
+SEVERAL_TURNS = ("checkpointing", "rloo, gspo")
 
 
 def with_turns(batch: TrainBatch) -> TrainBatch:

@@ -40,7 +40,7 @@ def accumulated(learner: Learner, experience: Experience, which: str) -> Tensor:
     learner.microbatching.run(
         "update",
         experience.batch,
-        lambda parts: learner.updater.accumulate([which], experience, parts, kl_coef=0.1),
+        lambda parts: learner.updater.accumulate(which, experience, parts, kl_coef=0.1),
     )
     return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
 

@@ -66,6 +66,21 @@ def test_metrics_have_verls_names(new_learner, make_batch):
     assert metrics["actor/lr"] == 1e-3
 
 
+def test_the_critic_learns_what_a_state_is_worth(new_learner, make_rollout):
+    learner = new_learner(
+        actor={"mini_batch_size": 8, "lr": 1e-4, "micro_batch_tokens": 1_000},
+        critic={"lr": 1e-3, "value_clip": 10.0},
+        algorithm={"kl_mode": "none"},
+    )
+    rollouts = [
+        make_rollout([70, 71, prompt], [80, 81], score=float(prompt == 90), group_id=row)
+        for row, prompt in enumerate([90, 91] * 4)
+    ]
+    losses = [learner.learn(collate(rollouts, 0))[0]["critic/vf_loss"] for _ in range(40)]
+    assert losses[0] == pytest.approx(0.25)  # half of the mean of 1 and 0
+    assert losses[-1] < 0.01
+
+
 def test_without_gae_there_is_no_critic_and_without_kl_no_reference(new_learner, make_batch):
     learner = new_learner(algorithm={"estimator": "grpo", "group_size": 2, "kl_mode": "none"})
     metrics, _ = learner.learn(make_batch(group_size=2))

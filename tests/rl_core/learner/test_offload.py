@@ -59,10 +59,9 @@ def test_a_reference_that_is_cut_is_not_moved_whole(tiny_model_path):
     "sections",
     [
         {},
-        {"critic": {"lr": 1e-3, "share_trunk": True}},
         {"model": {"lora_rank": 4}, "algorithm": {"kl_mode": "loss", "kl_estimator": "k3"}},
     ],
-    ids=["critic", "shared trunk", "adapters"],
+    ids=["critic", "adapters"],
 )
 def test_a_learner_that_offloads_learns_the_same_bits(
     tiny_model_path, tmp_path, make_batch, settings, monkeypatch, sections

@@ -12,7 +12,6 @@ from tests.support.rank_work import count_bytes
 AT_ONCE = {"micro_batch_tokens": 1_000}
 VARIANTS: tuple[dict[str, dict[str, Any]], ...] = (
     {},
-    {"critic": {"share_trunk": True}},
     {"model": {"lora_rank": 4}},
     {"actor": {"mini_batch_size": 8}, "algorithm": {"kl_mode": "none"}},
 )

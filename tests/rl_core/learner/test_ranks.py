@@ -30,9 +30,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "gae": {},
     "gae, one update": {"actor": {"mini_batch_size": 8}, "algorithm": {"kl_mode": "none"}},
     "gae, threads": {"resources": {"learner_threads": 2}},
-    "shared trunk": {"critic": {"share_trunk": True, "warmup_steps": 1}},
+    "warm-up": {"critic": {"warmup_steps": 1}},
     "adapters": {"model": {"lora_rank": 4}},
-    "adapters, shared trunk": {"model": {"lora_rank": 4}, "critic": {"share_trunk": True}},
     "adapters beside 4 bits": {"model": {"lora_rank": 4, "load_in_4bit": True}},
     "offloaded": {"resources": {"offload": True}},
     "offloaded, adapters": {"resources": {"offload": True}, "model": {"lora_rank": 4}},
@@ -55,7 +54,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-OF_FOUR = ("gae", "shared trunk", "adapters", "grpo")
+OF_FOUR = ("gae", "adapters", "grpo")
 """What four ranks may do differently: how tensors and rows fall to them."""
 
 

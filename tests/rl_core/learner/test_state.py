@@ -68,8 +68,7 @@ def test_a_state_of_another_version_is_refused(tmp_path):
 def test_a_state_is_for_the_adapters_and_the_critic_it_was_written_with(tmp_path):
     plain = RunConfig()
     adapted = RunConfig.model_validate({"model": {"lora_rank": 4}})
-    shared = RunConfig.model_validate({"critic": {"share_trunk": True}})
-    for config in (plain, adapted, shared):
+    for config in (plain, adapted):
         saved = {"critic_schedule": {}, "settings": model_settings(config)}
         check_settings(tmp_path, saved, config)
     saved["settings"] = model_settings(plain)
@@ -77,9 +76,15 @@ def test_a_state_is_for_the_adapters_and_the_critic_it_was_written_with(tmp_path
     check_settings(tmp_path, saved, RunConfig.model_validate({"model": {"lora_alpha": 3.0}}))
     # Written before there was another optimizer, or a weight of 4 bits.
     old = {name: x for name, x in saved["settings"].items() if name[-4:] not in ("izer", "4bit")}
-    assert len(old) == 3
+    assert len(old) == 2
     check_settings(tmp_path, saved | {"settings": old}, plain)
-    for config, name in ((adapted, "lora_rank=0"), (shared, "share_trunk=false")):
-        with pytest.raises(ValueError, match=f"saved with .*{name}, so .* cannot resume") as error:
-            check_settings(tmp_path, saved, config)
+    # Written when a critic could be a head on the actor's trunk.
+    check_settings(tmp_path, saved | {"settings": {**old, "critic.share_trunk": False}}, plain)
+    shared = saved | {"settings": {**old, "critic.share_trunk": True}}
+    for of, numbers, said in (
+        (adapted, saved, "saved with .*lora_rank=0, so .* cannot resume"),
+        (plain, shared, "saved with critic.share_trunk=true, which is gone: start a new run with"),
+    ):
+        with pytest.raises(ValueError, match=said) as error:
+            check_settings(tmp_path, numbers, of)
         assert "\n" not in str(error.value)

@@ -127,7 +127,7 @@ def test_gradients_are_those_of_a_slow_loop_over_the_models_own_tokens(
             gradients["critic"] = [slow_critic_gradient(learner, experience, rows)]
         for name, model in (("actor", learner.models.actor), ("critic", learner.models.critic)):
             model.zero_grad()
-            accumulate = partial(learner.updater.accumulate, [name], experience, kl_coef=0.1)
+            accumulate = partial(learner.updater.accumulate, name, experience, kl_coef=0.1)
             learner.microbatching.run("update", batch, accumulate)
             found = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
             gradients[name].append(torch.cat(found))

@@ -20,7 +20,7 @@ GRPO = {"estimator": "grpo", "group_size": 4}
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"algorithm": GRPO}, {"critic": {"share_trunk": True}}, {"model": {"lora_rank": 4}}],
+    [{}, {"algorithm": GRPO}, {"model": {"lora_rank": 4}}],
 )
 def test_a_checkpoint_is_as_large_as_planned(tmp_path, tiny_model_path, changes):
     config = RunConfig.model_validate({"resources": {"learner_threads": 1}, **changes})

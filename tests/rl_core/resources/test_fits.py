@@ -21,7 +21,7 @@ FEW: Sequence[Lever] = (
     SLEEP,
     CHECKPOINTING,
     OFFLOAD,
-    next(lever for lever in LEVERS if lever.name == "critic.share_trunk"),
+    next(lever for lever in LEVERS if lever.name == "actor.optimizer"),
     Lever("model.lora_rank", lambda config, shape: [64], "adapters"),
 )
 """One step each, so that a set of them is a number in binary: the dearest lever is its first digit.
@@ -63,7 +63,6 @@ def on_cards(draw: st.DrawFn) -> RunConfig:
     return RunConfig.model_validate(
         {
             "algorithm": algorithm | {"kl_mode": draw(st.sampled_from(["reward", "none"]))},
-            "critic": {"share_trunk": not group and draw(st.booleans())},
             "actor": {"micro_batch_tokens": draw(st.sampled_from([1_000, 8_192, 40_000]))},
             "model": {
                 "dtype": draw(st.sampled_from(["bfloat16", "float32"])),

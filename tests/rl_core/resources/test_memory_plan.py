@@ -60,9 +60,7 @@ def test_a_micro_batch_holds_its_budget_or_the_longest_row_or_all_there_is():
     ("sections", "learning", "frozen"),
     [
         ({}, 2 * ALL + HEAD, ALL),
-        ({"critic": {"share_trunk": True}}, ALL + HEAD, ALL),
         ({"model": {"lora_rank": 8}}, 2 * ADAPTERS + HEAD, ALL),
-        ({"model": {"lora_rank": 8}, "critic": {"share_trunk": True}}, ADAPTERS + HEAD, ALL),
         ({"model": {"lora_rank": 8}, "algorithm": {"kl_mode": "none"}}, 2 * ADAPTERS + HEAD, ALL),
         ({"algorithm": {"kl_mode": "none"}}, 2 * ALL + HEAD, 0),
     ],
@@ -171,11 +169,10 @@ learner.snapshot()
 experience, metrics = learner.make_experience(batch)  # measures each of its phases itself
 gib = max(x for name, x in metrics.items() if name.startswith("memory/peak_gib/"))
 peaks = {"log_probs": int(gib * 2**30) - base}
-if learner.models.critic is not None and not config.critic.share_trunk:
-    work = lambda: learner.updater.run_epochs(["critic"], experience, 0.0)
+if learner.models.critic is not None:
+    work = lambda: learner.updater.run_epochs("critic", experience, 0.0)
     peaks["update_critic"] = peak(work)[1]
-names = ["actor", "critic"] if config.critic.share_trunk else ["actor"]
-work = lambda: learner.updater.run_epochs(names, experience, config.algorithm.kl_coef)
+work = lambda: learner.updater.run_epochs("actor", experience, config.algorithm.kl_coef)
 peaks["update_actor"] = peak(work)[1]
 print(json.dumps(peaks))
 """
@@ -220,7 +217,7 @@ SMALL = {
         ("gae", "bfloat16", 1, False, {}),
         ("gae", "float32", 1, True, {"model": {"lora_rank": 8}}),
         ("grpo", "float32", 1, True, {}),
-        ("gae", "float32", 2, False, {"critic": {"share_trunk": True}}),
+        ("gae", "float32", 2, False, {}),
     ],
 )
 def test_measured_peaks_fit_into_the_plan_and_fill_half_of_it(

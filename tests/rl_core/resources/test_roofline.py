@@ -181,7 +181,6 @@ def test_the_learner_computes_what_its_settings_ask_for():
     assert learn(actor=half) == pytest.approx(5 * actor + 4 * critic, rel=1e-6)
     # The only update's own log-probs are the old ones.
     assert learn(algorithm=none) == pytest.approx(3 * actor + 3 * critic, rel=1e-6)
-    assert learn(algorithm=none, critic={"share_trunk": True}) == pytest.approx(3 * actor, rel=1e-6)
     assert learn(algorithm=none, model=again) == pytest.approx(4 * actor + 4 * critic, rel=1e-6)
     assert learn(algorithm=none, model=adapters) == pytest.approx(2 * actor + 2 * critic, rel=1e-6)
 
