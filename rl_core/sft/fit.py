@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -24,6 +25,8 @@ from rl_core.models.forward import sampled_states
 from rl_core.system.threads import MicroBatchThreads
 
 _GRAD_CLIP: Final = 1.0
+_WORTH_SHARING: Final = 0.1
+"""The part of a pass's tokens that one beginning, read once, must save: a pass of its own costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +159,20 @@ def _batched(examples: Sequence[Example], pad_id: int) -> tuple[TrainBatch, Tens
     """Returns examples as the rollouts that they are instead of, and the learned tokens' weights.
 
     A response is what lies between the first and the last token that is learned; what teaches
-    nothing in between is the env's. The weights are float32 [N], row after row.
+    nothing in between is the env's. Where all begin alike, as prompts of one template do, that is
+    the prompt of all, and what follows it belongs to the responses. The weights are float32 [N],
+    row after row.
     """
     # The first token follows nothing that could predict it.
     learned = [[at for at, w in enumerate(e.weights) if at and w > 0] for e in examples]
     spans = [(places[0], places[-1] + 1) for places in learned]
+    columns = zip(
+        *(e.ids[: places[0]] for e, places in zip(examples, learned, strict=True)), strict=False
+    )
+    common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+    num_tokens = sum(end for _, end in spans)
+    if is_shared := common * (len(examples) - 1) > _WORTH_SHARING * num_tokens:
+        spans = [(common, end) for _, end in spans]
     starts, ends = torch.tensor(spans).unbind(dim=1)
     of_spans = list(zip(examples, spans, strict=True))
     ids = [torch.tensor(example.ids[:end]) for example, (_, end) in of_spans]
@@ -175,7 +187,7 @@ def _batched(examples: Sequence[Example], pad_id: int) -> tuple[TrainBatch, Tens
         response_lengths=ends - starts,
         rollout_logprobs=torch.zeros_like(weights),
         rewards=nothing,
-        group_ids=torch.arange(len(examples)),
+        group_ids=torch.arange(len(examples)) * (not is_shared),
         correct=nothing > 0,
         truncated=nothing > 0,
     )

@@ -9,13 +9,23 @@ from rl_core.sft.fit import Example, Fitting, schedule, split_by_tokens, split_e
 from rl_core.system.threads import MicroBatchThreads
 
 VOCABULARY = 40
-EXAMPLES = [
+APART = [
     Example([5, 6, 7, 8, 9, 1], [0.0, 0.0, 1.0, 3.0, 1.0, 1.0]),
     # What an env said in between, and an end that teaches nothing.
     Example([5, 6, 20, 21, 22, 23, 24, 25], [0.0, 0.5, 1.0, 0.0, 0.0, 2.0, 0.0, 0.0]),
     # No prompt: nothing predicts the first token, whatever it weighs.
     Example([11, 12, 13], [1.0, 1.0, 1.0]),
     Example([14, 15], [0.0, 6.0]),
+]
+# The same five tokens first; one learns from the last of them on, in another an env speaks.
+ALIKE = [
+    Example([3, 4, 5, 6, 7, *more], [*[0.0] * 4, *weights])
+    for more, weights in (
+        ([8, 9, 10, 11], [0.0, 0.0, 1.0, 1.0, 2.0]),
+        ([12, 13], [1.0, 0.5, 1.0]),
+        ([8, 9, 20, 21, 22], [0.0, 1.0, 1.0, 0.0, 0.0, 3.0]),
+        ([30], [0.0, 1.0]),
+    )
 ]
 
 
@@ -37,36 +47,52 @@ def new_model() -> Qwen2ForCausalLM:
     )
 
 
-def plain_loss(model: Qwen2ForCausalLM) -> torch.Tensor:
+def plain_loss(model: Qwen2ForCausalLM, examples: list[Example]) -> torch.Tensor:
     """The weighted mean over all examples, each alone."""
     losses = []
-    for example in EXAMPLES:
+    for example in examples:
         ids = torch.tensor([example.ids])
         logits = model(input_ids=ids).logits[0, :-1]
         each = functional.cross_entropy(logits, ids[0, 1:], reduction="none")
         losses.append((each * torch.tensor(example.weights[1:])).sum())
-    return sum(losses) / sum(sum(example.weights) for example in EXAMPLES)
+    return sum(losses) / sum(sum(example.weights) for example in examples)
 
 
+@pytest.mark.parametrize("examples", [APART, ALIKE], ids=["apart", "alike"])
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("is_checkpointed", [False, True])
-def test_loss_and_gradient_are_those_of_each_example_alone(whole, threads, is_checkpointed):
+def test_loss_and_gradient_are_those_of_each_example_alone(
+    whole, threads, is_checkpointed, examples
+):
     plain, model = new_model(), new_model()
     if is_checkpointed:
         model.gradient_checkpointing_enable()
         model.train()
-    expected = plain_loss(plain)
+    expected = plain_loss(plain, examples)
     expected.backward()
 
     fitting = Fitting(model, 0, MicroBatchThreads(threads), whole_logits=whole)
-    got = fitting.backward(EXAMPLES, split_evenly(EXAMPLES, count=2))
+    got = fitting.backward(examples, split_evenly(examples, count=2))
 
     assert got == pytest.approx(expected.item(), rel=1e-5)
     for (name, want), parameter in zip(plain.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, want.grad, rtol=1e-4, atol=1e-6, msg=name)
-    mean_loss = fitting.mean_loss(EXAMPLES, split_by_tokens(EXAMPLES, max_tokens=9, threads=1))
+    mean_loss = fitting.mean_loss(examples, split_by_tokens(examples, max_tokens=20, threads=1))
     assert mean_loss == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_beginning_that_all_share_is_read_once():
+    model, fed = new_model(), []
+    model.model.embed_tokens.register_forward_hook(lambda _, ids, out: fed.append(ids[0].numel()))
+    Fitting(model, 0, MicroBatchThreads(1)).mean_loss(ALIKE, [ALIKE])
+    assert fed == [
+        4,
+        4 * 5,
+    ]  # up to the first token that one of them learns; the longest has six more
+    fed.clear()
+    Fitting(model, 0, MicroBatchThreads(1)).mean_loss(APART, [APART])
+    assert fed == [4 * 6]
 
 
 def of_lengths(lengths: list[int]) -> list[Example]:
