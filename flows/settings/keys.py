@@ -29,6 +29,7 @@ PresetName = Literal[
     "gsm8k-ppo-0.5b",
     "gsm8k-toy",
     "smollm2-laptop",
+    "smollm2-countdown",
 ]
 """The files of `conf/preset`: a Literal, so that Prefect's form offers them as a list."""
 
