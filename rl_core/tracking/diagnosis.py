@@ -209,13 +209,13 @@ def _not_finite(series: Series) -> Diagnosis | None:
 def _fooled_scorer(series: Series) -> Diagnosis | None:
     if series.values("curriculum/passed_over_frac"):
         return None  # what is asked becomes easier or harder
-    trained, tests = series.gain("reward/accuracy"), series.values("val/accuracy")
-    if trained is None or len(tests) < 3 or trained < 0.1 or tests[-1] - tests[0] > 0.25 * trained:
+    trained, tests = series.ends("reward/accuracy"), series.values("val/accuracy")
+    if trained is None or len(tests) < 3 or tests[-1] >= trained[1]:
+        return None  # sampled answers have become as good as greedy ones
+    if (gain := trained[1] - trained[0]) < 0.1 or tests[-1] - tests[0] > 0.25 * gain:
         return None
-    return _said(
-        "fooled_scorer",
-        f"reward/accuracy {trained:+.3f}, val/accuracy {tests[0]:.3f} -> {tests[-1]:.3f}",
-    )
+    seen = f"reward/accuracy {gain:+.3f}, val/accuracy {tests[0]:.3f} -> {tests[-1]:.3f}"
+    return _said("fooled_scorer", seen)
 
 
 def _length_collapse(series: Series) -> Diagnosis | None:

@@ -109,6 +109,11 @@ def test_an_accuracy_that_tests_do_not_see_is_suspect():
     for step, value in ((20, 0.5), (40, 0.8)):
         rows[step - 1]["val/accuracy"] = value
     assert rules(tests + rows) == []
+    # smollm2-countdown: SFT had left tests little to gain.
+    rows = steps(accuracy=(0.82, 0.95))
+    for step, value in ((20, 0.969), (40, 0.973)):
+        rows[step - 1]["val/accuracy"] = value
+    assert rules([{"step": 0, "val/accuracy": 0.957}, *rows]) == []
 
 
 def test_the_diarys_170_steps_are_called_what_they_were():
