@@ -158,7 +158,7 @@ def step_8bit(
     """Weights and moments, whole, after steps along whole gradients, begun anew or gone on with."""
     module = Weights()
     if not ranks.is_alone:
-        ShardedModel([module], init_device_mesh("cpu", (ranks.size,)), set())
+        ShardedModel(module, init_device_mesh("cpu", (ranks.size,)), set())
     optimizer = ModelOptimizer(
         module,
         lr=0.01,
