@@ -153,7 +153,8 @@ def live(
     team.over(night, "no memory after step 5")
 
     night = team.next()
-    night.change(parameters={"overrides": [*overrides, "trainer.total_stepz=5"]})
+    wrong = [*overrides, "trainer.total_stepz=5"]
+    night.change(parameters={**night.read()["parameters"], "overrides": wrong})
     team.over(night, "a misspelt setting")
 
     night, late = team.next(), team.next()
