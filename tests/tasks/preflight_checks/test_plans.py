@@ -142,7 +142,7 @@ def test_where_nothing_fits_the_closest_is_told_and_nothing_is_there_to_paste(tm
         "rollout.gpu_memory_utilization=0.15 is less than the 6.8 GiB with which" in tight.message
     )
     assert tight.remedy.startswith("no setting makes it fit; actor.micro_batch_tokens=")
-    assert "comes closest, with 16.8 GiB: take a smaller model" in tight.remedy
+    assert "comes closest, with 16.9 GiB: take a smaller model" in tight.remedy
     hopeless = memory(compose([here, "preset=gsm8k-grpo-7b", "resources.gpu_memory_gib=8"]))
     assert hopeless.remedy.startswith("no setting makes it fit: take a smaller model")
 
