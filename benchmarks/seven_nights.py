@@ -55,7 +55,7 @@ class Night(FlowRun):
 
 
 class Team:
-    """`serve` in a folder, the night's file that it reads, and who is told."""
+    """A `serve` with a folder of its own, and the messages that it sends."""
 
     def __init__(self, folder: Path, told_to: Hook) -> None:
         self.prefect = Prefect(folder, {"TMPDIR": str(folder), "NIGHT_HOOK": told_to.url})

@@ -25,8 +25,8 @@ _logger = logging.getLogger(__name__)
 _PREFIX: Final = "package:"
 _SUFFIX: Final = ".gguf"
 _INSTALL: Final = "make smollm2, or pip install gguf (the extra `gguf`)"
-_LLAMA3: Final = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1")
-_LIKE_LLAMA3: Final = ("pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken")
+_LIKE_LLAMA3: Final = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral")
+_WITH_FIRST_TOKEN: Final = (*_LIKE_LLAMA3, "midm-2.0", "lfm2", "jina-v5-nano", "tekken")
 
 
 def is_gguf_or_package(path: str) -> bool:
@@ -203,9 +203,9 @@ def _save_tokenizer(
     from tokenizers import pre_tokenizers, processors
 
     kind = facts.get("tokenizer.ggml.model")
-    # transformers leaves out what follows, and a file whatever llama.cpp takes for granted: that
-    # texts of SentencePiece ("llama") and of these splittings have a first token.
-    begins = kind == "llama" or facts.get("tokenizer.ggml.pre") in (*_LLAMA3, *_LIKE_LLAMA3)
+    # transformers ignores what follows. A file that does not say means yes for SentencePiece
+    # ("llama") and for these splittings, as in llama.cpp.
+    begins = kind == "llama" or facts.get("tokenizer.ggml.pre") in _WITH_FIRST_TOKEN
     beginning = tokenizer.bos_token
     if beginning is not None and facts.get("tokenizer.ggml.add_bos_token", begins):
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(

@@ -53,7 +53,7 @@ def forward_pass(
     Args:
         batch: B rows.
         actor: a causal LM whose log-probs are wanted.
-        critic: whose values are wanted.
+        critic: a value model, in place of the actor.
         with_entropy: whether the actor's entropy is wanted too.
         temperature: of the distribution that was sampled from.
         compute_dtype: float32, or bfloat16 for autocast.
