@@ -99,11 +99,14 @@ lint: $(STAMP) ## ruff, mypy, import directions, SQL style, the files of deploym
 	$(BIN)/hadolint deployments/Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deployments/compose*.yaml
 
+# MODEL=135m: only the step, of a model of that size.
 bench: $(STAMP) ## data, validation, reward and a training step beside their peers, 20 minutes; THREADS=2 for the step
+ifndef MODEL
 	CPU_WHEELS="$(CPU_WHEELS)" $(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/validate.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reward.py
-	CPU_WHEELS="$(CPU_WHEELS)" $(BIN)/python benchmarks/step_time.py --threads $(or $(THREADS),1)
+endif
+	CPU_WHEELS="$(CPU_WHEELS)" $(BIN)/python benchmarks/step_time.py --threads $(or $(THREADS),1) --model $(or $(MODEL),3m)
 
 gpu-check: $(STAMP) ## what the card computes, holds and takes, beside the CPU and the plans, 20 minutes; ARGS="--parts a,c"
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)

@@ -1,6 +1,6 @@
 """Writes the model folder of step_time.py, and measures how fast this machine multiplies.
 
-python benchmarks/step_model.py FOLDER
+python benchmarks/step_model.py FOLDER 3m|135m
 """
 
 from __future__ import annotations
@@ -9,23 +9,24 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-from workload import EOS_ID, PAD_ID, SHAPE, VOCAB_SIZE
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+from workload import MODELS, Model
 
 _SIDE, _ROUNDS, _REPEATS = 1_024, 5, 4
 
 
-def write_model(folder: Path) -> None:
-    """Writes a random Qwen2 and a tokenizer of one token per word."""
+def write_model(folder: Path, chosen: Model) -> None:
+    """Writes a model with random weights and a tokenizer of one token per word."""
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(**SHAPE))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**asdict(chosen)))
     model.generation_config = GenerationConfig(eos_token_id=[])  # none ends a response
     model.save_pretrained(folder)
-    vocab = {f"w{i}": i for i in range(VOCAB_SIZE)} | {"<eos>": EOS_ID, "<pad>": PAD_ID}
+    vocab = {f"w{i}": i for i in range(chosen.vocab_size)} | chosen.special_tokens
     words = Tokenizer(models.WordLevel(vocab, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(
@@ -57,7 +58,7 @@ def onednn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     """Prints the rates as JSON."""
-    write_model(Path(sys.argv[1]))
+    write_model(Path(sys.argv[1]), MODELS[sys.argv[2]])
     print(json.dumps({"torch": gemm_rate(torch.matmul), "onednn": gemm_rate(onednn)}))
 
 

@@ -1,6 +1,7 @@
 """A whole training step, ours beside TRL's: CPU seconds and peak memory, taking turns.
 
     make bench                 # or: .venv/bin/python benchmarks/step_time.py [--threads 2] ...
+    make bench MODEL=135m      # GRPO's step of SmolLM2-135M's shape, in float32 and bfloat16
 
 Every contestant is a process that waits for its turn; the peers' environments are made on the first
 run, under .benchmarks/. README.md says what is compared.
@@ -21,13 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from workload import RESPONSE_TOKENS, SHAPE, VARIANTS, prompts
+from workload import MODELS, RESPONSE_TOKENS, VARIANTS, prompts
 
 from rl_core.system.process_env import process_environment
 
 HERE = Path(__file__).parent
 WORK = HERE.parent / ".benchmarks"
-MODEL = WORK / "model"
 PINNED = ("torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "datasets==5.2.0")
 PEERS = {"grpo": ("trl_grpo", "trl==1.16.0"), "ppo": ("trl_ppo", "trl==1.12.0")}
 """PPO left TRL after 1.12."""
@@ -53,6 +53,8 @@ TARGETS = {
     "grpo_ref": Target(3.2, 0.6, 2.5),
     "ppo_8x8": Target(3.6, 0.5, 3.0),
     "ppo_64x1": Target(1.9, 0.5, None),
+    "grpo_135m": Target(2.5, 0.6, None),
+    "grpo_135m_bf16": Target(2.5, 0.6, None),
 }
 
 
@@ -146,17 +148,35 @@ def environment(num_threads: int, *, ours: bool) -> dict[str, str]:
     }
 
 
+def model_folder(model: str) -> Path:
+    """Returns where a model lies."""
+    return WORK / f"model-{model}"
+
+
+def make_model(model: str) -> dict[str, float]:
+    """Writes a model, and returns how fast one thread multiplies float32, in flops per second."""
+    output = subprocess.run(
+        [sys.executable, HERE / "step_model.py", model_folder(model), model],
+        env=environment(1, ours=True),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    rates: dict[str, float] = json.loads(output.stdout)
+    return rates
+
+
 @contextmanager
 def started(variant: str, names: Sequence[str], num_threads: int) -> Iterator[list[Contestant]]:
     """Yields the contestants of a variant, all ready to step."""
     peer, _ = PEERS[VARIANTS[variant].algorithm]
+    model = model_folder(VARIANTS[variant].model)
     with ExitStack() as stack:
         contestants = []
         for name in names:
             command = [str(WORK / peer / "bin/python"), str(HERE / f"peers/{peer}.py")]
-            command += [str(MODEL), variant]
+            command += [str(model), variant]
             if name != "trl":
-                command = [sys.executable, str(HERE / "ours_step.py"), str(MODEL), variant]
+                command = [sys.executable, str(HERE / "ours_step.py"), str(model), variant]
                 command += [name, str(num_threads)]
             env = environment(num_threads, ours=name != "trl")
             contestant = Contestant(name, command, env, WORK / f"{variant}-{name}.log")
@@ -169,18 +189,19 @@ def started(variant: str, names: Sequence[str], num_threads: int) -> Iterator[li
 
 def floor_flops(variant: str) -> float:
     """Returns the flops that no step can save: matrix products, a prompt's once per pass."""
-    hidden, layers = SHAPE["hidden_size"], SHAPE["num_hidden_layers"]
-    heads, head_dim = SHAPE["num_attention_heads"], SHAPE["head_dim"]
-    projections = head_dim * 2 * (heads + SHAPE["num_key_value_heads"])
-    weights = layers * hidden * (projections + 3 * SHAPE["intermediate_size"])
     chosen = VARIANTS[variant]
+    model = MODELS[chosen.model]
+    hidden, layers = model.hidden_size, model.num_hidden_layers
+    heads, head_dim = model.num_attention_heads, model.head_dim
+    projections = head_dim * 2 * (heads + model.num_key_value_heads)
+    weights = layers * hidden * (projections + 3 * model.intermediate_size)
     forward = head = 0.0
-    for prompt in (len(ids) for ids in prompts(chosen.num_prompts)):
+    for prompt in (len(ids) for ids in prompts(chosen)):
         tokens = prompt + chosen.group_size * RESPONSE_TOKENS
         seen = prompt**2 / 2
         seen += chosen.group_size * RESPONSE_TOKENS * (prompt + RESPONSE_TOKENS / 2)
         forward += 2 * weights * tokens + 4 * layers * heads * head_dim * seen
-        head += 2 * hidden * SHAPE["vocab_size"] * chosen.group_size * RESPONSE_TOKENS
+        head += 2 * hidden * model.vocab_size * chosen.group_size * RESPONSE_TOKENS
     flops = 4 * (forward + head)  # generation, and the actor's forward and backward
     if chosen.has_reference:
         flops += forward + head
@@ -202,7 +223,7 @@ def rows(variant: str, results: dict[str, list[dict[str, Any]]], key: str) -> It
         cpu, wall, peak = (
             statistics.median(r[field] for r in reports) for field in ("cpu_s", "wall_s", "peak_mb")
         )
-        row = f"{variant:9} {name:5} {cpu:7.2f} {wall:7.2f} {peak:8.0f}"
+        row = f"{variant:14} {name:5} {cpu:7.2f} {wall:7.2f} {peak:8.0f}"
         if name != "trl" and "trl" in results:
             speed = statistics.median(
                 theirs / own for theirs, own in zip(seconds["trl"], seconds[name], strict=True)
@@ -233,35 +254,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=4, help="measured steps of each contestant")
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--model", default="3m", choices=MODELS, help="whose variants, by default")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS)
     choices = (*CONTESTANTS, BY_CHOICE)
     parser.add_argument("--contestants", nargs="+", default=CONTESTANTS, choices=choices)
     arguments = parser.parse_args()
+    chosen = arguments.variants or [v for v in VARIANTS if VARIANTS[v].model == arguments.model]
     if "trl" in arguments.contestants:
-        make_environments({VARIANTS[variant].algorithm for variant in arguments.variants})
+        make_environments({VARIANTS[variant].algorithm for variant in chosen})
     WORK.mkdir(exist_ok=True)
-    output = subprocess.run(
-        [sys.executable, HERE / "step_model.py", MODEL],
-        env=environment(1, ours=True),
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    rates = json.loads(output.stdout)
+    for model in {VARIANTS[variant].model for variant in chosen}:
+        rates = make_model(model)
     key = "cpu_s" if arguments.threads == 1 else "wall_s"
     print(
         f"{arguments.threads} thread(s), ratios of {key}; one thread multiplies float32 at "
         + ", ".join(f"{rate / 1e9:.0f} GFLOP/s ({name})" for name, rate in rates.items())
-        + "\nvariant   who     CPU s  wall s  peak MB  speed memory  (TRL's / ours, ours / TRL's)",
+        + "\nvariant        who     CPU s  wall s  peak MB  speed memory"
+        + "  (TRL's / ours, ours / TRL's)",
         flush=True,
     )
-    for variant in arguments.variants:
+    for variant in chosen:
         with started(variant, arguments.contestants, arguments.threads) as contestants:
             for _ in range(1 + arguments.steps):
                 for contestant in contestants:
                     contestant.step()
         results = {c.name: c.reports[1:] for c in contestants}  # the first step warms up
         print(*rows(variant, results, key), sep="\n")
-        print(f"{variant:9} floor {floor_flops(variant) / max(rates.values()):7.2f}")
+        print(f"{variant:14} floor {floor_flops(variant) / max(rates.values()):7.2f}")
         print(*phases(results), sep="\n", flush=True)
 
 

