@@ -62,20 +62,24 @@ def countdown_table(puzzles: Puzzles, *, split: str, template: Template) -> pa.T
             "solution": puzzles.solutions.astype(str),
         }
     ).with_row_index()
-    rows = frame.select(
-        "nums",
-        "target",
-        data_source=pl.lit(DATA_SOURCE),
-        prompt=_prompts(template),
-        ability=pl.lit("math"),
-        reward_model=pl.struct(
+    columns = {
+        "nums": pl.col("nums"),
+        "target": pl.col("target"),
+        "data_source": pl.lit(DATA_SOURCE),
+        "prompt": _prompts(template),
+        "ability": pl.lit("math"),
+        "reward_model": pl.struct(
             style=pl.lit("rule"), ground_truth=pl.struct("target", numbers="nums")
         ),
-        extra_info=pl.struct(
+        "extra_info": pl.struct(
             pl.lit(split).alias("split"), pl.col("index", "num_solutions", "solution")
         ),
-    )
-    parts = [part.to_arrow().cast(COUNTDOWN_DATASET) for part in rows.iter_slices(_CHUNK_ROWS)]
+    }
+    # By parts: all prompts at once would be held three times over.
+    parts = [
+        part.select(**columns).to_arrow().cast(COUNTDOWN_DATASET)
+        for part in frame.iter_slices(_CHUNK_ROWS)
+    ]
     return pa.concat_tables([COUNTDOWN_DATASET.empty_table(), *parts])
 
 
