@@ -157,9 +157,14 @@ def test_every_preset_view_and_room_has_its_words():
     )
     assert [preset for preset in CHOICES["preset"] if f"`{preset}`" not in readme] == []
     assert [view.stem for view in ROOT.glob("sql/views/*.sql") if f"`{view.stem}`" not in sql] == []
-    packages = [file.parent.name for file in ROOT.glob("[!.]*/*/__init__.py")]
-    assert len(packages) > 20
-    assert [room for room in packages if f"`{room}/`" not in rooms] == []
+    for layer in ("rl_core", "tasks", "flows"):
+        section = re.split(rf"^## The rooms of {layer}.*$", rooms, flags=re.MULTILINE)[1]
+        table = re.findall(r"^\| (`.*?) \|", section.split("\n## ")[0], re.MULTILINE)
+        named = {name for row in table for name in re.findall(r"`([\w./]+)`", row)}
+        there = {f"{file.parent.name}/" for file in ROOT.glob(f"{layer}/*/__init__.py")}
+        assert len(there) > 4
+        assert {name for name in named if name.endswith("/")} == there
+        assert [name for name in named if not (ROOT / layer / name).exists()] == []
 
 
 def test_the_commands_are_found():
