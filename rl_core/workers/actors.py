@@ -299,11 +299,6 @@ class RolloutActor:
             finished += ended
         return finished
 
-    @ray.method(concurrency_group=WRITING)  # type: ignore[untyped-decorator]  # Ray's
-    def beside(self, method: str, *arguments: Any) -> Any:
-        """Calls one of the methods below in another thread than that which generates."""
-        return getattr(self, method)(*arguments)
-
     def end_step(self) -> dict[str, float]:
         """Returns what became of the engine's memory since this was asked last."""
         with self._lock:
@@ -335,19 +330,7 @@ class RolloutActor:
 def _vllm_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> RolloutEngine:
     from rl_core.rollout.vllm_engine import VllmEngine
 
-    return VllmEngine(
-        model_path,
-        dtype=config.compute_dtype,
-        max_model_len=config.data.max_prompt_length + config.data.max_response_length,
-        max_num_seqs=max_num_seqs,
-        kv_cache_mib=config.rollout.kv_cache_mib,
-        gpu_memory_utilization=config.rollout.gpu_memory_utilization,
-        on_gpu=config.resources.rollout_gpus > 0,
-        sleeps=config.rollout.sleep,
-        tensor_parallel_size=config.rollout.tensor_parallel_size,
-        in_flight=config.rollout.updates_in_flight,
-        reads_text=config.env.max_turns > 1,
-    )
+    return VllmEngine(config, model_path, max_num_seqs)
 
 
 def _hf_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> RolloutEngine:

@@ -12,7 +12,6 @@ from rl_core.batch import collate
 from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
-from rl_core.learner.metrics import rollout_columns
 from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import start_rewards
 from rl_core.rollout.adaptive_engine import AdaptiveEngine
@@ -54,8 +53,7 @@ class LocalWorkers:
     def learn(
         self, rollouts: Sequence[Rollout], step: int
     ) -> tuple[Mapping[str, float], dict[str, list[float]]]:
-        experience, metrics = self.learner.make_experience(collate(rollouts, PAD_ID))
-        return metrics | self.learner.update(experience), rollout_columns(experience)
+        return self.learner.learn(collate(rollouts, PAD_ID))
 
     def sync_weights(self, policy_version: int) -> None:
         self.engine.update_weights(self.learner.weights())
