@@ -15,8 +15,7 @@ import numpy as np
 from rl_core.config.run import RunConfig
 from rl_core.data.sampling import Place, ProblemOrder
 from rl_core.rollout.collector import Collected, collect, read_answers, to_rollouts
-from rl_core.rollout.prefetch import Clock, RolloutsAhead, steps_ahead
-from rl_core.rollout.staleness import staleness_metrics
+from rl_core.rollout.prefetch import Clock, RolloutsAhead, staleness_metrics, steps_ahead
 from rl_core.rollout.turns import TurnTaking
 from rl_core.system.signals import StopAsked
 from rl_core.tracking.observers import StepObserver, all_of, per_token_ms

@@ -254,12 +254,10 @@ class _Context:
 def _sample(
     logits: torch.Tensor, temperature: float, draws: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the next tokens int64 [b] and their log-probs float32 [b].
+    """Returns the next tokens int64 [b] and their log-probs float32 [b], of logits float32 [b, V].
 
-    Args:
-        logits: float32 [b, V].
-        temperature: 0 takes the likeliest token.
-        draws: float32 [b] from [0, 1): a token is drawn where they cut the cumulated probabilities.
+    A token is drawn where `draws` (float32 [b] from [0, 1)) cut the cumulated probabilities; at
+    temperature 0 it is the likeliest.
     """
     if temperature == 0:
         token = logits.argmax(dim=-1, keepdim=True)

@@ -307,11 +307,11 @@ class RolloutActor:
     def set_policy_version(self, version: int) -> None:
         """Says how many updates made the weights that the engine holds."""
         with self._lock:
-            self._engine.set_policy_version(version)
+            self._engine.engine.policy_version = version
 
     def release_weights(self) -> None:
         """Lets go of the tensors in Ray's store that `set_weights` brought; others come next."""
-        self._engine.release_weights()
+        self._engine.engine.release_weights()
 
     def set_weights(
         self, weights: Path | Mapping[str, torch.Tensor], policy_version: int = 0
@@ -323,8 +323,8 @@ class RolloutActor:
             if isinstance(weights, Path):
                 weights = read_weights(weights)
             with self._lock:
-                self._engine.update_weights(weights)
-                self._engine.set_policy_version(policy_version)
+                self._engine.engine.update_weights(weights)
+                self._engine.engine.policy_version = policy_version
 
 
 def _vllm_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> RolloutEngine:

@@ -21,6 +21,7 @@ from rl_core.trainer import Trainer
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers.actors import ENGINES, PAD_ID
 from tests.rl_core.test_trainer import comparable, inputs, rollouts, settings
+from tests.support.engines import answers
 from tests.support.memory_faults import engine_out_of_memory, out_of_memory
 
 LATEST = "checkpoints/latest/model.safetensors"
@@ -38,7 +39,6 @@ class LocalWorkers:
         """Of which stream, counted from 0, which MLP of the engine runs out of memory."""
         self._streams = itertools.count()
         self.end_step = self.engine.end_step
-        self.set_policy_version = self.engine.set_policy_version
         self.engines = self
         self.snapshot, self.write_snapshot = self.learner.snapshot, self.learner.write_snapshot
 
@@ -47,7 +47,7 @@ class LocalWorkers:
     ) -> Iterator[tuple[int, Completion]]:
         call = self.failing_calls.get(next(self._streams))
         with engine_out_of_memory(() if call is None else {call}) as failed:
-            yield from self.engine.generate(requests, sampling, phase)
+            yield from answers(self.engine, requests, sampling, phase)
         assert call is None or failed == [call]
 
     def learn(
@@ -56,8 +56,11 @@ class LocalWorkers:
         return self.learner.learn(collate(rollouts, PAD_ID))
 
     def sync_weights(self, policy_version: int) -> None:
-        self.engine.update_weights(self.learner.weights())
+        self.engine.engine.update_weights(self.learner.weights())
         self.set_policy_version(policy_version)
+
+    def set_policy_version(self, version: int) -> None:
+        self.engine.engine.policy_version = version
 
 
 def train_locally(workers: LocalWorkers, config: RunConfig, model_path: Path) -> RunFolder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from rl_core.config.run import RunConfig
+from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import RolloutEngine, in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
@@ -49,6 +50,17 @@ def ask(
 ) -> list[Completion]:
     requests = [GenerationRequest(tuple(p), seed) for seed, p in enumerate(asked)]
     return in_order(engine.generate(requests, sampling))
+
+
+def answers(
+    engine: AdaptiveEngine,
+    requests: Sequence[GenerationRequest],
+    sampling: SamplingSettings,
+    phase: str = "gen",
+) -> Iterator[tuple[int, Completion]]:
+    """Each completion with its position, as soon as it has ended."""
+    for ended in engine.generate_by_token(requests, sampling, phase):
+        yield from ended
 
 
 def perturb(model: Any, seed: int, only: str = "") -> None:
