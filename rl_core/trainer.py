@@ -54,8 +54,7 @@ class StepClock:
 class GapWatch:
     """Says in words that engines and learner disagree, when it begins and now and then after.
 
-    Args:
-        dtype: in which both compute.
+    Both compute in `dtype`.
     """
 
     dtype: str
@@ -114,9 +113,7 @@ class Trainer:
     def train(self, start_step: int) -> int:
         """Trains to the end, or until an observer wants to stop; returns the last step done.
 
-        Args:
-            start_step: 0 for a new run, else the step of the checkpoint that `workers` resumed
-                from.
+        It starts after step 0, or after that of the checkpoint from which `workers` resumed.
         """
         config, run, workers, saves = self.config, self.run, self.workers, self.saves
         last_step = self._order.last_step(
@@ -143,7 +140,14 @@ class Trainer:
                         collected = ahead.take(step, clock)
                 except StopAsked:
                     return self._leave(step - 1, start_step, metrics)
-                ahead.begin(self._steps_ahead(step, last_step))
+                ahead.begin(
+                    steps_ahead(
+                        step,
+                        staleness=config.rollout.staleness,
+                        save_freq=config.trainer.save_freq,
+                        last_step=last_step,
+                    )
+                )
                 learned, per_rollout = workers.learn(collected.rollouts, step)
                 metrics = collected.metrics | learned
                 if not metrics.get("rollout/staleness_max"):
@@ -213,21 +217,13 @@ class Trainer:
         start = Place(self.config.seed, len(self.inputs.train))
         return self.order or ProblemOrder(start, self.config.data.train_batch_size)
 
-    def _steps_ahead(self, step: int, last_step: int) -> range:
-        return steps_ahead(
-            step,
-            staleness=self.config.rollout.staleness,
-            save_freq=self.config.trainer.save_freq,
-            last_step=last_step,
-        )
-
     def _collect(self, step: int, clock: Clock) -> Collected:
         """Returns the rollouts of a step's own problems; called for one step after the other."""
-        chosen = self._choose(step)
+        chooser = self.curriculum or self._order
         collected = collect(
             self.config,
             self.inputs.train,
-            chosen,
+            chooser.choose(step),
             step,
             stream=self.workers.engines.stream,
             decode=self.inputs.decode,
@@ -240,11 +236,6 @@ class Trainer:
         if self.curriculum is not None:
             metrics |= self.curriculum.observe(step, collected.num_correct)
         return replace(collected, metrics=metrics)
-
-    def _choose(self, step: int) -> list[int]:
-        if self.curriculum is not None:
-            return self.curriculum.choose(step)
-        return self._order.choose(step)
 
     def test_greedily(self, step: int) -> dict[str, float]:
         """Returns `val/*` of the current weights: one greedy response to each test problem.
