@@ -12,8 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 from rl_core.batch import TrainBatch
-from rl_core.models.packing import packed_states, takes_packed_rows
-from rl_core.models.select_rows import select_rows
+from rl_core.models.packing import packed_states, select_rows, takes_packed_rows
 from rl_core.models.sharding import is_sharded
 
 _PADDING: Final = 0.1
@@ -45,10 +44,8 @@ def _reads_once(backbone: Any) -> bool:
 def response_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
     """Returns the states that predict the response tokens, [N, H], row after row.
 
-    Args:
-        backbone: a causal LM's decoder, without its head.
-        batch: B rows; where several are of one group and the model allows, their prompt is read
-            once and its keys and values serve them all, gradients included.
+    If several rows are of one group and the backbone (a causal LM's decoder, without its head)
+    allows it, their prompt is read once and its keys and values serve them all, gradients included.
     """
     is_shared = len(batch.prompts()[0]) < len(batch)
     if _packs(backbone, batch, is_shared=is_shared):
@@ -66,18 +63,10 @@ def _packs(backbone: Any, batch: TrainBatch, *, is_shared: bool) -> bool:
     """Returns whether rows are packed: read once, or where a mask or padding would cost."""
     if not (takes_packed_rows(backbone) and can_share_prompts(backbone)):
         return False
+    on_card = batch.input_ids.is_cuda
     if is_shared:
-        return _reads_once(backbone) or _on_card(batch)
-    return _on_card(batch) and _padding(batch) > _PADDING
-
-
-def _on_card(batch: TrainBatch) -> bool:
-    return batch.input_ids.is_cuda
-
-
-def _padding(batch: TrainBatch) -> float:
-    """Returns which part of a batch's rows is padding."""
-    return 1.0 - int(batch.lengths.sum()) / batch.input_ids.numel()
+        return _reads_once(backbone) or on_card
+    return on_card and 1.0 - int(batch.lengths.sum()) / batch.input_ids.numel() > _PADDING
 
 
 def _continued_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
