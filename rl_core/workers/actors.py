@@ -157,8 +157,7 @@ class LearnerActor:
 
             ranks = self._ranks = self._ranks or ALONE
             self._learner = Learner(config, model_path, resume_from, budgets_file, ranks)
-            self._sent_dtype = config.compute_dtype
-            self._takes_turns = takes_turns(config)
+            self._config = config
             self._give_back()
         _logger.info(
             "%s in %s, micro-batches of up to %d tokens",
@@ -188,7 +187,7 @@ class LearnerActor:
         """Returns all weights, on the CPU, in the type in which the engines compute."""
         import torch
 
-        dtype = getattr(torch, self._sent_dtype)
+        dtype = getattr(torch, self._config.compute_dtype)
         with self._in_phase("weights"):
             gathered, self._gathered = self._gathered, None
             # One by one: with adapters, all merged weights at once might not fit beside them.
@@ -220,7 +219,7 @@ class LearnerActor:
         """Leaves to engines on the same card what torch keeps of it for later."""
         import torch
 
-        if self._takes_turns:
+        if takes_turns(self._config):
             torch.cuda.empty_cache()
 
     def snapshot(self) -> int:

@@ -75,11 +75,10 @@ def own_node() -> str:
 
 
 def check_nodes(nodes: Iterable[str], folders: Iterable[Path]) -> None:
-    """Asks other machines; other packages than here are logged as a warning.
+    """Asks other machines, by Ray's ids, of which each must see some folders of this run.
 
-    Args:
-        nodes: Ray's ids of them.
-        folders: that they must see, of this run. One with a model is known by its config.json.
+    A folder with a model is known by its config.json. Other packages than here are logged as a
+    warning.
 
     Raises:
         ValueError: one has another version of this project, or none, or does not see a folder.
