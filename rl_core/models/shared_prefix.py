@@ -63,10 +63,13 @@ def _packs(backbone: Any, batch: TrainBatch, *, is_shared: bool) -> bool:
     """Returns whether rows are packed: read once, or where a mask or padding would cost."""
     if not (takes_packed_rows(backbone) and can_share_prompts(backbone)):
         return False
-    on_card = batch.input_ids.is_cuda
     if is_shared:
-        return _reads_once(backbone) or on_card
-    return on_card and 1.0 - int(batch.lengths.sum()) / batch.input_ids.numel() > _PADDING
+        return _reads_once(backbone) or _on_card(batch)
+    return _on_card(batch) and 1.0 - int(batch.lengths.sum()) / batch.input_ids.numel() > _PADDING
+
+
+def _on_card(batch: TrainBatch) -> bool:
+    return batch.input_ids.is_cuda
 
 
 def _continued_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
