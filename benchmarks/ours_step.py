@@ -37,6 +37,7 @@ from rl_core.batch import collate  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.learner.learner import Learner  # noqa: E402
 from rl_core.learner.metrics import rollout_columns  # noqa: E402
+from rl_core.rollout.adaptive_engine import build_engine  # noqa: E402
 from rl_core.rollout.collector import build_requests  # noqa: E402
 from rl_core.rollout.protocol import RolloutEngine, in_order  # noqa: E402
 from rl_core.types import (  # noqa: E402
@@ -47,7 +48,7 @@ from rl_core.types import (  # noqa: E402
     SamplingSettings,
     ScoredText,
 )
-from rl_core.workers.actors import ENGINES, PAD_ID  # noqa: E402
+from rl_core.workers.actors import PAD_ID  # noqa: E402
 
 MICRO_BATCH_TOKENS = 1_300
 """Two groups of eight: as fast as 2,048 on the machines at hand, with 96 MB less."""
@@ -153,7 +154,7 @@ def main() -> None:
     config = RunConfig.model_validate(
         settings(variant, engine_name, int(sys.argv[4]), micro_batch_tokens)
     )
-    engine = ENGINES[config.rollout.engine](config, model_path, config.rollout.max_num_seqs)
+    engine = build_engine(config, model_path, config.rollout.max_num_seqs)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path)
     run(config, engine, Learner(config, model_path), tokenizer.decode)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,13 +37,7 @@ class AdaptiveEngine:
     long as the engine does.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        model_path: Path,
-        build: Callable[[RunConfig, Path, int], RolloutEngine],
-        file: Path | None,
-    ) -> None:
+    def __init__(self, config: RunConfig, model_path: Path, file: Path | None) -> None:
         self._config, self._file = config, file
         self._place = engine_place(config, model_path)
         self._budgets = TokenBudgets(config.rollout.max_num_seqs)
@@ -51,7 +45,7 @@ class AdaptiveEngine:
             self._budgets.restore(read_learned(file, self._place))
         self._failures: dict[str, list[int]] = {}
         self._size = self._budgets[_BUDGET]
-        self.engine = build(config, model_path, self._size)
+        self.engine = build_engine(config, model_path, self._size)
 
     def generate_by_token(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
@@ -118,6 +112,22 @@ class AdaptiveEngine:
         self._size = self._budgets[_BUDGET]
         with out_of_memory_as(phase):
             self.engine.resize(self._size)
+
+
+def build_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> RolloutEngine:
+    """Returns the engine of `rollout.engine`; only its library is loaded."""
+    if config.rollout.engine == "vllm":
+        from rl_core.rollout.vllm_engine import VllmEngine
+
+        return VllmEngine(config, model_path, max_num_seqs)
+    from rl_core.rollout.hf_engine import HfEngine
+
+    return HfEngine(
+        model_path,
+        dtype=config.compute_dtype,
+        max_num_seqs=max_num_seqs,
+        on_gpu=config.resources.rollout_gpus > 0,
+    )
 
 
 def engine_place(config: RunConfig, model_path: Path) -> str:

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from rl_core.learner.learner import Learner
     from rl_core.learner.ranks import Ranks
     from rl_core.rollout.adaptive_engine import AdaptiveEngine
-    from rl_core.rollout.protocol import RolloutEngine
 
 WRITING: Final = "writing"
 """Ray's concurrency group, a thread of the actor, for what goes on beside its other calls."""
@@ -262,9 +261,7 @@ class RolloutActor:
         with out_of_memory_as("load_engine"):
             from rl_core.rollout.adaptive_engine import AdaptiveEngine
 
-            self._engine = AdaptiveEngine(
-                config, model_path, ENGINES[config.rollout.engine], budgets_file
-            )
+            self._engine = AdaptiveEngine(config, model_path, budgets_file)
         _logger.info(
             "%s in %s on %s, up to %d responses at a time",
             model_path.name,
@@ -324,27 +321,3 @@ class RolloutActor:
             with self._lock:
                 self._engine.engine.update_weights(weights)
                 self._engine.engine.policy_version = policy_version
-
-
-def _vllm_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> RolloutEngine:
-    from rl_core.rollout.vllm_engine import VllmEngine
-
-    return VllmEngine(config, model_path, max_num_seqs)
-
-
-def _hf_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> RolloutEngine:
-    from rl_core.rollout.hf_engine import HfEngine
-
-    return HfEngine(
-        model_path,
-        dtype=config.compute_dtype,
-        max_num_seqs=max_num_seqs,
-        on_gpu=config.resources.rollout_gpus > 0,
-    )
-
-
-ENGINES: dict[str, Callable[[RunConfig, Path, int], RolloutEngine]] = {
-    "vllm": _vllm_engine,
-    "hf": _hf_engine,
-}
-"""Builders by `rollout.engine`."""

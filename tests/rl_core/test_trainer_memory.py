@@ -19,7 +19,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.observers import StepObserver
 from rl_core.trainer import Trainer
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
-from rl_core.workers.actors import ENGINES, PAD_ID
+from rl_core.workers.actors import PAD_ID
 from tests.rl_core.test_trainer import comparable, inputs, rollouts, settings
 from tests.support.engines import answers
 from tests.support.memory_faults import engine_out_of_memory, out_of_memory
@@ -34,7 +34,7 @@ class LocalWorkers:
         self, config: RunConfig, model_path: Path, resume_from: Path | None = None
     ) -> None:
         self.learner = Learner(config, model_path, resume_from)
-        self.engine = AdaptiveEngine(config, resume_from or model_path, ENGINES["hf"], None)
+        self.engine = AdaptiveEngine(config, resume_from or model_path, None)
         self.failing_calls: dict[int, int] = {}
         """Of which stream, counted from 0, which MLP of the engine runs out of memory."""
         self._streams = itertools.count()

@@ -17,7 +17,6 @@ from rl_core.rollout.adaptive_engine import AdaptiveEngine, engine_place
 from rl_core.rollout.model_files import read_weights
 from rl_core.rollout.protocol import in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
-from rl_core.workers.actors import ENGINES
 from tests.support.engines import answers
 from tests.support.memory_faults import SAID, engine_out_of_memory
 
@@ -37,7 +36,7 @@ def settings(engine: str, **rollout: int) -> RunConfig:
 
 
 def make(config: RunConfig, model: Path, file: Path | None = None) -> AdaptiveEngine:
-    return AdaptiveEngine(config, model, ENGINES[config.rollout.engine], file)
+    return AdaptiveEngine(config, model, file)
 
 
 def other_weights(model: Path) -> dict[str, torch.Tensor]:
@@ -183,7 +182,6 @@ from pathlib import Path
 from rl_core.system.process_env import apply_defaults
 apply_defaults()
 import torch
-from rl_core.workers.actors import ENGINES
 from rl_core.config.run import RunConfig
 from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.rollout.protocol import in_order
@@ -191,7 +189,7 @@ from rl_core.types import GenerationRequest, SamplingSettings
 
 torch.set_num_threads(1)
 config, model = RunConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2])
-engine = AdaptiveEngine(config, model, ENGINES["hf"], None)
+engine = AdaptiveEngine(config, model, None)
 prompts = torch.randint(2, 258, (96, 500), generator=torch.Generator().manual_seed(0)).tolist()
 requests = [GenerationRequest(tuple(prompt), seed) for seed, prompt in enumerate(prompts)]
 def tokens(sampling, phase):
