@@ -86,9 +86,10 @@ def check_nodes(nodes: Iterable[str], folders: Iterable[Path]) -> None:
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     own = software()
     with _marked(folders) as marks:
-        asked = {
-            node: _look.options(scheduling_strategy=_on_node(node)).remote(marks) for node in nodes
-        }
+        asked = {}
+        for node in nodes:
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            asked[node] = _look.options(scheduling_strategy=there).remote(marks)
         for node, answer in asked.items():
             machine = f"Ray's machine {addresses.get(node, node)}"
             try:
@@ -118,10 +119,6 @@ def _marked(folders: Iterable[Path]) -> Iterator[dict[Path, int]]:
                 made = stack.enter_context(NamedTemporaryFile(prefix=".seen-", dir=mark.parent))
                 marks[i] = Path(made.name)
         yield {mark: mark.stat().st_size for mark in marks}
-
-
-def _on_node(node: str) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def _look_around(marks: dict[Path, int]) -> tuple[Software, list[Path]]:
