@@ -52,7 +52,7 @@ class StepClock:
 
 @dataclass
 class GapWatch:
-    """Says in words that engines and learner disagree, when it begins and now and then after.
+    """Warns when engines and learner begin to disagree, and now and then after that.
 
     Both compute in `dtype`.
     """
@@ -202,7 +202,7 @@ class Trainer:
 
     def _write_checkpoint(self, step: int, metrics: Mapping[str, float], clock: Clock) -> None:
         if self.config.checkpoints.in_background:
-            clock = StepClock()  # nobody waits
+            clock = StepClock()  # the step does not wait
         with clock("step"), clock("save_checkpoint"):
             self._order.hold(step)
             if self.curriculum is not None:

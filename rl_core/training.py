@@ -1,6 +1,6 @@
 """A training process, wired: inputs, Ray's workers, trackers and saves around the loop.
 
-Neither Prefect nor a parent process is known here: whoever calls hears of steps by functions.
+Neither Prefect nor a parent process is known here: the caller passes functions to follow the steps.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def shape_when_cut(field: str, parameter: Tensor) -> Sequence[int]:
 
 
 def step_without_numbers(optimizer: torch.optim.Optimizer) -> None:
-    """Counts the coming step where a rank's share is empty: the kernels want at least a number."""
+    """Counts the coming step where a rank's share is empty: the kernels need at least a number."""
     for share, state in optimizer.state.items():
         if share.grad is not None and not share.numel():
             share.grad = None

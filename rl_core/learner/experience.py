@@ -77,7 +77,7 @@ class Experience:
     def set_values(self, rows: Tensor, values: Tensor, algorithm: AlgorithmConfig) -> None:
         """Fills in what the critic's only update has computed, [b, T]; see `values_follow`.
 
-        The advantages of all rows are still to be whitened, see `whiten_advantages`.
+        The advantages are whitened once all rows are there, see `Updater.complete_values`.
         """
         micro, values = self.select(rows), values.detach()
         raw, returns = _estimated(micro.batch, micro.token_rewards, values, algorithm)
@@ -86,10 +86,6 @@ class Experience:
         assert self.returns is not None
         for whole, part in ((self.values, values), (self.returns, returns), (self.advantages, raw)):
             whole[rows, : part.shape[1]] = part
-
-    def whiten_advantages(self) -> None:
-        """Gives the advantages mean 0 and variance 1, once `set_values` has had all rows."""
-        self.advantages.copy_(whiten(self.advantages, self.batch.sampled_mask))
 
     def select(self, rows: Tensor) -> Experience:
         """Returns the given rows (int64 [b]), trimmed to the longest of them."""
@@ -218,7 +214,7 @@ def assemble(
         advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
     else:
         advantages, returns = _advantages(batch, token_rewards, values, algorithm)
-    # In the loss alone: a response cut off still counts in its group's mean.
+    # Only in the loss: a response cut off still counts in its group's mean.
     is_learned = ~batch.truncated if algorithm.mask_truncated else torch.ones_like(batch.truncated)
     return Experience(
         batch=batch,

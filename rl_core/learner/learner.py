@@ -201,9 +201,10 @@ class Learner:
         self._memory.reserve(tensors)
 
     def snapshot(self) -> int:
-        """Copies all that a checkpoint holds, over the last snapshot: nobody may be writing it.
+        """Copies all that a checkpoint holds over the last snapshot; returns its size in bytes.
 
-        Returns its size in bytes. Of several ranks, each copies a share of the tensors, whole.
+        Not while the last one is being written. Of several ranks, each copies a share of the
+        tensors, whole.
         """
         state = self._trained_weights() | rng_tensors()
         numbers = {
@@ -235,7 +236,7 @@ class Learner:
     def _copy_share(
         self, tensors: Iterable[tuple[str, Tensor]]
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Returns copies of this rank's share, and who has which."""
+        """Returns copies of this rank's share, and which rank has which tensor."""
         copies: dict[str, Tensor] = {}
         owners: dict[str, int] = {}
         for name, owner, whole in self._ranks.divide(tensors):

@@ -57,7 +57,7 @@ def _peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status").read_text(encoding="ascii")
     held = {name: int(status.split(f"{name}:")[1].split()[0]) * 1024 for name in _PAGES}
-    # The kernel knows the peak of all pages alone; what is shared hardly changes within a phase.
+    # The kernel knows only the peak of all pages; what is shared hardly changes within a phase.
     return held["VmHWM"] - held["RssFile"] - held["RssShmem"]
 
 
@@ -127,7 +127,7 @@ def training_flops(
     """Returns the floating-point operations of one forward and backward pass over a batch.
 
     Two per weight and token forward, twice that backward; attention over half of each square; the
-    output layer at response tokens alone. Padding and what is computed again do not count
+    output layer only at response tokens. Padding and what is computed again do not count
     (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). Lengths are tokens, int64 [B].
 
     `own_prompt` (bool [B]) are the rows whose prompt is computed, one of each group where a group

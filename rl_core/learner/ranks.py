@@ -1,4 +1,4 @@
-"""The learner's processes, seen from one of them: who computes which rows, and what they add up.
+"""The learner's processes, seen from one of them: which rows it computes, and what they add up.
 
 All ranks hold the whole batch, so what is said of a step is computed by each of them, from equal
 numbers. What is divided is the work of a pass, and the weights (sharding.py). Within a pass FSDP

@@ -20,7 +20,7 @@ from rl_core.algos.losses import (
     ppo_policy_loss,
     truncated_importance_weights,
 )
-from rl_core.algos.masking import Denominators, aggregate, count_denominators
+from rl_core.algos.masking import Denominators, aggregate, count_denominators, whiten
 from rl_core.batch import mini_batches
 from rl_core.config.run import RunConfig
 from rl_core.errors import out_of_memory_as
@@ -80,7 +80,7 @@ class Updater:
         for tensor in (experience.values, experience.returns, experience.advantages):
             assert tensor is not None
             self._ranks.add(tensor)  # each has filled in its own rows
-        experience.whiten_advantages()
+        experience.advantages.copy_(whiten(experience.advantages, experience.batch.sampled_mask))
 
     def learners(self, *, actor_learns: bool) -> list[Name]:
         """Returns what learns in turn."""

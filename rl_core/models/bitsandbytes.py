@@ -1,4 +1,4 @@
-"""bitsandbytes, an extra: loaded where a setting wants it, refused in words where it cannot be."""
+"""bitsandbytes, an extra: loaded if a setting needs it, refused with a remedy if it cannot be."""
 
 from __future__ import annotations
 

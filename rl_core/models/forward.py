@@ -1,4 +1,4 @@
-"""The forward pass over a batch: one result, whatever of it is wanted.
+"""The forward pass over a batch: one result, of which the caller names the parts that it needs.
 
 Weights are float32; with `compute_dtype=bfloat16` the pass runs under autocast, but for the value
 head. Legend: B rows, T response tokens, M all sampled tokens of a batch, H hidden size.

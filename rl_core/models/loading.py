@@ -131,9 +131,9 @@ class Models:
 
     actor: transformers.PreTrainedModel
     reference: transformers.PreTrainedModel | None
-    """The frozen base model, if a KL is wanted."""
+    """The frozen base model, if there is a KL."""
     critic: Critic | None
-    """If the estimator wants one."""
+    """If the estimator needs one."""
 
 
 def load_models(

@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor
 
 from rl_core.models.linear_4bit import Linear4bit
-from rl_core.models.sharding import repeated_names, whole_tensor
+from rl_core.models.sharding import whole_tensor
 
 _ADAPTER = "default"
 """peft's name for the only adapter of a layer."""
@@ -48,7 +48,9 @@ def merged_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Ten
         for name, layer in model.named_modules()
         if hasattr(layer, "base_layer")
     }
-    repeated = repeated_names(model)
+    # Tied weights, under all names but the first.
+    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    repeated = every - {name for name, _ in model.named_parameters()}
     for name, tensor in model.state_dict().items():
         beside = ".lora_A." in name or ".lora_B." in name or name.endswith(".base_layer.absmax")
         if beside or name in repeated:

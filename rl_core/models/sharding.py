@@ -61,7 +61,7 @@ class ShardedModel(nn.Module):
 
 
 def shard(models: Models, device: torch.device, *, offloads: bool) -> dict[nn.Module, ShardedModel]:
-    """Leaves each rank its share of all weights, and returns who computes with which of them.
+    """Leaves each rank its share of all weights, and returns the root of each model that is cut.
 
     Beside adapters the weights that stand still stay whole: all models share them, and a reference
     is the actor without adapters. The models are the same on all ranks, and have no optimizers yet.
@@ -100,11 +100,6 @@ def sharded_pass(
     return outputs
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether FSDP's hooks run in the model's layers."""
-    return any(isinstance(module, FSDPModule) for module in model.modules())
-
-
 def whole_tensor(tensor: Tensor) -> Tensor:
     """Returns a tensor that all ranks hold; of one that is cut, gathered by a collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -113,7 +108,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 def whole_in(rank: int, tensor: Tensor) -> Tensor | None:
     """Returns a tensor that all ranks hold, in one of them: None in the others; a collective.
 
-    Each shard goes to that rank alone, where `whole_tensor` sends it to all.
+    Each shard goes only to that rank, where `whole_tensor` sends it to all.
     """
     if not isinstance(tensor, DTensor):
         return tensor if distributed.get_rank() == rank else None
@@ -144,7 +139,7 @@ def cut_as(like: Tensor, tensor: Tensor) -> Tensor:
 
 
 def own_share(parameter: nn.Parameter) -> nn.Parameter:
-    """Returns what an optimizer steps of a parameter: where it is cut, this rank's part alone."""
+    """Returns what an optimizer steps of a parameter: where it is cut, only this rank's part."""
     if not isinstance(parameter, DTensor):
         return parameter
     return nn.Parameter(own_part(parameter.detach()))
@@ -181,9 +176,3 @@ def as_shares(part: Tensor, like: Tensor, shape: Sequence[int]) -> Tensor:
 @cache
 def _mesh_of_all(device_type: str) -> DeviceMesh:
     return init_device_mesh(device_type, (distributed.get_world_size(),))
-
-
-def repeated_names(module: nn.Module) -> set[str]:
-    """Returns the names under which a weight stands again: tied ones, all but the first."""
-    every = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    return every - {name for name, _ in module.named_parameters()}

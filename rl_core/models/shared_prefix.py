@@ -10,10 +10,10 @@ from typing import Any, Final
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from rl_core.batch import TrainBatch
 from rl_core.models.packing import packed_states, select_rows, takes_packed_rows
-from rl_core.models.sharding import is_sharded
 
 _PADDING: Final = 0.1
 """Of rows without a shared prompt: to gather rows for attention costs something, too."""
@@ -38,7 +38,8 @@ def _reads_once(backbone: Any) -> bool:
     Those that are checkpointed forget their keys to compute them again; those that are sharded
     wait for other ranks, whose passes must be as many whatever their rows share.
     """
-    return backbone.is_gradient_checkpointing or is_sharded(backbone)
+    is_sharded = any(isinstance(module, FSDPModule) for module in backbone.modules())
+    return backbone.is_gradient_checkpointing or is_sharded
 
 
 def response_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:

@@ -95,7 +95,7 @@ def why_no_shared_card(config: RunConfig) -> str | None:
 
 
 def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[list[str]]:
-    """Returns who loads after whom: each queue one by one, all queues at the same time.
+    """Returns in which order processes load: each queue one by one, all queues at the same time.
 
     `cards` are those that each process computes on, as (machine, number on it). Processes that
     share a card are in one queue: engines in their order, and learners last.

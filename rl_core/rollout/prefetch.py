@@ -40,7 +40,7 @@ class RolloutsAhead:
             if step not in self._ahead:
                 before, self._last = self._last, Future()
                 self._ahead[step] = self._last
-                # A daemon: should the run end by an error, nobody waits for what nobody wants.
+                # A daemon thread: if the run fails, do not wait for it.
                 args = (step, self._last, before)
                 threading.Thread(target=self._run, args=args, daemon=True).start()
 

@@ -66,7 +66,7 @@ class SharedPrompts:
         )
 
     def keep(self, rows: Sequence[int]) -> SharedPrompts:
-        """Returns what is needed for these responses alone."""
+        """Returns what is needed for these responses."""
         wanted = [self.prompt_of_row[row] for row in rows]
         left = sorted(set(wanted))
         index = torch.tensor(left, device=self.is_padding.device)

@@ -150,13 +150,13 @@ class VllmEngine(RolloutEngine):
                         policy_starts[i].append((num_tokens, version))
                 outputs = engine.step()
                 if not engine.has_unfinished_requests():
-                    # Not after the last yield: who knows how many there are asks for no more.
+                    # Not after the last yield: a caller that counts its answers asks for no more.
                     self._go_to_sleep()
                 ended = [
                     (positions.pop(output.request_id), output.outputs[0]) for output in outputs
                 ]
                 yield [(i, _completion(output, policy_starts[i])) for i, output in ended]
-        except GeneratorExit:  # who asked has lost interest
+        except GeneratorExit:  # the caller needs no more
             engine.abort_request(list(positions))
             self._go_to_sleep()
             raise
@@ -250,7 +250,7 @@ class VllmEngine(RolloutEngine):
             stop=list(sampling.stop),
             include_stop_str_in_output=bool(sampling.stop),
             stop_token_ids=list(self._stop_token_ids),
-            logprobs=0,  # of the sampled token alone
+            logprobs=0,  # only of the sampled token
             flat_logprobs=True,
             detokenize=bool(sampling.stop),
         )

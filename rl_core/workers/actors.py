@@ -76,7 +76,7 @@ def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
     logger.setLevel(logging.INFO)
     logger.addHandler(own)
     logger.propagate = False
-    # Weights that are sent are only read; who looks why a process died takes its words for a cause.
+    # Weights that are sent are only read; in the log of a dead process it would look like a cause.
     warnings.filterwarnings("ignore", "Zero-copy tensor serialization")
     dump_stacks_on_request()
 

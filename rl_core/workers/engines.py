@@ -1,6 +1,6 @@
-"""The rollout engines of a run, seen from the trainer loop (stage 3): who is asked what.
+"""The rollout engines of a run, seen from the trainer loop (stage 3).
 
-An engine's death costs its own work alone: others answer what it had not, and it is started again
+An engine's death costs only its own work: others answer what it had not, and it is started again
 meanwhile, or when Ray has room for it. Every sample has a seed of its own, so the responses are
 those that they would have been.
 
@@ -49,7 +49,7 @@ class EngineProcess:
     starting: list[Future[Any]] = field(default_factory=list)
     """Calls that load model and weights, until they are known to have ended well."""
     is_behind: bool = False
-    """Others have got weights that it will be given when it has loaded: the last alone."""
+    """Others have newer weights: it gets the last of these when it has loaded."""
 
 
 class Engines:
@@ -81,7 +81,7 @@ class Engines:
         self._lock = threading.RLock()
         self._is_closed = False
         self._policy_version = 0
-        # Ray keeps what is referred to: who starts again gets what the others hold.
+        # Ray keeps what is referred to: an engine that starts again gets what the others hold.
         self._weights: Any = weights
         self._died: list[str] = []
         self._deaths: Counter[str] = Counter()
@@ -254,7 +254,7 @@ class Engines:
         return call.remote(*arguments)
 
     def _ask_each(self, engines: Sequence[EngineProcess], ask: Callable[[Any], Any]) -> list[Any]:
-        """Returns the answers of those that live; whoever does not is started again."""
+        """Returns the answers of those that live, and starts the others again."""
         calls = [(engine, ask(engine.actor).future()) for engine in engines]
         answers = []
         for engine, call in calls:
@@ -265,9 +265,9 @@ class Engines:
         return answers
 
     def _takers(self) -> list[EngineProcess]:
-        """Returns whom to ask: all that have loaded, once anybody has.
+        """Returns the engines to ask: those that have loaded, once one has.
 
-        Beside the learner everybody, who will have loaded before it answers.
+        Beside the learner all of them: they load before they answer.
         """
         loaded = self._loaded()
         if self._beside_learner:

@@ -111,7 +111,7 @@ def check_nodes(nodes: Iterable[str], folders: Iterable[Path]) -> None:
 
 @contextmanager
 def _marked(folders: Iterable[Path]) -> Iterator[dict[Path, int]]:
-    """Yields a file of each folder with its size: who sees it sees the folder."""
+    """Yields a file of each folder with its size: a machine that sees it sees the folder."""
     with ExitStack() as stack:
         marks = [folder / "config.json" for folder in folders]
         for i, mark in enumerate(marks):

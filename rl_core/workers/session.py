@@ -1,4 +1,4 @@
-"""Ray's session, a private one for this run alone or a cluster that is joined, and its errors."""
+"""Ray's session, a private one for this run or a cluster that is joined, and its errors."""
 
 from __future__ import annotations
 
