@@ -213,7 +213,8 @@ class Workers:
             wait(futures, timeout=_NEWS_S)
             errors = self._errors(futures)
         if errors:
-            raise min(errors, key=_distance_from_the_cause)
+            # The cause first: no memory, then anything but what another rank saw of it.
+            raise min(errors, key=lambda e: (not isinstance(e, OutOfMemory), isinstance(e, RankLost)))
         return [self._result(name, future) for future, name in futures.items()]
 
     def _errors(self, futures: dict[Future[Any], str]) -> list[Exception]:
@@ -322,7 +323,3 @@ def _own_cards(actor: object) -> set[tuple[str, str]]:
     """Runs within an actor."""
     context = ray.get_runtime_context()
     return {(context.get_node_id(), card) for card in context.get_accelerator_ids()["GPU"]}
-
-
-def _distance_from_the_cause(error: Exception) -> int:
-    return 0 if isinstance(error, OutOfMemory) else 2 if isinstance(error, RankLost) else 1
