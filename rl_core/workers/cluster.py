@@ -214,7 +214,7 @@ class Workers:
             errors = self._errors(futures)
         if errors:
             # The cause first: no memory, then anything but what another rank saw of it.
-            raise min(errors, key=lambda e: (not isinstance(e, OutOfMemory), isinstance(e, RankLost)))
+            raise min(errors, key=lambda x: -isinstance(x, OutOfMemory) + isinstance(x, RankLost))
         return [self._result(name, future) for future, name in futures.items()]
 
     def _errors(self, futures: dict[Future[Any], str]) -> list[Exception]:
