@@ -36,6 +36,7 @@ from rl_core.batch import collate  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.learner.learner import Learner  # noqa: E402
 from rl_core.learner.metrics import rollout_columns  # noqa: E402
+from rl_core.rollout.adaptive_engine import build_engine  # noqa: E402
 from rl_core.rollout.collector import build_requests  # noqa: E402
 from rl_core.rollout.protocol import RolloutEngine, in_order  # noqa: E402
 from rl_core.types import (  # noqa: E402
@@ -46,7 +47,7 @@ from rl_core.types import (  # noqa: E402
     SamplingSettings,
     ScoredText,
 )
-from rl_core.workers.actors import ENGINES, PAD_ID  # noqa: E402
+from rl_core.workers.actors import PAD_ID  # noqa: E402
 
 MICRO_BATCH_TOKENS = {"3m": 1_300, "135m": 700}
 """Two groups of eight and one: as fast as more tokens on the machines at hand, in less memory."""
@@ -158,7 +159,7 @@ def main() -> None:
     config = RunConfig.model_validate(
         settings(variant, engine_name, int(sys.argv[4]), micro_batch_tokens)
     )
-    engine = ENGINES[config.rollout.engine](config, model_path, config.rollout.max_num_seqs)
+    engine = build_engine(config, model_path, config.rollout.max_num_seqs)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path)
     run(config, variant, engine, Learner(config, model_path), tokenizer.decode)
 

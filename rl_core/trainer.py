@@ -15,8 +15,7 @@ import numpy as np
 from rl_core.config.run import RunConfig
 from rl_core.data.sampling import Place, ProblemOrder
 from rl_core.rollout.collector import Collected, collect, read_answers, to_rollouts
-from rl_core.rollout.prefetch import Clock, RolloutsAhead, steps_ahead
-from rl_core.rollout.staleness import staleness_metrics
+from rl_core.rollout.prefetch import Clock, RolloutsAhead, staleness_metrics, steps_ahead
 from rl_core.rollout.turns import TurnTaking
 from rl_core.system.signals import StopAsked
 from rl_core.tracking.observers import StepObserver, all_of, per_token_ms
@@ -53,10 +52,9 @@ class StepClock:
 
 @dataclass
 class GapWatch:
-    """Says in words that engines and learner disagree, when it begins and now and then after.
+    """Warns when engines and learner begin to disagree, and now and then after that.
 
-    Args:
-        dtype: in which both compute.
+    Both compute in `dtype`.
     """
 
     dtype: str
@@ -115,9 +113,7 @@ class Trainer:
     def train(self, start_step: int) -> int:
         """Trains to the end, or until an observer wants to stop; returns the last step done.
 
-        Args:
-            start_step: 0 for a new run, else the step of the checkpoint that `workers` resumed
-                from.
+        It starts after step 0, or after that of the checkpoint from which `workers` resumed.
         """
         config, run, workers, saves = self.config, self.run, self.workers, self.saves
         last_step = self._order.last_step(
@@ -144,7 +140,14 @@ class Trainer:
                         collected = ahead.take(step, clock)
                 except StopAsked:
                     return self._leave(step - 1, start_step, metrics)
-                ahead.begin(self._steps_ahead(step, last_step))
+                ahead.begin(
+                    steps_ahead(
+                        step,
+                        staleness=config.rollout.staleness,
+                        save_freq=config.trainer.save_freq,
+                        last_step=last_step,
+                    )
+                )
                 learned, per_rollout = workers.learn(collected.rollouts, step)
                 metrics = collected.metrics | learned
                 if not metrics.get("rollout/staleness_max"):
@@ -199,7 +202,7 @@ class Trainer:
 
     def _write_checkpoint(self, step: int, metrics: Mapping[str, float], clock: Clock) -> None:
         if self.config.checkpoints.in_background:
-            clock = StepClock()  # nobody waits
+            clock = StepClock()  # the step does not wait
         with clock("step"), clock("save_checkpoint"):
             self._order.hold(step)
             if self.curriculum is not None:
@@ -214,21 +217,13 @@ class Trainer:
         start = Place(self.config.seed, len(self.inputs.train))
         return self.order or ProblemOrder(start, self.config.data.train_batch_size)
 
-    def _steps_ahead(self, step: int, last_step: int) -> range:
-        return steps_ahead(
-            step,
-            staleness=self.config.rollout.staleness,
-            save_freq=self.config.trainer.save_freq,
-            last_step=last_step,
-        )
-
     def _collect(self, step: int, clock: Clock) -> Collected:
         """Returns the rollouts of a step's own problems; called for one step after the other."""
-        chosen = self._choose(step)
+        chooser = self.curriculum or self._order
         collected = collect(
             self.config,
             self.inputs.train,
-            chosen,
+            chooser.choose(step),
             step,
             stream=self.workers.engines.stream,
             decode=self.inputs.decode,
@@ -241,11 +236,6 @@ class Trainer:
         if self.curriculum is not None:
             metrics |= self.curriculum.observe(step, collected.num_correct)
         return replace(collected, metrics=metrics)
-
-    def _choose(self, step: int) -> list[int]:
-        if self.curriculum is not None:
-            return self.curriculum.choose(step)
-        return self._order.choose(step)
 
     def test_greedily(self, step: int) -> dict[str, float]:
         """Returns `val/*` of the current weights: one greedy response to each test problem.

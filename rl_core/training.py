@@ -1,6 +1,6 @@
 """A training process, wired: inputs, Ray's workers, trackers and saves around the loop.
 
-Neither Prefect nor a parent process is known here: whoever calls hears of steps by functions.
+Neither Prefect nor a parent process is known here: the caller passes functions to follow the steps.
 """
 
 from __future__ import annotations
@@ -67,17 +67,11 @@ def train_model(
     on_progress: Callable[[str], None] = lambda phase: None,
     when_done: Callable[[Engines], None] = lambda engines: None,
 ) -> int:
-    """Trains, from the run's latest checkpoint where it has one, and returns the last step done.
+    """Trains, from the run's latest checkpoint if it has one, and returns the last step done.
 
-    Args:
-        config: the run's settings.
-        run: the run's folder; logs past the checkpoint are cut before training goes on.
-        data: folder of the data set.
-        model_path: folder of the base model, also the reference policy.
-        on_step: hears of each step.
-        logger: hears where training starts from.
-        on_progress: see `Workers.start`.
-        when_done: gets the engines after the last step and its save; a stop ends it.
+    Logs past the checkpoint are cut before training goes on. `data` is the folder of the data set,
+    `model_path` that of the base model, also the reference policy. For `on_progress` see
+    `Workers.start`. `when_done` gets the engines after the last step and its save; a stop ends it.
 
     Raises:
         ValueError: there are too few problems for one batch, `env.reward` names no function, no
@@ -132,7 +126,7 @@ def train_model(
             StepObserver(on_step=tensorboard.on_step),
         )
         with _saves(config, run, workers, order, curriculum) as saves:
-            trainer = Trainer(
+            last_done = Trainer(
                 config,
                 inputs,
                 workers,
@@ -143,8 +137,7 @@ def train_model(
                 order,
                 curriculum,
                 signals.interruptible,
-            )
-            last_done = trainer.train(start_step)
+            ).train(start_step)
         if last_done == last_step:
             with suppress(StopAsked), signals.interruptible():
                 when_done(workers.engines)
@@ -221,13 +214,8 @@ def _saves(
         workers.snapshot,
         write,
         min_free_bytes=int(config.storage.min_free_gib * 2**30),
-        after_save=partial(tidy_rollouts, run, config.storage.rollout_quota_bytes),
+        after_save=partial(run.rollouts.age_out, config.storage.rollout_quota_bytes),
     )
-
-
-def tidy_rollouts(run: RunFolder, quota_bytes: int) -> None:
-    """Deletes the oldest rollout files beyond the quota."""
-    run.rollouts.age_out(quota_bytes)
 
 
 def _say_stopped(run: RunFolder, reason: str | None, logger: Log) -> None:

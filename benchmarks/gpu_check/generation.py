@@ -72,7 +72,13 @@ def _config(bench: Bench, dtype: str) -> RunConfig:
             "max_response_length": response,
         },
         "actor": {"mini_batch_size": prompts // 2},
-        "rollout": {"max_num_seqs": 4 * prompts},
+        "rollout": {
+            "max_num_seqs": 4 * prompts,
+            "kv_cache_mib": 16,
+            "gpu_memory_utilization": _UTILIZATION,
+            "sleep": bench.on_card,
+        },
+        "resources": {"rollout_gpus": float(bench.on_card)},
         "model": {"dtype": dtype},
     }
     return bench.config(merged(_LEARN, sizes))
@@ -81,16 +87,7 @@ def _config(bench: Bench, dtype: str) -> RunConfig:
 def _of_vllm(bench: Bench, model: Path, config: RunConfig) -> Iterator[Row]:
     from rl_core.rollout.vllm_engine import VllmEngine
 
-    engine = VllmEngine(
-        model,
-        dtype=config.compute_dtype,
-        max_model_len=config.data.max_prompt_length + config.data.max_response_length,
-        max_num_seqs=config.rollout.max_num_seqs,
-        kv_cache_mib=16,
-        gpu_memory_utilization=_UTILIZATION,
-        on_gpu=bench.on_card,
-        sleeps=bench.on_card,
-    )
+    engine = VllmEngine(config, model, config.rollout.max_num_seqs)
     yield from _looked_at(bench, f"vLLM, {config.compute_dtype}", engine, config, model)
     if bench.on_card:  # asleep since its last response
         gc.collect()

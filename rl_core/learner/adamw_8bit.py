@@ -30,12 +30,7 @@ _BLOCK, _SMALLEST = 256, 4_096
 def make_adamw_8bit(
     parameters: Sequence[nn.Parameter], *, lr: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Returns the optimizer, with AdamW's usual betas and eps.
-
-    Args:
-        parameters: float32; of learner ranks, this one's shares.
-        lr: learning rate.
-        weight_decay: decoupled.
+    """Returns the optimizer of float32 parameters, with AdamW's usual betas and eps.
 
     Raises:
         ValueError: bitsandbytes is not there, or knows nothing of this device.
@@ -46,13 +41,7 @@ def make_adamw_8bit(
 
 
 def fresh_state(optimizer: Any, share: nn.Parameter, of: nn.Parameter) -> dict[str, Any]:
-    """Returns the state that the first step would make, and leaves none behind.
-
-    Args:
-        optimizer: what `make_adamw_8bit` returned.
-        share: what it steps.
-        of: the parameter that this is a share of, or the same.
-    """
+    """Returns the state that a first step would make of a parameter's share; leaves none behind."""
     # bitsandbytes asks how large the share is.
     optimizer.args.min_8bit_size = 0 if _is_rounded(of) else sys.maxsize
     try:
@@ -73,13 +62,9 @@ def moments_like(parameter: nn.Parameter) -> dict[str, Tensor]:
 
 
 def shape_when_cut(field: str, parameter: Tensor) -> Sequence[int]:
-    """Returns the shape in which a field of the state is cut by rows as its parameter is.
+    """Returns the shape in which a field of AdamW's state is cut by rows as its parameter is.
 
     The scales of as many rows as end a block make one row.
-
-    Args:
-        field: of AdamW's state, in 8 bits or not.
-        parameter: whose state it is.
     """
     if not field.startswith("absmax"):
         return parameter.shape
@@ -88,7 +73,7 @@ def shape_when_cut(field: str, parameter: Tensor) -> Sequence[int]:
 
 
 def step_without_numbers(optimizer: torch.optim.Optimizer) -> None:
-    """Counts the coming step where a rank's share is empty: the kernels want at least a number."""
+    """Counts the coming step where a rank's share is empty: the kernels need at least a number."""
     for share, state in optimizer.state.items():
         if share.grad is not None and not share.numel():
             share.grad = None
@@ -98,15 +83,10 @@ def step_without_numbers(optimizer: torch.optim.Optimizer) -> None:
 def restored_state(
     optimizer: Any, share: nn.Parameter, of: nn.Parameter, saved: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """Returns a share's state from one that any number of ranks wrote.
+    """Returns the state of a parameter's share from `saved`, by field, that of the whole parameter.
 
-    What those kept in float32, or these do, is rounded or spread out.
-
-    Args:
-        optimizer: what `make_adamw_8bit` returned.
-        share: what it steps.
-        of: the parameter that this is a share of, or the same.
-        saved: of the whole parameter, by field.
+    Any number of ranks wrote that. What those kept in float32, or these do, is rounded or spread
+    out.
     """
     state = fresh_state(optimizer, share, of)
     functional = load_bitsandbytes("actor.optimizer=adamw_8bit", share.device).functional

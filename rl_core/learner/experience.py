@@ -6,7 +6,8 @@ Legend: B responses, T response tokens. Nothing here carries gradient or changes
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,7 @@ class Experience:
     def set_values(self, rows: Tensor, values: Tensor, algorithm: AlgorithmConfig) -> None:
         """Fills in what the critic's only update has computed, [b, T]; see `values_follow`.
 
-        The advantages of all rows are still to be whitened, see `whiten_advantages`.
+        The advantages are whitened once all rows are there, see `Updater.complete_values`.
         """
         micro, values = self.select(rows), values.detach()
         raw, returns = _estimated(micro.batch, micro.token_rewards, values, algorithm)
@@ -86,47 +87,21 @@ class Experience:
         for whole, part in ((self.values, values), (self.returns, returns), (self.advantages, raw)):
             whole[rows, : part.shape[1]] = part
 
-    def whiten_advantages(self) -> None:
-        """Gives the advantages mean 0 and variance 1, once `set_values` has had all rows."""
-        self.advantages.copy_(whiten(self.advantages, self.batch.sampled_mask))
-
     def select(self, rows: Tensor) -> Experience:
         """Returns the given rows (int64 [b]), trimmed to the longest of them."""
         batch = self.batch.select(rows)
         num_tokens = batch.rollout_logprobs.shape[1]
         rows = rows.to(self.old_logprobs.device)
-
-        def cut(tensor: Tensor) -> Tensor:
-            return tensor[rows, :num_tokens]
-
-        def cut_optional(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else cut(tensor)
-
-        return Experience(
-            batch=batch,
-            loss_mask=cut(self.loss_mask),
-            old_logprobs=cut(self.old_logprobs),
-            is_on_policy=self.is_on_policy,
-            token_rewards=cut(self.token_rewards),
-            advantages=cut(self.advantages),
-            ref_logprobs=cut_optional(self.ref_logprobs),
-            kl_estimator=self.kl_estimator,
-            values=cut_optional(self.values),
-            returns=cut_optional(self.returns),
-            values_follow=self.values_follow,
-        )
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        cut: dict[str, Any] = {name: x[rows, :num_tokens] for name, x in tensors.items()}
+        return replace(self, batch=batch, **cut)
 
 
 class ExperienceMaker:
     """Computes what a step's update needs, by forward passes without gradient; changes no model.
 
-    Args:
-        config: the run's settings.
-        models: actor, critic and reference.
-        forward: with the run's temperature and type.
-        microbatching: splits batches.
-        offload_to: where the reference waits for its use; None for where it is.
-        ranks: of which each computes its own rows.
+    `forward` has the run's temperature and type. The reference waits for its use at `offload_to`,
+    or stays where it is. Each of the `ranks` computes its own rows.
     """
 
     def __init__(
@@ -146,19 +121,16 @@ class ExperienceMaker:
         # comes to the device as it is gathered: FSDP knows where its shares wait.
         moves_whole = ranks.is_alone and not config.model.lora_rank
         self._offload_to = offload_to if moves_whole else None
-        if models.reference is not None:
-            with self._reference_at_hand(models.reference):
-                pass  # where it was loaded, and afterwards where it waits
+        if models.reference is not None and self._offload_to is not None:
+            models.reference.to(self._offload_to)
 
     def __call__(
         self, batch: TrainBatch, *, kl_coef: float, is_on_policy: bool
     ) -> tuple[Experience, dict[str, float]]:
         """Returns a step's experience, and what its phases cost; `values_follow` where they can.
 
-        Args:
-            batch: the step's rollouts, groups whole, on the learner's device.
-            kl_coef: this step's KL coefficient.
-            is_on_policy: the step has one update, whose own pass will fill `old_logprobs`.
+        The batch is on the learner's device, its groups whole. Of a step `is_on_policy`, the only
+        update will fill `old_logprobs` in its own pass.
         """
         costs: dict[str, float] = {}
         old, ref, values = TokenOutputs(), TokenOutputs(), None
@@ -167,7 +139,10 @@ class ExperienceMaker:
             with measured("old_log_prob", self._device, costs):
                 old = self._outputs("old_log_prob", batch, actor=self._models.actor)
         if reference is not None:
-            with measured("ref", self._device, costs), self._reference_at_hand(reference):
+            at_hand: AbstractContextManager[None] = nullcontext()
+            if self._offload_to is not None:
+                at_hand = on_device(reference, self._device, self._offload_to)
+            with measured("ref", self._device, costs), at_hand:
                 ref = self._outputs("ref", batch, actor=reference)
         if critic is not None and not self._config.has_one_critic_update:
             with measured("values", self._device, costs):
@@ -182,11 +157,6 @@ class ExperienceMaker:
                 kl_coef=kl_coef,
             )
         return experience, costs
-
-    def _reference_at_hand(self, reference: nn.Module) -> AbstractContextManager[None]:
-        if self._offload_to is None:
-            return nullcontext()
-        return on_device(reference, self._device, self._offload_to)
 
     @torch.no_grad()
     def _outputs(self, phase: str, batch: TrainBatch, **models: nn.Module | None) -> TokenOutputs:
@@ -223,17 +193,11 @@ def assemble(
     algorithm: AlgorithmConfig,
     kl_coef: float,
 ) -> Experience:
-    """Returns the batch with token rewards and advantages.
+    """Returns the batch, whose groups must be whole, with token rewards and advantages.
 
-    Args:
-        batch: B rollouts; groups must be whole.
-        old_logprobs: float32 [B, T]; None to take those of the step's only update, and the
-            engines' for a KL penalty in the reward.
-        ref_logprobs: float32 [B, T]; None if no KL is wanted.
-        values: float32 [B, T]; wanted by estimator `gae` alone, None to take those of the critic's
-            only update.
-        algorithm: estimator, discounts and kind of KL.
-        kl_coef: this step's KL coefficient.
+    Log-probs and values are float32 [B, T]. Without `old_logprobs` those of the step's only update
+    count, and the engines' for a KL penalty in the reward; without `ref_logprobs` there is no KL.
+    Only estimator `gae` needs `values`; without them those of the critic's only update count.
     """
     mask = batch.sampled_mask
     token_rewards = adv.end_rewards(batch.rewards, mask)
@@ -250,7 +214,7 @@ def assemble(
         advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
     else:
         advantages, returns = _advantages(batch, token_rewards, values, algorithm)
-    # In the loss alone: a response cut off still counts in its group's mean.
+    # Only in the loss: a response cut off still counts in its group's mean.
     is_learned = ~batch.truncated if algorithm.mask_truncated else torch.ones_like(batch.truncated)
     return Experience(
         batch=batch,

@@ -1,22 +1,25 @@
 """The learner: actor, critic and reference, from a batch of rollouts to new weights.
 
-The way of a batch: `make_experience` (experience.py: log-probs, values, advantages), `update`
-(update.py: losses, gradients, optimizers), and what a checkpoint holds of it all (snapshot.py).
+The way of a batch: `make_experience` (experience.py: log-probs, values, advantages), then `update`
+(update.py: losses, gradients, optimizers). What a checkpoint holds of it all is copied while it
+stands still, written later, and restored (state.py).
 Not here: Ray (workers/), formulas (algos/), generation (rollout/), which checkpoints stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rl_core.algos.kl import adaptive_kl_coef, fixed_kl_coef
 from rl_core.batch import TrainBatch
-from rl_core.checkpoints.tensor_snapshot import SnapshotMemory
+from rl_core.checkpoints.tensor_snapshot import SnapshotMemory, bytes_to_write
 from rl_core.config.run import RunConfig
 from rl_core.learner.experience import Experience, ExperienceMaker
 from rl_core.learner.metrics import (
@@ -29,12 +32,20 @@ from rl_core.learner.microbatching import Microbatching
 from rl_core.learner.optimizer import make_optimizers, offload_device
 from rl_core.learner.profiling import Utilisation
 from rl_core.learner.ranks import ALONE, Ranks
-from rl_core.learner.snapshot import LearnerSnapshot
-from rl_core.learner.state import STATE_FOLDER
+from rl_core.learner.state import (
+    STATE_FOLDER,
+    check_settings,
+    model_settings,
+    read_state,
+    restore_rng,
+    rng_tensors,
+    write_state,
+)
 from rl_core.learner.update import Updater
 from rl_core.models.forward import ForwardPass, forward_pass
 from rl_core.models.loading import complete_weights, load_models
 from rl_core.models.lora import merged_state
+from rl_core.models.saving import save_actor, save_beside_parts, save_part, tokenizer_bytes
 from rl_core.models.sharding import shard, sharded_pass, whole_tensor
 from rl_core.models.shared_prefix import can_share_prompts
 
@@ -66,6 +77,7 @@ class Learner:
     ) -> None:
         torch.manual_seed(config.seed)
         self.config = config
+        self._model_path, self._ranks = model_path, ranks
         self.device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
         # Ranks take a layer at a time to their card, which need not hold a whole model.
         in_memory = not ranks.is_alone and not config.model.load_in_4bit
@@ -96,16 +108,13 @@ class Learner:
             self.device,
             shares_prompts=can_share_prompts(self.models.actor.get_decoder()),
         )
-        self._snapshot = LearnerSnapshot(
-            config,
-            self.models.actor,
-            self.optimizers,
-            model_path=model_path,
-            memory=SnapshotMemory(
-                self.microbatching.threads, copies=config.checkpoints.in_background
-            ),
-            ranks=ranks,
+        self._memory = SnapshotMemory(
+            self.microbatching.threads, copies=config.checkpoints.in_background
         )
+        self._snapshot: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]
+        """The last one's weights, other tensors, and numbers; of ranks, this one's share."""
+        self._owners: Mapping[str, int] = {}
+        """Of the snapshot's weights, the rank that has each."""
         self._kl_coef = config.algorithm.kl_coef
         self.steps_done = 0
         """Steps whose update is in the weights."""
@@ -118,27 +127,15 @@ class Learner:
         return metrics | self.update(experience), rollout_columns(experience)
 
     def make_experience(self, batch: TrainBatch) -> tuple[Experience, dict[str, float]]:
-        """Returns the batch with log-probs, values and advantages, and metrics; changes nothing.
+        """Returns the batch with log-probs, values and advantages, and costs; changes nothing.
 
         What the step's only update computes anyway follows from that, see `Experience`.
-
-        Args:
-            batch: the step's rollouts, groups whole, on any device.
+        The batch may be on any device; its groups must be whole.
         """
-        experience, costs = self._make(
+        return self._make(
             batch.to(self.device),
             kl_coef=self._kl_coef,
             is_on_policy=self.next_update_is_on_policy(),
-        )
-        metrics = {} if experience.values_follow else self._batch_metrics(experience)
-        return experience, metrics | costs
-
-    def _batch_metrics(self, experience: Experience) -> dict[str, float]:
-        return batch_metrics(
-            experience,
-            algorithm=self.config.algorithm,
-            max_prompt_length=self.config.data.max_prompt_length,
-            num_ranks=self.config.resources.learner_ranks,
         )
 
     def update(self, experience: Experience) -> dict[str, float]:
@@ -146,16 +143,26 @@ class Learner:
 
         The actor stands still during the first `critic.warmup_steps` steps of a run with a critic.
         """
-        actor_learns = self._actor_learns()
+        config, actor_learns = self.config, self._actor_learns()
         metrics = self.updater(experience, kl_coef=self._kl_coef, actor_learns=actor_learns)
-        if experience.values_follow:
-            metrics |= self._batch_metrics(experience)
+        metrics |= batch_metrics(
+            experience,
+            algorithm=config.algorithm,
+            max_prompt_length=config.data.max_prompt_length,
+            num_ranks=config.resources.learner_ranks,
+        )
         metrics |= policy_metrics(experience, kl_coef=self._kl_coef)
         teaches = self.updater.teaches("actor", experience)
         metrics |= self._utilisation(experience.batch, teaches, metrics)
         metrics |= self.microbatching.end_step()
         if actor_learns:
-            self._kl_coef = self._next_kl_coef(experience)
+            self._kl_coef = _KL_CONTROLLERS[config.algorithm.kl_controller](
+                self._kl_coef,
+                kl_per_response(experience),
+                target=config.algorithm.kl_target,
+                horizon=config.algorithm.kl_horizon,
+                num_rollouts=len(experience.batch),
+            )
         self.steps_done += 1
         return metrics
 
@@ -165,16 +172,6 @@ class Learner:
     def next_update_is_on_policy(self) -> bool:
         """Whether the step's log-probs are those of its only update, see `has_one_update`."""
         return self.config.has_one_update and self._actor_learns()
-
-    def _next_kl_coef(self, experience: Experience) -> float:
-        algorithm = self.config.algorithm
-        return _KL_CONTROLLERS[algorithm.kl_controller](
-            self._kl_coef,
-            kl_per_response(experience),
-            target=algorithm.kl_target,
-            horizon=algorithm.kl_horizon,
-            num_rollouts=len(experience.batch),
-        )
 
     def weights(self) -> dict[str, Tensor]:
         """Returns the actor's weights for the rollout engines, see `complete_weights`."""
@@ -191,30 +188,102 @@ class Learner:
 
     def reserve_snapshot(self) -> None:
         """Makes memory for snapshots ready; a step may run meanwhile."""
-        self._snapshot.reserve()
+        if not self._ranks.is_alone:
+            return  # what they would look at is gathered meanwhile: the first snapshot does it
+        tensors = self._trained_weights()
+        if self.config.model.lora_rank:
+            for name, merged in merged_state(self.models.actor):
+                self._memory.reserve({name: merged})
+        else:
+            tensors |= self.weights()
+        for name, optimizer in self.optimizers.items():
+            tensors |= optimizer.moments_to_come(name)
+        self._memory.reserve(tensors)
 
     def snapshot(self) -> int:
-        """Copies all that a checkpoint holds, over the last snapshot: nobody may be writing it."""
-        return self._snapshot.take(
-            {
-                "steps_done": self.steps_done,
-                "kl_coef": self._kl_coef,
-                "token_budgets": self.microbatching.state(),
-            }
-        )
+        """Copies all that a checkpoint holds over the last snapshot; returns its size in bytes.
+
+        Not while the last one is being written. Of several ranks, each copies a share of the
+        tensors, whole.
+        """
+        state = self._trained_weights() | rng_tensors()
+        numbers = {
+            "steps_done": self.steps_done,
+            "kl_coef": self._kl_coef,
+            "token_budgets": self.microbatching.state(),
+            "settings": model_settings(self.config),
+        }
+        for name, optimizer in self.optimizers.items():
+            state |= optimizer.state_tensors(name)
+            numbers[f"{name}_schedule"] = copy.deepcopy(optimizer.schedule_state())
+        if self._ranks.is_alone and self.config.model.lora_rank:
+            weights: dict[str, Tensor] = {}
+            for name, merged in merged_state(self.models.actor):  # a card never holds all of them
+                kept = merged if self.config.checkpoints.in_background else merged.cpu()
+                weights |= self._memory.copy({name: kept})
+            state = self._memory.copy(state)
+        elif self._ranks.is_alone:
+            weights = self.weights()
+            assert not weights.keys() & state.keys()
+            copies = self._memory.copy(weights | state)
+            weights, state = ({name: copies[name] for name in part} for part in (weights, state))
+        else:
+            weights, self._owners = self._copy_share(merged_state(self.models.actor))
+            state, _ = self._copy_share(state.items())
+        self._snapshot = weights, state, numbers
+        return bytes_to_write(weights | state, beside=tokenizer_bytes(self._model_path))
+
+    def _copy_share(
+        self, tensors: Iterable[tuple[str, Tensor]]
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Returns copies of this rank's share, and which rank has which tensor."""
+        copies: dict[str, Tensor] = {}
+        owners: dict[str, int] = {}
+        for name, owner, whole in self._ranks.divide(tensors):
+            owners[name] = owner
+            if whole is not None:
+                copies |= self._memory.copy({name: whole.detach()})
+        return copies, owners
 
     def write_snapshot(self, folder: Path) -> None:
-        """Writes the last snapshot as a checkpoint; if a copy, beside any other method."""
-        self._snapshot.write(folder)
+        """Writes the last snapshot as a checkpoint; if a copy, beside any other method.
+
+        Of several ranks, each writes its share.
+        """
+        weights, state, numbers = self._snapshot
+        rank, size = self._ranks.rank, self._ranks.size
+        if self._ranks.is_alone:
+            save_actor(self.models.actor, weights, self._model_path, folder)
+        else:
+            save_part(weights, folder, rank, size)
+            if rank == 0:
+                save_beside_parts(self.models.actor, self._owners, size, self._model_path, folder)
+        write_state(folder / STATE_FOLDER, state, numbers, rank, size)
 
     def load_state(self, folder: Path) -> None:
         """Restores a checkpoint's state; the actor's weights come with its model.
 
         Raises:
-            ValueError: as `LearnerSnapshot.restore` does.
+            ValueError: if there is no such state, none of a critic where one is trained, or one
+                whose adapters or critic are others.
         """
-        numbers = self._snapshot.restore(folder)
+        tensors, numbers = read_state(folder)
+        check_settings(folder, numbers, self.config)
+        for name, optimizer in self.optimizers.items():
+            if name == "critic" or self.config.model.lora_rank:
+                optimizer.restore_weights(f"{name}_weights", tensors)
+            optimizer.restore(name, tensors, numbers[f"{name}_schedule"])
+        restore_rng(tensors)
         self.steps_done = numbers["steps_done"]
         if self.config.algorithm.kl_controller == "adaptive":  # a fixed one is what settings say
             self._kl_coef = numbers["kl_coef"]
         self.microbatching.restore(numbers["token_budgets"])
+
+    def _trained_weights(self) -> dict[str, Tensor]:
+        """Returns what learns and is not in the model that is served."""
+        return {
+            name: weight
+            for model, optimizer in self.optimizers.items()
+            if model == "critic" or self.config.model.lora_rank
+            for name, weight in optimizer.weight_tensors(f"{model}_weights").items()
+        }

@@ -6,6 +6,7 @@ Legend: B responses, T response tokens. Names are verl's, so that dashboards and
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,13 +33,10 @@ def batch_metrics(
     max_prompt_length: int,
     num_ranks: int = 1,
 ) -> dict[str, float]:
-    """Returns what a experience batch says about the step, under verl's names.
+    """Returns what a step's whole batch says about the step, under verl's names.
 
-    Args:
-        experience: the step's whole batch.
-        algorithm: whether there are groups.
-        max_prompt_length: tokens, for the share of prompts that fill it.
-        num_ranks: of the learner, between whom the batch's tokens are divided.
+    `max_prompt_length` is in tokens: which share of prompts fills it? The batch's tokens are
+    divided among the learner's `num_ranks`.
     """
     batch, mask = experience.batch, experience.batch.sampled_mask
     metrics = {
@@ -70,11 +68,9 @@ def batch_metrics(
 
 
 def policy_metrics(experience: Experience, *, kl_coef: float) -> dict[str, float]:
-    """Returns how far the policy stood from the engines' and from the reference, once it is known.
+    """Returns how far the policy stood from the engines' and from the reference.
 
-    Args:
-        experience: the step's whole batch, `old_logprobs` filled.
-        kl_coef: this step's KL coefficient.
+    `experience` is the step's whole batch, with `old_logprobs` filled in.
     """
     batch, mask = experience.batch, experience.batch.sampled_mask
     gap = torch.where(mask, (experience.old_logprobs - batch.rollout_logprobs).abs(), 0.0)
@@ -90,9 +86,7 @@ def policy_metrics(experience: Experience, *, kl_coef: float) -> dict[str, float
 
 
 def _sequence_lengths(batch: TrainBatch, num_ranks: int) -> dict[str, float]:
-    """Returns verl's `global_seqlen/*`: how evenly a step's tokens lie on the learner's ranks.
-
-    Cut as they come, and as they are balanced.
+    """Returns how evenly a step's tokens lie on the learner's ranks: cut as they come, balanced.
 
     Source: verl 0.9, verl/utils/seqlen_balancing.py, log_seqlen_unbalance.
     """
@@ -126,18 +120,13 @@ def rollout_columns(experience: Experience) -> dict[str, list[float]]:
     """
     batch, mask = experience.batch, experience.batch.sampled_mask
 
-    def mean(per_token: Tensor | None) -> list[float]:
+    def total(per_token: Tensor | None, divided_by: Tensor | int = 1) -> list[float]:
         if per_token is None:
             return [math.nan] * len(batch)
-        means: list[float] = (masked_sum(per_token, mask, dim=-1) / batch.num_sampled).tolist()
-        return means
-
-    def total(per_token: Tensor | None) -> list[float]:
-        if per_token is None:
-            return [math.nan] * len(batch)
-        sums: list[float] = masked_sum(per_token, mask, dim=-1).tolist()
+        sums: list[float] = (masked_sum(per_token, mask, dim=-1) / divided_by).tolist()
         return sums
 
+    mean = partial(total, divided_by=batch.num_sampled)
     return {
         "reward": total(experience.token_rewards),
         "advantage_mean": mean(experience.advantages),

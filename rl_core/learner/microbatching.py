@@ -31,14 +31,8 @@ Result = TypeVar("Result")
 class Microbatching:
     """Splits batches by the budgets of their phases, and keeps what it learns about these.
 
-    Micro-batches are computed on its `threads`.
-
-    Args:
-        config: the run's settings.
-        model: the actor, as it is trained.
-        device: of all models.
-        file: what earlier runs have learned, and the next will read; None for neither.
-        ranks: of which each computes its own rows.
+    Micro-batches are computed on its `threads`, each rank's own rows. `model` is the actor as it is
+    trained; `file` holds what earlier runs have learned, for the next ones too.
     """
 
     def __init__(
@@ -69,11 +63,9 @@ class Microbatching:
     ) -> Result:
         """Returns `attempt(rows of each micro-batch, int64 [b])`, again until it fits.
 
-        Args:
-            phase: whose budget holds.
-            batch: is split, between ranks and then into micro-batches.
-            attempt: must not mind what one that failed before has left.
-            apart: rows (bool [B]) that share no micro-batch with others, and come last.
+        The batch is split between ranks and then, by the phase's budget, into micro-batches. An
+        attempt must not mind what one that failed has left. Rows `apart` (bool [B]) share no
+        micro-batch with others, and come last.
 
         Raises:
             OutOfMemory: though every micro-batch was a single row, or on one of several ranks.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_core.config.run import LrSchedule, OptimizerName, RunConfig
+from rl_core.config.run import ActorConfig, CriticConfig, LrSchedule, OptimizerName, RunConfig
 from rl_core.learner.adamw_8bit import (
     CONSTANTS,
     fresh_state,
@@ -33,13 +33,10 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def lr_factor(step: int, *, schedule: LrSchedule, warmup_steps: int, num_steps: int) -> float:
-    """Returns what the learning rate is multiplied by.
+    """Returns what the learning rate is multiplied by in a training step, counted from 0.
 
-    Args:
-        step: training step, from 0; past the last one a decay has ended at 0.
-        schedule: how it falls after the warm-up.
-        warmup_steps: first steps: step k of them has (k + 1) / warmup_steps.
-        num_steps: at which a decay reaches 0, so the last step still learns.
+    Step k of the warm-up has (k + 1) / warmup_steps. A decay reaches 0 at `num_steps` and stays
+    there, so the last step still learns.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -55,16 +52,9 @@ def _step_tensor(step: Tensor | int) -> Tensor:
 class ModelOptimizer:
     """AdamW on a model, with its learning-rate schedule; of a sharded model, on this rank's share.
 
-    Args:
-        model: all parameters that require gradient are optimized.
-        lr: learning rate after the warm-up.
-        schedule: what becomes of `lr` after the warm-up, see `lr_factor`.
-        warmup_steps: training steps until `lr` is reached, linearly.
-        num_steps: training steps in all.
-        weight_decay: of AdamW, decoupled.
-        grad_clip: largest norm of the whole gradient.
-        kind: see `actor.optimizer`.
-        offload_to: where AdamW's moments wait between two steps; by default beside the weights.
+    All parameters that require gradient are optimized. For the rate `lr` see `lr_factor`, for the
+    `kind` the setting `actor.optimizer`; `grad_clip` is the largest norm of the whole gradient.
+    AdamW's moments wait at `offload_to` between two steps, by default beside the weights.
     """
 
     def __init__(
@@ -128,12 +118,9 @@ class ModelOptimizer:
         return norm
 
     def step(self, norm: Tensor) -> None:
-        """Moves the weights along the clipped gradient and clears it.
+        """Moves the weights along the clipped gradient and clears it; `clip` returned its norm.
 
         A gradient that is not finite is thrown away: one bad micro-batch must not end a run.
-
-        Args:
-            norm: what `clip` returned.
         """
         if math.isfinite(norm.item()):
             for parameter, share in self._shares.items():
@@ -256,42 +243,33 @@ class ModelOptimizer:
 def make_optimizers(
     config: RunConfig, models: Models, offload_to: torch.device | None = None
 ) -> dict[str, ModelOptimizer]:
-    """Returns what learns, by name: the actor, and the critic where there is one.
-
-    Args:
-        config: the run's settings.
-        models: with adapters, if any, in place.
-        offload_to: see `ModelOptimizer`.
-    """
-    # Decays alone need it, and the settings make sure that they have it.
+    """Returns what learns, by name: the actor, and the critic if there is one."""
+    # Only decays need it, and the settings make sure that they have it.
     num_steps = config.trainer.total_steps or 0
-    warmup_steps = config.critic.warmup_steps if models.critic else 0
-    optimizers = {
-        "actor": ModelOptimizer(
-            models.actor,
-            lr=config.actor.lr,
-            schedule=config.actor.lr_schedule,
-            warmup_steps=config.actor.warmup_steps,
-            num_steps=num_steps - warmup_steps,
-            weight_decay=config.actor.weight_decay,
-            grad_clip=config.actor.grad_clip,
-            kind=config.actor.optimizer,
-            offload_to=offload_to,
-        )
-    }
-    if models.critic is not None:
-        optimizers["critic"] = ModelOptimizer(
-            models.critic,
-            lr=config.critic.lr,
-            schedule=config.critic.lr_schedule,
-            warmup_steps=0,
+
+    def optimizer(
+        model: nn.Module, section: ActorConfig | CriticConfig, warmup_steps: int, num_steps: int
+    ) -> ModelOptimizer:
+        return ModelOptimizer(
+            model,
+            lr=section.lr,
+            schedule=section.lr_schedule,
+            warmup_steps=warmup_steps,
             num_steps=num_steps,
-            weight_decay=config.critic.weight_decay,
-            grad_clip=config.critic.grad_clip,
+            weight_decay=section.weight_decay,
+            grad_clip=section.grad_clip,
             kind=config.actor.optimizer,
             offload_to=offload_to,
         )
-    return optimizers
+
+    actor, critic = config.actor, config.critic
+    if models.critic is None:
+        return {"actor": optimizer(models.actor, actor, actor.warmup_steps, num_steps)}
+    actors_steps = num_steps - critic.warmup_steps
+    return {
+        "actor": optimizer(models.actor, actor, actor.warmup_steps, actors_steps),
+        "critic": optimizer(models.critic, critic, 0, num_steps),
+    }
 
 
 def offload_device(config: RunConfig, device: torch.device) -> torch.device | None:

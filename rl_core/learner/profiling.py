@@ -57,18 +57,14 @@ def _peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status").read_text(encoding="ascii")
     held = {name: int(status.split(f"{name}:")[1].split()[0]) * 1024 for name in _PAGES}
-    # The kernel knows the peak of all pages alone; what is shared hardly changes within a phase.
+    # The kernel knows only the peak of all pages; what is shared hardly changes within a phase.
     return held["VmHWM"] - held["RssFile"] - held["RssShmem"]
 
 
 class Utilisation:
-    """What share of the device's measured peak the updates use (`mfu/*`).
+    """What share of the device's measured peak the updates use (`mfu/*`); none of unknown shapes.
 
-    Args:
-        config: the run's settings.
-        model_path: folder of the base model; one of unknown shape has no such figures.
-        device: of the learner.
-        shares_prompts: whether a group's prompt is computed once for all its responses.
+    Where it `shares_prompts`, a group's prompt is computed once for all its responses.
     """
 
     def __init__(
@@ -92,10 +88,8 @@ class Utilisation:
     ) -> dict[str, float]:
         """Returns `mfu/actor` and `mfu/critic`, of those that were updated.
 
-        Args:
-            batch: the step's rollouts.
-            teaches: bool [B], the rows from which the actor's gradient comes.
-            seconds: with `timing_s/update_actor` and `timing_s/update_critic`.
+        The actor's gradient comes from the rows that `teaches` (bool [B]); `seconds` has
+        `timing_s/update_actor` and `timing_s/update_critic`.
         """
         if self._shape is None:
             return {}
@@ -133,17 +127,12 @@ def training_flops(
     """Returns the floating-point operations of one forward and backward pass over a batch.
 
     Two per weight and token forward, twice that backward; attention over half of each square; the
-    output layer at response tokens alone. Padding and what is computed again do not count
-    (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
+    output layer only at response tokens. Padding and what is computed again do not count
+    (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). Lengths are tokens, int64 [B].
 
-    Args:
-        shape: of the model.
-        prompt_lengths: int64 [B], tokens.
-        response_lengths: int64 [B], tokens.
-        own_prompt: bool [B], the rows whose prompt is computed, one of each group where a group
-            shares it; None for all.
-        backward: bool [B], the rows that have a backward pass; None for all.
-        has_head: whether there is an output layer: an actor's, not a critic's.
+    `own_prompt` (bool [B]) are the rows whose prompt is computed, one of each group where a group
+    shares it, and `backward` (bool [B]) those with a backward pass; None for all. An actor has an
+    output layer, a critic does not.
     """
     shared = 0 if own_prompt is None else prompt_lengths.double() * ~own_prompt
     lengths = (prompt_lengths + response_lengths).double()
@@ -158,10 +147,7 @@ def training_flops(
 def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float:
     """Returns the rate of a large matrix product, operations per second: the best of a few.
 
-    Args:
-        device: of the learner.
-        dtype: of its products; on a CPU without instructions for it, float32 is what counts.
-        num_threads: of a CPU, each computing a product of its own.
+    On a CPU each thread computes a product of its own, in float32 if that is faster than `dtype`.
     """
     on_gpu = device.type == "cuda"
     size, best = 8192 if on_gpu else 512, 0.0

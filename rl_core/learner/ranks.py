@@ -1,4 +1,4 @@
-"""The learner's processes, seen from one of them: who computes which rows, and what they add up.
+"""The learner's processes, seen from one of them: which rows it computes, and what they add up.
 
 All ranks hold the whole batch, so what is said of a step is computed by each of them, from equal
 numbers. What is divided is the work of a pass, and the weights (sharding.py). Within a pass FSDP
@@ -28,11 +28,9 @@ _LOST_RANK_WORDS = ("gloo", "nccl", "connection closed by peer", "connection res
 
 
 class Ranks:
-    """One of the learner's processes among all; by default alone, so that nothing is ever sent.
+    """One of the learner's processes among all, counted from 0; more than one must have met.
 
-    Args:
-        rank: of this process, from 0.
-        size: how many there are; more than one must have met, see `meet`.
+    By default it is alone, so that nothing is ever sent.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -54,11 +52,8 @@ class Ranks:
     ) -> list[tuple[Tensor, bool]]:
         """Returns a rank's micro-batches and which have gradient, so that all ranks' are alike.
 
-        Behind its own, a rank with fewer than others gets one of its rows again: not to be counted.
-
-        Args:
-            parts: rows of this rank's own (int64 [b] each), at least one.
-            learns: which of them have gradient.
+        Behind its own `parts` (rows, int64 [b] each, at least one), a rank with fewer than others
+        gets one of its rows again: not to be counted.
         """
         if self.is_alone:
             return list(zip(parts, learns, strict=True))
@@ -86,10 +81,8 @@ class Ranks:
     ) -> Iterator[tuple[str, int, Tensor | None]]:
         """Yields each tensor's name, the rank that is to keep it, and there the whole of it.
 
-        The ranks' shares have about the same size. All must iterate, over the same names.
-
-        Args:
-            tensors: the same on all ranks, or shards.
+        The ranks' shares have about the same size. All must iterate, over the same names; tensors
+        are the same on all ranks, or shards.
         """
         kept = [0] * self.size
         for name, tensor in tensors:
@@ -117,12 +110,8 @@ def enter_meeting(host: str, port: int, size: int) -> TCPStore:
 def meet(rank: int, size: int, *, meeting: TCPStore, own_host: str, timeout_s: float) -> Ranks:
     """Waits for all ranks, and returns this one among them.
 
-    Args:
-        rank: of this process, from 0.
-        size: how many there are.
-        meeting: what `open_meeting` returned; in later ranks what `enter_meeting` did.
-        own_host: the address of this process, whose network interface all is sent by.
-        timeout_s: how long a rank waits for another: longer than a pass can differ between two.
+    All is sent by the network interface that has the address `own_host`. A rank waits for another
+    as long as `timeout_s`: longer than a pass can differ between two.
     """
     # Else gloo looks its host's name up, which on many machines leads to no interface at all.
     for name, addresses in psutil.net_if_addrs().items():

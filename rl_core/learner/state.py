@@ -50,11 +50,10 @@ def model_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def check_settings(folder: Path, numbers: Mapping[str, Any], config: RunConfig) -> None:
-    """Compares the settings of a run with those that a state was written with.
+    """Refuses a state whose settings differ from a run's: its tensors would be another model's.
 
     Raises:
-        ValueError: if they differ, so that the state's tensors are another model's, or none of a
-            critic where one is trained.
+        ValueError: they differ, or a critic is trained and the state has none.
     """
     if config.algorithm.estimator == "gae" and "critic_schedule" not in numbers:
         raise ValueError(
@@ -82,14 +81,9 @@ def write_state(
     rank: int = 0,
     size: int = 1,
 ) -> None:
-    """Writes tensors and plain numbers to a folder, which is made if missing.
+    """Writes a rank's tensors to a file of its own, and the first rank's plain numbers.
 
-    Args:
-        folder: of all ranks.
-        tensors: of this rank, in a file of its own.
-        numbers: those of the first rank are written.
-        rank: of this process, from 0.
-        size: how many write.
+    The folder is that of all `size` ranks, and made if missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

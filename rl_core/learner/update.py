@@ -1,6 +1,7 @@
 """Stage 7: experience -> losses -> gradients by micro-batches -> one optimizer step per mini-batch.
 
-Not here: what the losses are (objectives.py), and what an optimizer does (optimizer.py).
+Which formula of algos/, and which of its terms, is what the settings ask for. What an optimizer
+does: optimizer.py. Legend: b responses of a micro-batch, T response tokens.
 """
 
 from __future__ import annotations
@@ -11,33 +12,36 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rl_core.algos.masking import Denominators, count_denominators
+from rl_core.algos.kl import kl_estimate
+from rl_core.algos.losses import (
+    cispo_policy_loss,
+    clipped_value_loss,
+    gspo_policy_loss,
+    ppo_policy_loss,
+    truncated_importance_weights,
+)
+from rl_core.algos.masking import Denominators, aggregate, count_denominators, whiten
 from rl_core.batch import mini_batches
 from rl_core.config.run import RunConfig
 from rl_core.errors import out_of_memory_as
 from rl_core.learner.experience import Experience
 from rl_core.learner.microbatching import Microbatching
-from rl_core.learner.objectives import Objective, actor_objective, critic_objective
 from rl_core.learner.optimizer import ModelOptimizer
 from rl_core.learner.profiling import measured
 from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.models.forward import ForwardPass
 from rl_core.models.loading import Models
 
+_POLICY_LOSSES = {"ppo": ppo_policy_loss, "gspo": gspo_policy_loss, "cispo": cispo_policy_loss}
 Name = Literal["actor", "critic"]
 """Of a model that learns; what its metrics start with."""
 
 
 class Updater:
-    """Moves the models along a step's experience; holds no state but theirs.
+    """Moves the models that have an optimizer along a step's experience; holds no other state.
 
-    Args:
-        config: the run's settings.
-        models: actor and critic, of which those with an optimizer learn.
-        optimizers: of the models that learn.
-        forward: with the run's temperature and type.
-        microbatching: splits mini-batches.
-        ranks: of which each computes the gradient of its own rows.
+    `forward` has the run's temperature and type. Each of the `ranks` computes the gradient of its
+    own rows.
     """
 
     def __init__(
@@ -58,10 +62,8 @@ class Updater:
     ) -> dict[str, float]:
         """Does all updates of a step, model after model; returns metrics under verl's names.
 
-        Args:
-            experience: the step's; what its only update computes on the way is filled in here.
-            kl_coef: this step's KL coefficient.
-            actor_learns: False during the critic's warm-up.
+        What the experience's only update computes on the way is filled in here. During the critic's
+        warm-up the actor does not learn.
         """
         metrics: dict[str, float] = {}
         for name in self.learners(actor_learns=actor_learns):
@@ -78,7 +80,7 @@ class Updater:
         for tensor in (experience.values, experience.returns, experience.advantages):
             assert tensor is not None
             self._ranks.add(tensor)  # each has filled in its own rows
-        experience.whiten_advantages()
+        experience.advantages.copy_(whiten(experience.advantages, experience.batch.sampled_mask))
 
     def learners(self, *, actor_learns: bool) -> list[Name]:
         """Returns what learns in turn."""
@@ -129,11 +131,8 @@ class Updater:
     ) -> dict[str, Tensor]:
         """Sets the weights' `.grad` to a mini-batch's gradient; returns its metrics, scalars.
 
-        Args:
-            name: of the model that learns.
-            mini: the mini-batch; what it is divided by does not depend on its parts.
-            parts: rows of its micro-batches, int64 [b] each.
-            kl_coef: this step's KL coefficient.
+        `parts` are the rows of its micro-batches, int64 [b] each; what the loss is divided by does
+        not depend on them.
         """
         parameters = self._optimizers[name].parameters
         for parameter in parameters:
@@ -151,9 +150,12 @@ class Updater:
         def loss_and_metrics(number: int) -> tuple[Tensor, dict[str, Tensor]]:
             rows, has_gradient = passes[number]
             with torch.set_grad_enabled(has_gradient):
-                objective = self._objective(name, mini, rows, denominators, kl_coef)
-                loss = objective.loss * float(number < len(parts))
-            return loss, {metric: x.detach() for metric, x in objective.metrics.items()}
+                if name == "critic":
+                    loss, metrics = self._critic_loss(mini, rows, denominators)
+                else:
+                    loss, metrics = self._actor_loss(mini, rows, denominators, kl_coef)
+                loss = loss * float(number < len(parts))
+            return loss, {metric: x.detach() for metric, x in metrics.items()}
 
         computed = self._microbatching.threads.accumulate(
             parameters, loss_and_metrics, range(len(passes))
@@ -163,34 +165,76 @@ class Updater:
             for metric in computed[0]
         }
 
-    def _objective(
-        self,
-        name: Name,
-        mini: Experience,
-        rows: Tensor,
-        denominators: Denominators,
-        kl_coef: float,
-    ) -> Objective:
-        """Returns a micro-batch's shares of loss and metrics, from one forward pass."""
-        micro, config = mini.select(rows), self._config
-        if name == "critic":
-            outputs = self._forward(micro.batch, critic=self._models.critic)
-            if mini.values_follow:
-                assert outputs.values is not None
-                mini.set_values(rows, outputs.values, config.algorithm)
-                micro = mini.select(rows)
-            return critic_objective(
-                outputs, micro, value_clip=config.critic.value_clip, denominators=denominators
-            )
+    def _actor_loss(
+        self, mini: Experience, rows: Tensor, denominators: Denominators, kl_coef: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns a micro-batch's shares of the policy's loss and metrics, from a forward pass.
+
+        The loss is the policy loss, less the entropy bonus, plus the KL penalty (`kl_mode=loss`).
+        """
+        micro, actor, algorithm = mini.select(rows), self._config.actor, self._config.algorithm
         outputs = self._forward(micro.batch, actor=self._models.actor, with_entropy=True)
+        logprobs, entropy = outputs.logprobs, outputs.entropy
+        assert logprobs is not None
+        assert entropy is not None
+        old_logprobs, mask = micro.old_logprobs, micro.loss_mask
         if mini.is_on_policy:
-            assert outputs.logprobs is not None
-            mini.set_old_logprobs(rows, outputs.logprobs)
-        return actor_objective(
-            outputs,
-            micro,
-            actor=config.actor,
-            algorithm=config.algorithm,
-            kl_coef=kl_coef,
+            mini.set_old_logprobs(rows, logprobs)
+            old_logprobs = logprobs.detach()
+        weights = None
+        if actor.importance_cap is not None:
+            weights = truncated_importance_weights(
+                old_logprobs, micro.batch.rollout_logprobs, mask, cap=actor.importance_cap
+            )
+        policy = _POLICY_LOSSES[actor.policy_loss](
+            logprobs,
+            old_logprobs,
+            micro.advantages,
+            mask,
+            clip_eps_low=actor.clip_eps_low,
+            clip_eps_high=actor.clip_eps_high,
+            aggregation=actor.loss_aggregation,
+            denominators=denominators,
+            importance_weights=weights,
+        )
+        entropy_loss = aggregate(entropy, mask, actor.loss_aggregation, denominators)
+        loss = policy.loss
+        if actor.entropy_coef > 0:
+            loss = loss - actor.entropy_coef * entropy_loss
+        metrics = {
+            "actor/pg_loss": policy.loss,
+            "actor/pg_clipfrac": policy.clip_frac,
+            "actor/ppo_kl": policy.approx_kl,
+            "actor/entropy_loss": entropy_loss,
+        }
+        if algorithm.kl_mode == "loss" and micro.ref_logprobs is not None:
+            kl = kl_estimate(logprobs, micro.ref_logprobs, algorithm.kl_estimator)
+            metrics["actor/kl_loss"] = aggregate(kl, mask, actor.loss_aggregation, denominators)
+            loss = loss + kl_coef * metrics["actor/kl_loss"]
+        return loss, metrics
+
+    def _critic_loss(
+        self, mini: Experience, rows: Tensor, denominators: Denominators
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns a micro-batch's shares of the critic's loss and metrics, from a forward pass."""
+        micro = mini.select(rows)
+        values = self._forward(micro.batch, critic=self._models.critic).values
+        assert values is not None
+        if mini.values_follow:
+            mini.set_values(rows, values, self._config.algorithm)
+            micro = mini.select(rows)
+        assert micro.values is not None
+        assert micro.returns is not None
+        value = clipped_value_loss(
+            values,
+            micro.values,
+            micro.returns,
+            micro.loss_mask,
+            value_clip=self._config.critic.value_clip,
             denominators=denominators,
         )
+        return value.loss, {
+            "critic/vf_loss": value.loss,
+            "critic/vf_clipfrac": value.clip_frac,
+            "critic/vpred_mean": value.prediction_mean,
+        }

@@ -1,4 +1,4 @@
-"""bitsandbytes, an extra: loaded where a setting wants it, refused in words where it cannot be."""
+"""bitsandbytes, an extra: loaded if a setting needs it, refused with a remedy if it cannot be."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ import torch
 
 
 def load_bitsandbytes(setting: str, device: torch.device) -> ModuleType:
-    """Returns the package.
-
-    Args:
-        setting: what wants it, as one would type it.
-        device: where it is to compute.
+    """Returns the package, for a setting (as one would type it) and the device that computes.
 
     Raises:
         ValueError: it is not installed, or has no library for this machine's device.

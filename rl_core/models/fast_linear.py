@@ -13,8 +13,7 @@ from rl_core.algos.matmul import prefers_onednn, product
 def use_fast_products(model: nn.Module) -> None:
     """Makes the model's plain linear layers compute with `product`, where that is any faster.
 
-    Args:
-        model: is changed in place; weights, names and results to rounding stay.
+    In place; weights, names and, to rounding, results stay.
     """
     if not prefers_onednn():
         return
@@ -31,14 +30,9 @@ class FastLinear(nn.Linear):
         on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
         if x.dtype != torch.float32 or not on_cpu:
             return super().forward(x)
-        return linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias).view(*x.shape[:-1], -1)
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns x W' + b, [n, out], of float32 x [n, in] on a CPU, through the faster library."""
-    if not prefers_onednn():
-        return nn.functional.linear(x, weight, bias)
-    return cast("Tensor", _Product.apply(x, weight, bias))  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+        rows = x.reshape(-1, x.shape[-1])
+        result = cast("Tensor", _Product.apply(rows, self.weight, self.bias))  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+        return result.view(*x.shape[:-1], -1)
 
 
 class _Product(torch.autograd.Function):

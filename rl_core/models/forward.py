@@ -1,4 +1,4 @@
-"""The forward pass over a batch: one result, whatever of it is wanted.
+"""The forward pass over a batch: one result, of which the caller names the parts that it needs.
 
 Weights are float32; with `compute_dtype=bfloat16` the pass runs under autocast, but for the value
 head. Legend: B rows, T response tokens, M all sampled tokens of a batch, H hidden size.
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
 from rl_core.batch import TrainBatch
 from rl_core.models.loading import Critic
-from rl_core.models.select_rows import select_rows
+from rl_core.models.packing import select_rows
 from rl_core.models.shared_prefix import response_states
 
 
@@ -48,15 +48,9 @@ def forward_pass(
     temperature: float = 1.0,
     compute_dtype: torch.dtype,
 ) -> TokenOutputs:
-    """Reads a batch once; returns log-probs of an actor, or values of a critic.
+    """Reads a batch once; returns log-probs (and entropy) of an actor, or values of a critic.
 
-    Args:
-        batch: B rows.
-        actor: a causal LM whose log-probs are wanted.
-        critic: a value model, in place of the actor.
-        with_entropy: whether the actor's entropy is wanted too.
-        temperature: of the distribution that was sampled from.
-        compute_dtype: float32, or bfloat16 for autocast.
+    `temperature` is that of sampling; `compute_dtype` is float32, or bfloat16 for autocast.
     """
     mask = batch.sampled_mask
     if actor is None:
@@ -80,12 +74,11 @@ def forward_pass(
 def sampled_states(trunk: nn.Module, batch: TrainBatch, *, compute_dtype: torch.dtype) -> Tensor:
     """Returns the states that predict the sampled tokens, [M, H], row after row.
 
-    Args:
-        trunk: a causal LM's decoder, without its head.
-        batch: B rows.
-        compute_dtype: float32, or bfloat16 for autocast.
+    The trunk is a causal LM's decoder, without its head.
     """
-    with _autocast(batch, compute_dtype):
+    is_bfloat16 = compute_dtype == torch.bfloat16
+    device = batch.input_ids.device.type
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=is_bfloat16):
         hidden = response_states(trunk, batch)
     if batch.env_mask is None:
         return hidden
@@ -97,11 +90,3 @@ def sampled_states(trunk: nn.Module, batch: TrainBatch, *, compute_dtype: torch.
 def _padded(per_token: Tensor, mask: Tensor) -> Tensor:
     """Returns [M] as [B, T], 0 outside the mask; differentiable."""
     return per_token.new_zeros(mask.shape).masked_scatter(mask, per_token)
-
-
-def _autocast(batch: TrainBatch, compute_dtype: torch.dtype) -> torch.autocast:
-    return torch.autocast(
-        batch.input_ids.device.type,
-        dtype=torch.bfloat16,
-        enabled=compute_dtype == torch.bfloat16,
-    )

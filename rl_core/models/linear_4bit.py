@@ -21,12 +21,7 @@ _BLOCK, _LEVELS = 64, "nf4"
 
 
 class Linear4bit(nn.Linear):
-    """A linear layer that never learns.
-
-    Args:
-        layer: what it is made from; its bias, if any, stays as it is.
-        device: where it shall live.
-    """
+    """A linear layer that never learns; the bias of the layer it is made from stays as it is."""
 
     absmax: nn.Parameter
     """Of each block, float32; a parameter, so that models which share frozen weights share it."""
@@ -84,9 +79,8 @@ class _Product(torch.autograd.Function):
 def pack_linear_layers(model: transformers.PreTrainedModel, device: torch.device) -> None:
     """Replaces each linear layer but the output embedding by one of 4 bits, on the device.
 
-    Args:
-        model: float32, on the CPU; is changed in place, and else stays where it is.
-        device: where the layers shall live; each is there whole for a moment.
+    The rest of the model, float32 on the CPU, stays there. Each layer is whole on the device for a
+    moment.
 
     Raises:
         ValueError: bitsandbytes cannot do it here, or the model has no such layers.

@@ -44,10 +44,7 @@ def load_causal_lm(
 ) -> transformers.PreTrainedModel:
     """Returns the causal LM of a folder, all of it, on the CPU: every load of a model is this one.
 
-    Args:
-        path: a local folder in the Hugging Face layout.
-        dtype: of its weights.
-        attention: an implementation of transformers; by default the one it chooses.
+    `attention` names an implementation of transformers; by default it chooses one.
 
     Raises:
         ValueError: as `check_model_folder` does; a parameter is in no file and would stay random;
@@ -81,10 +78,7 @@ def load_actor(
 ) -> transformers.PreTrainedModel:
     """Returns the causal LM of a folder: float32 weights, SDPA attention, eval mode.
 
-    Args:
-        path: a local folder in the Hugging Face layout.
-        device: where it shall live.
-        in_4bit: its linear layers are frozen and packed, see `pack_linear_layers`.
+    With `in_4bit` its linear layers are frozen and packed, see `pack_linear_layers`.
 
     Raises:
         ValueError: as `load_causal_lm` does, or its logits are not simply its output embedding
@@ -101,10 +95,9 @@ def load_actor(
 
 
 def checkpoint_gradients(model: transformers.PreTrainedModel) -> None:
-    """Makes each layer keep its input alone and compute the rest again in the backward pass.
+    """Makes each layer keep only its input, and compute the rest again in the backward pass.
 
-    Args:
-        model: in eval mode; all that is inside its layers stays so, and with it dropout off.
+    The model is in eval mode, and all that is inside its layers stays so: dropout is off.
 
     Raises:
         ValueError: if the architecture has no layers that can do that.
@@ -138,9 +131,9 @@ class Models:
 
     actor: transformers.PreTrainedModel
     reference: transformers.PreTrainedModel | None
-    """The frozen base model, if a KL is wanted."""
+    """The frozen base model, if there is a KL."""
     critic: Critic | None
-    """If the estimator wants one."""
+    """If the estimator needs one."""
 
 
 def load_models(
@@ -148,11 +141,7 @@ def load_models(
 ) -> Models:
     """Returns the models of a run, as they are before what a learner's state holds is put back.
 
-    Args:
-        config: the run's settings.
-        model_path: folder of the base model.
-        resume_from: a checkpoint, whose actor is wanted.
-        device: where they shall live.
+    The actor is that of the checkpoint `resume_from`, if any, else the base model.
 
     Raises:
         ValueError: as `load_actor` and `checkpoint_gradients` do.

@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor
 
 from rl_core.models.linear_4bit import Linear4bit
-from rl_core.models.sharding import repeated_names, whole_tensor
+from rl_core.models.sharding import whole_tensor
 
 _ADAPTER = "default"
 """peft's name for the only adapter of a layer."""
@@ -27,11 +27,6 @@ def add_adapters(model: transformers.PreTrainedModel, *, rank: int, alpha: float
     """Puts an adapter on every linear layer but the output embedding, and freezes all else.
 
     At first B is 0, so the model computes what it did; A is drawn from torch's generator.
-
-    Args:
-        model: float32; is changed in place.
-        rank: of each adapter.
-        alpha: B A is scaled by alpha / rank.
     """
     import peft  # here: a run without adapters has no second to spend on it
 
@@ -53,22 +48,16 @@ def merged_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Ten
         for name, layer in model.named_modules()
         if hasattr(layer, "base_layer")
     }
-    for name, tensor in _base_state(model):
+    # Tied weights, under all names but the first.
+    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    repeated = every - {name for name, _ in model.named_parameters()}
+    for name, tensor in model.state_dict().items():
+        beside = ".lora_A." in name or ".lora_B." in name or name.endswith(".base_layer.absmax")
+        if beside or name in repeated:
+            continue
         if name in adapted:
             base = adapted[name].base_layer
             if isinstance(base, Linear4bit):
                 tensor = base.whole_weight()
             tensor = whole_tensor(adapted[name].get_delta_weight(_ADAPTER)).add_(tensor)
-        yield _plain_name(name), tensor
-
-
-def _base_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    repeated = repeated_names(model)
-    for name, tensor in model.state_dict().items():
-        beside = ".lora_A." in name or ".lora_B." in name or name.endswith(".base_layer.absmax")
-        if not beside and name not in repeated:
-            yield name, tensor
-
-
-def _plain_name(name: str) -> str:
-    return name.replace(".base_layer.", ".")
+        yield name.replace(".base_layer.", "."), tensor

@@ -13,7 +13,7 @@ M stand before the rows' own (prompts without their last token), H hidden size, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -24,10 +24,29 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rl_core.batch import TrainBatch
-from rl_core.models.select_rows import select_rows
 
 ATTENTION = "sdpa_packed"
 """Name of `attention` among transformers' own."""
+
+
+def select_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Returns the given rows of x [rows, ...], int64 [n], which must be distinct."""
+    return cast("Tensor", _SelectRows.apply(x, index))  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+
+
+class _SelectRows(torch.autograd.Function):
+    """index_select for distinct rows: its backward copies, where torch's would add row by row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape = x.shape
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        return grads[0].new_zeros(ctx.shape).index_copy_(0, index, grads[0]), None
 
 
 @dataclass(frozen=True)
@@ -106,14 +125,8 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Returns what queries read, [1, N, heads, D]; without `packed`, what transformers' SDPA does.
 
-    Args:
-        module: a layer's attention.
-        query: [1, heads, N, D].
-        key: [1, heads of keys, N, D].
-        value: of the same shape.
-        attention_mask: ignored with `packed`.
-        packed: the tokens' rows.
-        **kwargs: for transformers' SDPA.
+    The query is [1, heads, N, D], key and value are [1, heads of keys, N, D]. `packed` are the
+    tokens' rows, with which the mask is ignored.
     """
     if packed is not None:
         query, key, value = packed.rows(query), packed.rows(key), packed.rows(value)
@@ -139,11 +152,7 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
 
 
 def allow_packing(model: transformers.PreTrainedModel) -> None:
-    """Makes the model's attention take packed rows, where its architecture can; no result changes.
-
-    Args:
-        model: with SDPA attention.
-    """
+    """Makes a model's SDPA attention take packed rows, if its class can; no result changes."""
     if getattr(model, "_supports_attention_backend", False):
         model.set_attn_implementation(ATTENTION)
 
@@ -156,9 +165,7 @@ def takes_packed_rows(backbone: Any) -> bool:
 def packed_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
     """Returns the states that predict the response tokens, [N - M, H], row after row.
 
-    Args:
-        backbone: one that `takes_packed_rows`, whose layers all see all tokens before one.
-        batch: B rows.
+    The backbone is one that `takes_packed_rows`, whose layers all see all tokens before one.
     """
     packed = PackedRows.of(batch)
     states: Tensor = backbone(

@@ -39,25 +39,15 @@ def save_actor(
 ) -> None:
     """Writes a model as a folder that transformers and vLLM load as it lies, tokenizer included.
 
-    Args:
-        model: says what to write beside the weights; its own may change meanwhile.
-        weights: written as they are, in float32; see `complete_weights`.
-        tokenizer_from: the folder whose tokenizer files are copied.
-        folder: is made if missing.
+    The weights, see `complete_weights`, are written as they are, in float32; the model says what
+    stands beside them, and its own may change meanwhile.
     """
     model.save_pretrained(folder, state_dict=dict(weights))
     _copy_tokenizer(tokenizer_from, folder)
 
 
 def save_part(weights: Mapping[str, Tensor], folder: Path, part: int, size: int) -> None:
-    """Writes a share of a model's weights.
-
-    Args:
-        weights: contiguous, on the CPU; written as they are.
-        folder: is made if missing.
-        part: which share this is, from 0.
-        size: how many there are.
-    """
+    """Writes a share, counted from 0, of a model's weights: contiguous, on the CPU."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(dict(weights), folder / part_file(_WEIGHTS, part, size), metadata={"format": "pt"})
 
@@ -69,15 +59,7 @@ def save_beside_parts(
     tokenizer_from: Path,
     folder: Path,
 ) -> None:
-    """Writes what `save_actor` does but for the weights, and where each of those is.
-
-    Args:
-        model: says what to write.
-        parts: of each weight, by its name, the part that holds it.
-        size: how many parts there are.
-        tokenizer_from: the folder whose tokenizer files are copied.
-        folder: is made if missing.
-    """
+    """Writes what `save_actor` does but for the weights, and which part holds each of these."""
     model.config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)

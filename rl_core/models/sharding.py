@@ -17,7 +17,6 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.distributed.tensor.placement_types import Placement
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 if TYPE_CHECKING:
@@ -31,11 +30,9 @@ Result = TypeVar("Result")
 class ShardedModel(nn.Module):
     """A model whose weights lie on all ranks, a share each, and the root of FSDP's hooks.
 
-    Args:
-        model: whole, and the same on all ranks; its weights become DTensors in place.
-        mesh: the ranks.
-        stay_whole: weights that are not cut: those beside adapters, which all models share.
-        offloads: the shards lie in the machine's memory, and only what is gathered on the device.
+    Weights of the model, which is whole and the same on all ranks, become DTensors in place; those
+    that `stay_whole`, beside adapters, are shared by all models. If it `offloads`, the shards lie
+    in the machine's memory, and only what is gathered on the device.
     """
 
     def __init__(
@@ -64,16 +61,12 @@ class ShardedModel(nn.Module):
 
 
 def shard(models: Models, device: torch.device, *, offloads: bool) -> dict[nn.Module, ShardedModel]:
-    """Leaves each rank its share of all weights, and returns who computes with which of them.
+    """Leaves each rank its share of all weights, and returns the root of each model that is cut.
 
     Beside adapters the weights that stand still stay whole: all models share them, and a reference
-    is the actor without adapters.
-
-    Args:
-        models: whole, the same on all ranks, and without optimizers yet; on the device, or on the
-            CPU: then what is cut goes to the device a layer at a time.
-        device: of all models.
-        offloads: the reference's shares lie in the machine's memory.
+    is the actor without adapters. The models are the same on all ranks, and have no optimizers yet.
+    Of models on the CPU, what is cut goes to the device a layer at a time. If it `offloads`, the
+    reference's shares lie in the machine's memory.
     """
     mesh = _mesh_of_all(device.type)
     actor, reference, critic = models.actor, models.reference, models.critic
@@ -107,11 +100,6 @@ def sharded_pass(
     return outputs
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether FSDP's hooks run in the model's layers."""
-    return any(isinstance(module, FSDPModule) for module in model.modules())
-
-
 def whole_tensor(tensor: Tensor) -> Tensor:
     """Returns a tensor that all ranks hold; of one that is cut, gathered by a collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -120,7 +108,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 def whole_in(rank: int, tensor: Tensor) -> Tensor | None:
     """Returns a tensor that all ranks hold, in one of them: None in the others; a collective.
 
-    Each shard goes to that rank alone, where `whole_tensor` sends it to all.
+    Each shard goes only to that rank, where `whole_tensor` sends it to all.
     """
     if not isinstance(tensor, DTensor):
         return tensor if distributed.get_rank() == rank else None
@@ -140,20 +128,18 @@ def whole_in(rank: int, tensor: Tensor) -> Tensor | None:
 
 
 def cut_as(like: Tensor, tensor: Tensor) -> Tensor:
-    """Returns this rank's share of a whole tensor, cut as another is; no collective.
+    """Returns this rank's share of a tensor that is the same on all ranks; no collective.
 
-    Args:
-        like: a DTensor, or a tensor that is not cut: then so is the result.
-        tensor: of the same shape, the same on all ranks.
+    It is cut as `like`, of the same shape, which may be whole.
     """
     tensor = tensor.to(like.device)
     if not isinstance(like, DTensor):
         return tensor
-    return distribute_tensor(tensor, like.device_mesh, _placements(like), src_data_rank=None)
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def own_share(parameter: nn.Parameter) -> nn.Parameter:
-    """Returns what an optimizer steps of a parameter: where it is cut, this rank's part alone."""
+    """Returns what an optimizer steps of a parameter: where it is cut, only this rank's part."""
     if not isinstance(parameter, DTensor):
         return parameter
     return nn.Parameter(own_part(parameter.detach()))
@@ -167,10 +153,8 @@ def own_part(tensor: Tensor) -> Tensor:
 def as_shares(part: Tensor, like: Tensor, shape: Sequence[int]) -> Tensor:
     """Returns this rank's part of a tensor as such, so that all ranks' parts can be joined.
 
-    Args:
-        part: of it.
-        like: cut as it is, maybe on another device; where it is not cut, `part` is returned.
-        shape: of the whole.
+    The tensor, whose `shape` is that of the whole, is cut as `like` is, maybe on another device;
+    where that is not cut, `part` is returned.
     """
     if not isinstance(like, DTensor):
         return part
@@ -192,14 +176,3 @@ def as_shares(part: Tensor, like: Tensor, shape: Sequence[int]) -> Tensor:
 @cache
 def _mesh_of_all(device_type: str) -> DeviceMesh:
     return init_device_mesh(device_type, (distributed.get_world_size(),))
-
-
-def _placements(tensor: Tensor) -> Sequence[Placement]:
-    assert isinstance(tensor, DTensor), "a tensor that is not cut has no placements"
-    return tensor.placements
-
-
-def repeated_names(module: nn.Module) -> set[str]:
-    """Returns the names under which a weight stands again: tied ones, all but the first."""
-    every = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    return every - {name for name, _ in module.named_parameters()}

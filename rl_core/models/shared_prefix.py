@@ -10,11 +10,10 @@ from typing import Any, Final
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from rl_core.batch import TrainBatch
-from rl_core.models.packing import packed_states, takes_packed_rows
-from rl_core.models.select_rows import select_rows
-from rl_core.models.sharding import is_sharded
+from rl_core.models.packing import packed_states, select_rows, takes_packed_rows
 
 _PADDING: Final = 0.1
 """Of rows without a shared prompt: to gather rows for attention costs something, too."""
@@ -39,16 +38,15 @@ def _reads_once(backbone: Any) -> bool:
     Those that are checkpointed forget their keys to compute them again; those that are sharded
     wait for other ranks, whose passes must be as many whatever their rows share.
     """
-    return backbone.is_gradient_checkpointing or is_sharded(backbone)
+    is_sharded = any(isinstance(module, FSDPModule) for module in backbone.modules())
+    return backbone.is_gradient_checkpointing or is_sharded
 
 
 def response_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
     """Returns the states that predict the response tokens, [N, H], row after row.
 
-    Args:
-        backbone: a causal LM's decoder, without its head.
-        batch: B rows; where several are of one group and the model allows, their prompt is read
-            once and its keys and values serve them all, gradients included.
+    If several rows are of one group and the backbone (a causal LM's decoder, without its head)
+    allows it, their prompt is read once and its keys and values serve them all, gradients included.
     """
     is_shared = len(batch.prompts()[0]) < len(batch)
     if _packs(backbone, batch, is_shared=is_shared):
@@ -68,16 +66,11 @@ def _packs(backbone: Any, batch: TrainBatch, *, is_shared: bool) -> bool:
         return False
     if is_shared:
         return _reads_once(backbone) or _on_card(batch)
-    return _on_card(batch) and _padding(batch) > _PADDING
+    return _on_card(batch) and 1.0 - int(batch.lengths.sum()) / batch.input_ids.numel() > _PADDING
 
 
 def _on_card(batch: TrainBatch) -> bool:
     return batch.input_ids.is_cuda
-
-
-def _padding(batch: TrainBatch) -> float:
-    """Returns which part of a batch's rows is padding."""
-    return 1.0 - int(batch.lengths.sum()) / batch.input_ids.numel()
 
 
 def _continued_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:

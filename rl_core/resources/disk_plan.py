@@ -53,7 +53,12 @@ def disk_plan(shape: ModelShape, config: RunConfig, num_steps: int) -> DiskPlan:
     allowed = min(wanted, kept.quota_bytes // size)
     num_rollouts = config.data.train_batch_size * config.algorithm.group_size
     row = _ROW_BYTES + _TOKEN_BYTES * config.data.max_response_length
-    rollouts = num_rollouts * (row + _turns_bytes(config))
+    most, turns = config.data.max_response_length, 0
+    if config.env.max_turns > 1:
+        # Their text is there once more. The model's and, between them, the env's, each of a token
+        # or more.
+        turns = _TOKEN_BYTES * most + _TURN_BYTES * min(2 * config.env.max_turns - 1, most)
+    rollouts = num_rollouts * (row + turns)
     problems = min(MOST_VALIDATION_ROWS, config.trainer.test_problems, config.data.test_size)
     test = _TEST_FILE_BYTES + problems * row
     num_tests = 1 + -(-num_steps // config.trainer.test_freq)  # the first before any step
@@ -65,15 +70,6 @@ def disk_plan(shape: ModelShape, config: RunConfig, num_steps: int) -> DiskPlan:
         + num_tests * test
         + min(num_steps * rollouts, config.storage.rollout_quota_bytes),
     )
-
-
-def _turns_bytes(config: RunConfig) -> int:
-    """Returns the bytes of a rollout's turns, at most: their text is there once more."""
-    most = config.data.max_response_length
-    if config.env.max_turns == 1:
-        return 0
-    # The model's and, between them, the env's, each of a token or more.
-    return _TOKEN_BYTES * most + _TURN_BYTES * min(2 * config.env.max_turns - 1, most)
 
 
 def checkpoint_bytes(shape: ModelShape, config: RunConfig) -> int:

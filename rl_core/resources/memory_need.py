@@ -81,9 +81,32 @@ def card_need(shape: ModelShape, config: RunConfig, card_gib: float) -> Need:
     vLLM takes its share of the card at once, and all new weights come beside it. Engines that take
     turns with the learner have theirs only while the learner rests.
     """
-    plan = memory_plan(shape, config)
-    needs = (_on_card(who, plan, shape, config, card_gib) for who in card_tenants(config))
-    return max(needs, key=lambda need: need.total_gib)
+    plan, rollout = memory_plan(shape, config), config.rollout
+    peak, engine = learner_peak(plan), plan[-1]
+
+    def on_card(tenants: Sequence[str]) -> Need:
+        num_engines = sum(name != LEARNER for name in tenants)
+        engines = _several(num_engines, "engine", "engines")
+        cuda, awake = {"CUDA": CUDA_GIB * len(tenants)}, dict[str, float]()
+        if num_engines and rollout.engine == "hf":
+            awake = {engines: num_engines * engine.total_bytes / GIB}
+        elif num_engines:
+            share, incoming = rollout.gpu_memory_utilization, engine.parts["incoming_weights"]
+            awake = {
+                f"{engines} ({share:g} of the card)": num_engines * share * card_gib,
+                "new weights on their way": num_engines * incoming / GIB,
+            }
+        if LEARNER not in tenants:
+            return Need([Moment(awake | cuda)])
+        before = _sft(shape, config, {"CUDA": CUDA_GIB})
+        works = {f"learner ({peak.phase})": peak.total_bytes / GIB}
+        if not (num_engines and takes_turns(config)):
+            return Need([*before, Moment(works | awake | cuda)])
+        rests = {"learner at rest": resting_learner(shape, config).total_bytes / GIB}
+        asleep = {f"{engines} asleep": num_engines * ENGINE_ITSELF_GIB}
+        return Need([*before, Moment(works | asleep | cuda), Moment(rests | awake | cuda)])
+
+    return max(map(on_card, card_tenants(config)), key=lambda need: need.total_gib)
 
 
 def least_engine_gib(shape: ModelShape, config: RunConfig, num_sequences: int = 1) -> float:
@@ -217,46 +240,9 @@ def sft_memory(shape: ModelShape, config: RunConfig) -> PhaseMemory | None:
     return PhaseMemory("sft", "learner", parts)
 
 
-def _on_card(
-    tenants: Sequence[str],
-    plan: Sequence[PhaseMemory],
-    shape: ModelShape,
-    config: RunConfig,
-    card_gib: float,
-) -> Need:
-    num_engines = sum(name != LEARNER for name in tenants)
-    cuda = {"CUDA": CUDA_GIB * len(tenants)}
-    awake = _awake(num_engines, plan[-1], config, card_gib)
-    if LEARNER not in tenants:
-        return Need([Moment(awake | cuda)])
-    peak, before = learner_peak(plan), _sft(shape, config, {"CUDA": CUDA_GIB})
-    works = {f"learner ({peak.phase})": peak.total_bytes / GIB}
-    if not (num_engines and takes_turns(config)):
-        return Need([*before, Moment(works | awake | cuda)])
-    rests = {"learner at rest": resting_learner(shape, config).total_bytes / GIB}
-    name = f"{_several(num_engines, 'engine', 'engines')} asleep"
-    asleep = {name: num_engines * ENGINE_ITSELF_GIB}
-    return Need([*before, Moment(works | asleep | cuda), Moment(rests | awake | cuda)])
-
-
 def _sft(shape: ModelShape, config: RunConfig, beside: Mapping[str, float]) -> list[Moment]:
     phase = sft_memory(shape, config)
     return [] if phase is None else [Moment({"SFT": phase.total_bytes / GIB, **beside})]
-
-
-def _awake(
-    num_engines: int, engine: PhaseMemory, config: RunConfig, card_gib: float
-) -> dict[str, float]:
-    if not num_engines:
-        return {}
-    name, share = _several(num_engines, "engine", "engines"), config.rollout.gpu_memory_utilization
-    if config.rollout.engine == "hf":
-        return {name: num_engines * engine.total_bytes / GIB}
-    incoming = engine.parts["incoming_weights"] / GIB
-    return {
-        f"{name} ({share:g} of the card)": num_engines * share * card_gib,
-        "new weights on their way": num_engines * incoming,
-    }
 
 
 def _several(number: int, one: str, more: str) -> str:

@@ -95,9 +95,10 @@ def why_no_shared_card(config: RunConfig) -> str | None:
 
 
 def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[list[str]]:
-    """Returns who loads after whom: each queue one by one, all queues at the same time.
+    """Returns in which order processes load: each queue one by one, all queues at the same time.
 
-    Processes that share a card are in one queue: engines in their order, and learners last.
+    `cards` are those that each process computes on, as (machine, number on it). Processes that
+    share a card are in one queue: engines in their order, and learners last.
 
     At its start vLLM (0.32, v1/worker/gpu_worker.py) looks at the whole card, not at its own
     process. Its share of the TOTAL memory must be free. Memory that the card loses until the end of
@@ -106,9 +107,6 @@ def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[li
     process gives back fails an assertion. So no other process may load or free at that time. And
     engines go first: the empty card has any share free, and the engine keeps it, whatever the
     learner takes or returns. After a learner, it would have to fit beside torch's cache.
-
-    Args:
-        cards: by process, the cards that it computes on, each as (machine, number on it).
     """
     queues: list[tuple[set[tuple[str, str]], list[str]]] = []
     # Stable: engines stay in order.

@@ -190,7 +190,12 @@ def step_time(
     shares: Shares,
 ) -> StepTime:
     """Returns the seconds of one step; the critic has the actor's backbone."""
-    ahead = 0 if _num_devices(config) <= 1 else config.rollout.staleness
+    resources, rollout = config.resources, config.rollout
+    num_cards = resources.learner_ranks * resources.learner_gpus
+    num_cards += rollout.num_engines * rollout.tensor_parallel_size * resources.rollout_gpus
+    # On a CPU each process has threads of its own.
+    takes_turns = resources.learner_gpus > 0 and num_cards <= 1
+    ahead = 0 if takes_turns else rollout.staleness
     generate = _generate(shape, config, machine, lengths, shares, max(ahead, 1))
     learn = _learn(shape, config, machine, lengths, shares)
     sent = compute_width(config) * shape.num_parameters * config.rollout.num_engines
@@ -327,12 +332,3 @@ def _passes(config: RunConfig) -> tuple[float, float]:
     actor = update + (0 if config.has_one_update else 1) + (1 if algorithm.has_reference else 0)
     values = 0 if config.has_one_critic_update else 1
     return actor, (update + values if algorithm.estimator == "gae" else 0)
-
-
-def _num_devices(config: RunConfig) -> float:
-    """Returns the cards, or on a CPU the processes, each with threads of its own."""
-    resources, num_engines = config.resources, config.rollout.num_engines
-    if resources.learner_gpus == 0:
-        return resources.learner_ranks + num_engines
-    engine_gpus = config.rollout.tensor_parallel_size * resources.rollout_gpus
-    return resources.learner_ranks * resources.learner_gpus + num_engines * engine_gpus

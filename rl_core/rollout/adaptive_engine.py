@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,13 +37,7 @@ class AdaptiveEngine:
     long as the engine does.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        model_path: Path,
-        build: Callable[[RunConfig, Path, int], RolloutEngine],
-        file: Path | None,
-    ) -> None:
+    def __init__(self, config: RunConfig, model_path: Path, file: Path | None) -> None:
         self._config, self._file = config, file
         self._place = engine_place(config, model_path)
         self._budgets = TokenBudgets(config.rollout.max_num_seqs)
@@ -51,14 +45,7 @@ class AdaptiveEngine:
             self._budgets.restore(read_learned(file, self._place))
         self._failures: dict[str, list[int]] = {}
         self._size = self._budgets[_BUDGET]
-        self._engine = build(config, model_path, self._size)
-
-    def generate(
-        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
-    ) -> Iterator[tuple[int, Completion]]:
-        """Yields each request's completion with its position; see `generate_by_token`."""
-        for ended in self.generate_by_token(requests, sampling, phase):
-            yield from ended
+        self.engine = build_engine(config, model_path, self._size)
 
     def generate_by_token(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
@@ -75,7 +62,7 @@ class AdaptiveEngine:
         while left:
             positions, said, size = list(left), "", min(self._size, len(left))
             try:
-                for ended in self._engine.generate_by_token(list(left.values()), sampling):
+                for ended in self.engine.generate_by_token(list(left.values()), sampling):
                     for i, _ in ended:
                         del left[positions[i]]
                     yield [(positions[i], completion) for i, completion in ended]
@@ -86,18 +73,6 @@ class AdaptiveEngine:
             # The error is gone by now, and with it the frames that held the tensors.
             if said:
                 self._shrink(phase, size, said)
-
-    def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replaces all weights; see `RolloutEngine.update_weights`."""
-        self._engine.update_weights(weights)
-
-    def release_weights(self) -> None:
-        """Lets go of the tensors of the weights; see `RolloutEngine.release_weights`."""
-        self._engine.release_weights()
-
-    def set_policy_version(self, version: int) -> None:
-        """Says how many updates made the weights; see `RolloutEngine.policy_version`."""
-        self._engine.policy_version = version
 
     def end_step(self) -> dict[str, float]:
         """Returns metrics of what was generated since the last call; the next run learns from it.
@@ -119,10 +94,6 @@ class AdaptiveEngine:
             write_learned(self._file, self._place, self._budgets.learned())
         return metrics
 
-    def close(self) -> None:
-        """Frees the engine's memory; it cannot be used afterwards."""
-        self._engine.close()
-
     def _shrink(self, phase: str, failed: int, said: str) -> None:
         if failed == 1:
             alone = f"{said.rstrip('.')}. A single response was under way"
@@ -140,7 +111,23 @@ class AdaptiveEngine:
         torch.cuda.empty_cache()
         self._size = self._budgets[_BUDGET]
         with out_of_memory_as(phase):
-            self._engine.resize(self._size)
+            self.engine.resize(self._size)
+
+
+def build_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> RolloutEngine:
+    """Returns the engine of `rollout.engine`; only its library is loaded."""
+    if config.rollout.engine == "vllm":
+        from rl_core.rollout.vllm_engine import VllmEngine
+
+        return VllmEngine(config, model_path, max_num_seqs)
+    from rl_core.rollout.hf_engine import HfEngine
+
+    return HfEngine(
+        model_path,
+        dtype=config.compute_dtype,
+        max_num_seqs=max_num_seqs,
+        on_gpu=config.resources.rollout_gpus > 0,
+    )
 
 
 def engine_place(config: RunConfig, model_path: Path) -> str:

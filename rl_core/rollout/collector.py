@@ -66,26 +66,17 @@ def collect(
     rewards: Rewards,
     clock: Callable[[str], AbstractContextManager[None]],
 ) -> Collected:
-    """Returns the scored rollouts of a step.
+    """Returns the scored rollouts of a step, counted from 1, of the problems in `chosen` positions.
 
     Where `algorithm.resample_rounds` says so, groups whose scores are all equal, which teach
     nothing, are replaced by groups of other problems (DAPO, arXiv:2503.14476, section 3.2). These
-    depend on (seed, step) alone; groups that no round could replace stay, so the batch is full.
+    depend on (seed, step) only; groups that no round could replace stay, so the batch is full.
 
-    Args:
-        config: the run's settings.
-        problems: all training problems.
-        chosen: the step's problems, as positions.
-        step: counted from 1.
-        stream: yields one completion per request, with its position, as each has ended.
-        decode: token ids to text, without special tokens.
-        encode: the env's words to token ids, where it answers responses.
-        rewards: scores responses while others are still being written.
-        clock: times `gen`, and as `reward` what scoring takes after it.
+    For `decode` and `encode` see `TurnTaking`. The clock times `gen`, and as `reward` what scoring
+    takes after it.
     """
     group_size = config.algorithm.group_size
     sampling = SamplingSettings(config.data.max_response_length, config.rollout.temperature)
-
     turns = TurnTaking(config.env, decode, encode)
     num_tokens, seconds = 0, 0.0
     num_correct: dict[int, int] = {}
@@ -97,12 +88,8 @@ def collect(
         own = [item.problem for item in asked for _ in range(group_size)]
         start = time.perf_counter()
         with clock("gen"):
-            answers = read_answers(
-                turns.play(stream, requests, sampling, own),
-                own,
-                decode=decode,
-                rewards=rewards,
-            )
+            played = turns.play(stream, requests, sampling, own)
+            answers = read_answers(played, own, decode=decode, rewards=rewards)
         seconds += time.perf_counter() - start
         num_tokens += sum(answer.completion.num_sampled for answer in answers)
         with clock("reward"):
@@ -116,22 +103,23 @@ def collect(
     metrics = reward_metrics(rollouts)
     if config.env.max_turns > 1:
         metrics |= turn_metrics([rollout.completion for rollout in rollouts])
-    replaced = 0
-    others = _other_problems(config, step, len(problems), chosen)
-    for _ in range(config.algorithm.resample_rounds):
-        flat = [g for g in range(len(chosen)) if not _has_spread(rollouts, g, group_size)]
-        drawn, others = others[: len(flat)], others[len(flat) :]
-        if not drawn:
-            break
-        fresh = ask(drawn)
-        useful = [g for g in range(len(drawn)) if _has_spread(fresh, g, group_size)]
-        for old, new in zip(flat, useful, strict=False):
-            rollouts[old * group_size : (old + 1) * group_size] = [
-                replace(rollout, group_id=old)
-                for rollout in fresh[new * group_size : (new + 1) * group_size]
-            ]
-        replaced += len(useful)
-    if config.algorithm.resample_rounds:
+    if rounds := config.algorithm.resample_rounds:
+        taken, replaced = set(chosen), 0
+        order = np.random.default_rng([config.seed, step, 1]).permutation(len(problems))
+        others = [int(i) for i in order if int(i) not in taken]
+        for _ in range(rounds):
+            flat = [g for g in range(len(chosen)) if not _has_spread(rollouts, g, group_size)]
+            drawn, others = others[: len(flat)], others[len(flat) :]
+            if not drawn:
+                break
+            fresh = ask(drawn)
+            useful = [g for g in range(len(drawn)) if _has_spread(fresh, g, group_size)]
+            for old, new in zip(flat, useful, strict=False):
+                rollouts[old * group_size : (old + 1) * group_size] = [
+                    replace(rollout, group_id=old)
+                    for rollout in fresh[new * group_size : (new + 1) * group_size]
+                ]
+            replaced += len(useful)
         metrics["group/replaced_frac"] = replaced / len(chosen)
     metrics["rollout/tokens_per_s"] = num_tokens / seconds
     return Collected(rollouts, metrics, num_correct)
@@ -141,17 +129,6 @@ def _has_spread(rollouts: Sequence[Rollout], group: int, group_size: int) -> boo
     """Returns whether the scores of a group, by its position, differ."""
     members = rollouts[group * group_size : (group + 1) * group_size]
     return len({rollout.reward for rollout in members}) > 1
-
-
-def _other_problems(
-    config: RunConfig, step: int, num_problems: int, chosen: Sequence[int]
-) -> list[int]:
-    """Returns the positions of all problems that are not in the batch, in this step's order."""
-    if not config.algorithm.resample_rounds:
-        return []
-    order = np.random.default_rng([config.seed, step, 1]).permutation(num_problems)
-    taken = set(chosen)
-    return [int(i) for i in order if int(i) not in taken]
 
 
 def build_requests(

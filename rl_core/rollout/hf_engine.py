@@ -1,4 +1,4 @@
-"""Stage 3 with transformers alone: slower than vLLM, and runs wherever torch does.
+"""Stage 3 with transformers only: slower than vLLM, and runs wherever torch does.
 
 B requests of a batch, b of them still running, P longest prompt, V vocabulary.
 """
@@ -226,7 +226,7 @@ class _Context:
     """What the responses have behind them."""
 
     cache: DynamicCache
-    """Keys and values: of the responses alone, where prompts are shared."""
+    """Keys and values; where prompts are shared, only those of the responses."""
     positions: torch.Tensor
     """Of the next tokens, int64 [b, 1]."""
     mask: torch.Tensor | None
@@ -242,7 +242,7 @@ class _Context:
         return {"attention_mask": self.mask}
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Keeps these responses alone, int64."""
+        """Keeps only these responses, int64."""
         self.cache.batch_select_indices(rows)
         self.positions = self.positions[rows]
         if self.prompts is not None:
@@ -254,12 +254,10 @@ class _Context:
 def _sample(
     logits: torch.Tensor, temperature: float, draws: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the next tokens int64 [b] and their log-probs float32 [b].
+    """Returns the next tokens int64 [b] and their log-probs float32 [b], of logits float32 [b, V].
 
-    Args:
-        logits: float32 [b, V].
-        temperature: 0 takes the likeliest token.
-        draws: float32 [b] from [0, 1): a token is drawn where they cut the cumulated probabilities.
+    A token is drawn where `draws` (float32 [b] from [0, 1)) cut the cumulated probabilities; at
+    temperature 0 it is the likeliest.
     """
     if temperature == 0:
         token = logits.argmax(dim=-1, keepdim=True)

@@ -35,7 +35,7 @@ def complete_weights(
     """Returns the tensors named by `shapes`, having checked that all are there.
 
     A partial update is refused because it corrupts silently: an engine fuses q, k and v into one
-    matrix, and a push of q alone leaves the others undefined.
+    matrix, and a push of only q leaves the others undefined.
 
     Raises:
         ValueError: tensors are missing, unknown, or of another shape.

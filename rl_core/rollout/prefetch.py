@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 
 from rl_core.rollout.collector import Collected
+from rl_core.types import Rollout
 
 Clock = Callable[[str], AbstractContextManager[None]]
 
@@ -38,7 +40,7 @@ class RolloutsAhead:
             if step not in self._ahead:
                 before, self._last = self._last, Future()
                 self._ahead[step] = self._last
-                # A daemon: should the run end by an error, nobody waits for what nobody wants.
+                # A daemon thread: if the run fails, do not wait for it.
                 args = (step, self._last, before)
                 threading.Thread(target=self._run, args=args, daemon=True).start()
 
@@ -72,3 +74,35 @@ class RolloutsAhead:
             ahead.set_result(self._collect_step(step, lambda phase: nullcontext()))
         except BaseException as error:  # noqa: BLE001  # whatever it is, the waiting loop gets it
             ahead.set_exception(error)
+
+
+def staleness_metrics(rollouts: Sequence[Rollout], step: int, *, limit: int) -> dict[str, float]:
+    """Returns how stale a step's tokens are, in updates; where they must not be, nothing.
+
+    A token's staleness is the number of updates between the policy that sampled it and the one
+    that learns from it: step n, from 1, learns with the policy of n - 1 updates. So AReaL counts
+    (arXiv:2505.24298, section 5.1), for each trajectory by its oldest token.
+    `rollout/stale_tokens_frac` is the share of tokens that are not of the newest policy.
+
+    Raises:
+        RuntimeError: a token is staler than the limit, or from a policy that is yet to be.
+    """
+    tokens: Counter[int] = Counter()
+    for rollout in rollouts:
+        for policy, number in rollout.completion.policy_runs:
+            tokens[step - 1 - policy] += number
+    if not 0 <= min(tokens) <= max(tokens) <= limit:
+        wrong = max(tokens) if max(tokens) > limit else min(tokens)
+        raise RuntimeError(
+            f"step {step} would learn from {tokens[wrong]} tokens of policy {step - 1 - wrong}, "
+            f"{wrong} updates behind its own: rollout.staleness={limit} allows {limit}. An engine "
+            "holds other weights than it was given"
+        )
+    if limit == 0:
+        return {}
+    total = tokens.total()
+    return {
+        "rollout/staleness_mean": sum(age * n for age, n in tokens.items()) / total,
+        "rollout/staleness_max": max(tokens),
+        "rollout/stale_tokens_frac": 1 - tokens[0] / total,
+    }

@@ -49,12 +49,10 @@ class RolloutEngine(Protocol):
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place, and forgets whatever was computed with the old ones.
 
-        All but what responses under way have behind them; see `generate_by_token`.
-
-        Args:
-            weights: every tensor of the model under its Hugging Face name, on any device, in any
-                float type. With tied embeddings `lm_head.weight` may be left out. They may be
-                kept, and must not change, until `release_weights` or until others come.
+        All but what responses under way have behind them; see `generate_by_token`. Every tensor of
+        the model stands under its Hugging Face name, on any device, in any float type; with tied
+        embeddings `lm_head.weight` may be left out. They may be kept, and must not change, until
+        `release_weights` or until others come.
 
         Raises:
             ValueError: tensors are missing, unknown, or of another shape.

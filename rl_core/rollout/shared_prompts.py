@@ -66,7 +66,7 @@ class SharedPrompts:
         )
 
     def keep(self, rows: Sequence[int]) -> SharedPrompts:
-        """Returns what is needed for these responses alone."""
+        """Returns what is needed for these responses."""
         wanted = [self.prompt_of_row[row] for row in rows]
         left = sorted(set(wanted))
         index = torch.tensor(left, device=self.is_padding.device)
@@ -78,13 +78,9 @@ class SharedPrompts:
         )
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Returns what each response's new token reads, [b, K, r, D].
+        """Returns what each response's new token reads in a layer, [b, K, r, D].
 
-        Args:
-            layer: its number.
-            query: [b, K, r, D], scaled.
-            keys: of what was generated, [b, K, t, D].
-            values: of the same.
+        The query is scaled, [b, K, r, D]; keys and values are of what was generated, [b, K, t, D].
         """
         prompt_keys, prompt_values = self.keys[layer], self.values[layer]
         to_prompt = self._by_prompt(query) @ prompt_keys.transpose(-1, -2)

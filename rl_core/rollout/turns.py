@@ -111,17 +111,13 @@ class _Dialogue:
 
 @dataclass(frozen=True)
 class TurnTaking:
-    """Models and an env that take turns; with one turn, an engine's own answers.
-
-    Attributes:
-        env: how often, and whose words.
-        decode: token ids to text, without special tokens.
-        encode: the env's words to token ids, special tokens recognised.
-    """
+    """Models and an env that take turns; with one turn, an engine's own answers."""
 
     env: TextEnv
     decode: Callable[[Sequence[int]], str]
+    """Token ids to text, without special tokens."""
     encode: Callable[[str], Sequence[int]]
+    """The env's words to token ids, special tokens recognised."""
 
     def play(
         self,
@@ -129,23 +125,15 @@ class TurnTaking:
         requests: Sequence[GenerationRequest],
         sampling: SamplingSettings,
         problems: Sequence[Problem],
-    ) -> Iterable[tuple[int, Completion]]:
+    ) -> Iterator[tuple[int, Completion]]:
         """Yields each request's whole response with its position, as soon as it is over.
 
         Turn by turn: the next begins when all responses have ended theirs.
         `sampling.max_tokens` is of the whole response, the env's words included.
         """
         if self.env.max_turns == 1 or not self.env.overrides(TextEnv.reply):
-            return stream(requests, sampling)
-        return self._play(stream, requests, sampling, problems)
-
-    def _play(
-        self,
-        stream: Stream,
-        requests: Sequence[GenerationRequest],
-        sampling: SamplingSettings,
-        problems: Sequence[Problem],
-    ) -> Iterator[tuple[int, Completion]]:
+            yield from stream(requests, sampling)
+            return
         sampling = replace(sampling, stop=self.env.stop)
         dialogues = [_Dialogue(request) for request in requests]
         asked, positions = list(requests), list(range(len(requests)))

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
+from rl_core.config.run import RunConfig
 from rl_core.errors import allocation_in_words, is_out_of_memory
 from rl_core.models.folder_check import check_model_folder
 from rl_core.rollout.model_files import (
@@ -58,29 +59,12 @@ class WeightUpdates:
 class VllmEngine(RolloutEngine):
     """A vLLM engine on one device whose weights are replaced in place."""
 
-    def __init__(
-        self,
-        model_path: Path,
-        *,
-        dtype: Literal["float32", "bfloat16"],
-        max_model_len: int,
-        max_num_seqs: int,
-        kv_cache_mib: int,
-        gpu_memory_utilization: float,
-        on_gpu: bool,
-        sleeps: bool = False,
-        tensor_parallel_size: int = 1,
-        in_flight: bool = False,
-        reads_text: bool = False,
-    ) -> None:
-        """Loads the model.
+    def __init__(self, config: RunConfig, model_path: Path, max_num_seqs: int) -> None:
+        """Loads the model; so many responses are generated at a time.
 
-        In float32 log-probs agree with the learner's to about 1e-5, in bfloat16 to about 0.05.
-        `kv_cache_mib` is of a CPU engine, `gpu_memory_utilization` of a GPU's. An engine that
-        `sleeps` gives a GPU's memory back after each `generate`, and keeps the weights in the
-        machine's memory until it is asked for something again. `tensor_parallel_size` counts GPUs
-        of this machine; on a CPU, processes. With `in_flight` weights may be replaced between two
-        tokens; with `reads_text` vLLM loads the tokenizer, for responses that end by what they say.
+        In float32 log-probs agree with the learner's to about 1e-5, in bfloat16 to about 0.05. An
+        engine that sleeps gives a GPU's memory back after each `generate`, and keeps the weights in
+        the machine's memory until it is asked for something again.
         """
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
             raise RuntimeError(
@@ -92,22 +76,24 @@ class VllmEngine(RolloutEngine):
         self._shapes = weight_shapes(model_path)
         self._stop_token_ids = stop_token_ids(model_path)
         _inspect_in_process(model_path)
-        self._on_gpu, self.sleeps, self._is_asleep = on_gpu, sleeps and on_gpu, False
+        rollout, self._on_gpu = config.rollout, config.resources.rollout_gpus > 0
+        self.sleeps, self._is_asleep = rollout.sleep and self._on_gpu, False
         self._weights: Mapping[str, torch.Tensor] | None = None
         self._options: dict[str, Any] = {
             "model": str(model_path),
-            "skip_tokenizer_init": not reads_text,
+            # Responses of several turns end by what they say.
+            "skip_tokenizer_init": config.env.max_turns == 1,
             "trust_remote_code": False,
             "load_format": "safetensors",  # never a pickle, which could execute code
             "generation_config": "vllm",  # no sampling defaults hidden in the model folder
-            "dtype": dtype,
-            "max_model_len": max_model_len,
+            "dtype": config.compute_dtype,
+            "max_model_len": config.data.max_prompt_length + config.data.max_response_length,
             "logprobs_mode": "processed_logprobs",  # after temperature: what was sampled from
             "worker_extension_cls": f"{WeightUpdates.__module__}.{WeightUpdates.__name__}",
             "disable_log_stats": True,
         }
         cpu_options = {
-            "kv_cache_memory_bytes": kv_cache_mib * 2**20,
+            "kv_cache_memory_bytes": rollout.kv_cache_mib * 2**20,
             "enforce_eager": True,
             # Prompts of a group share whole blocks: with the default of 128 most would share none.
             "block_size": _CPU_BLOCK_TOKENS,
@@ -116,18 +102,18 @@ class VllmEngine(RolloutEngine):
             "enable_chunked_prefill": False,
         }
         gpu_options = {
-            "gpu_memory_utilization": gpu_memory_utilization,
-            "enable_sleep_mode": sleeps,
+            "gpu_memory_utilization": rollout.gpu_memory_utilization,
+            "enable_sleep_mode": rollout.sleep,
         }
-        self._options |= gpu_options if on_gpu else cpu_options
-        if tensor_parallel_size > 1:
+        self._options |= gpu_options if self._on_gpu else cpu_options
+        if rollout.tensor_parallel_size > 1:
             # A child process for each part, even where Ray could start them: they end with this
             # one, and its cards are theirs.
             self._options |= {
-                "tensor_parallel_size": tensor_parallel_size,
+                "tensor_parallel_size": rollout.tensor_parallel_size,
                 "distributed_executor_backend": "mp",
             }
-        if in_flight:
+        if rollout.updates_in_flight:
             # Else vLLM has a further token computed when it hands one over: of which weights?
             self._options["async_scheduling"] = False
         self.llm = self._build(max_num_seqs)
@@ -164,13 +150,13 @@ class VllmEngine(RolloutEngine):
                         policy_starts[i].append((num_tokens, version))
                 outputs = engine.step()
                 if not engine.has_unfinished_requests():
-                    # Not after the last yield: who knows how many there are asks for no more.
+                    # Not after the last yield: a caller that counts its answers asks for no more.
                     self._go_to_sleep()
                 ended = [
                     (positions.pop(output.request_id), output.outputs[0]) for output in outputs
                 ]
                 yield [(i, _completion(output, policy_starts[i])) for i, output in ended]
-        except GeneratorExit:  # who asked has lost interest
+        except GeneratorExit:  # the caller needs no more
             engine.abort_request(list(positions))
             self._go_to_sleep()
             raise
@@ -264,7 +250,7 @@ class VllmEngine(RolloutEngine):
             stop=list(sampling.stop),
             include_stop_str_in_output=bool(sampling.stop),
             stop_token_ids=list(self._stop_token_ids),
-            logprobs=0,  # of the sampled token alone
+            logprobs=0,  # only of the sampled token
             flat_logprobs=True,
             detokenize=bool(sampling.stop),
         )

@@ -1,1 +1,1 @@
-"""Ray: who runs where, what runs in each process, and who talks to whom."""
+"""Ray: which process runs where, what runs in it, and what it asks of others."""

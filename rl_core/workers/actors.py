@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from rl_core.learner.learner import Learner
     from rl_core.learner.ranks import Ranks
     from rl_core.rollout.adaptive_engine import AdaptiveEngine
-    from rl_core.rollout.protocol import RolloutEngine
 
 WRITING: Final = "writing"
 """Ray's concurrency group, a thread of the actor, for what goes on beside its other calls."""
@@ -77,7 +76,7 @@ def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
     logger.setLevel(logging.INFO)
     logger.addHandler(own)
     logger.propagate = False
-    # Weights that are sent are only read; who looks why a process died takes its words for a cause.
+    # Weights that are sent are only read; in the log of a dead process it would look like a cause.
     warnings.filterwarnings("ignore", "Zero-copy tensor serialization")
     dump_stacks_on_request()
 
@@ -157,8 +156,7 @@ class LearnerActor:
 
             ranks = self._ranks = self._ranks or ALONE
             self._learner = Learner(config, model_path, resume_from, budgets_file, ranks)
-            self._sent_dtype = config.compute_dtype
-            self._takes_turns = takes_turns(config)
+            self._config = config
             self._give_back()
         _logger.info(
             "%s in %s, micro-batches of up to %d tokens",
@@ -188,7 +186,7 @@ class LearnerActor:
         """Returns all weights, on the CPU, in the type in which the engines compute."""
         import torch
 
-        dtype = getattr(torch, self._sent_dtype)
+        dtype = getattr(torch, self._config.compute_dtype)
         with self._in_phase("weights"):
             gathered, self._gathered = self._gathered, None
             # One by one: with adapters, all merged weights at once might not fit beside them.
@@ -220,7 +218,7 @@ class LearnerActor:
         """Leaves to engines on the same card what torch keeps of it for later."""
         import torch
 
-        if self._takes_turns:
+        if takes_turns(self._config):
             torch.cuda.empty_cache()
 
     def snapshot(self) -> int:
@@ -263,9 +261,7 @@ class RolloutActor:
         with out_of_memory_as("load_engine"):
             from rl_core.rollout.adaptive_engine import AdaptiveEngine
 
-            self._engine = AdaptiveEngine(
-                config, model_path, ENGINES[config.rollout.engine], budgets_file
-            )
+            self._engine = AdaptiveEngine(config, model_path, budgets_file)
         _logger.info(
             "%s in %s on %s, up to %d responses at a time",
             model_path.name,
@@ -299,11 +295,6 @@ class RolloutActor:
             finished += ended
         return finished
 
-    @ray.method(concurrency_group=WRITING)  # type: ignore[untyped-decorator]  # Ray's
-    def beside(self, method: str, *arguments: Any) -> Any:
-        """Calls one of the methods below in another thread than that which generates."""
-        return getattr(self, method)(*arguments)
-
     def end_step(self) -> dict[str, float]:
         """Returns what became of the engine's memory since this was asked last."""
         with self._lock:
@@ -312,11 +303,11 @@ class RolloutActor:
     def set_policy_version(self, version: int) -> None:
         """Says how many updates made the weights that the engine holds."""
         with self._lock:
-            self._engine.set_policy_version(version)
+            self._engine.engine.policy_version = version
 
     def release_weights(self) -> None:
         """Lets go of the tensors in Ray's store that `set_weights` brought; others come next."""
-        self._engine.release_weights()
+        self._engine.engine.release_weights()
 
     def set_weights(
         self, weights: Path | Mapping[str, torch.Tensor], policy_version: int = 0
@@ -328,41 +319,5 @@ class RolloutActor:
             if isinstance(weights, Path):
                 weights = read_weights(weights)
             with self._lock:
-                self._engine.update_weights(weights)
-                self._engine.set_policy_version(policy_version)
-
-
-def _vllm_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> RolloutEngine:
-    from rl_core.rollout.vllm_engine import VllmEngine
-
-    return VllmEngine(
-        model_path,
-        dtype=config.compute_dtype,
-        max_model_len=config.data.max_prompt_length + config.data.max_response_length,
-        max_num_seqs=max_num_seqs,
-        kv_cache_mib=config.rollout.kv_cache_mib,
-        gpu_memory_utilization=config.rollout.gpu_memory_utilization,
-        on_gpu=config.resources.rollout_gpus > 0,
-        sleeps=config.rollout.sleep,
-        tensor_parallel_size=config.rollout.tensor_parallel_size,
-        in_flight=config.rollout.updates_in_flight,
-        reads_text=config.env.max_turns > 1,
-    )
-
-
-def _hf_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> RolloutEngine:
-    from rl_core.rollout.hf_engine import HfEngine
-
-    return HfEngine(
-        model_path,
-        dtype=config.compute_dtype,
-        max_num_seqs=max_num_seqs,
-        on_gpu=config.resources.rollout_gpus > 0,
-    )
-
-
-ENGINES: dict[str, Callable[[RunConfig, Path, int], RolloutEngine]] = {
-    "vllm": _vllm_engine,
-    "hf": _hf_engine,
-}
-"""Builders by `rollout.engine`."""
+                self._engine.engine.update_weights(weights)
+                self._engine.engine.policy_version = policy_version

@@ -1,56 +1,52 @@
-"""The processes of a run, seen from the trainer loop.
+"""The processes of a run, seen from the trainer loop: the learner's ranks are all asked the same.
 
-The driver holds no tensors: it sends requests and rollouts, and orders who talks to whom.
+The driver holds no tensors: it sends requests and rollouts, and orders who talks to whom. What runs
+in each process: actors.py. What ranks say to each other: learner/ranks.py.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 import ray
-from ray.exceptions import (
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-    WorkerCrashedError,
-)
 
 from rl_core.config.run import RunConfig
-from rl_core.errors import OutOfMemory, WorkerDied, first_line
+from rl_core.errors import OutOfMemory, RankLost, WorkerDied
 from rl_core.resources.memory_need import why_not_split
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.placement import (
+    LEARNER,
     learner_name,
     loading_queues,
     shares_a_card,
     why_no_shared_card,
 )
-from rl_core.resources.token_budgets import BUDGETS_FILE
+from rl_core.resources.token_budgets import BUDGETS_FILE, merge_metrics
 from rl_core.system.atomic import reading
 from rl_core.system.process_env import process_environment
 from rl_core.types import Rollout
 from rl_core.workers.actors import WRITING, LearnerActor, RolloutActor
 from rl_core.workers.engines import Engines
-from rl_core.workers.learner_ranks import LearnerRanks
 from rl_core.workers.nodes import check_nodes, own_node
 from rl_core.workers.reservation import Reservation
-from rl_core.workers.session import ray_session
+from rl_core.workers.session import Results, ray_session
 
-_LOG_LINES_SHOWN = 3
-_NODE_DIED = "its node has died"
-"""How Ray says so of an actor."""
-_WARNING_OF_TORCH = "[W"
-"""Of its C++: it names no cause, a host without a name for one."""
+_NEWS_S: Final = 10.0
+"""Ray says within some 2 s that a process is gone; the ranks that lost it say so at once."""
 
 
 class Workers:
-    """The learner and the rollout engines of one run; made by `Workers.start`."""
+    """The learner and the rollout engines of one run; made by `Workers.start`.
+
+    The learner is one process, or several ranks that hold a share of the weights each.
+    """
 
     def __init__(
         self,
@@ -63,10 +59,8 @@ class Workers:
         learner: bool,
         on_progress: Callable[[str], None],
     ) -> None:
-        self._config = config
-        self._log_folder = log_folder
-        self._room = room
-        self._on_progress = on_progress
+        self._config, self._log_folder, self._room = config, log_folder, room
+        self._result, self._on_progress = Results(log_folder), on_progress
         budgets_file = (config.storage.root / BUDGETS_FILE).resolve()
 
         def load(actor: Any, weights: Any, *policy_version: int) -> Any:
@@ -84,8 +78,12 @@ class Workers:
             in_flight=config.rollout.updates_in_flight,
         )
         num_ranks = config.resources.learner_ranks if learner else 0
-        ranks = [self._spawn(learner_name(rank), LearnerActor) for rank in range(num_ranks)]
-        self._learner = LearnerRanks(ranks, self._result, on_progress) if learner else None
+        names = [learner_name(rank) for rank in range(num_ranks)]
+        self.ranks = {name: self._spawn(name, LearnerActor) for name in names}
+        """Ray's handles of the learner's processes by name."""
+        # An engine that starts again beside a step asks for weights from another thread: all ranks
+        # must be asked for the same, in one order.
+        self._asking = threading.Lock()
 
     @classmethod
     @contextmanager
@@ -140,7 +138,7 @@ class Workers:
                 on_progress=on_progress,
             )
             with nullcontext() if resume_from is None else reading(resume_from):
-                workers._load(config, resume_from, report)
+                workers._load(resume_from, report)
             if learner and config.model.load_in_4bit and resume_from is None:
                 workers.sync_weights()  # engines have read weights that are not yet rounded
             try:
@@ -148,31 +146,86 @@ class Workers:
             finally:
                 workers.engines.close()
 
-    @property
-    def learner(self) -> LearnerRanks:
-        """The learner, of workers that have one."""
-        assert self._learner is not None, "an evaluation has engines only"
-        return self._learner
-
     def learn(
         self, rollouts: Sequence[Rollout], step: int
     ) -> tuple[dict[str, float], dict[str, list[float]]]:
-        """Trains on the rollouts of `step`; returns its metrics and the rollout log's columns."""
-        return self.learner.learn(rollouts, step)
+        """Trains on the rollouts of `step`: counted from 1, the first that is not yet learned.
+
+        Returns the step's metrics, and the rollout log's columns with one number per rollout.
+        """
+        self._on_progress("learn")
+        start = time.perf_counter()
+        told = self._together(
+            actor.learn.remote(list(rollouts), step) for actor in self.ranks.values()
+        )
+        metrics, columns = told[0]
+        learner_s = sum(s for name, s in metrics.items() if name.startswith("timing_s/"))
+        # From process to process and into tensors: what the learner's phases leave of the call.
+        metrics["timing_s/handover"] = time.perf_counter() - start - learner_s
+        if len(told) > 1:
+            of_memory = [{k: x for k, x in m.items() if k.startswith("memory/")} for m, _ in told]
+            metrics |= merge_metrics(of_memory)
+        return metrics, columns
+
+    def weights(self) -> Any:
+        """Returns a reference to the learner's weights: tensors go from process to process."""
+        if len(self.ranks) > 1:
+            self._together(actor.gather_weights.remote() for actor in self.ranks.values())
+        return self.ranks[LEARNER].weights.remote()
 
     def sync_weights(self, policy_version: int = 0) -> None:
         """Gives every engine the learner's weights, in place, with the number of their updates."""
         self._on_progress("sync")
         self.engines.release_weights()
-        self.engines.set_weights(self.learner.weights(), policy_version)
+        self.engines.set_weights(self.weights(), policy_version)
 
     def snapshot(self) -> int:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""
-        return self.learner.snapshot()
+        self._on_progress("save")
+        return sum(self._together(actor.snapshot.remote() for actor in self.ranks.values()))
 
     def write_snapshot(self, folder: Path) -> None:
-        """Writes the last snapshot's checkpoint into `folder`; the learner works on meanwhile."""
-        self.learner.write_snapshot(folder)
+        """Writes the last snapshot's checkpoint; the learner works on meanwhile.
+
+        The folder is empty, or made, and has a name that no other has.
+        """
+        self._on_progress("save")
+        folder.mkdir(parents=True, exist_ok=True)
+        written: list[Future[Any]] = [
+            actor.write_snapshot.remote(folder.resolve()).future() for actor in self.ranks.values()
+        ]
+        wait(written)  # also where one has failed: the folder is not to be tidied under the others
+        for name, part in zip(self.ranks, written, strict=True):
+            self._result(name, part)
+
+    def _together(self, pending: Any) -> list[Any]:
+        """Waits for what each rank was asked; raises as soon as one has failed.
+
+        Ranks that wait for one that has failed may never end. If it is gone they say so before Ray
+        does: then it is waited for, a little, so that what is raised names the cause. `pending` are
+        references, one per rank in their order, made while they are read.
+        """
+        with self._asking:
+            futures = {ref.future(): name for ref, name in zip(pending, self.ranks, strict=True)}
+        wait(futures, return_when=FIRST_EXCEPTION)
+        errors = self._errors(futures)
+        if errors and all(isinstance(error, RankLost) for error in errors):
+            wait(futures, timeout=_NEWS_S)
+            errors = self._errors(futures)
+        if errors:
+            # The cause first: no memory, then anything but what another rank saw of it.
+            raise min(errors, key=lambda x: -isinstance(x, OutOfMemory) + isinstance(x, RankLost))
+        return [self._result(name, future) for future, name in futures.items()]
+
+    def _errors(self, futures: dict[Future[Any], str]) -> list[Exception]:
+        errors = []
+        for future, name in futures.items():
+            if future.done() and future.exception() is not None:
+                try:
+                    self._result(name, future)
+                except Exception as error:  # noqa: BLE001  # one of them is raised
+                    errors.append(error)
+        return errors
 
     def _spawn(self, name: str, actor: type) -> Any:
         resources, place = self._config.resources, self._room.options(name)
@@ -190,24 +243,21 @@ class Workers:
         remote = ray.remote(**place, max_restarts=0, concurrency_groups={WRITING: 1})(actor)
         return remote.remote(environment, self._log_folder / f"{name}.log")
 
-    def _load(
-        self, config: RunConfig, resume_from: Path | None, report: Callable[[str], None]
-    ) -> None:
+    def _load(self, resume_from: Path | None, report: Callable[[str], None]) -> None:
         """Loads all models at the same time, but for those that share a card."""
-        learners = {} if self._learner is None else self._learner.actors
-        if len(learners) > 1:
-            self.learner.meet(self._hosts(), config.watchdog.stall_s)
+        if len(self.ranks) > 1:
+            self._meet()
         engines = self.engines.actors
         for name in self._room.late:
             self.engines.join_later(name)
             del engines[name]
-        queues = loading_queues(self._cards(config, engines | learners))
+        queues = loading_queues(self._cards(engines | self.ranks))
         loading: dict[Future[Any], tuple[str, list[str]]] = {}
 
         def load_first(queue: list[str]) -> None:
             name, *rest = queue
-            if name in learners:
-                loaded = self._load_actor(learners[name], resume_from).future()
+            if name in self.ranks:
+                loaded = self._load_actor(self.ranks[name], resume_from).future()
             else:
                 loaded = self.engines.begin_load(name)
             loading[loaded] = name, rest
@@ -227,60 +277,27 @@ class Workers:
                 if rest:
                     load_first(rest)
 
-    def _hosts(self) -> list[str]:
-        """Returns the address of each learner rank's machine."""
-        asked = {
-            name: actor.__ray_call__.remote(_own_address)
-            for name, actor in self.learner.actors.items()
-        }
-        return [self._result(name, host.future()) for name, host in asked.items()]
+    def _meet(self) -> None:
+        """Has several ranks find each other before they load anything."""
+        ranks, size = self.ranks.values(), len(self.ranks)
+        timeout_s = self._config.watchdog.stall_s  # how long one waits for another in a step
+        hosts = self._together(actor.__ray_call__.remote(_own_address) for actor in ranks)
+        opened = self.ranks[LEARNER].open_meeting.remote(hosts[0], size).future()
+        port = self._result(LEARNER, opened)
+        self._together(
+            actor.meet.remote(
+                rank, size, host=hosts[0], port=port, own_host=hosts[rank], timeout_s=timeout_s
+            )
+            for rank, actor in enumerate(ranks)
+        )
 
-    def _cards(
-        self, config: RunConfig, actors: Mapping[str, Any]
-    ) -> dict[str, set[tuple[str, str]]]:
+    def _cards(self, actors: Mapping[str, Any]) -> dict[str, set[tuple[str, str]]]:
         """Returns which cards Ray has given to each process, as (machine, number on it)."""
-        resources = config.resources
+        resources = self._config.resources
         if not (resources.learner_gpus or resources.rollout_gpus):
             return {name: set() for name in actors}
         asked = {name: actor.__ray_call__.remote(_own_cards) for name, actor in actors.items()}
         return {name: self._result(name, cards.future()) for name, cards in asked.items()}
-
-    def _result(self, name: str, pending: Future[Any]) -> Any:
-        """Waits for a worker's result, and turns Ray's errors into ours.
-
-        Through a future, because inside `ray.get` an exception raised by a signal handler is lost
-        or replaced: Prefect's cancellation, for one.
-        """
-        try:
-            return pending.result()
-        except RayTaskError as error:
-            if type(error.cause) is RayError:  # an exception that cannot be sent
-                log = self._log_folder / f"{name}.log"
-                raise RuntimeError(f"{name} raised what cannot be sent; see {log}") from error
-            if isinstance(error.cause, RayError):  # its argument was lost: the learner's weights
-                raise WorkerDied(
-                    "learner", self._last_words("learner", str(error.cause))
-                ) from error
-            if isinstance(error.cause, Exception):  # its own message is a whole traceback
-                raise error.cause from error
-            raise
-        except OutOfMemoryError as error:
-            raise OutOfMemory(name, "killed because the machine's memory ran low") from error
-        except (RayActorError, WorkerCrashedError) as error:
-            if "running low on memory" in str(error):
-                raise OutOfMemory(name, "killed because the machine's memory ran low") from error
-            raise WorkerDied(name, self._last_words(name, str(error))) from error
-        # Its head or its raylet is gone, and says so in many ways.
-        except (RayError, ConnectionError) as error:
-            raise WorkerDied(name, f"Ray has lost it ({first_line(error)})") from error
-
-    def _last_words(self, name: str, why: str) -> str:
-        log = self._log_folder / f"{name}.log"
-        lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-        telling = (line.strip() for line in lines if not line.startswith(_WARNING_OF_TORCH))
-        said = [line for line in telling if line][-_LOG_LINES_SHOWN:]
-        how = "machine is gone" if _NODE_DIED in why else "process is gone (killed?)"
-        return f"its {how}; {log} ends with: {' | '.join(said) or '(nothing)'}"
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""The rollout engines of a run, seen from the trainer loop (stage 3): who is asked what.
+"""The rollout engines of a run, seen from the trainer loop (stage 3).
 
-An engine's death costs its own work alone: others answer what it had not, and it is started again
+An engine's death costs only its own work: others answer what it had not, and it is started again
 meanwhile, or when Ray has room for it. Every sample has a seed of its own, so the responses are
 those that they would have been.
 
-Not here: the learner (cluster.py), what runs in an engine's process (actors.py).
+Not here: what runs in an engine's process (actors.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import ray
 from ray.exceptions import RayActorError
@@ -29,9 +29,9 @@ from rl_core.resources.token_budgets import log_out_of_memory, merge_metrics
 from rl_core.rollout.protocol import in_order
 from rl_core.system.atomic import reading
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
+from rl_core.workers.actors import WRITING
+from rl_core.workers.session import Results
 
-Result: TypeAlias = Callable[[str, Future[Any]], Any]
-"""Waits for the result of a worker by its name, and turns Ray's errors into ours."""
 _MOST_DEATHS: Final = 3
 """Of one engine without a step that it came through: then the attempt ends."""
 _PORTIONS: Final = 16
@@ -49,24 +49,17 @@ class EngineProcess:
     starting: list[Future[Any]] = field(default_factory=list)
     """Calls that load model and weights, until they are known to have ended well."""
     is_behind: bool = False
-    """Others have got weights that it will be given when it has loaded: the last alone."""
+    """Others have newer weights: it gets the last of these when it has loaded."""
 
 
 class Engines:
     """The rollout engines of one run.
 
-    Args:
-        number: of engines.
-        spawn: starts the process of an engine by its name; returns Ray's handle.
-        load: has it load the model, and weights unless they are None: a folder, or a reference;
-            and know how many updates made them.
-        weights: a folder whose weights the engines start with, None for the model's own.
-        result: see `Result`.
-        on_progress: hears the name of a phase when it begins or is a piece further.
-        beside_learner: whether they compute on the learner's card, so that one that starts must be
-            waited for: it could not while the learner works there.
-        in_flight: whether they take weights and end steps between two tokens of what another
-            thread streams; else only while nothing is under way.
+    `spawn` starts the process of an engine by its name, and `load` has it load the model, and
+    weights (a folder, or a reference) that so many updates made; without weights, the model's own.
+    Engines on the learner's card (`beside_learner`) are waited for when they start: they could not
+    while the learner works there. Those that are updated `in_flight` take weights and end steps
+    between two tokens of what another thread streams; others only while nothing is under way.
     """
 
     def __init__(
@@ -76,10 +69,10 @@ class Engines:
         spawn: Callable[[str], Any],
         load: Callable[[Any, Any, int], Any],
         weights: Path | None,
-        result: Result,
+        result: Results,
         on_progress: Callable[[str], None],
         beside_learner: bool,
-        in_flight: bool = False,
+        in_flight: bool,
     ) -> None:
         self._spawn, self._load, self._result = spawn, load, result
         self._on_progress = on_progress
@@ -88,30 +81,27 @@ class Engines:
         self._lock = threading.RLock()
         self._is_closed = False
         self._policy_version = 0
-        # Ray keeps what is referred to: who starts again gets what the others hold.
+        # Ray keeps what is referred to: an engine that starts again gets what the others hold.
         self._weights: Any = weights
         self._died: list[str] = []
         self._deaths: Counter[str] = Counter()
         names = [engine_name(i) for i in range(number)]
-        self._engines = [EngineProcess(name, spawn(name)) for name in names]
+        self._engines = {name: EngineProcess(name, spawn(name)) for name in names}
 
     @property
     def actors(self) -> dict[str, Any]:
         """Ray's handles by name."""
-        return {engine.name: engine.actor for engine in self._engines}
+        return {name: engine.actor for name, engine in self._engines.items()}
 
     def begin_load(self, name: str) -> Future[Any]:
-        """Has an engine load the model and its weights; returns when that has ended."""
-        engine = next(engine for engine in self._engines if engine.name == name)
-        return self._begin_load(engine)
+        """Has an engine load the model and its weights; the future ends with that."""
+        return self._begin_load(self._engines[name], self._weights)
 
     def join_later(self, name: str) -> None:
-        """Has an engine load and take the weights that are current then; nobody waits for it."""
-        engine = next(engine for engine in self._engines if engine.name == name)
+        """Has an engine load, and then take the weights that are current; nothing waits for it."""
+        engine = self._engines[name]
         engine.is_behind = True
-        loaded: Future[Any] = self._load(engine.actor, None, self._policy_version).future()
-        engine.starting = [loaded]
-        _tell_when_loaded(loaded, f"{name} joins")
+        _tell_when_loaded(self._begin_load(engine, None), f"{name} joins")
 
     def start_again(self, name: str, death: WorkerDied) -> Future[Any]:
         """Puts a new process in place of one that died while it loaded, and has it load.
@@ -119,10 +109,10 @@ class Engines:
         Raises:
             WorkerDied: it is no engine, or has died too often.
         """
-        for engine in self._engines:
-            if engine.name == name:
-                return self._replace(engine, death).starting[0]
-        raise death
+        if name not in self._engines:
+            raise death
+        self._replace(self._engines[name], death)
+        return self._engines[name].starting[0]
 
     def stream(
         self,
@@ -160,7 +150,7 @@ class Engines:
             try:
                 return self._answer(engine, call) or ()
             except WorkerDied as death:
-                self._replace_once(engine, death)
+                self._replace(engine, death)
                 if lost := [i for i, asked in unanswered.items() if asked is engine]:
                     others = ", ".join(ask(lost))
                     said = "%d responses that %s had not finished are asked of %s"
@@ -208,7 +198,7 @@ class Engines:
         with self._lock:
             loaded = self._loaded()
             self._policy_version = version
-            for engine in self._engines:
+            for engine in self._engines.values():
                 engine.is_behind |= engine not in loaded
             self._ask_each(loaded, lambda actor: self._now(actor, "set_policy_version", version))
 
@@ -227,16 +217,14 @@ class Engines:
     def set_weights(self, weights: Any, policy_version: int = 0) -> None:
         """Gives every engine new weights, in place; one that is starting takes them after that.
 
-        Args:
-            weights: a folder with a saved model of the same architecture, or Ray's reference to
-                what `LearnerActor.weights` returns: tensors go from process to process, and not
-                through this one.
-            policy_version: how many updates made them: what they sample bears it.
+        They are a folder with a saved model of the same architecture, or Ray's reference to what
+        `LearnerActor.weights` returns: tensors go from process to process, and not through this
+        one. `policy_version` is how many updates made them: what they sample bears it.
         """
         with self._lock:
             loaded = self._loaded()
             self._weights, self._policy_version = weights, policy_version
-            for engine in self._engines:
+            for engine in self._engines.values():
                 # Not at once: each would keep its weights in Ray as long as an engine has no room.
                 engine.is_behind |= engine not in loaded
             self._ask_each(
@@ -260,12 +248,13 @@ class Engines:
 
     def _now(self, actor: Any, method: str, *arguments: Any) -> Any:
         """Asks an engine, beside what it generates where weights come in flight."""
+        call = getattr(actor, method)
         if self._in_flight:
-            return actor.beside.remote(method, *arguments)
-        return getattr(actor, method).remote(*arguments)
+            call = call.options(concurrency_group=WRITING)
+        return call.remote(*arguments)
 
     def _ask_each(self, engines: Sequence[EngineProcess], ask: Callable[[Any], Any]) -> list[Any]:
-        """Returns the answers of those that live; whoever does not is started again."""
+        """Returns the answers of those that live, and starts the others again."""
         calls = [(engine, ask(engine.actor).future()) for engine in engines]
         answers = []
         for engine, call in calls:
@@ -276,29 +265,29 @@ class Engines:
         return answers
 
     def _takers(self) -> list[EngineProcess]:
-        """Returns whom to ask: all that have loaded, once anybody has.
+        """Returns the engines to ask: those that have loaded, once one has.
 
-        Beside the learner everybody, who will have loaded before it answers.
+        Beside the learner all of them: they load before they answer.
         """
         loaded = self._loaded()
         if self._beside_learner:
-            return self._engines
+            return list(self._engines.values())
         while not loaded:
-            starting = [call for engine in self._engines for call in engine.starting]
+            starting = [call for engine in self._engines.values() for call in engine.starting]
             wait([call for call in starting if not call.done()], return_when=FIRST_COMPLETED)
             loaded = self._loaded()
         return loaded
 
     def _loaded(self) -> list[EngineProcess]:
         """Returns the engines that are not starting, and hold the weights that all others do."""
-        for engine in list(self._engines):
+        for engine in list(self._engines.values()):
             if all(call.done() for call in engine.starting):
                 try:
                     self._finish_start(engine)
                     self._catch_up(engine)
                 except WorkerDied as death:
                     self._replace(engine, death)
-        return [engine for engine in self._engines if not engine.starting]
+        return [engine for engine in self._engines.values() if not engine.starting]
 
     def _catch_up(self, engine: EngineProcess) -> None:
         """Has an engine take weights that came while it started before it answers anything."""
@@ -327,18 +316,15 @@ class Engines:
                 raise WorkerDied(engine.name, f"it did not start again: {error}") from error
             engine.starting.pop(0)
 
-    def _replace_once(self, engine: EngineProcess, death: WorkerDied) -> None:
-        """Replaces a dead process, unless an earlier call has."""
-        if engine in self._engines:
-            self._replace(engine, death)
-
-    def _replace(self, engine: EngineProcess, death: WorkerDied) -> EngineProcess:
-        """Starts a new process in place of a dead one, with the weights that the others hold.
+    def _replace(self, engine: EngineProcess, death: WorkerDied) -> None:
+        """Starts a new process in place of a dead one, unless that was done, with current weights.
 
         Raises:
             WorkerDied: it was not this process that died, or it has died too often.
         """
         name = engine.name
+        if self._engines[name] is not engine:
+            return
         if death.worker != name or not isinstance(death.__cause__, RayActorError):
             raise death
         self._died.append(name)
@@ -348,13 +334,11 @@ class Engines:
             raise WorkerDied(name, often) from death
         _logger.warning("%s; it is started again", death)
         ray.kill(engine.actor)  # it may only be out of reach
-        successor = EngineProcess(name, self._spawn(name))
-        self._engines[self._engines.index(engine)] = successor
-        _tell_when_loaded(self._begin_load(successor), f"{name} has started again")
-        return successor
+        successor = self._engines[name] = EngineProcess(name, self._spawn(name))
+        _tell_when_loaded(self._begin_load(successor, self._weights), f"{name} has started again")
 
-    def _begin_load(self, engine: EngineProcess) -> Future[Any]:
-        loading = self._load(engine.actor, self._weights, self._policy_version)
+    def _begin_load(self, engine: EngineProcess, weights: Any) -> Future[Any]:
+        loading = self._load(engine.actor, weights, self._policy_version)
         loaded: Future[Any] = loading.future()
         engine.starting = [loaded]
         return loaded

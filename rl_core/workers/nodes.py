@@ -75,11 +75,10 @@ def own_node() -> str:
 
 
 def check_nodes(nodes: Iterable[str], folders: Iterable[Path]) -> None:
-    """Asks other machines; other packages than here are logged as a warning.
+    """Asks other machines, by Ray's ids, of which each must see some folders of this run.
 
-    Args:
-        nodes: Ray's ids of them.
-        folders: that they must see, of this run. One with a model is known by its config.json.
+    A folder with a model is known by its config.json. Other packages than here are logged as a
+    warning.
 
     Raises:
         ValueError: one has another version of this project, or none, or does not see a folder.
@@ -87,9 +86,10 @@ def check_nodes(nodes: Iterable[str], folders: Iterable[Path]) -> None:
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     own = software()
     with _marked(folders) as marks:
-        asked = {
-            node: _look.options(scheduling_strategy=_on_node(node)).remote(marks) for node in nodes
-        }
+        asked = {}
+        for node in nodes:
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            asked[node] = _look.options(scheduling_strategy=there).remote(marks)
         for node, answer in asked.items():
             machine = f"Ray's machine {addresses.get(node, node)}"
             try:
@@ -111,7 +111,7 @@ def check_nodes(nodes: Iterable[str], folders: Iterable[Path]) -> None:
 
 @contextmanager
 def _marked(folders: Iterable[Path]) -> Iterator[dict[Path, int]]:
-    """Yields a file of each folder with its size: who sees it sees the folder."""
+    """Yields a file of each folder with its size: a machine that sees it sees the folder."""
     with ExitStack() as stack:
         marks = [folder / "config.json" for folder in folders]
         for i, mark in enumerate(marks):
@@ -119,10 +119,6 @@ def _marked(folders: Iterable[Path]) -> Iterator[dict[Path, int]]:
                 made = stack.enter_context(NamedTemporaryFile(prefix=".seen-", dir=mark.parent))
                 marks[i] = Path(made.name)
         yield {mark: mark.stat().st_size for mark in marks}
-
-
-def _on_node(node: str) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def _look_around(marks: dict[Path, int]) -> tuple[Software, list[Path]]:

@@ -122,8 +122,7 @@ def send_token(address: str) -> None:
 def mode_for(address: str) -> str | None:
     """Returns the RAY_AUTH_MODE with which a cluster can be joined; None: as the environment says.
 
-    Args:
-        address: `resources.ray_address`. One that nothing answers at is for Ray to complain of.
+    An address at which nothing answers is for Ray to complain of.
 
     Raises:
         ValueError: the cluster refuses our token or wants one; or it takes commands from anybody,

@@ -1,7 +1,7 @@
 """Room on Ray's machines for all processes of a run, reserved before any of them starts.
 
 All of it or nothing, but for engines that may come later: else Ray would start what fits, and wait
-for the rest for ever. A process that dies leaves its place to whoever is started again; where its
+for the rest for ever. A process that dies leaves its place to its successor; where its
 machine is gone too, Ray gives it another as soon as it has one.
 """
 
@@ -49,7 +49,7 @@ class Reservation:
         """Engines that may have no room yet: each is placed when it has."""
         self._asked = {name: every[name] for name in every if name not in self.late}
         # Ray itself would say so only of a single process that is too large.
-        if self._is_lacking() and not _has_lost_machines():
+        if lacking(self._asked, _machines()) and not _has_lost_machines():
             raise ValueError(too_little(self._asked, _machines()))
         # Who shares cards must be on one machine; others rather have each its own.
         strategy = "PACK" if learner and shares_a_card(config) else "SPREAD"
@@ -82,7 +82,8 @@ class Reservation:
         since, said = time.monotonic(), ""
         while (table := placement_group_table(self._group))["state"] != "CREATED":
             waits_for = ""
-            if table["stats"]["scheduling_state"] == "INFEASIBLE" or self._is_lacking():
+            state = table["stats"]["scheduling_state"]
+            if state == "INFEASIBLE" or lacking(self._asked, _machines()):
                 what = too_little(self._asked, _machines())
                 if not _has_lost_machines() or time.monotonic() - since > _MACHINE_WITHIN_S:
                     raise ValueError(what)
@@ -91,15 +92,12 @@ class Reservation:
                 free = in_words(ray.available_resources())
                 if time.monotonic() - since > _ROOM_WITHIN_S:
                     raise WorkerDied(RAY, f"it has no room: {free} are free, others hold the rest")
-                if table["stats"]["scheduling_state"] == "NO_RESOURCES":
+                if state == "NO_RESOURCES":
                     waits_for = f"room in Ray: {free} are free"
             if waits_for and waits_for.partition(":")[0] != said.partition(":")[0]:
                 since, said = time.monotonic(), waits_for
                 report(f"waiting for {waits_for}")
             time.sleep(_POLL_S)
-
-    def _is_lacking(self) -> bool:
-        return bool(lacking(self._asked, _machines()))
 
 
 def _machines() -> list[dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Ray's session: a private one for this run alone, or a cluster that is joined."""
+"""Ray's session, a private one for this run or a cluster that is joined, and its errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -13,12 +14,18 @@ from typing import Any, Final
 
 import psutil
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import (
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 from ray.job_config import JobConfig
 
 from rl_core.config.run import RunConfig
-from rl_core.errors import RAY, WorkerDied, first_line, last_line
-from rl_core.resources.placement import asked_of_ray
+from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line, last_line
+from rl_core.resources.placement import LEARNER, asked_of_ray
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.process_group import children_that_mention, session_folder
 from rl_core.system.words import cut, in_one_line, printable
@@ -33,6 +40,9 @@ _HEAD_TIMEOUT_S = 10
 _TELLING: Final = ("gcs_server.err", "raylet.err", "gcs_server.out", "raylet.out")
 """Logs of the processes that must be up; Ray marks errors with E, fatal ones with C."""
 _CHARACTERS: Final = 200
+_LOG_LINES_SHOWN: Final = 3
+_WARNING_OF_TORCH: Final = "[W"
+"""Of its C++: it names no cause, a host without a name for one."""
 
 
 @contextmanager
@@ -178,3 +188,47 @@ def _last_words(logs: Path) -> str:
         if errors:
             return f"{name} says: {printable(cut(errors[-1], _CHARACTERS))}"
     return ""
+
+
+class Results:
+    """Waits for results of a run's processes, and turns Ray's errors into ours."""
+
+    def __init__(self, log_folder: Path) -> None:
+        self._log_folder = log_folder
+
+    def __call__(self, name: str, pending: Future[Any]) -> Any:
+        """Returns a result of a worker by its name.
+
+        Through a future, because inside `ray.get` an exception raised by a signal handler is lost
+        or replaced: Prefect's cancellation, for one.
+        """
+        try:
+            return pending.result()
+        except RayTaskError as error:
+            if type(error.cause) is RayError:  # an exception that cannot be sent
+                log = self._log_folder / f"{name}.log"
+                raise RuntimeError(f"{name} raised what cannot be sent; see {log}") from error
+            if isinstance(error.cause, RayError):  # its argument was lost: the learner's weights
+                raise self._death(LEARNER, error.cause) from error
+            if isinstance(error.cause, Exception):  # its own message is a whole traceback
+                raise error.cause from error
+            raise
+        except (OutOfMemoryError, RayActorError, WorkerCrashedError) as error:
+            if isinstance(error, OutOfMemoryError) or "running low on memory" in str(error):
+                raise OutOfMemory(name, "killed because the machine's memory ran low") from error
+            raise self._death(name, error) from error
+        # Its head or its raylet is gone, and says so in many ways.
+        except (RayError, ConnectionError) as error:
+            raise WorkerDied(name, f"Ray has lost it ({first_line(error)})") from error
+
+    def _death(self, name: str, error: RayError) -> WorkerDied:
+        log = self._log_folder / f"{name}.log"
+        lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+        telling = (line.strip() for line in lines if not line.startswith(_WARNING_OF_TORCH))
+        said = [line for line in telling if line][-_LOG_LINES_SHOWN:]
+        # As Ray says it of an actor.
+        how = (
+            "machine is gone" if "its node has died" in str(error) else "process is gone (killed?)"
+        )
+        ends = f"{log} ends with: {' | '.join(said) or '(nothing)'}"
+        return WorkerDied(name, f"its {how}; {ends}")

@@ -12,7 +12,6 @@ from rl_core.batch import collate
 from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
-from rl_core.learner.metrics import rollout_columns
 from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import start_rewards
 from rl_core.rollout.adaptive_engine import AdaptiveEngine
@@ -20,8 +19,9 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.observers import StepObserver
 from rl_core.trainer import Trainer
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
-from rl_core.workers.actors import ENGINES, PAD_ID
+from rl_core.workers.actors import PAD_ID
 from tests.rl_core.test_trainer import comparable, inputs, rollouts, settings
+from tests.support.engines import answers
 from tests.support.memory_faults import engine_out_of_memory, out_of_memory
 
 LATEST = "checkpoints/latest/model.safetensors"
@@ -34,12 +34,11 @@ class LocalWorkers:
         self, config: RunConfig, model_path: Path, resume_from: Path | None = None
     ) -> None:
         self.learner = Learner(config, model_path, resume_from)
-        self.engine = AdaptiveEngine(config, resume_from or model_path, ENGINES["hf"], None)
+        self.engine = AdaptiveEngine(config, resume_from or model_path, None)
         self.failing_calls: dict[int, int] = {}
         """Of which stream, counted from 0, which MLP of the engine runs out of memory."""
         self._streams = itertools.count()
         self.end_step = self.engine.end_step
-        self.set_policy_version = self.engine.set_policy_version
         self.engines = self
         self.snapshot, self.write_snapshot = self.learner.snapshot, self.learner.write_snapshot
 
@@ -48,18 +47,20 @@ class LocalWorkers:
     ) -> Iterator[tuple[int, Completion]]:
         call = self.failing_calls.get(next(self._streams))
         with engine_out_of_memory(() if call is None else {call}) as failed:
-            yield from self.engine.generate(requests, sampling, phase)
+            yield from answers(self.engine, requests, sampling, phase)
         assert call is None or failed == [call]
 
     def learn(
         self, rollouts: Sequence[Rollout], step: int
     ) -> tuple[Mapping[str, float], dict[str, list[float]]]:
-        experience, metrics = self.learner.make_experience(collate(rollouts, PAD_ID))
-        return metrics | self.learner.update(experience), rollout_columns(experience)
+        return self.learner.learn(collate(rollouts, PAD_ID))
 
     def sync_weights(self, policy_version: int) -> None:
-        self.engine.update_weights(self.learner.weights())
+        self.engine.engine.update_weights(self.learner.weights())
         self.set_policy_version(policy_version)
+
+    def set_policy_version(self, version: int) -> None:
+        self.engine.engine.policy_version = version
 
 
 def train_locally(workers: LocalWorkers, config: RunConfig, model_path: Path) -> RunFolder:

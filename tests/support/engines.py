@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from rl_core.config.run import RunConfig
+from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import RolloutEngine, in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
@@ -22,18 +24,13 @@ PROMPT_LENGTHS = (1, 7, 32, 33, 128, 129, 300)
 def make_vllm(path: Path, num_parts: int = 1, *, in_flight: bool = False) -> RolloutEngine:
     from rl_core.rollout.vllm_engine import VllmEngine
 
-    return VllmEngine(
-        path,
-        dtype="float32",
-        max_model_len=512,
-        max_num_seqs=64,
-        kv_cache_mib=8,
-        gpu_memory_utilization=0.4,
-        on_gpu=False,
-        tensor_parallel_size=num_parts,
-        in_flight=in_flight,
-        reads_text=True,
-    )
+    rollout = {"kv_cache_mib": 16, "tensor_parallel_size": num_parts, "staleness": 2 * in_flight}
+    sections = {
+        "data": {"max_prompt_length": 384, "max_response_length": 128},
+        "env": {"name": "countdown", "max_turns": 2},
+        "rollout": rollout,
+    }
+    return VllmEngine(RunConfig.model_validate(sections), path, max_num_seqs=64)
 
 
 def make_hf(path: Path) -> RolloutEngine:
@@ -53,6 +50,17 @@ def ask(
 ) -> list[Completion]:
     requests = [GenerationRequest(tuple(p), seed) for seed, p in enumerate(asked)]
     return in_order(engine.generate(requests, sampling))
+
+
+def answers(
+    engine: AdaptiveEngine,
+    requests: Sequence[GenerationRequest],
+    sampling: SamplingSettings,
+    phase: str = "gen",
+) -> Iterator[tuple[int, Completion]]:
+    """Each completion with its position, as soon as it has ended."""
+    for ended in engine.generate_by_token(requests, sampling, phase):
+        yield from ended
 
 
 def perturb(model: Any, seed: int, only: str = "") -> None:

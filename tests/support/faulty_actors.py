@@ -25,4 +25,4 @@ class FaultyRolloutActor(RolloutActor):
         def die(weights: object) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        self._engine.update_weights = die  # type: ignore[method-assign]
+        self._engine.engine.update_weights = die  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from flows.runs.lookup import settings_of_run
 from flows.runs.run_record import choose_run
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
-from rl_core.workers.actors import ENGINES
+from rl_core.rollout.hf_engine import HfEngine
 from tests.support.runs import new_run
 
 PICKLED = (
@@ -45,6 +45,10 @@ def config() -> RunConfig:
     )
 
 
+def load_engine(config: RunConfig, folder: Path) -> None:
+    HfEngine(folder, dtype=config.compute_dtype, max_num_seqs=8, on_gpu=False)
+
+
 def plant(folder: Path, proof: Path) -> None:
     for name in PICKLED:
         (folder / name).parent.mkdir(exist_ok=True)
@@ -63,7 +67,7 @@ def test_pickles_beside_the_safetensors_of_a_checkpoint_are_not_loaded(
     Learner(config, tiny_model_path).save(folder)
     plant(folder, proof)
     Learner(config, tiny_model_path, resume_from=folder)
-    ENGINES["hf"](config, folder, 8)
+    load_engine(config, folder)
     assert not proof.exists()
 
 
@@ -80,9 +84,9 @@ import os
 os.environ.update(process_environment(num_threads=1, on_gpu=False, offline=True))
 apply_defaults()
 hide_cuda_only_packages()
-from rl_core.workers.actors import ENGINES
 from rl_core.config.run import RunConfig
-ENGINES["vllm"](RunConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), 8)
+from rl_core.rollout.vllm_engine import VllmEngine
+VllmEngine(RunConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), 8)
 """
     subprocess.run([sys.executable, "-c", code, config.model_dump_json(), str(folder)], check=True)
     assert not proof.exists()
@@ -93,12 +97,12 @@ def test_a_checkpoint_whose_weights_are_a_pickle_is_refused(tmp_path, tiny_model
     shutil.copytree(tiny_model_path, folder)
     plant(folder, proof)
     (folder / "model.safetensors").unlink()
-    for load in (lambda config, folder: ENGINES["hf"](config, folder, 8), Learner):
+    for load in (load_engine, Learner):
         with pytest.raises((ValueError, OSError), match="safetensors"):
             load(config, folder)
     # ... even under the right name.
     (folder / "model.safetensors").write_bytes(pickle.dumps(Payload(proof)))
-    for load in (lambda config, folder: ENGINES["hf"](config, folder, 8), Learner):
+    for load in (load_engine, Learner):
         with pytest.raises(Exception, match=r"(?i)header|safetensors"):
             load(config, folder)
     assert not proof.exists()

@@ -13,6 +13,7 @@ from vllm.engine import arg_utils
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from rl_core.config.run import RunConfig
 from rl_core.rollout.vllm_engine import VllmEngine
 
 
@@ -33,18 +34,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[EngineArgs]:
     return args
 
 
-def engine_args(asked: list[EngineArgs], model: Path, **options: Any) -> EngineArgs:
+def engine_args(asked: list[EngineArgs], model: Path, options: dict[str, Any]) -> EngineArgs:
+    sections = {
+        "data": {"max_prompt_length": 256, "max_response_length": 1_024},
+        "env": {"name": "countdown", "max_turns": options.get("max_turns", 1)},
+        "model": {"dtype": "bfloat16"},
+        "resources": {"rollout_gpus": 1},
+        "rollout": {"gpu_memory_utilization": 0.15}
+        | {name: value for name, value in options.items() if name != "max_turns"},
+    }
     with pytest.raises(Asked):
-        VllmEngine(
-            model,
-            dtype="bfloat16",
-            max_model_len=1_280,
-            max_num_seqs=64,
-            kv_cache_mib=16,
-            gpu_memory_utilization=0.15,
-            on_gpu=True,
-            **options,
-        )
+        VllmEngine(RunConfig.model_validate(sections), model, 64)
     (args,) = asked
     return args
 
@@ -57,11 +57,11 @@ def kind_of(field: str) -> Any:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"sleeps": True}, {"tensor_parallel_size": 2}, {"in_flight": True}, {"reads_text": True}],
+    [{}, {"sleep": True}, {"tensor_parallel_size": 2}, {"staleness": 2}, {"max_turns": 2}],
     ids=lambda options: ", ".join(options) or "plain",
 )
 def test_vllm_knows_what_a_gpu_engine_asks_of_it(asked, tiny_model_path, options):
-    args = engine_args(asked, tiny_model_path, **options)
+    args = engine_args(asked, tiny_model_path, options)
     default = EngineArgs(model=str(tiny_model_path))
     changed = {name: x for name, x in vars(args).items() if x != vars(default)[name]}
     for name, value in changed.items():
@@ -70,9 +70,10 @@ def test_vllm_knows_what_a_gpu_engine_asks_of_it(asked, tiny_model_path, options
     assert changed["gpu_memory_utilization"] == 0.15
     assert changed["max_num_seqs"] == 64
     assert changed["logprobs_mode"] == "processed_logprobs"
-    assert args.enable_sleep_mode == options.get("sleeps", False)
+    assert args.enable_sleep_mode == options.get("sleep", False)
     assert args.tensor_parallel_size == options.get("tensor_parallel_size", 1)
-    assert args.async_scheduling == (False if "in_flight" in options else default.async_scheduling)
+    assert args.async_scheduling == (False if "staleness" in options else default.async_scheduling)
+    assert args.skip_tokenizer_init == ("max_turns" not in options)
     # A card's kernels and cache are vLLM's own choice.
     assert not {"kv_cache_memory_bytes", "enforce_eager", "block_size"} & changed.keys()
 
@@ -92,16 +93,10 @@ def test_vllm_takes_the_calls_of_an_engine_that_sleeps(method, arguments):
 
 
 def test_what_vllm_refuses_is_told_in_a_line_that_can_be_sent(tiny_model_path):
+    too_long = {"max_prompt_length": 1, "max_response_length": 1_024}  # of a model that reads 1,024
+    config = RunConfig.model_validate({"data": too_long, "model": {"dtype": "float32"}})
     with pytest.raises(ValueError, match="vLLM refuses") as caught:
-        VllmEngine(
-            tiny_model_path,
-            dtype="float32",
-            max_model_len=1_025,  # of a model that reads 1,024
-            max_num_seqs=8,
-            kv_cache_mib=16,
-            gpu_memory_utilization=0.15,
-            on_gpu=False,
-        )
+        VllmEngine(config, tiny_model_path, 8)
     sent = str(pickle.loads(pickle.dumps(caught.value)))
     assert sent == str(caught.value)
     assert "\n" not in sent

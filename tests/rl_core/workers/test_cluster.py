@@ -214,7 +214,7 @@ class TestOneSession:
     def test_old_weights_have_left_rays_store_when_new_ones_come(
         self, workers: Workers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        stored, weights = [], workers.learner.weights
+        stored, weights = [], workers.weights
 
         def counted() -> Any:
             address = ray.get_runtime_context().gcs_address
@@ -222,7 +222,7 @@ class TestOneSession:
             stored.append(int(re.search(r"(\d+) objects", stats)[1]))
             return weights()
 
-        monkeypatch.setattr(workers.learner, "weights", counted)
+        monkeypatch.setattr(workers, "weights", counted)
         for _ in range(3):
             workers.sync_weights()
         assert stored[1:] == [0, 0]
@@ -251,7 +251,7 @@ class TestOneSession:
         def raise_it(actor: object) -> None:
             raise ValueError(threading.Lock())
 
-        raised = workers.learner.actors["learner"].__ray_call__.remote(raise_it).future()
+        raised = workers.ranks["learner"].__ray_call__.remote(raise_it).future()
         said = r"^learner raised what cannot be sent; see .*learner\.log$"
         with pytest.raises(RuntimeError, match=said) as caught:
             workers._result("learner", raised)

@@ -70,6 +70,6 @@ def test_two_ranks_are_one_learner_until_one_of_them_dies(
 
 
 def _pid(workers: Workers, name: str) -> int:
-    asked = workers.learner.actors[name].__ray_call__.remote(lambda actor: os.getpid())
+    asked = workers.ranks[name].__ray_call__.remote(lambda actor: os.getpid())
     pid: int = asked.future().result()
     return pid
