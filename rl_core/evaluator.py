@@ -137,9 +137,7 @@ class Evaluator:
         """Returns the rows of the model whose weights the engines hold, and keeps them.
 
         The tokenizer is that of the model's folder. A full disk costs the keeping and a warning.
-
-        Raises:
-            ValueError: a prompt has a token that the model does not know.
+        ValueError if a prompt has a token that the model does not know.
         """
         tokenizer = load_tokenizer(str(model))
         chat = self.config.env.prompt_template == "chat"
@@ -195,11 +193,7 @@ class Evaluator:
     ) -> Rows:
         """Returns a model's rows: those that are known, else what engines answer with its weights.
 
-        Args:
-            engines: None where the rows are known to be there.
-            name: under which they are kept.
-            model: its folder.
-            is_loaded: whether the engines hold its weights already.
+        `engines` is None if the rows are known; `is_loaded`: they hold the weights already.
         """
         rows = self.reusable_rows(name, model)
         if rows is None:
