@@ -208,7 +208,7 @@ class _Process(Child):
             raise
 
     def ask(self, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Returns what the function said; RewardFailed if that is no reward, or not said in time."""
+        """Returns what the function said; RewardFailed if that is no reward, or comes too late."""
         try:
             self.send(question, timeout_s)
             said = self.receive(timeout_s)
