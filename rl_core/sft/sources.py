@@ -46,8 +46,7 @@ class SftSource:
 def sft_source(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -> SftSource:
     """Returns what `sft.data` names: traces of the data set in the folder `data`, or rows.
 
-    Raises:
-        ValueError: the env has no traces, a trace does not fit, or a row cannot be learned from.
+    ValueError if the env has no traces, a trace does not fit, or a row cannot be learned from.
     """
     if config.sft.data == TRACES:
         return _traces(config, tokenizer, data)

@@ -18,7 +18,6 @@ from rl_core.data.prompts import OF_ITS_FILE_ALONE
 
 PAD_TOKEN: Final = "<|pad|>"
 EOS_TOKEN: Final = "<|endoftext|>"
-NUM_BYTES: Final = 256
 _VERDICTS: Final = r"| no\b| yes\b"
 
 
@@ -29,24 +28,13 @@ def train_tokenizer(
     digits_per_token: int = 1,
     words: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer fitted to `texts`; the same texts give the same tokenizer.
+    """Returns a tokenizer fitted to `texts`, prompts and responses; the same for the same texts.
 
-    Args:
-        texts: Prompts and responses as the model will see them.
-        vocab_size: At most this many tokens, special ones included; at least 258.
-        digits_per_token: Most digits of a token: with 1 a number is spelt, with more those that the
-            texts hold, and the vocabulary has room for, are a token each.
-        words: Each stands alone, with the space before it, so that a phrase is the same tokens
-            whatever word it stands beside.
-
-    Raises:
-        ValueError: If the vocabulary has no room for every byte and the two special tokens.
+    It has at most `vocab_size` tokens, and at least 258: every byte, pad and eos. A token holds at
+    most `digits_per_token` digits: with 1 numbers are spelt, with more those of the texts are a
+    token each, as far as the vocabulary has room. Each of `words` stands alone, with the space
+    before it, so that a phrase is the same tokens whatever word it stands beside.
     """
-    if vocab_size < NUM_BYTES + 2:
-        raise ValueError(
-            f"vocab_size {vocab_size} is below {NUM_BYTES + 2}: a lossless tokenizer needs every "
-            "byte, pad and eos"
-        )
     alone = rf"\p{{N}}{{1,{digits_per_token}}}{_VERDICTS}"
     if words:
         alone += rf"| ?\b(?:{'|'.join(map(re.escape, words))})\b"

@@ -39,6 +39,7 @@ _ADAMW_LR_SHARE: Final = 0.15
 _MICRO_BATCHES: Final = 4
 _INITIALIZER_RANGE: Final = 0.06
 _GENERATION_BATCH: Final = 128
+_MOMENTUM: Final = 0.95
 _NEWTON_SCHULZ_STEPS: Final = 5
 _NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
 
@@ -51,21 +52,12 @@ def make_base_model(
     folder: Path,
     on_step: Callable[[int, int, float], None],
 ) -> dict[str, float]:
-    """Trains tokenizer and model, measures the gates and writes a Hugging Face folder.
+    """Trains tokenizer and model, and writes a Hugging Face folder, whole or not at all.
 
-    The same arguments give the same weights on one machine. Torch's global random state and thread
-    count are left as they were.
-
-    Args:
-        settings: size, steps and learning rate.
-        source: the env's texts, and its gates.
-        env: replies to the responses that are measured.
-        folder: where the model goes, whole or not at all.
-        on_step: called after each step with (steps done, steps in all, loss).
-
-    Returns:
-        What greedy responses to held-out problems are worth. `warm_start.json` holds it too, beside
-        the model's size and the gates that were missed.
+    Returns what greedy responses to held-out problems are worth, to which `env` replies.
+    `warm_start.json` holds it too, beside the model's size and the gates that were missed.
+    `on_step` is called with (steps done, steps in all, loss). The same arguments give the same
+    weights on one machine. Torch's global random state and thread count are left as they were.
     """
     started = time.monotonic()
     with _own_torch_state(settings):
@@ -222,8 +214,7 @@ def _measure(
 def orthogonalise(matrices: Tensor) -> Tensor:
     """Returns the matrices with singular values near 1 (about 0.7 to 1.2), vectors as they were.
 
-    Args:
-        matrices: float32 [N, rows, columns], rows <= columns.
+    They are float32 [N, rows, columns], rows <= columns.
 
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
     """
@@ -241,14 +232,9 @@ class Muon:
 
     Not torch.optim.Muon, which works in bfloat16 and one matrix at a time: on a CPU without
     bfloat16 units that costs more than a small model's forward and backward pass together.
-
-    Args:
-        matrices: Parameters of two dimensions; their gradients are read by `step`.
-        momentum: Decay of the running mean of gradients [0, 1).
     """
 
-    def __init__(self, matrices: Sequence[torch.nn.Parameter], *, momentum: float = 0.95) -> None:
-        self._momentum = momentum
+    def __init__(self, matrices: Sequence[torch.nn.Parameter]) -> None:
         self._by_shape: dict[tuple[int, int], list[torch.nn.Parameter]] = defaultdict(list)
         for matrix in matrices:
             self._by_shape[(min(matrix.shape), max(matrix.shape))].append(matrix)
@@ -256,12 +242,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, *, lr: float, threads: MicroBatchThreads) -> None:
-        """Moves each matrix by `lr * sqrt(max(1, rows / columns))` along its orthogonal update.
-
-        Args:
-            lr: learning rate of this step.
-            threads: a shape each is computed on them.
-        """
+        """Moves each matrix by `lr * sqrt(max(1, rows / columns))` along its orthogonal update."""
         groups = list(self._by_shape.values())
         for matrices, updates in zip(groups, threads.map(self._updates, groups), strict=True):
             for matrix, update in zip(matrices, updates, strict=True):
@@ -276,6 +257,6 @@ class Muon:
         """Updates the running mean; returns its look-ahead, turned so that rows <= columns."""
         gradient = matrix.grad
         assert gradient is not None, "step() comes after backward()"
-        mean = self._means[id(matrix)].lerp_(gradient, 1 - self._momentum)
-        ahead = torch.lerp(gradient, mean, self._momentum)
+        mean = self._means[id(matrix)].lerp_(gradient, 1 - _MOMENTUM)
+        ahead = torch.lerp(gradient, mean, _MOMENTUM)
         return ahead if matrix.shape[0] <= matrix.shape[1] else ahead.mT
