@@ -110,8 +110,3 @@ def test_it_survives_being_saved_again(tokenizer, tmp_path):
         again = AutoTokenizer.from_pretrained(tmp_path / name)
         assert again.encode("[3, 15] no = 44") == tokenizer.encode("[3, 15] no = 44")
         tokenizer = again
-
-
-def test_a_vocabulary_too_small_is_refused():
-    with pytest.raises(ValueError, match="vocab_size 257 is below 258"):
-        train_tokenizer(["abc"], vocab_size=257)
