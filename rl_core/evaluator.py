@@ -162,7 +162,7 @@ class Evaluator:
             )
             return in_order(stream)
 
-        env, evaluation = self.config.env, self.config.evaluation
+        env = self.config.env
         strict, lenient = env.strict_and_lenient()
         with start_rewards(env) as rewards:
             rows = evaluate_model(
@@ -173,9 +173,7 @@ class Evaluator:
                 score_strictly=strict.score,
                 score_leniently=lenient.score,
                 max_tokens=self.config.data.max_response_length,
-                samples_per_problem=evaluation.samples_per_problem,
-                temperature=evaluation.temperature,
-                seed=evaluation.seed,
+                settings=self.config.evaluation,
             )
         rows = self.label(rows, run_id="", model=name, step=0)
         try:

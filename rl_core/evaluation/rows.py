@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rl_core.config.operations import EvaluationConfig
 from rl_core.schema import EVALUATION
 from rl_core.system.atomic import new_file
 from rl_core.system.seeds import seed_of
@@ -40,9 +41,7 @@ def evaluate_model(
     score_strictly: Score,
     score_leniently: Score,
     max_tokens: int,
-    samples_per_problem: int,
-    temperature: float,
-    seed: int,
+    settings: EvaluationConfig,
 ) -> list[dict[str, Any]]:
     """Returns one row per response: each problem once greedily, then n times sampled.
 
@@ -55,14 +54,16 @@ def evaluate_model(
     waited for. The two others read the answer in the strictest place, and in any.
     """
     asked = {"greedy": [(item, 0) for item in problems]}
-    asked["sampled"] = [(item, i) for item in problems for i in range(samples_per_problem)]
+    places = range(settings.samples_per_problem)
+    asked["sampled"] = [(item, i) for item in problems for i in places]
     rows = []
     for mode, questions in asked.items():
         requests = [
-            GenerationRequest(item.prompt_ids, seed_of(seed, item.problem.index, sample))
+            GenerationRequest(item.prompt_ids, seed_of(settings.seed, item.problem.index, sample))
             for item, sample in questions
         ]
-        sampling = SamplingSettings(max_tokens, temperature if mode == "sampled" else 0.0)
+        temperature = settings.temperature if mode == "sampled" else 0.0
+        sampling = SamplingSettings(max_tokens, temperature)
         completions = generate(requests, sampling, [item.problem for item, _ in questions])
         texts = [decode(completion.response_ids.tolist()) for completion in completions]
         pending = [

@@ -40,10 +40,10 @@ def share(num_correct: int, num_total: int) -> Estimate:
     return Estimate(num_correct / num_total, *wilson_interval(num_correct, num_total))
 
 
-def means(values: npt.ArrayLike, *, seed: int) -> list[Estimate]:
+def means(values: npt.ArrayLike) -> list[Estimate]:
     """Returns the mean of each column of float [N, M] with its bootstrap interval."""
     observed = np.asarray(values, dtype=np.float64)
-    intervals = bootstrap_intervals(observed, seed=seed)
+    intervals = bootstrap_intervals(observed, seed=0)
     return [
         Estimate(float(mean), float(low), float(high))
         for mean, (low, high) in zip(observed.mean(axis=0), intervals, strict=True)

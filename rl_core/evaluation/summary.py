@@ -116,7 +116,7 @@ class Comparison:
         )
 
 
-def summarise(rows: Sequence[Row], *, seed: int = 0) -> EvaluationSummary:
+def summarise(rows: Sequence[Row]) -> EvaluationSummary:
     """Returns what the complete rows of one model say; ValueError if there are no greedy rows."""
     greedy = [row for row in rows if row["mode"] == "greedy"]
     if not greedy:
@@ -126,7 +126,7 @@ def summarise(rows: Sequence[Row], *, seed: int = 0) -> EvaluationSummary:
         if row["mode"] == "sampled":
             samples[row["prompt_index"]].append(row)
     num_readable = sum(row["verdict"] not in UNREADABLE_VERDICTS for row in greedy)
-    score, tokens = means([(row["score"], row["response_tokens"]) for row in greedy], seed=seed)
+    score, tokens = means([(row["score"], row["response_tokens"]) for row in greedy])
     known = [row for row in greedy if row["num_solutions"]]
     cuts = quartile_cuts([row["num_solutions"] for row in known]) if known else ()
     by_source = _groups(greedy, lambda row: row["data_source"], lambda own: own[0]["data_source"])
@@ -140,8 +140,8 @@ def summarise(rows: Sequence[Row], *, seed: int = 0) -> EvaluationSummary:
         score=score,
         format_share=share(num_readable, len(greedy)),
         response_tokens=tokens,
-        pass_at_k=_by_k(list(samples.values()), _pass_at_ks, seed),
-        majority_at_k=_by_k(list(samples.values()), _majority_at_ks, seed),
+        pass_at_k=_by_k(list(samples.values()), _pass_at_ks),
+        majority_at_k=_by_k(list(samples.values()), _majority_at_ks),
         by_num_operands=_groups(
             [row for row in greedy if row["num_operands"] is not None],
             lambda row: row["num_operands"],
@@ -183,16 +183,14 @@ def _accuracy(rows: Sequence[Row], column: str = "verdict") -> Estimate:
 
 
 def _by_k(
-    samples: Sequence[Sequence[Row]],
-    estimate: Callable[[Sequence[Row]], Sequence[float]],
-    seed: int,
+    samples: Sequence[Sequence[Row]], estimate: Callable[[Sequence[Row]], Sequence[float]]
 ) -> dict[int, Estimate]:
     """Returns the mean over problems for k = 1, 2, 3, ... up to the samples that every one has."""
     if not samples:
         return {}
     fewest = min(map(len, samples))
     by_problem = np.array([estimate(rows)[:fewest] for rows in samples])
-    return dict(enumerate(means(by_problem, seed=seed), start=1))
+    return dict(enumerate(means(by_problem), start=1))
 
 
 def _pass_at_ks(rows: Sequence[Row]) -> list[float]:
