@@ -78,7 +78,7 @@ def _load(name: str) -> type[TextEnv]:
         raise ValueError(f"env={name} cannot be loaded: {type(error).__name__}: {error}") from error
     if not (isinstance(env, type) and issubclass(env, TextEnv)):
         raise ValueError(f"env={name} must be a class of TextEnv, not {type(env).__name__}")
-    if env.makes_problems and not any(map(env.overrides, _MAKES_PROBLEMS)):
+    if env.makes_problems and not any(env.overrides(method) for method in _MAKES_PROBLEMS):
         raise ValueError(f"env={name} has no method `problems`")
     if not env.overrides(TextEnv.score):
         raise ValueError(f"env={name} has no method `score`")
