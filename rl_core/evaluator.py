@@ -53,7 +53,6 @@ class Evaluator:
 
     config: RunConfig
     data: Path
-    """Folder of the data set."""
     run: RunFolder | None = None
     """The run that asks: what its reserve gave up is not for rows."""
 

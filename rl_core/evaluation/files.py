@@ -3,8 +3,8 @@
     eval/step_000100.parquet                         asked as the run's own settings say
     eval/100-problems-1a2b3c4d/step_000100.parquet   asked otherwise: fewer problems, say
 
-An evaluation is what is asked of any model, named by `evaluation`: problems and settings. Files of
-one folder are of one evaluation, so whoever reads a folder compares what is comparable.
+An evaluation is what is asked of any model, named by `evaluation`: problems and settings. The files
+of a folder are of one evaluation, so they can be compared.
 """
 
 from __future__ import annotations

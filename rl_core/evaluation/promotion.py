@@ -32,7 +32,6 @@ class Promotion:
     reason: str
     """In one sentence, for log, summary and report."""
     champion: Champion | None
-    """Who holds the place now."""
 
 
 def promote(

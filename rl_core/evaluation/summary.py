@@ -43,7 +43,7 @@ class Group:
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """What the rows of one model say."""
+    """What the rows of one model say: of its greedy responses, but for pass@k and maj@k."""
 
     model: str
     step: int
@@ -55,11 +55,10 @@ class EvaluationSummary:
     accuracy_lenient: Estimate
     """The same with the answer wherever it may be."""
     score: Estimate
-    """Of greedy responses, format credit included."""
+    """Format credit included."""
     format_share: Estimate
     """Share of greedy responses with an answer that can be read, right or wrong."""
     response_tokens: Estimate
-    """Of greedy responses."""
     pass_at_k: Mapping[int, Estimate]
     """By k = 1, 2, 3, ... up to the samples per problem."""
     majority_at_k: Mapping[int, Estimate]

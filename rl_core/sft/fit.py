@@ -48,9 +48,7 @@ class Fitting:
     model: Any
     """A causal LM; all its parameters that require gradient learn."""
     pad_id: int
-    """Fills examples up."""
     threads: MicroBatchThreads
-    """Compute micro-batches side by side."""
     compute_dtype: torch.dtype = torch.float32
     """float32, or bfloat16 for autocast."""
     whole_logits: bool = False

@@ -40,7 +40,6 @@ class SftSource:
     held_out: list[Example]
     num_steps: int
     what: str
-    """In words."""
 
 
 def sft_source(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -> SftSource:

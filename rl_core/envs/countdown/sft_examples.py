@@ -47,7 +47,6 @@ class SearchExamples(SftExamples):
     """The verdicts, and how an answer of three or of four numbers begins."""
 
     calls: bool = False
-    """Whether traces ask the calculator."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
