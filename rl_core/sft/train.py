@@ -9,20 +9,22 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rl_core.config.model import NUM_POSITIONS, BaseModelConfig
-from rl_core.data.prompts import text_codec
+from rl_core.data.prompts import OF_ITS_FILE_ALONE, text_codec
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.text_env import TextEnv
 from rl_core.rollout.hf_engine import HfEngine
@@ -30,11 +32,13 @@ from rl_core.rollout.protocol import in_order
 from rl_core.rollout.turns import TurnTaking
 from rl_core.sft.fit import Example, Fitting, split_evenly
 from rl_core.sft.named_data import REPORT_NAME
-from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.system.atomic import new_folder
 from rl_core.system.threads import MicroBatchThreads
 from rl_core.types import GenerationRequest, Problem, SamplingSettings
 
+PAD_TOKEN: Final = "<|pad|>"
+EOS_TOKEN: Final = "<|endoftext|>"
+_VERDICTS: Final = r"| no\b| yes\b"
 _ADAMW_LR_SHARE: Final = 0.15
 _MICRO_BATCHES: Final = 4
 _INITIALIZER_RANGE: Final = 0.06
@@ -101,6 +105,49 @@ def _own_torch_state(settings: BaseModelConfig) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    digits_per_token: int = 1,
+    words: Sequence[str] = (),
+) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer fitted to `texts`, prompts and responses; the same for the same texts.
+
+    Byte-level BPE: any text survives a round trip. Of at most `vocab_size` tokens, 258 are every
+    byte, pad and eos. Verdicts, numbers and each of `words`, with the space before it, stand alone,
+    so that a phrase is the same tokens whatever it stands beside. A token holds at most
+    `digits_per_token` digits: with 1 numbers are spelt, with more those of the texts are a token
+    each, as far as the vocabulary has room.
+    """
+    alone = rf"\p{{N}}{{1,{digits_per_token}}}{_VERDICTS}"
+    if words:
+        alone += rf"| ?\b(?:{'|'.join(map(re.escape, words))})\b"
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(alone), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD_TOKEN, EOS_TOKEN],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token=PAD_TOKEN,
+        eos_token=EOS_TOKEN,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        auto_map=OF_ITS_FILE_ALONE,
+    )
 
 
 def draw_examples(

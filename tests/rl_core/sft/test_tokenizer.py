@@ -7,7 +7,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
 from rl_core.envs.countdown import render_messages
 from rl_core.envs.countdown.traces import write_trace
-from rl_core.sft.tokenizer import train_tokenizer
+from rl_core.sft.train import train_tokenizer
 
 
 def texts(count: int) -> list[str]:

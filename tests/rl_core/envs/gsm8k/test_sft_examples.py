@@ -19,8 +19,7 @@ from rl_core.envs.word_problems import (
     generate_word_problems,
     write_response,
 )
-from rl_core.sft.tokenizer import train_tokenizer
-from rl_core.sft.train import draw_examples, make_base_model
+from rl_core.sft.train import draw_examples, make_base_model, train_tokenizer
 from rl_core.types import Problem
 
 SOLUTION = "6 * 9 = <<6*9=54>>54 pens.\n54 - 13 = <<54-13=41>>41 pens.\n#### 41"
