@@ -106,7 +106,8 @@ def checked(result: object) -> dict[str, Any]:
     """
     said = result if isinstance(result, Mapping) else {"score": result}
     score: Any = said.get("score")
-    if not _is_number(score):
+    # One number may be of Python's, or of numpy's and torch's, truth values too.
+    if not isinstance(score, numbers.Real) and getattr(score, "shape", None) != ():
         kind = type(score if isinstance(result, Mapping) else result).__name__
         raise TypeError(f"returned {kind}, not a number or a mapping with a number 'score'")
     if not math.isfinite(score):
@@ -118,11 +119,6 @@ def checked(result: object) -> dict[str, Any]:
         read = said["pred"]
         plain["pred"] = None if read is None else str(read)[:LONGEST_ANSWER].strip() or None
     return plain
-
-
-def _is_number(value: object) -> bool:
-    """Says whether it is one number: of Python's, or of numpy's and torch's, truth values too."""
-    return isinstance(value, numbers.Real) or getattr(value, "shape", None) == ()
 
 
 def describe(error: BaseException) -> str:
