@@ -1,4 +1,4 @@
-"""Errors that cross process borders: raised in a Ray actor, read by whoever decides on a retry."""
+"""Errors that cross process borders: raised in a Ray actor, read where a retry is decided."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One evaluation: the test problems of a data set, asked of any model.
 
-Rows are kept by all that they depend on, so that nobody asks the same twice. Not here: which models
+Rows are kept by all that they depend on, so that nothing is asked twice. Not here: which models
 else a run asks, and where it keeps their rows (`tasks/evaluate.py`, `rl_core/evaluation/files.py`).
 """
 
@@ -48,7 +48,7 @@ class Evaluator:
     """Asks models the test problems of one data set, under the settings of one run.
 
     A model's rows are kept under `<storage.root>/evaluations`, by a digest of all that they depend
-    on: whoever asks the same again reads them.
+    on: if the same is asked again, they are read.
     """
 
     config: RunConfig

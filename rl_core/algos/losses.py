@@ -21,7 +21,7 @@ _MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A share of the policy loss; all are scalars, `loss` alone carries gradient."""
+    """A share of the policy loss; all are scalars, only `loss` carries gradient."""
 
     loss: Tensor
     clip_frac: Tensor
@@ -32,7 +32,7 @@ class PolicyLoss:
 
 @dataclass(frozen=True)
 class ValueLoss:
-    """A share of the value loss; all are scalars, `loss` alone carries gradient."""
+    """A share of the value loss; all are scalars, only `loss` carries gradient."""
 
     loss: Tensor
     clip_frac: Tensor

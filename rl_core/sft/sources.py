@@ -36,7 +36,7 @@ class SftSource:
     """Examples to learn, and others to measure with."""
 
     draw: Callable[[int], list[Example]]
-    """The batch of a step, from 0: the same for the same step, whoever asks."""
+    """The batch of a step, from 0: always the same for a step."""
     held_out: list[Example]
     num_steps: int
     what: str

@@ -158,7 +158,7 @@ def _problems(
 
 
 def _truth(name: str, config: Mapping[str, Any], entry: Mapping[str, Any]) -> Any:
-    """Returns what its scorer wants to know, as it lies in the data set's file."""
+    """Returns what its scorer reads, as the data set's file holds it."""
     known = {"task": name, "config": dict(config)}
     known |= {part: entry[part] for part in ("question", "answer", "metadata")}
     try:
