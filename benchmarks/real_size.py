@@ -99,9 +99,9 @@ def write_questions(folder: Path) -> list[str]:
     problems = generate_word_problems(size=600, seed=0)
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in (("train", problems[:500]), ("test", problems[500:])):
-        lines = (json.dumps({"question": row.question, "answer": row.answer}) for row in rows)
-        (folder / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    return [f"{row.question}\n{row.answer}" for row in problems]
+        lines = "\n".join(map(json.dumps, rows))
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    return [f"{row['question']}\n{row['answer']}" for row in problems]
 
 
 def countdown_texts(root: Path) -> list[str]:

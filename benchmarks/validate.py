@@ -64,7 +64,7 @@ def main() -> None:
     from rl_core.data.prompts import count_tokens, encode_prompt, load_tokenizer
     from rl_core.data.readers import read_parquet
     from rl_core.envs.countdown.tables import recounts_table, solutions_table
-    from rl_core.sft.tokenizer import train_tokenizer
+    from rl_core.sft.train import train_tokenizer
     from tasks.validate import check_dataset, measure_prompts, run_checks
 
     config = RunConfig(data=DataConfig(train_size=options.rows, max_prompt_length=1024))

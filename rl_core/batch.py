@@ -124,15 +124,10 @@ class TrainBatch:
 
 
 def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
-    """Returns the rollouts as one batch, in their order, on the CPU.
+    """Returns the rollouts as one batch, in their order, on the CPU; nothing depends on `pad_id`.
 
-    Args:
-        rollouts: at least one.
-        pad_id: token that fills up the rows; nothing depends on it.
-
-    Raises:
-        ValueError: for a rollout without a prompt or response token: it could teach nothing; for a
-            group of different prompts.
+    ValueError for no rollouts, one without a prompt or response token (it could teach nothing), or
+    a group of different prompts.
     """
     if not rollouts:
         raise ValueError("a batch needs at least one rollout")
@@ -194,11 +189,7 @@ def micro_batches(batch: TrainBatch, budget_tokens: int, *, share_prompts: bool)
     Rows of like length stand together, longest first, so that little is padding. Where prompts are
     shared, groups may stand together instead, if that makes fewer tokens in all. Each row is in
     exactly one micro-batch. A row longer than the budget stands alone: rows cannot be cut.
-
-    Args:
-        batch: B rows.
-        budget_tokens: most tokens of a micro-batch, padding included.
-        share_prompts: whether a group's prompt is computed once per micro-batch.
+    `share_prompts`: a group's prompt is computed once per micro-batch.
     """
     columns = (batch.prompt_lengths, batch.response_lengths, batch.group_ids)
     rows = list(zip(range(len(batch)), *(x.tolist() for x in columns), strict=True))
@@ -220,10 +211,7 @@ def _packed(
 ) -> tuple[list[list[int]], int]:
     """Returns micro-batches of rows in their order, and the tokens computed for all of them.
 
-    Args:
-        rows: (row, prompt tokens, response tokens, group).
-        budget_tokens: where a further row would exceed it, the next micro-batch begins.
-        share_prompts: see `micro_batches`.
+    `rows` hold (row, prompt tokens, response tokens, group).
     """
     parts: list[list[int]] = []
     sizes: list[int] = []
@@ -265,9 +253,7 @@ def padded_tokens(batch: TrainBatch, rows: Tensor, *, share_prompts: bool) -> in
 def mini_batches(group_ids: Tensor, num_groups: int) -> list[Tensor]:
     """Returns rows (int64 [b] each, ascending) of mini-batches of whole groups, in their order.
 
-    Args:
-        group_ids: int64 [B]; the rows of a group need not be neighbours.
-        num_groups: groups per mini-batch; the last one may hold fewer.
+    The rows of a group need not be neighbours; the last mini-batch may hold fewer groups.
     """
     seen: dict[int, int] = {}
     places = [seen.setdefault(group, len(seen)) for group in group_ids.tolist()]
@@ -281,11 +267,8 @@ def mini_batches(group_ids: Tensor, num_groups: int) -> list[Tensor]:
 def balanced_rows(batch: TrainBatch, num_parts: int) -> list[Tensor]:
     """Returns rows (int64 [b] each, ascending) of parts of whole groups, with like many tokens.
 
-    The longest group goes to whichever part has fewest tokens so far, then the next (LPT).
-
-    Args:
-        batch: B rows of at least as many groups as parts.
-        num_parts: how many.
+    The longest group goes to the part with the fewest tokens so far, then the next (LPT). There are
+    at least as many groups as parts.
     """
     tokens: dict[int, int] = {}
     for group, length in zip(batch.group_ids.tolist(), batch.lengths.tolist(), strict=True):

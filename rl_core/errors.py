@@ -1,4 +1,4 @@
-"""Errors that cross process borders: raised in a Ray actor, read by whoever decides on a retry."""
+"""Errors that cross process borders: raised in a Ray actor, read where a retry is decided."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OutOfMemory(RuntimeError):  # noqa: N818  # OutOfMemoryError is torch's an
         self.detail = detail
 
     def __reduce__(self) -> tuple[type[OutOfMemory], tuple[str, str]]:
-        """Rebuilds from both fields: an exception's default pickle would pass the message alone."""
+        """Rebuilds from both fields: an exception's default pickle would pass only the message."""
         return type(self), (self.phase, self.detail)
 
 
@@ -47,7 +47,6 @@ class WorkerDied(RuntimeError):  # noqa: N818  # as OutOfMemory
         self.detail = detail
 
     def __reduce__(self) -> tuple[type[WorkerDied], tuple[str, str]]:
-        """Rebuilds from both fields, as `OutOfMemory` does."""
         return type(self), (self.worker, self.detail)
 
 
@@ -64,7 +63,6 @@ class Stalled(RuntimeError):  # noqa: N818  # as OutOfMemory
         self.detail = detail
 
     def __reduce__(self) -> tuple[type[Stalled], tuple[str, str]]:
-        """Rebuilds from both fields, as `OutOfMemory` does."""
         return type(self), (self.phase, self.detail)
 
 

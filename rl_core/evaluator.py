@@ -1,6 +1,6 @@
 """One evaluation: the test problems of a data set, asked of any model.
 
-Rows are kept by all that they depend on, so that nobody asks the same twice. Not here: which models
+Rows are kept by all that they depend on, so that nothing is asked twice. Not here: which models
 else a run asks, and where it keeps their rows (`tasks/evaluate.py`, `rl_core/evaluation/files.py`).
 """
 
@@ -48,12 +48,11 @@ class Evaluator:
     """Asks models the test problems of one data set, under the settings of one run.
 
     A model's rows are kept under `<storage.root>/evaluations`, by a digest of all that they depend
-    on: whoever asks the same again reads them.
+    on: if the same is asked again, they are read.
     """
 
     config: RunConfig
     data: Path
-    """Folder of the data set."""
     run: RunFolder | None = None
     """The run that asks: what its reserve gave up is not for rows."""
 
@@ -137,9 +136,7 @@ class Evaluator:
         """Returns the rows of the model whose weights the engines hold, and keeps them.
 
         The tokenizer is that of the model's folder. A full disk costs the keeping and a warning.
-
-        Raises:
-            ValueError: a prompt has a token that the model does not know.
+        ValueError if a prompt has a token that the model does not know.
         """
         tokenizer = load_tokenizer(str(model))
         chat = self.config.env.prompt_template == "chat"
@@ -164,7 +161,7 @@ class Evaluator:
             )
             return in_order(stream)
 
-        env, evaluation = self.config.env, self.config.evaluation
+        env = self.config.env
         strict, lenient = env.strict_and_lenient()
         with start_rewards(env) as rewards:
             rows = evaluate_model(
@@ -175,9 +172,7 @@ class Evaluator:
                 score_strictly=strict.score,
                 score_leniently=lenient.score,
                 max_tokens=self.config.data.max_response_length,
-                samples_per_problem=evaluation.samples_per_problem,
-                temperature=evaluation.temperature,
-                seed=evaluation.seed,
+                settings=self.config.evaluation,
             )
         rows = self.label(rows, run_id="", model=name, step=0)
         try:
@@ -195,11 +190,7 @@ class Evaluator:
     ) -> Rows:
         """Returns a model's rows: those that are known, else what engines answer with its weights.
 
-        Args:
-            engines: None where the rows are known to be there.
-            name: under which they are kept.
-            model: its folder.
-            is_loaded: whether the engines hold its weights already.
+        `engines` is None if the rows are known; `is_loaded`: they hold the weights already.
         """
         rows = self.reusable_rows(name, model)
         if rows is None:

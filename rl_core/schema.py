@@ -30,9 +30,7 @@ _EXTRA_INFO = pa.struct(
 def dataset_schema(truth: pa.DataType, own: Sequence[tuple[str, pa.DataType]] = ()) -> pa.Schema:
     """Returns the columns of an env's data set: its own, then those that verl reads.
 
-    Args:
-        truth: type of `reward_model.ground_truth`.
-        own: names and types of the env's own columns.
+    `truth` is the type of `reward_model.ground_truth`.
     """
     return pa.schema(
         [

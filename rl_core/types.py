@@ -61,7 +61,7 @@ class ScoredText:
 
     score: float
     verdict: str
-    """`correct`, `wrong_value`, `no_answer`, ...; `correct` alone counts as accuracy."""
+    """`correct`, `wrong_value`, `no_answer`, ...; only `correct` counts as accuracy."""
     answer: str | None
     value: str | None = None
     """What the answer is equal to, in lowest terms: `18` or `7/2`; None where it has no value."""

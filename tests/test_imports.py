@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_core.sft.tokenizer import train_tokenizer
+from rl_core.sft.train import train_tokenizer
 from tests.support.programs import python
 
 ROOT = Path(__file__).parent.parent

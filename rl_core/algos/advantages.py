@@ -1,7 +1,10 @@
 """How rewards become advantages: GAE for PPO with a critic, and the critic-free family.
 
-Legend: B responses, T response tokens (right-padded), G responses of a group. `response_mask` is
-bool [B, T]; results are 0 outside it, and nothing outside it matters. No function carries gradient.
+Legend: B responses, T response tokens (right-padded), G responses of a group. `rewards` are float
+[B], one per response; `token_rewards` and `values` float [B, T]; `group_ids` int [B], equal for
+responses to one prompt; `correct` is bool [B], `response_mask` bool [B, T]; `gamma` is the discount
+per token. Results are 0 outside the mask, and nothing outside it matters. No function carries
+gradient.
 """
 
 from __future__ import annotations
@@ -25,12 +28,8 @@ def generalized_advantages(
     delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lambda A_{t+1}; a response ends in
     value 0. Tokens outside the mask are skipped, as if the response did not hold them.
 
-    Args:
-        token_rewards: float [B, T].
-        values: float [B, T]; `values[:, t]` is the value before token t is chosen.
-        response_mask: bool [B, T].
-        gamma: discount per token.
-        gae_lambda: 1 gives reward-to-go minus value, 0 the one-step error.
+    `values[:, t]` is the value before token t is chosen. `gae_lambda` 1 gives reward-to-go minus
+    value, 0 the one-step error.
 
     Source: Schulman et al. 2015 (arXiv:1506.02438), equations 11 to 16.
     """
@@ -49,13 +48,7 @@ def generalized_advantages(
 
 
 def discounted_returns(token_rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
-    """Returns the discounted sum of the rewards from each token on, float [B, T].
-
-    Args:
-        token_rewards: float [B, T].
-        response_mask: bool [B, T].
-        gamma: discount per token.
-    """
+    """Returns the discounted sum of the rewards from each token on, float [B, T]."""
     no_values = torch.zeros_like(token_rewards)
     return generalized_advantages(
         token_rewards, no_values, response_mask, gamma=gamma, gae_lambda=1.0
@@ -94,12 +87,6 @@ def grpo_advantages(
     Convention: Bessel-corrected std, eps outside the root. A group without spread, or of one
     response, has nothing to compare: 0.
 
-    Args:
-        rewards: float [B], one per response.
-        group_ids: int [B], equal for responses to one prompt.
-        response_mask: bool [B, T].
-        eps: added to the standard deviation.
-
     Source: DeepSeekMath (arXiv:2402.03300), section 4.1.2.
     """
     centred, index, sizes = _centre(rewards, group_ids)
@@ -111,11 +98,6 @@ def grpo_advantages(
 def dr_grpo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> Tensor:
     """Returns reward - group mean at each token, float [B, T]: GRPO not divided by the std.
 
-    Args:
-        rewards: float [B].
-        group_ids: int [B].
-        response_mask: bool [B, T].
-
     Source: Understanding R1-Zero-Like Training (arXiv:2503.20783), section 3.2.
     """
     centred, _, _ = _centre(rewards, group_ids)
@@ -126,11 +108,6 @@ def rloo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -
     """Returns reward - mean of the OTHER rewards of the group at each token, float [B, T].
 
     Equal to G / (G - 1) times (reward - group mean). A group of one response: 0.
-
-    Args:
-        rewards: float [B].
-        group_ids: int [B].
-        response_mask: bool [B, T].
 
     Source: Back to Basics (arXiv:2402.14740), section 2.3.
     """
@@ -144,10 +121,7 @@ def reinforce_plus_plus_advantages(
 ) -> Tensor:
     """Returns discounted returns, whitened over all tokens of the batch, float [B, T].
 
-    Args:
-        token_rewards: float [B, T], with the KL penalty.
-        response_mask: bool [B, T].
-        gamma: discount per token.
+    `token_rewards` hold the KL penalty.
 
     Source: REINFORCE++ (arXiv:2501.03262), equations 3 and 4.
     """
@@ -159,11 +133,6 @@ def reinforce_plus_plus_baseline_advantages(
 ) -> Tensor:
     """Returns reward - group mean, whitened over all tokens of the batch, float [B, T].
 
-    Args:
-        rewards: float [B].
-        group_ids: int [B].
-        response_mask: bool [B, T].
-
     Source: REINFORCE++ (arXiv:2501.03262), the variant with a group baseline.
     """
     return whiten(dr_grpo_advantages(rewards, group_ids, response_mask), response_mask)
@@ -172,12 +141,8 @@ def reinforce_plus_plus_baseline_advantages(
 def outcome_gate(correct: Tensor, group_ids: Tensor) -> Tensor:
     """Returns which responses stand in a group with at least one correct response, bool [B].
 
-    Where all fail, rewards differ by format credit alone, and dividing by the group's tiny std
-    would turn that into full-size advantages. Keep such groups out of an estimator's mask.
-
-    Args:
-        correct: bool [B].
-        group_ids: int [B].
+    If all fail, rewards differ only by format credit, and dividing by the group's tiny std would
+    turn that into full-size advantages. Keep such groups out of an estimator's mask.
     """
     index, sizes = _group_index(group_ids)
     successes = torch.zeros_like(sizes).index_add(0, index, correct.to(sizes.dtype))
@@ -185,12 +150,7 @@ def outcome_gate(correct: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def zero_spread_fraction(rewards: Tensor, group_ids: Tensor) -> float:
-    """Returns the share of groups whose rewards are all equal: they teach nothing.
-
-    Args:
-        rewards: float [B].
-        group_ids: int [B].
-    """
+    """Returns the share of groups whose rewards are all equal: they teach nothing."""
     index, sizes = _group_index(group_ids)
     highest = torch.full_like(sizes, 0, dtype=rewards.dtype)
     lowest = highest.scatter_reduce(0, index, rewards, "amin", include_self=False)
@@ -199,12 +159,7 @@ def zero_spread_fraction(rewards: Tensor, group_ids: Tensor) -> float:
 
 
 def end_rewards(rewards: Tensor, response_mask: Tensor) -> Tensor:
-    """Returns each response's reward at its last token and 0 elsewhere, float [B, T].
-
-    Args:
-        rewards: float [B].
-        response_mask: bool [B, T], each row with at least one token.
-    """
+    """Returns each response's reward at its last token, of at least one, and 0 elsewhere."""
     num_tokens = response_mask.shape[-1]
     positions = torch.arange(num_tokens, device=response_mask.device)
     last = torch.where(response_mask, positions, -1).amax(dim=-1, keepdim=True)

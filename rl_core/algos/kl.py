@@ -24,10 +24,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator) 
     in expectation), k2 = d^2 / 2, k3 = exp(-d) - 1 + d (unbiased, never negative). k3 clamps d to
     [-20, 20] and its value to [-10, 10], as verl does: one odd token must not drown a batch.
 
-    Args:
-        logprobs: float, any shape; carries gradient.
-        ref_logprobs: float, the same shape; a constant.
-        estimator: `k1`, `k2` or `k3`.
+    `logprobs` carries gradient, `ref_logprobs` is a constant.
 
     Source: Schulman 2020, "Approximating KL Divergence".
     """
@@ -54,12 +51,8 @@ def adaptive_kl_coef(
 
     coef (1 + clip(kl / target - 1, -0.2, 0.2) num_rollouts / horizon).
 
-    Args:
-        kl_coef: this step's coefficient.
-        kl: this step's KL per response, in nats.
-        target: wished KL per response, in nats.
-        horizon: rollouts over which the coefficient may change by a fifth.
-        num_rollouts: rollouts of this step.
+    `kl`, this step's, and `target` are per response, in nats. Over `horizon` rollouts the
+    coefficient may change by a fifth.
 
     Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
     """

@@ -1,8 +1,10 @@
 """Losses of actor and critic; each returns this micro-batch's share of the mini-batch's loss.
 
-Legend: B responses, T response tokens (right-padded). `response_mask` is bool [B, T]; nothing
-outside it matters. Denominators are counted over the whole mini-batch, so the shares (losses,
-gradients and metrics alike) of its micro-batches add up to those of the unsplit mini-batch.
+Legend: B responses, T response tokens (right-padded). Tensors are float [B, T] but for
+`response_mask`, bool [B, T]; nothing outside it matters. `logprobs` and `values` are the current
+model's and carry gradient; `old_` ones are from before the step's first update. `denominators` are
+counted over the whole mini-batch, so the shares (losses, gradients and metrics alike) of its
+micro-batches add up to those of the unsplit mini-batch.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A share of the policy loss; all are scalars, `loss` alone carries gradient."""
+    """A share of the policy loss; all are scalars, only `loss` carries gradient."""
 
     loss: Tensor
     clip_frac: Tensor
@@ -30,7 +32,7 @@ class PolicyLoss:
 
 @dataclass(frozen=True)
 class ValueLoss:
-    """A share of the value loss; all are scalars, `loss` alone carries gradient."""
+    """A share of the value loss; all are scalars, only `loss` carries gradient."""
 
     loss: Tensor
     clip_frac: Tensor
@@ -54,17 +56,8 @@ def ppo_policy_loss(
 
     r = exp(logprobs - old_logprobs), the log-ratio clamped to [-20, 20] against overflow.
 
-    Args:
-        logprobs: float [B, T], of the current policy; carries gradient.
-        old_logprobs: float [B, T], before the step's first update.
-        advantages: float [B, T].
-        response_mask: bool [B, T].
-        clip_eps_low: how far below 1 the ratio still counts.
-        clip_eps_high: how far above 1 (clip-higher: more than low).
-        aggregation: how tokens are averaged.
-        denominators: of the whole mini-batch.
-        importance_weights: float [B, T], constants that multiply each token's loss, see
-            `truncated_importance_weights`; 1 if absent.
+    `importance_weights`, see `truncated_importance_weights`, are constants that multiply each
+    token's loss.
 
     Source: PPO (arXiv:1707.06347), equation 7; clip-higher: DAPO (arXiv:2503.14476), equation 10.
     """
@@ -101,8 +94,6 @@ def gspo_policy_loss(
     that of s A logprobs (the variant GSPO-token). Useful clips are far narrower than PPO's: 3e-4
     and 4e-4 in the paper.
 
-    Takes what `ppo_policy_loss` takes.
-
     Source: GSPO (arXiv:2507.18071), sections 4.1 and 4.3.
     """
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
@@ -138,8 +129,6 @@ def cispo_policy_loss(
     """Returns -A c logprobs per token, c being the clipped ratio as a constant.
 
     No token loses its gradient by being clipped; only its weight is bounded.
-
-    Takes what `ppo_policy_loss` takes.
 
     Source: MiniMax-M1 (arXiv:2506.13585), section 3.1.
     """
@@ -196,14 +185,6 @@ def clipped_value_loss(
 
     One error is of the value, the other of the value kept within `value_clip` of the old one.
 
-    Args:
-        values: float [B, T], of the current critic; carries gradient.
-        old_values: float [B, T], before the step's first update.
-        returns: float [B, T], the targets.
-        response_mask: bool [B, T].
-        value_clip: largest rewarded change of a value.
-        denominators: of the whole mini-batch.
-
     Source: OpenAI baselines' PPO2; Engstrom et al. 2020 (arXiv:2005.12729), section 3.
     """
     values, old_values, returns = (
@@ -226,13 +207,8 @@ def truncated_importance_weights(
     """Returns min(exp(old_logprobs - rollout_logprobs), cap) per token, float [B, T], 0 outside.
 
     Corrects for tokens that were sampled by an engine whose probabilities differ from the learner's
-    (kernels, dtype). Constants: no gradient flows.
-
-    Args:
-        old_logprobs: float [B, T], recomputed by the learner.
-        rollout_logprobs: float [B, T], as the engine returned them.
-        response_mask: bool [B, T].
-        cap: largest weight; bounds the variance.
+    (kernels, dtype): `old_logprobs` are the learner's, `rollout_logprobs` as the engine returned
+    them. The cap bounds the variance. Constants: no gradient flows.
 
     Source: Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings you
         off-policy RL training".

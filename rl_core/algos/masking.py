@@ -1,7 +1,7 @@
 """Means, whitening and loss aggregation over the real tokens of a right-padded batch.
 
-Legend: B responses, T response tokens. Masks are bool, True at the tokens of a response; what a
-tensor holds elsewhere (NaN included) never matters, and results are 0 there.
+Legend: B responses, T response tokens; tensors are [B, T]. Masks are bool, True at the tokens of a
+response; what a tensor holds elsewhere (NaN included) never matters, and results are 0 there.
 """
 
 from __future__ import annotations
@@ -26,14 +26,7 @@ class Denominators:
 
 
 def count_denominators(mask: Tensor) -> Denominators:
-    """Returns the denominators of a mini-batch.
-
-    Args:
-        mask: bool [B, T].
-
-    Raises:
-        ValueError: if the mask is empty, since no mean exists then.
-    """
+    """Returns the denominators of a mini-batch; ValueError for an empty mask: there is no mean."""
     num_tokens = int(mask.sum())
     if num_tokens == 0:
         raise ValueError("the mini-batch holds no response token: a loss over it is not defined")
@@ -41,13 +34,7 @@ def count_denominators(mask: Tensor) -> Denominators:
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Returns the sum of the values under the mask.
-
-    Args:
-        values: float [B, T]; gradient flows to the values under the mask only.
-        mask: bool [B, T].
-        dim: dimension to sum over; all of them by default.
-    """
+    """Returns the sum of the values under the mask; gradient flows only to them."""
     kept = torch.where(mask, values, 0.0)
     return kept.sum() if dim is None else kept.sum(dim=dim)
 
@@ -61,11 +48,6 @@ def whiten(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
     """Returns the values shifted and scaled to mean 0 and variance 1 over the mask, float [B, T].
 
     Convention: Bessel-corrected variance, eps under the root (verl, TRL). A single value becomes 0.
-
-    Args:
-        values: float [B, T].
-        mask: bool [B, T].
-        eps: added to the variance.
     """
     centred = torch.where(mask, values - masked_mean(values, mask), 0.0)
     variance = centred.square().sum() / (mask.sum() - 1).clamp(min=1)
@@ -78,15 +60,11 @@ def aggregate(
     """Returns this part's share of a loss over the whole mini-batch, a scalar.
 
     The shares of the parts of a mini-batch add up to its loss, however it was split, because the
-    denominators are the mini-batch's and not the part's.
+    denominators are the mini-batch's and not the part's. `per_token` carries gradient.
 
-    Args:
-        per_token: float [B, T]; carries gradient.
-        mask: bool [B, T].
-        aggregation: `token-mean` weighs tokens alike (DAPO); `seq-mean-token-sum` sums a response's
-            tokens and averages over responses (Dr.GRPO up to a constant); `seq-mean-token-mean`
-            averages within a response, then over responses (GRPO).
-        denominators: of the whole mini-batch.
+    `token-mean` weighs tokens alike (DAPO); `seq-mean-token-sum` sums a response's tokens and
+    averages over responses (Dr.GRPO up to a constant); `seq-mean-token-mean` averages within a
+    response, then over responses (GRPO).
     """
     if aggregation == "token-mean":
         return masked_sum(per_token, mask) / denominators.num_tokens

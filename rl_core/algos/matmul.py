@@ -33,12 +33,7 @@ def product_operand(tensor: Tensor) -> Tensor:
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Returns left @ right.T, [n, m], in the operands' dtype; carries no gradient.
-
-    Args:
-        left: float [n, k], of any strides.
-        right: float [m, k], of any strides.
-    """
+    """Returns left [n, k] @ right.T [k, m], in the operands' dtype; carries no gradient."""
     if left.dtype == torch.float32 and left.device.type == "cpu" and prefers_onednn():
         try:
             fast = torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")

@@ -6,11 +6,11 @@ prompts arXiv:2502.12272). Passes over the data are those of `sampling.epoch_ord
 turn it is is taken with the probability p (1 - p) / the largest of all problems, so while nothing
 is known all are taken.
 
-p is what the problem's own responses say, drawn towards the rate of all that are about as hard
-(`difficulty_of`): where data are plenty most problems are asked once, and their like many times.
+p is the problem's estimated pass rate: its own results, shrunk towards the recent rate of all that
+are about as hard (`difficulty_of`): of many problems most are asked once, and their like often.
 
-All that is chosen is a function of seed and outcomes of the steps before: rollouts are collected
-one step after the other even where they are collected ahead, so that holds there too.
+The choice depends only on the seed and the outcomes of earlier steps, also if rollouts are
+collected ahead: they are collected one step after the other.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CurriculumState:
 
 
 def difficulty_classes(env: TextEnv, file: Path) -> list[str]:
-    """Returns for each problem of a split which are about as hard: data source and env say it."""
+    """Returns a name per problem of a split; those of one name are about as hard."""
     return [
         f"{problem.data_source} {env.difficulty_of(problem.ground_truth, solution or '')}"
         for problem, solution in read_solved(file)
@@ -70,15 +70,9 @@ def difficulty_classes(env: TextEnv, file: Path) -> list[str]:
 class Curriculum:
     """Chooses the problems of each step, counts what became of them, and can be resumed exactly.
 
-    Args:
-        classes: of each of the N problems.
-        seed: the run's.
-        batch_size: problems per step, at most N.
-        group_size: responses per problem.
-        ahead: steps, at most, that are chosen before the one that is learned from.
-        step: done so far.
-        checkpoint: folder that `save` wrote to after it; without one, nothing is known yet. If it
-            is of other problems, ValueError is raised.
+    `classes` are those of all N problems, at least a batch. At most `ahead` steps are chosen before
+    the one that is learned from. `checkpoint` is the folder that `save` wrote to after `step`;
+    without one, nothing is known yet. ValueError if it is of other problems.
     """
 
     def __init__(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,21 +189,20 @@ def read_problems(path: Path) -> list[Problem]:
     missing = [name for name in columns if name not in table.column_names]
     if missing:
         raise DatasetError(f"{path}: no column {missing[0]!r}; it has {table.column_names}")
-    extras: Sequence[dict[str, Any] | None] = [None] * table.num_rows
     if "extra_info" in table.column_names:
-        extras = table["extra_info"].to_pylist()
-    rows = zip(*(table[name].to_pylist() for name in columns), extras, strict=True)
+        columns.append("extra_info")
     problems: list[Problem] = []
     try:
-        for number, (data_source, messages, reward_model, extra) in enumerate(rows):
-            extra = extra or {}
+        for number, row in enumerate(table.select(columns).to_pylist()):
+            extra, reward_model = row.get("extra_info") or {}, row["reward_model"]
             index, truth = extra.get("index"), reward_model["ground_truth"]
             is_json = reward_model.get("style") == JSON_STYLE
+            asked = tuple(Message(role=m["role"], content=m["content"]) for m in row["prompt"])
             problems.append(
                 Problem(
                     index=number if index is None else index,
-                    data_source=data_source,
-                    messages=tuple(Message(role=m["role"], content=m["content"]) for m in messages),
+                    data_source=row["data_source"],
+                    messages=asked,
                     ground_truth=json.loads(truth) if is_json else truth,
                     num_solutions=extra.get("num_solutions") or 0,
                     extra_info=extra.get(OWN_EXTRA_INFO) or "",

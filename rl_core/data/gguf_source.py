@@ -35,12 +35,9 @@ def is_gguf_or_package(path: str) -> bool:
 
 
 def unpack_model(path: str, root: Path) -> Path:
-    """Returns the Hugging Face folder of a GGUF file or of a package; a file is unpacked once.
+    """Returns the Hugging Face folder of a GGUF file, or of a package that holds one or the other.
 
-    Args:
-        path: `FILE.gguf`, or `package:NAME`, an installed package that holds one such file or one
-            Hugging Face folder.
-        root: `storage.root`; the folder is written below `models/`, named by the file's hash.
+    A file is unpacked once, below `root/models/`, to a folder that is named by its hash.
     """
     found = _find(path)
     if found.is_dir():

@@ -19,7 +19,6 @@ from rl_core.types import Message
 Ints: TypeAlias = npt.NDArray[np.int64]
 Messages: TypeAlias = Sequence[Message]
 CountTokens: TypeAlias = Callable[[Sequence[Messages]], Sequence[int]]
-"""Tokens of each prompt of a batch."""
 Render: TypeAlias = Callable[[Sequence[int], int], Messages]
 """The prompt of some numbers and a target."""
 

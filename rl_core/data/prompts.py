@@ -32,13 +32,9 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 def resolve_model(path: str, root: Path = Path("outputs")) -> Path:
     """Returns the folder of a model: `path` itself, or the local copy of a hub's model or a file's.
 
-    A model that is not in the local cache is downloaded, unless `HF_HUB_OFFLINE` is set. ValueError
+    `path` is as in `model.path`; a GGUF file is unpacked below `root`, the run's `storage.root`. A
+    model that is not in the local cache is downloaded, unless `HF_HUB_OFFLINE` is set. ValueError
     says why there is none.
-
-    Args:
-        path: as `model.path`: a folder, OWNER/NAME of the Hugging Face hub,
-            `modelscope:OWNER/NAME`, a GGUF file, or `package:NAME`.
-        root: `storage.root`, where a GGUF file is unpacked.
     """
     if (name := modelscope_name(path)) is not None:
         return fetch_from_modelscope(name)

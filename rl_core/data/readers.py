@@ -12,7 +12,7 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from io import BufferedReader
@@ -52,27 +52,23 @@ def find_source(source: str) -> dict[str, list[Path]]:
     `train-*.parquet`), itself or in `main/`; else a data set of the hub, which is fetched unless it
     is in the local cache.
     """
-    folder = Path(source).expanduser()
+    given, folder = f"env.source={source}", Path(source).expanduser()
     if not folder.is_dir():
         if source.startswith((".", "/", "~")) or source.count("/") > 1:
-            raise ValueError(f"env.source={source} is not a folder: check the path")
+            raise ValueError(f"{given} is not a folder: check the path")
         # Only `main`: it has another config, whose rows are others.
-        return {
-            split: hub_files(f"env.source={source}", source, split, ["main/"]) for split in SPLITS
-        }
+        return {split: _hub_files(given, source, split, ["main/"]) for split in SPLITS}
     found: dict[str, list[Path]] = {}
     for split in SPLITS:
         names = (f"{split}.jsonl", f"{split}.parquet", f"{split}-*.parquet")
-        candidates = [
-            sorted(place.glob(name)) for place in (folder, folder / "main") for name in names
-        ]
-        files = next((files for files in candidates if files), None)
-        if files is None:
+        places = (folder, folder / "main")
+        groups = (sorted(place.glob(name)) for place in places for name in names)
+        found[split] = next(filter(None, groups), [])
+        if not found[split]:
             raise ValueError(
-                f"env.source={source}: no {split}.jsonl or {split}.parquet in {folder}; give a "
-                "folder with both splits"
+                f"{given}: no {split}.jsonl or {split}.parquet in {folder}; give a folder with "
+                "both splits"
             )
-        found[split] = files
     return found
 
 
@@ -90,13 +86,9 @@ def find_files(
 ) -> list[Path]:
     """Returns the files that a setting names, in its order; those of a glob by name.
 
-    Args:
-        setting: its key, for messages.
-        names: paths or globs of parquet or JSON lines (also with .gz), or data sets of the hub as
-            OWNER/NAME, which are fetched unless they are in the local cache. ValueError for any
-            other.
-        split: which files of a hub data set.
-        from_hub: False leaves hub data sets out, and asks no network.
+    `names` are paths or globs of parquet or JSON lines (also with .gz), or data sets of the hub as
+    OWNER/NAME, of which the files of `split` are fetched unless they are in the local cache;
+    ValueError for any other. Without `from_hub` they are left out, and no network is asked.
     """
     found: list[Path] = []
     for name in names:
@@ -104,7 +96,7 @@ def find_files(
         if not is_hub_name(name):
             found += _local_files(given, name)
         elif from_hub:
-            found += hub_files(given, name, split, _HUB_PLACES)
+            found += _hub_files(given, name, split, _HUB_PLACES)
     return found
 
 
@@ -187,10 +179,10 @@ def count_rows(file: Path) -> int:
     with _refusing_damage(file):
         if file.suffix == ".parquet":
             return int(pq.read_metadata(file).num_rows)
-        if (rows := _rows_of_a_list(file)) is not None:
-            return len(rows)
-        with _open(file) as lines:
-            return sum(1 for line in lines if line.strip())
+        with _open(file) as stream:
+            if _is_list(file, stream):
+                return len(_parsed_list(file, stream))
+            return sum(1 for line in stream if line.strip())
 
 
 @contextmanager
@@ -217,34 +209,36 @@ def _open(file: Path) -> gzip.GzipFile | BufferedReader:
     return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
 
 
-def _rows_of_a_list(file: Path) -> list[Record] | None:
-    """Returns the rows of a `.json` file that is one list, as most programs write it; else None."""
-    if not file.name.endswith((".json", ".json.gz")):
-        return None
-    with _open(file) as stream:
-        if not stream.peek(1).lstrip().startswith(b"["):
-            return None
-        rows = _parsed(
-            stream.read(),
-            f"{file}: the list in it is not JSON",
-            "write one list of objects, or one object per line",
-        )
-    for number, row in enumerate(rows, start=1):
-        _refuse_no_object(row, f"{file}: row {number}", "every row")
-    return list(rows)
+def _is_list(file: Path, stream: gzip.GzipFile | BufferedReader) -> bool:
+    """Says whether a `.json` file is one list, as most programs write it."""
+    is_json = file.name.endswith((".json", ".json.gz"))
+    return is_json and stream.peek(1).lstrip().startswith(b"[")
+
+
+def _parsed_list(file: Path, stream: gzip.GzipFile | BufferedReader) -> list[Any]:
+    remedy = "write one list of objects, or one object per line"
+    return list(_parsed(stream.read(), f"{file}: the list in it is not JSON", remedy))
+
+
+def _parsed_lines(file: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            refused = f"{file}: line {number} is not JSON"
+            yield number, _parsed(line.rstrip(), refused, "write one object per line")
 
 
 def _json_records(file: Path) -> Iterator[tuple[int, Record]]:
-    if (rows := _rows_of_a_list(file)) is not None:
-        yield from enumerate(rows, start=1)
-        return
-    with _open(file) as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                refused = f"{file}: line {number} is not JSON"
-                record = _parsed(line.rstrip(), refused, "write one object per line")
-                _refuse_no_object(record, f"{file}: line {number}", "every line")
-                yield number, record
+    with _open(file) as stream:
+        unit, values = "line", _parsed_lines(file, stream)
+        if _is_list(file, stream):
+            unit, values = "row", enumerate(_parsed_list(file, stream), start=1)
+        for number, record in values:
+            if not isinstance(record, dict):
+                raise ValueError(
+                    f"{file}: {unit} {number} is a {type(record).__name__}, every {unit} must be "
+                    "a JSON object"
+                )
+            yield number, record
 
 
 def _parsed(text: bytes, refused: str, remedy: str) -> Any:
@@ -259,11 +253,6 @@ def _parsed(text: bytes, refused: str, remedy: str) -> Any:
             where = f" at column {error.colno}" if is_one_line else f" at line {error.lineno}"
         raise ValueError(f"{refused} ({getattr(error, 'msg', error)}{where}): {remedy}") from None
     return value
-
-
-def _refuse_no_object(row: Any, where: str, every: str) -> None:
-    if not isinstance(row, dict):
-        raise ValueError(f"{where} is a {type(row).__name__}, {every} must be a JSON object")
 
 
 def _local_files(given: str, name: str) -> list[Path]:
@@ -293,50 +282,36 @@ def _local_files(given: str, name: str) -> list[Path]:
     return found
 
 
-def hub_files(given: str, name: str, split: str, places: Sequence[str]) -> list[Path]:
+def _hub_files(given: str, name: str, split: str, places: Sequence[str]) -> list[Path]:
     """Returns the files of one split: parquet shards, one parquet file, or JSON lines.
 
-    Args:
-        given: `setting=value`, for messages.
-        name: OWNER/NAME.
-        split: `train` or `test`.
-        places: folders of the data set, each empty or with a slash at its end, likeliest first.
+    `places` are folders of the data set, likeliest first. The network is asked only if the local
+    cache lacks a file.
     """
-    endings = ("-*.parquet", ".parquet", ".jsonl")
-    patterns = [f"{place}{split}{end}" for place in places for end in endings]
-    folder = _hub_folder(given, name, patterns)
-    groups = (sorted(folder.glob(pattern)) for pattern in patterns)
-    return next(files for files in groups if files)
-
-
-def _hub_folder(given: str, name: str, patterns: Sequence[str]) -> Path:
-    """Returns the local copy of a hub data set; the network is asked only if the cache lacks it."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
+    endings = ("-*.parquet", ".parquet", ".jsonl")
+    patterns = [f"{place}{split}{end}" for place in places for end in endings]
     refused = ""
-    for cached_only in (True, False):
+    for is_cached in (True, False):
         try:
-            folder = Path(
-                snapshot_download(
-                    name,
-                    repo_type="dataset",
-                    allow_patterns=list(patterns),
-                    local_files_only=cached_only,
-                )
+            folder = snapshot_download(
+                name, repo_type="dataset", allow_patterns=patterns, local_files_only=is_cached
             )
         except (OSError, ValueError, HfHubHTTPError) as error:
             reason = type(error).__name__  # the error's own text may run over many lines
             refused = f"is no file or folder here, and the hub did not give it ({reason})"
             continue
-        if _is_whole([file for pattern in patterns for file in folder.glob(pattern)]):
-            return folder
+        groups = [sorted(Path(folder).glob(pattern)) for pattern in patterns]
+        if _is_whole([file for group in groups for file in group]):
+            return next(filter(None, groups))
         refused = f"has not all files of the split in {folder}, which is all that the hub gave"
     raise ValueError(f"{given} {refused}: check the name, or download it and give its files")
 
 
 def _is_whole(files: Sequence[Path]) -> bool:
-    """Whether a cached copy has all it says it has: `-of-00002` promises two such files."""
+    """Says whether a cached copy has all files: `-of-00002` promises two such ones."""
     shards = Counter(
         (file.parent, file.name.partition("-")[0], int(match[1]))
         for file in files

@@ -52,9 +52,7 @@ def find_env(name: object, *, imports: bool = True) -> type[TextEnv]:
                 f"env.name={name} names code, which no run's folder may have imported: add "
                 f"env={name} to the command if you trust it"
             )
-        env = _load(name)
-        ENVS[name] = env
-        return env
+        ENVS[name] = _load(name)
     return ENVS[name]
 
 
@@ -80,8 +78,7 @@ def _load(name: str) -> type[TextEnv]:
         raise ValueError(f"env={name} cannot be loaded: {type(error).__name__}: {error}") from error
     if not (isinstance(env, type) and issubclass(env, TextEnv)):
         raise ValueError(f"env={name} must be a class of TextEnv, not {type(env).__name__}")
-    makes_them = any(env.overrides(method) for method in _MAKES_PROBLEMS)
-    if env.makes_problems and not makes_them:
+    if env.makes_problems and not any(env.overrides(method) for method in _MAKES_PROBLEMS):
         raise ValueError(f"env={name} has no method `problems`")
     if not env.overrides(TextEnv.score):
         raise ValueError(f"env={name} has no method `score`")

@@ -114,7 +114,7 @@ class Gsm8kConfig(TextEnv):
         from rl_core.envs.word_problems import generate_word_problems
 
         written = generate_word_problems(size=train_size + test_size, seed=seed)
-        rows = [self.read_row({"question": p.question, "answer": p.answer}) for p in written]
+        rows = [self.read_row(row) for row in written]
         return {"train": rows[test_size:], "test": rows[:test_size]}
 
     def read_row(self, record: Record) -> Row:

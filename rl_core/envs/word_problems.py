@@ -45,16 +45,6 @@ WORDS: Final = (*_HE, *_SHE, *_THINGS, "dollars", "He", "She", "How", "Each")
 """What the phrases of a story stand between: who, what, and how a sentence begins."""
 
 
-@dataclass(frozen=True)
-class WordProblem:
-    """A question and its answer, as a row of GSM8K holds them."""
-
-    question: str
-    """One paragraph."""
-    answer: str
-    """One line per step, `12 + 5 = <<12+5=17>>17 pens.`, and `#### 17` at the end."""
-
-
 class _OutOfRangeError(Exception):
     """The numbers drawn do not fit: draw again."""
 
@@ -178,23 +168,26 @@ _ENDINGS: Final[dict[_Part, int]] = {
 """Parts, and how many steps each takes; a change takes one."""
 
 
-def generate_word_problems(*, size: int, seed: int) -> list[WordProblem]:
-    """Returns problems with different questions; a larger size begins with the same ones."""
+def generate_word_problems(*, size: int, seed: int) -> list[dict[str, str]]:
+    """Returns rows as GSM8K's, different questions; a larger size begins with the same ones."""
     rng = random.Random(seed)
-    found: dict[str, WordProblem] = {}
+    found: dict[str, str] = {}
     for _ in range(_MAX_DRAWS_PER_ROW * size):
-        problem = _write(rng)
-        found.setdefault(problem.question, problem)
+        question, answer = _write(rng)
+        found.setdefault(question, answer)
         if len(found) == size:
-            return list(found.values())
+            return [{"question": question, "answer": answer} for question, answer in found.items()]
     raise ValueError(
         f"only {len(found)} different toy word problems were found and {size} are asked for: "
         "lower data.train_size"
     )
 
 
-def _write(rng: random.Random) -> WordProblem:
-    """Returns one problem; a part whose numbers do not fit has the whole story drawn again."""
+def _write(rng: random.Random) -> tuple[str, str]:
+    """Returns a question and its answer; drawn again, whole, if the numbers of a part do not fit.
+
+    The answer has a line per step, `12 + 5 = <<12+5=17>>17 pens.`, and `#### 17` at the end.
+    """
     num_steps = rng.randint(1, MAX_STEPS)
     while True:
         opening, ending = rng.choice(list(_OPENINGS)), rng.choice(list(_ENDINGS))
@@ -211,7 +204,7 @@ def _write(rng: random.Random) -> WordProblem:
         except _OutOfRangeError:
             continue
         answer = "\n".join([*story.lines, f"#### {story.value}"])
-        return WordProblem(" ".join(story.sentences), answer)
+        return " ".join(story.sentences), answer
 
 
 @dataclass(frozen=True)
@@ -258,13 +251,9 @@ class SolutionExamples(SftExamples):
         return weights
 
     def judge(self, responses: Sequence[str]) -> dict[str, float]:
-        """Returns what one greedy response per held-out problem is worth.
+        """Returns shares of greedy responses, one per held-out problem, and annotations per one.
 
-        Returns:
-            format_share: Share of responses with a number after `####`.
-            arithmetic_share: Share of the annotations that are true.
-            accuracy: Share of responses that are correct.
-            mean_steps: Annotations per response.
+        `format_share` have a number after `####`; `arithmetic_share` is of the annotations.
         """
         verdicts = [
             score_response(text, extract_truth(solution)).verdict

@@ -3,8 +3,8 @@
     eval/step_000100.parquet                         asked as the run's own settings say
     eval/100-problems-1a2b3c4d/step_000100.parquet   asked otherwise: fewer problems, say
 
-An evaluation is what is asked of any model, named by `evaluation`: problems and settings. Files of
-one folder are of one evaluation, so whoever reads a folder compares what is comparable.
+An evaluation is what is asked of any model, named by `evaluation`: problems and settings. The files
+of a folder are of one evaluation, so they can be compared.
 """
 
 from __future__ import annotations
@@ -36,11 +36,8 @@ class EvaluationFiles:
         """Writes complete rows of one model, and returns the file.
 
         Rows of the same model that were asked the same are replaced, no others: what lies in the
-        place of the run's own evaluation and is another one is moved beside it first.
-
-        Args:
-            rows: of one model and one evaluation.
-            is_own: whether the run's own settings ask this.
+        place of the run's own evaluation and is another one is moved beside it first. `is_own`: the
+        run's own settings ask this.
         """
         model, evaluation = str(rows[0]["model"]), str(rows[0]["evaluation"])
         with locked(self.folder):
@@ -53,7 +50,8 @@ class EvaluationFiles:
                 if is_own:
                     self._make_way(evaluation)
             if elsewhere.exists() and evaluation_of(elsewhere) == evaluation:
-                _remove(elsewhere)
+                elsewhere.unlink()
+                elsewhere.with_suffix(PAGE).unlink(missing_ok=True)
         return final
 
     def find(self, model: str, evaluation: str) -> Path | None:
@@ -94,8 +92,3 @@ def evaluation_of(file: Path) -> str:
         return str(first.column(0)[0])
     except (OSError, pa.ArrowException):
         return UNKNOWN
-
-
-def _remove(file: Path) -> None:
-    file.unlink()
-    file.with_suffix(PAGE).unlink(missing_ok=True)

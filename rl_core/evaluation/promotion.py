@@ -32,7 +32,6 @@ class Promotion:
     reason: str
     """In one sentence, for log, summary and report."""
     champion: Champion | None
-    """Who holds the place now."""
 
 
 def promote(
@@ -48,19 +47,12 @@ def promote(
 ) -> Promotion:
     """Makes a checkpoint champion if it is better, and says what became of it.
 
-    Better than the champion on the same problems, and on no fewer than made it champion. Where
-    there is none, or its files are gone, better than the contender's own base model: a model that
-    learned nothing is no champion. One promotion at a time; a prune of the run waits meanwhile.
+    Better than the champion on the same problems, and on no fewer than made it champion. If there
+    is none, or its files are gone, better than the contender's own base model: a model that learned
+    nothing is no champion. One promotion at a time; a prune of the run waits meanwhile.
 
-    Args:
-        root: `storage.root`.
-        contender: a checkpoint of a run.
-        env: name of the problem family.
-        problems: digest of the test problems.
-        now: time of promotion, ISO 8601.
-        rows: the contender's evaluation rows.
-        base_rows: of its base model, likewise evaluated.
-        champion_rows: returns the champion's rows, likewise evaluated; None where there are none.
+    `root` is `storage.root`, `problems` the digest of the test problems, `now` a time in ISO 8601.
+    All rows are of one evaluation; `champion_rows` returns None if there are none.
     """
     file = champion_file(root, env, problems)
     checkpoint = root / contender.checkpoint

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rl_core.config.operations import EvaluationConfig
 from rl_core.schema import EVALUATION
 from rl_core.system.atomic import new_file
 from rl_core.system.seeds import seed_of
@@ -40,40 +41,29 @@ def evaluate_model(
     score_strictly: Score,
     score_leniently: Score,
     max_tokens: int,
-    samples_per_problem: int,
-    temperature: float,
-    seed: int,
+    settings: EvaluationConfig,
 ) -> list[dict[str, Any]]:
     """Returns one row per response: each problem once greedily, then n times sampled.
 
     Rows have the columns of `rl_core.schema.EVALUATION` that follow `step`; `label_rows` adds whose
-    they are. Sampling seeds depend on (seed, problem, sample) alone, so every model is asked the
+    they are. Sampling seeds depend only on (seed, problem, sample), so every model is asked the
     same, and a problem's rows do not change with the problems beside it.
 
-    Args:
-        generate: (requests, sampling, the problem of each) to whole responses, in their order; the
-            env has its turns in them, as in training.
-        problems: held-out problems with their prompts tokenized.
-        decode: token ids to text, without special tokens.
-        score: (response, its problem) to the verdict that counts, by the env's own settings; all
-            of a mode's responses are handed over before the first is waited for.
-        score_strictly: (response, ground truth) to the env's verdict, the answer in the strictest
-            place.
-        score_leniently: the same with the answer wherever it may be.
-        max_tokens: longest response.
-        samples_per_problem: n.
-        temperature: of the n samples.
-        seed: of the evaluation.
+    `generate` returns whole responses, the env's turns included, in the requests' order. `score`
+    gives the verdict that counts: all of a mode's responses are handed over before the first is
+    waited for. The two others read the answer in the strictest place, and in any.
     """
     asked = {"greedy": [(item, 0) for item in problems]}
-    asked["sampled"] = [(item, i) for item in problems for i in range(samples_per_problem)]
+    places = range(settings.samples_per_problem)
+    asked["sampled"] = [(item, i) for item in problems for i in places]
     rows = []
     for mode, questions in asked.items():
         requests = [
-            GenerationRequest(item.prompt_ids, seed_of(seed, item.problem.index, sample))
+            GenerationRequest(item.prompt_ids, seed_of(settings.seed, item.problem.index, sample))
             for item, sample in questions
         ]
-        sampling = SamplingSettings(max_tokens, temperature if mode == "sampled" else 0.0)
+        temperature = settings.temperature if mode == "sampled" else 0.0
+        sampling = SamplingSettings(max_tokens, temperature)
         completions = generate(requests, sampling, [item.problem for item, _ in questions])
         texts = [decode(completion.response_ids.tolist()) for completion in completions]
         pending = [
@@ -82,10 +72,18 @@ def evaluate_model(
         for (item, sample), completion, text, scored in zip(
             questions, completions, texts, pending, strict=True
         ):
-            truth = item.problem.ground_truth
+            problem, truth = item.problem, item.problem.ground_truth
+            has_numbers = isinstance(truth, Mapping) and "numbers" in truth
             rows.append(
-                _question(item, mode, sample)
-                | {
+                {
+                    "prompt_index": problem.index,
+                    "data_source": problem.data_source,
+                    "num_solutions": problem.num_solutions,
+                    "mode": mode,
+                    "sample_index": sample,
+                    "prompt": item.prompt_text,
+                    "num_operands": len(truth["numbers"]) if has_numbers else None,
+                    "ground_truth": json.dumps(truth, sort_keys=True, ensure_ascii=False),
                     "response": text,
                     "response_tokens": len(completion.response_ids),
                     "finish_reason": completion.finish_reason,
@@ -106,15 +104,9 @@ def label_rows(
     evaluation: str | None = None,
     num_problems: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Returns complete rows: with the run, the model and the evaluation they belong to.
+    """Returns complete rows of one model (`base`, `step_000100`).
 
-    Args:
-        rows: of one model.
-        run_id: empty where the model is of no run.
-        model: `base`, `step_000100`.
-        step: of training.
-        evaluation: what was asked; None for a test during training.
-        num_problems: that were asked.
+    `run_id` is empty for a model of no run; `evaluation` is None for a test during training.
     """
     labels = {"run_id": run_id, "model": model, "step": step}
     labels |= {"evaluation": evaluation, "num_problems": num_problems}
@@ -133,22 +125,3 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     """Returns the rows of a file of `write_rows`."""
     rows: list[dict[str, Any]] = pq.read_table(file, schema=EVALUATION).to_pylist()
     return rows
-
-
-def _has_numbers(truth: Mapping[str, Any] | str) -> TypeGuard[Mapping[str, Any]]:
-    return isinstance(truth, Mapping) and "numbers" in truth
-
-
-def _question(item: PromptedProblem, mode: str, sample_index: int) -> dict[str, Any]:
-    problem = item.problem
-    truth = problem.ground_truth
-    return {
-        "prompt_index": problem.index,
-        "data_source": problem.data_source,
-        "num_solutions": problem.num_solutions,
-        "mode": mode,
-        "sample_index": sample_index,
-        "prompt": item.prompt_text,
-        "num_operands": len(truth["numbers"]) if _has_numbers(truth) else None,
-        "ground_truth": json.dumps(truth, sort_keys=True, ensure_ascii=False),
-    }

@@ -40,15 +40,10 @@ def share(num_correct: int, num_total: int) -> Estimate:
     return Estimate(num_correct / num_total, *wilson_interval(num_correct, num_total))
 
 
-def means(values: npt.ArrayLike, *, seed: int) -> list[Estimate]:
-    """Returns the mean of each column with its bootstrap interval.
-
-    Args:
-        values: float [N, M]: M numbers per problem.
-        seed: same seed, same intervals.
-    """
+def means(values: npt.ArrayLike) -> list[Estimate]:
+    """Returns the mean of each column of float [N, M] with its bootstrap interval."""
     observed = np.asarray(values, dtype=np.float64)
-    intervals = bootstrap_intervals(observed, seed=seed)
+    intervals = bootstrap_intervals(observed, seed=0)
     return [
         Estimate(float(mean), float(low), float(high))
         for mean, (low, high) in zip(observed.mean(axis=0), intervals, strict=True)
@@ -76,12 +71,8 @@ def wilson_interval(num_correct: int, num_total: int) -> tuple[float, float]:
 def bootstrap_intervals(values: npt.ArrayLike, *, seed: int) -> npt.NDArray[np.float64]:
     """Returns the 95% percentile bootstrap intervals of the means of columns, float64 [M, 2].
 
-    Problems are what is resampled, since the samples of one problem depend on each other. All
-    columns see the same resamples.
-
-    Args:
-        values: float [N, M], M numbers per problem.
-        seed: same seed, same intervals.
+    Problems are resampled, since the samples of one problem depend on each other. `values` are
+    float [N, M], M numbers per problem; all columns see the same resamples.
 
     Source: Efron 1979, "Bootstrap Methods: Another Look at the Jackknife".
     """
@@ -103,15 +94,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     """Returns the chance that at least one of k samples is correct, estimated without bias.
 
     1 - C(n - c, k) / C(n, k): the share of k-subsets of the n samples that hold a correct one. The
-    plug-in estimate 1 - (1 - c/n)^k is biased low.
-
-    Args:
-        num_samples: n, samples drawn for the problem.
-        num_correct: c, correct ones among them.
-        k: at most n.
-
-    Raises:
-        ValueError: not 0 <= c <= n, or not 1 <= k <= n.
+    plug-in estimate 1 - (1 - c/n)^k is biased low. ValueError if not 0 <= c <= n and 1 <= k <= n.
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1.
     """
@@ -135,12 +118,7 @@ def majority_at_ks(
 
     The subsets are counted, not listed: for each number j of right votes, a polynomial in the
     number of wrong votes counts the ways in which no wrong value has more than j, apart by how many
-    have j.
-
-    Args:
-        num_correct: samples with the right value.
-        wrong_counts: samples per wrong value, sorted; none is 0.
-        num_silent: samples without a value.
+    have j. `wrong_counts` are samples per wrong value, sorted, none 0; `num_silent` have no value.
 
     Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning in Language
     Models", for the vote; the estimator is the U-statistic that pass@k is.
@@ -172,10 +150,6 @@ def mcnemar_p(num_won: int, num_lost: int) -> float:
     Problems on which both models do the same say nothing; of the others each is a fair coin if the
     models are alike: twice the chance of a split at least as uneven to the side seen, at most 1.
 
-    Args:
-        num_won: problems that the second model alone solves.
-        num_lost: problems that the first model alone solves.
-
     Source: McNemar 1947, "Note on the Sampling Error of the Difference Between Correlated
     Proportions or Percentages", with the binomial instead of the chi-square.
     """
@@ -202,11 +176,8 @@ def _binomials(n: int, up_to: int) -> npt.NDArray[np.float64]:
 def theil_sen_slope(points: npt.ArrayLike) -> float:
     """Returns the median slope between any two points: a quarter of them may be anything.
 
-    Args:
-        points: float [N, 2], x and y; of more than a thousand as many, evenly spread.
-
-    Returns:
-        0 for fewer than two different x.
+    `points` are float [N, 2], x and y: of more than a thousand as many, evenly spread, are read. 0
+    for fewer than two different x.
     """
     x, y = np.asarray(points, dtype=np.float64).reshape(-1, 2).T
     if len(x) > _MOST_POINTS:

@@ -43,7 +43,7 @@ class Group:
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """What the rows of one model say."""
+    """What the rows of one model say: of its greedy responses, but for pass@k and maj@k."""
 
     model: str
     step: int
@@ -55,11 +55,10 @@ class EvaluationSummary:
     accuracy_lenient: Estimate
     """The same with the answer wherever it may be."""
     score: Estimate
-    """Of greedy responses, format credit included."""
+    """Format credit included."""
     format_share: Estimate
     """Share of greedy responses with an answer that can be read, right or wrong."""
     response_tokens: Estimate
-    """Of greedy responses."""
     pass_at_k: Mapping[int, Estimate]
     """By k = 1, 2, 3, ... up to the samples per problem."""
     majority_at_k: Mapping[int, Estimate]
@@ -116,16 +115,8 @@ class Comparison:
         )
 
 
-def summarise(rows: Sequence[Row], *, seed: int = 0) -> EvaluationSummary:
-    """Returns what the rows of one model say.
-
-    Args:
-        rows: complete rows of one model.
-        seed: of the bootstrap.
-
-    Raises:
-        ValueError: there are no greedy rows.
-    """
+def summarise(rows: Sequence[Row]) -> EvaluationSummary:
+    """Returns what the complete rows of one model say; ValueError if there are no greedy rows."""
     greedy = [row for row in rows if row["mode"] == "greedy"]
     if not greedy:
         raise ValueError(f"no greedy row among {len(rows)} evaluation rows: nothing to summarise")
@@ -134,7 +125,10 @@ def summarise(rows: Sequence[Row], *, seed: int = 0) -> EvaluationSummary:
         if row["mode"] == "sampled":
             samples[row["prompt_index"]].append(row)
     num_readable = sum(row["verdict"] not in UNREADABLE_VERDICTS for row in greedy)
-    score, tokens = means([(row["score"], row["response_tokens"]) for row in greedy], seed=seed)
+    score, tokens = means([(row["score"], row["response_tokens"]) for row in greedy])
+    known = [row for row in greedy if row["num_solutions"]]
+    cuts = quartile_cuts([row["num_solutions"] for row in known]) if known else ()
+    by_source = _groups(greedy, lambda row: row["data_source"], lambda own: own[0]["data_source"])
     return EvaluationSummary(
         model=greedy[0]["model"],
         step=greedy[0]["step"],
@@ -145,23 +139,22 @@ def summarise(rows: Sequence[Row], *, seed: int = 0) -> EvaluationSummary:
         score=score,
         format_share=share(num_readable, len(greedy)),
         response_tokens=tokens,
-        pass_at_k=_by_k(list(samples.values()), _pass_at_ks, seed),
-        majority_at_k=_by_k(list(samples.values()), _majority_at_ks, seed),
-        by_num_operands=_by_num_operands(greedy),
-        by_difficulty=_by_difficulty(greedy),
-        by_data_source=_by_data_source(greedy),
+        pass_at_k=_by_k(list(samples.values()), _pass_at_ks),
+        majority_at_k=_by_k(list(samples.values()), _majority_at_ks),
+        by_num_operands=_groups(
+            [row for row in greedy if row["num_operands"] is not None],
+            lambda row: row["num_operands"],
+            lambda own: f"{own[0]['num_operands']} numbers",
+        ),
+        by_difficulty=_groups(known, lambda row: bisect_left(cuts, row["num_solutions"]), _range),
+        by_data_source=by_source if len(by_source) > 1 else (),
     )
 
 
 def compare(rows: Sequence[Row], other: Sequence[Row]) -> Comparison:
     """Returns how a model's greedy responses do beside another's, problem by problem.
 
-    Args:
-        rows: of the model.
-        other: of the other model.
-
-    Raises:
-        ValueError: the rows are not proved to answer the same problems, by prompt and ground truth.
+    ValueError if they do not answer the same problems, by prompt and ground truth.
     """
     first, second = _greedy_by_problem(rows), _greedy_by_problem(other)
     if first.keys() != second.keys():
@@ -189,16 +182,14 @@ def _accuracy(rows: Sequence[Row], column: str = "verdict") -> Estimate:
 
 
 def _by_k(
-    samples: Sequence[Sequence[Row]],
-    estimate: Callable[[Sequence[Row]], Sequence[float]],
-    seed: int,
+    samples: Sequence[Sequence[Row]], estimate: Callable[[Sequence[Row]], Sequence[float]]
 ) -> dict[int, Estimate]:
     """Returns the mean over problems for k = 1, 2, 3, ... up to the samples that every one has."""
     if not samples:
         return {}
     fewest = min(map(len, samples))
     by_problem = np.array([estimate(rows)[:fewest] for rows in samples])
-    return dict(enumerate(means(by_problem, seed=seed), start=1))
+    return dict(enumerate(means(by_problem), start=1))
 
 
 def _pass_at_ks(rows: Sequence[Row]) -> list[float]:
@@ -214,41 +205,20 @@ def _majority_at_ks(rows: Sequence[Row]) -> tuple[float, ...]:
     return majority_at_ks(num_correct, tuple(sorted(wrong.values())), num_silent)
 
 
-def _by_num_operands(rows: Sequence[Row]) -> tuple[Group, ...]:
-    groups: defaultdict[int, list[Row]] = defaultdict(list)
+def _groups(
+    rows: Sequence[Row], key: Callable[[Row], Any], label: Callable[[Sequence[Row]], str]
+) -> tuple[Group, ...]:
+    """Returns the rows apart by their keys, in the order of these."""
+    groups: defaultdict[Any, list[Row]] = defaultdict(list)
     for row in rows:
-        if row["num_operands"] is not None:
-            groups[row["num_operands"]].append(row)
+        groups[key(row)].append(row)
     return tuple(
-        Group(f"{count} numbers", len(found), _accuracy(found))
-        for count, found in sorted(groups.items())
+        Group(label(found), len(found), _accuracy(found)) for _, found in sorted(groups.items())
     )
 
 
-def _by_data_source(rows: Sequence[Row]) -> tuple[Group, ...]:
-    groups: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[row["data_source"]].append(row)
-    if len(groups) == 1:
-        return ()
-    return tuple(Group(name, len(rows), _accuracy(rows)) for name, rows in sorted(groups.items()))
-
-
-def _by_difficulty(rows: Sequence[Row]) -> tuple[Group, ...]:
-    known = [row for row in rows if row["num_solutions"]]
-    if not known:
-        return ()
-    cuts = quartile_cuts([row["num_solutions"] for row in known])
-    quartiles: defaultdict[int, list[Row]] = defaultdict(list)
-    for row in known:
-        quartiles[bisect_left(cuts, row["num_solutions"])].append(row)
-    return tuple(
-        Group(_range([row["num_solutions"] for row in found]), len(found), _accuracy(found))
-        for _, found in sorted(quartiles.items())
-    )
-
-
-def _range(numbers: Sequence[int]) -> str:
+def _range(rows: Sequence[Row]) -> str:
+    numbers = [row["num_solutions"] for row in rows]
     low, high = min(numbers), max(numbers)
     if low == high:
         return "1 solution" if low == 1 else f"{low} solutions"

@@ -57,12 +57,7 @@ def main() -> None:
 
 
 def load(name: str) -> Callable[..., Any]:
-    """Returns the function that `package.module:function` names.
-
-    Raises:
-        ValueError: there is no such module, no such function in it, or it cannot be called as a
-            reward.
-    """
+    """Returns the function that `package.module:function` names, if it is a reward function."""
     module_name, _, attribute = name.partition(":")
     module = importlib.import_module(module_name)
     function = getattr(module, attribute, None)
@@ -73,11 +68,7 @@ def load(name: str) -> Callable[..., Any]:
 
 
 def _check_signature(function: Callable[..., Any]) -> None:
-    """Refuses what can never give a score: async functions, and other programs' signatures.
-
-    Raises:
-        ValueError: which, and what is right.
-    """
+    """Refuses what can never give a score: async functions, and other programs' signatures."""
     call = function if inspect.isroutine(function) else type(function).__call__
     if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
         raise ValueError(f"it is async, which nobody awaits: write {SIGNATURE}")
@@ -100,12 +91,7 @@ def _check_signature(function: Callable[..., Any]) -> None:
 
 
 def answer(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the function says of one response, or why that is no reward.
-
-    Args:
-        function: the user's.
-        arguments: `data_source`, `solution_str`, `ground_truth` and `extra_info`.
-    """
+    """Returns what the user's function says of one response, or why that is no reward."""
     try:
         return checked(function(**arguments))
     except BaseException as error:  # noqa: BLE001  # whatever a user's function raises is an answer
@@ -113,15 +99,15 @@ def answer(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[s
 
 
 def checked(result: object) -> dict[str, Any]:
-    """Returns `score`, and `acc` and `pred` where they are given, as plain values.
+    """Returns `score`, and `acc` and `pred` if they are given, as plain values.
 
-    Raises:
-        TypeError: it is neither a number nor a mapping with a number `score`.
-        ValueError: the score is not finite.
+    TypeError for neither a number nor a mapping with one, ValueError for a score that is not
+    finite.
     """
     said = result if isinstance(result, Mapping) else {"score": result}
     score: Any = said.get("score")
-    if not _is_number(score):
+    # One number may be of Python's, or of numpy's and torch's, truth values too.
+    if not isinstance(score, numbers.Real) and getattr(score, "shape", None) != ():
         kind = type(score if isinstance(result, Mapping) else result).__name__
         raise TypeError(f"returned {kind}, not a number or a mapping with a number 'score'")
     if not math.isfinite(score):
@@ -133,11 +119,6 @@ def checked(result: object) -> dict[str, Any]:
         read = said["pred"]
         plain["pred"] = None if read is None else str(read)[:LONGEST_ANSWER].strip() or None
     return plain
-
-
-def _is_number(value: object) -> bool:
-    """Says whether it is one number: of Python's, or of numpy's and torch's, truth values too."""
-    return isinstance(value, numbers.Real) or getattr(value, "shape", None) == ()
 
 
 def describe(error: BaseException) -> str:

@@ -25,7 +25,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rl_core.envs.text_env import TextEnv
 from rl_core.system.child_process import Child, how_it_ended
@@ -48,23 +48,24 @@ class RewardFailed(Exception):  # noqa: N818  # it is no error of ours
     """Why a user's function gave no reward."""
 
 
-class Rewards(Protocol):
-    """Scores responses, one by one or many at a time."""
+class Rewards:
+    """Scores responses by the env's own rule."""
+
+    def __init__(self, env: TextEnv) -> None:
+        self._env = env
 
     def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
         """Returns the score to be, without waiting for it."""
-        ...
+        scored: Future[ScoredText] = Future()
+        scored.set_result(self._env.score(response, problem.ground_truth))
+        return scored
 
 
 @contextmanager
 def start_rewards(env: TextEnv) -> Iterator[Rewards]:
-    """Yields what scores the env's responses, and leaves no process behind.
-
-    Raises:
-        ValueError: `env.reward` names no function.
-    """
+    """Yields what scores the env's responses; ValueError if `env.reward` names no function."""
     if env.reward is None:
-        yield _RuleRewards(env)
+        yield Rewards(env)
         return
     rewards = _UserRewards(env, env.reward)
     try:
@@ -76,9 +77,7 @@ def start_rewards(env: TextEnv) -> Iterator[Rewards]:
 def refusal(env: TextEnv, tried_on: Sequence[Problem] = ()) -> str | None:
     """Returns in words why `env.reward` cannot be used; None if it can, or if none is set.
 
-    Args:
-        env: its settings.
-        tried_on: problems, for each of which it scores a response: one of them must get a score.
+    It scores a response to each problem of `tried_on`, and one of them must get a score.
     """
     if env.reward is None:
         return None
@@ -117,24 +116,15 @@ def _question(response: str, problem: Problem) -> dict[str, Any]:
     }
 
 
-class _RuleRewards:
-    def __init__(self, env: TextEnv) -> None:
-        self._env = env
-
-    def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
-        scored: Future[ScoredText] = Future()
-        scored.set_result(self._env.score(response, problem.ground_truth))
-        return scored
-
-
-class _UserRewards:
+class _UserRewards(Rewards):
     """`env.reward_workers` threads, each with a process that it watches and replaces.
 
     What waits to be scored is held anyway, as the rollouts of a step: the queue needs no bound.
     """
 
     def __init__(self, env: TextEnv, name: str) -> None:
-        self._env, self._name = env, name
+        super().__init__(env)
+        self._name = name
         self._own = threading.local()
         self._processes: set[_Process] = set()
         self._lock, self._closing, self._told = threading.Lock(), False, 0
@@ -204,11 +194,7 @@ class _Process(Child):
     """One process with the user's function; killed once anything went wrong with it."""
 
     def __init__(self, env: TextEnv, name: str) -> None:
-        """Starts it and waits until the function is loaded.
-
-        Raises:
-            RewardFailed: the function cannot be loaded.
-        """
+        """Starts it and waits until the function is loaded; RewardFailed if it cannot be."""
         super().__init__(
             "rl_core.rewards.reward_worker",
             env.reward_memory_mib,
@@ -222,11 +208,7 @@ class _Process(Child):
             raise
 
     def ask(self, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Returns what the function said of one response.
-
-        Raises:
-            RewardFailed: it said nothing in time, or nothing that is a reward, or died.
-        """
+        """Returns what the function said; RewardFailed if that is no reward, or comes too late."""
         try:
             self.send(question, timeout_s)
             said = self.receive(timeout_s)

@@ -48,9 +48,7 @@ class Fitting:
     model: Any
     """A causal LM; all its parameters that require gradient learn."""
     pad_id: int
-    """Fills examples up."""
     threads: MicroBatchThreads
-    """Compute micro-batches side by side."""
     compute_dtype: torch.dtype = torch.float32
     """float32, or bfloat16 for autocast."""
     whole_logits: bool = False
@@ -66,11 +64,8 @@ class Fitting:
     ) -> Iterator[tuple[int, float]]:
         """Trains in place; yields (steps done, loss) after each step.
 
-        Args:
-            backward: adds the gradient of a step, from 0, and returns its mean loss.
-            update: the optimizer: moves the weights, with a share of the peak learning rate.
-            steps: those to do: from the one that a resume comes to, to the last of all.
-            warmup_steps: see `schedule`.
+        `backward` adds the gradient of a step, from 0, and returns its mean loss; `update` moves
+        the weights, with a share of the peak learning rate. `steps` begin where a resume goes on.
         """
         for step in steps:
             loss = backward(step)
@@ -130,7 +125,7 @@ def split_evenly(examples: Sequence[Example], *, count: int) -> list[Sequence[Ex
     """
     parts: list[list[Example]] = [[] for _ in range(count)]
     total, seen = sum(len(example.ids) for example in examples), 0
-    for example in _by_length(examples):
+    for example in sorted(examples, key=lambda example: len(example.ids), reverse=True):
         parts[seen * count // total].append(example)
         seen += len(example.ids)
     return [part for part in parts if part]
@@ -151,17 +146,12 @@ def split_by_tokens(
         count += threads
 
 
-def _by_length(examples: Sequence[Example]) -> list[Example]:
-    return sorted(examples, key=lambda example: len(example.ids), reverse=True)
-
-
 def _batched(examples: Sequence[Example], pad_id: int) -> tuple[TrainBatch, Tensor]:
-    """Returns examples as the rollouts that they are instead of, and the learned tokens' weights.
+    """Returns examples as a batch of rollouts, and the learned tokens' weights, float32 [N].
 
     A response is what lies between the first and the last token that is learned; what teaches
-    nothing in between is the env's. Where all begin alike, as prompts of one template do, that is
-    the prompt of all, and what follows it belongs to the responses. The weights are float32 [N],
-    row after row.
+    nothing in between is the env's. If all examples begin alike, as prompts of one template do,
+    that is the prompt of all, and what follows it belongs to the responses.
     """
     # The first token follows nothing that could predict it.
     learned = [[at for at, w in enumerate(e.weights) if at and w > 0] for e in examples]

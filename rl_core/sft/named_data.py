@@ -45,11 +45,7 @@ def check_sft(config: RunConfig) -> None:
 
 
 def planned_sft_steps(config: RunConfig) -> int:
-    """Returns the steps of SFT; rows of a file that are held out are counted as learned.
-
-    Raises:
-        ValueError: the files are not there, or cannot be read.
-    """
+    """Returns the steps of SFT; rows of a file that are held out are counted as learned."""
     sft = config.sft
     assert sft.data is not None, "there is no SFT"
     if sft.steps is not None or sft.data == TRACES:

@@ -36,18 +36,16 @@ class SftSource:
     """Examples to learn, and others to measure with."""
 
     draw: Callable[[int], list[Example]]
-    """The batch of a step, from 0: the same for the same step, whoever asks."""
+    """The batch of a step, from 0: always the same for a step."""
     held_out: list[Example]
     num_steps: int
     what: str
-    """In words."""
 
 
 def sft_source(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -> SftSource:
     """Returns what `sft.data` names: traces of the data set in the folder `data`, or rows.
 
-    Raises:
-        ValueError: the env has no traces, a trace does not fit, or a row cannot be learned from.
+    ValueError if the env has no traces, a trace does not fit, or a row cannot be learned from.
     """
     if config.sft.data == TRACES:
         return _traces(config, tokenizer, data)

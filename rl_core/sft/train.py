@@ -9,20 +9,22 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rl_core.config.model import NUM_POSITIONS, BaseModelConfig
-from rl_core.data.prompts import text_codec
+from rl_core.data.prompts import OF_ITS_FILE_ALONE, text_codec
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.text_env import TextEnv
 from rl_core.rollout.hf_engine import HfEngine
@@ -30,15 +32,18 @@ from rl_core.rollout.protocol import in_order
 from rl_core.rollout.turns import TurnTaking
 from rl_core.sft.fit import Example, Fitting, split_evenly
 from rl_core.sft.named_data import REPORT_NAME
-from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.system.atomic import new_folder
 from rl_core.system.threads import MicroBatchThreads
 from rl_core.types import GenerationRequest, Problem, SamplingSettings
 
+PAD_TOKEN: Final = "<|pad|>"
+EOS_TOKEN: Final = "<|endoftext|>"
+_VERDICTS: Final = r"| no\b| yes\b"
 _ADAMW_LR_SHARE: Final = 0.15
 _MICRO_BATCHES: Final = 4
 _INITIALIZER_RANGE: Final = 0.06
 _GENERATION_BATCH: Final = 128
+_MOMENTUM: Final = 0.95
 _NEWTON_SCHULZ_STEPS: Final = 5
 _NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
 
@@ -51,21 +56,12 @@ def make_base_model(
     folder: Path,
     on_step: Callable[[int, int, float], None],
 ) -> dict[str, float]:
-    """Trains tokenizer and model, measures the gates and writes a Hugging Face folder.
+    """Trains tokenizer and model, and writes a Hugging Face folder, whole or not at all.
 
-    The same arguments give the same weights on one machine. Torch's global random state and thread
-    count are left as they were.
-
-    Args:
-        settings: size, steps and learning rate.
-        source: the env's texts, and its gates.
-        env: replies to the responses that are measured.
-        folder: where the model goes, whole or not at all.
-        on_step: called after each step with (steps done, steps in all, loss).
-
-    Returns:
-        What greedy responses to held-out problems are worth. `warm_start.json` holds it too, beside
-        the model's size and the gates that were missed.
+    Returns what greedy responses to held-out problems are worth, to which `env` replies.
+    `warm_start.json` holds it too, beside the model's size and the gates that were missed.
+    `on_step` is called with (steps done, steps in all, loss). The same arguments give the same
+    weights on one machine. Torch's global random state and thread count are left as they were.
     """
     started = time.monotonic()
     with _own_torch_state(settings):
@@ -109,6 +105,49 @@ def _own_torch_state(settings: BaseModelConfig) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    digits_per_token: int = 1,
+    words: Sequence[str] = (),
+) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer fitted to `texts`, prompts and responses; the same for the same texts.
+
+    Byte-level BPE: any text survives a round trip. Of at most `vocab_size` tokens, 258 are every
+    byte, pad and eos. Verdicts, numbers and each of `words`, with the space before it, stand alone,
+    so that a phrase is the same tokens whatever it stands beside. A token holds at most
+    `digits_per_token` digits: with 1 numbers are spelt, with more those of the texts are a token
+    each, as far as the vocabulary has room.
+    """
+    alone = rf"\p{{N}}{{1,{digits_per_token}}}{_VERDICTS}"
+    if words:
+        alone += rf"| ?\b(?:{'|'.join(map(re.escape, words))})\b"
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(alone), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD_TOKEN, EOS_TOKEN],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token=PAD_TOKEN,
+        eos_token=EOS_TOKEN,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        auto_map=OF_ITS_FILE_ALONE,
+    )
 
 
 def draw_examples(
@@ -222,8 +261,7 @@ def _measure(
 def orthogonalise(matrices: Tensor) -> Tensor:
     """Returns the matrices with singular values near 1 (about 0.7 to 1.2), vectors as they were.
 
-    Args:
-        matrices: float32 [N, rows, columns], rows <= columns.
+    They are float32 [N, rows, columns], rows <= columns.
 
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
     """
@@ -241,14 +279,9 @@ class Muon:
 
     Not torch.optim.Muon, which works in bfloat16 and one matrix at a time: on a CPU without
     bfloat16 units that costs more than a small model's forward and backward pass together.
-
-    Args:
-        matrices: Parameters of two dimensions; their gradients are read by `step`.
-        momentum: Decay of the running mean of gradients [0, 1).
     """
 
-    def __init__(self, matrices: Sequence[torch.nn.Parameter], *, momentum: float = 0.95) -> None:
-        self._momentum = momentum
+    def __init__(self, matrices: Sequence[torch.nn.Parameter]) -> None:
         self._by_shape: dict[tuple[int, int], list[torch.nn.Parameter]] = defaultdict(list)
         for matrix in matrices:
             self._by_shape[(min(matrix.shape), max(matrix.shape))].append(matrix)
@@ -256,12 +289,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, *, lr: float, threads: MicroBatchThreads) -> None:
-        """Moves each matrix by `lr * sqrt(max(1, rows / columns))` along its orthogonal update.
-
-        Args:
-            lr: learning rate of this step.
-            threads: a shape each is computed on them.
-        """
+        """Moves each matrix by `lr * sqrt(max(1, rows / columns))` along its orthogonal update."""
         groups = list(self._by_shape.values())
         for matrices, updates in zip(groups, threads.map(self._updates, groups), strict=True):
             for matrix, update in zip(matrices, updates, strict=True):
@@ -276,6 +304,6 @@ class Muon:
         """Updates the running mean; returns its look-ahead, turned so that rows <= columns."""
         gradient = matrix.grad
         assert gradient is not None, "step() comes after backward()"
-        mean = self._means[id(matrix)].lerp_(gradient, 1 - self._momentum)
-        ahead = torch.lerp(gradient, mean, self._momentum)
+        mean = self._means[id(matrix)].lerp_(gradient, 1 - _MOMENTUM)
+        ahead = torch.lerp(gradient, mean, _MOMENTUM)
         return ahead if matrix.shape[0] <= matrix.shape[1] else ahead.mT

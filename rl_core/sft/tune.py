@@ -47,20 +47,10 @@ def tune_model(
 ) -> None:
     """Fine-tunes a model and writes it as a folder that transformers and vLLM load as it lies.
 
-    A call that was killed is taken up by the next with the same folder, from its last save, with
-    the result that it would have had.
-
-    Args:
-        config: `sft.data` is set.
-        model_path: the model to start from.
-        data: folder of the data set.
-        folder: where the model goes, whole or not at all.
-        on_step: called after each step with (steps done, steps in all, the curve's row).
-        logger: of the start, and of what does not fit.
-
-    Raises:
-        ValueError: for a model that cannot be loaded, or rows that cannot be learned from.
-        OutOfMemory: a single example does not fit.
+    The folder appears whole or not at all. A call that was killed is taken up by the next with the
+    same folder, from its last save, with the result that it would have had. `on_step` is called
+    with (steps done, steps in all, the curve's row). ValueError for a model that cannot be loaded,
+    or rows that cannot be learned from; OutOfMemory if a single example does not fit.
     """
     tokenizer = load_tokenizer(str(model_path))
     source = sft_source(config, tokenizer, data)
@@ -150,10 +140,9 @@ class _Tuning:
     def _until_it_fits(
         self, work: Callable[[Sequence[Example], Parts], float], examples: Sequence[Example]
     ) -> float:
-        """Returns `work` of the examples, in micro-batches of half the size where memory ran out.
+        """Returns `work` of the examples, in micro-batches of half the size after a lack of memory.
 
-        Raises:
-            OutOfMemory: though every micro-batch was a single example.
+        OutOfMemory if every micro-batch is a single example already.
         """
         while True:
             parts = split_by_tokens(examples, max_tokens=self._max_tokens, threads=self._threads)

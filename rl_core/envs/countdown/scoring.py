@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
 from rl_core.envs.rows import find_answer
@@ -157,7 +158,8 @@ def compiled(skeleton: bytes) -> Program | str:
     Source: Dijkstra 1961, "Algol 60 translation" (the shunting yard).
     """
     tokens = _TOKEN.findall(skeleton.decode())
-    if _depth(tokens) > MAX_DEPTH:
+    depths = accumulate(((token == "(") - (token == ")") for token in tokens), initial=0)
+    if max(depths) > MAX_DEPTH:
         return "too_long"
     output: list[str] = []
     pending: list[str] = []
@@ -198,17 +200,6 @@ def _instructions(postfix: list[str]) -> Program:
             other = stack[-1] if symbol == _NEGATE else stack.pop()
             instructions.append((_OPERATIONS[symbol], stack[-1], other))
     return tuple(instructions)
-
-
-def _depth(tokens: list[str]) -> int:
-    depth = deepest = 0
-    for token in tokens:
-        if token == "(":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif token == ")":
-            depth -= 1
-    return deepest
 
 
 def _push_operator(symbol: str, output: list[str], pending: list[str]) -> None:

@@ -47,7 +47,6 @@ class SearchExamples(SftExamples):
     """The verdicts, and how an answer of three or of four numbers begins."""
 
     calls: bool = False
-    """Whether traces ask the calculator."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,17 +99,11 @@ class SearchExamples(SftExamples):
         return weights
 
     def judge(self, responses: Sequence[str]) -> dict[str, float]:
-        """Returns what one greedy response per held-out problem is worth.
+        """Returns shares of greedy responses, one per held-out problem, and counts per response.
 
-        Returns:
-            coverage: Share of the problems which a search that never gives up solves.
-            format_share: Share of responses with a well-formed answer of the given numbers.
-            arithmetic_share: Share of the results written that are true.
-            judging_share: Share of "yes" and "no" that agree with the numbers written.
-            repetition_share: Share of responses that try a number twice.
-            accuracy: Share of responses that are correct.
-            mean_attempts: Numbers tried per response.
-            mean_verdicts: "yes" and "no" per response: how long a search lasts.
+        `coverage` is of the problems: those which a search that never gives up solves;
+        `format_share` have a well-formed answer of the given numbers; `arithmetic_share` is of the
+        results written, `judging_share` of the verdicts; `repetition_share` try a number twice.
         """
         problems = [problem for _, problem in self.test[:GATE_PROBLEMS]]
         verdicts = [

@@ -3,8 +3,7 @@
 Many at a time: solutions are counted in the normal form that `forms` states, values of all forms
 are arrays over forms and rows, so one sweep of numpy solves a whole batch of sets of numbers.
 
-Texts of one form differ in their numbers, and in which of its sums are negative: no minus sign
-stands in front of a text or a parenthesis, of a negative sum the opposite is written.
+No minus sign stands in front of a text or a parenthesis: of a negative sum the opposite is written.
 """
 
 from __future__ import annotations
@@ -27,15 +26,13 @@ from rl_core.envs.countdown.forms import (
 )
 
 Texts: TypeAlias = npt.NDArray[np.object_]
+_Members: TypeAlias = tuple[tuple[tuple[int, Any], int], ...]
 _Form: TypeAlias = tuple[int, Any]
 """(0, place), (1, ((term, sign), ...)) or (2, ((factor, exponent), ...)); members sorted.
 
 Not recursive in the type, since tuples of different kinds only ever compare by their first item.
 """
-_Written: TypeAlias = tuple[Texts, Ints, Ints]
-"""Texts of absolute values; the values, as num and positive den, not reduced."""
 _NUMBER, _SUM, _PRODUCT = 0, 1, 2
-_NUMERALS = np.array([str(number) for number in range(1_000)], dtype=object)
 _BATCH_VALUES, _BATCH_ROWS = 1 << 19, 8
 _EXACT_FLOAT = 1 << 53
 """Below it float64 holds every integer, and processors multiply and divide it faster."""
@@ -98,16 +95,15 @@ def solution_texts(numbers: Ints, forms: Ints) -> Texts:
 
     Forms are places in `form_trees(n)`; none divides by zero.
     """
-    texts = np.full(len(forms), "", dtype=object)
+    texts = np.empty(len(forms), dtype=object)
     trees = form_trees(numbers.shape[1])
-    keys = equality_patterns(numbers) * len(trees) + forms
-    order = np.argsort(keys, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
-        if len(rows):
-            own = numbers[rows]
+    known: dict[tuple[int, int], _Form] = {}
+    rows = (column.tolist() for column in (numbers, forms, equality_patterns(numbers)))
+    for i, (own, form, pattern) in enumerate(zip(*rows, strict=True)):
+        if (form, pattern) not in known:
             # Numbers enter a form by their order only: a place that stands for its number will do.
-            places = np.searchsorted(own[0], own[0]).tolist()
-            texts[rows] = _write(_normal_form(trees[forms[rows[0]]], places), own.T)[0]
+            known[form, pattern] = _normal_form(trees[form], [own.index(number) for number in own])
+        texts[i] = _write(known[form, pattern], own)[0]
     return texts
 
 
@@ -203,48 +199,34 @@ def _kind(tree: Tree) -> int:
     return _SUM if tree[0] in ("+", "-") else _PRODUCT
 
 
-def _write(form: _Form, columns: Ints) -> _Written:
+def _write(form: _Form, numbers: Sequence[int]) -> tuple[str, int, int]:
+    """Returns the text of an absolute value, and the value as num and positive den, not reduced."""
     kind, members = form
     if kind == _NUMBER:
-        return _NUMERALS[columns[members]], columns[members], np.ones_like(columns[members])
-    texts, nums, dens = zip(*(_write(member, columns) for member, _ in members), strict=True)
-    powers = [power for _, power in members]
-    if kind == _SUM:
-        return _write_sum(texts, nums, dens, signs=powers)
-    bracketed = [
-        "(" + text + ")" if member[0] == _SUM else text
-        for (member, _), text in zip(members, texts, strict=True)
-    ]
-    return _write_product(bracketed, nums, dens, exponents=powers)
+        return str(numbers[members]), numbers[members], 1
+    return (_write_sum if kind == _SUM else _write_product)(members, numbers)
 
 
-def _write_sum(
-    texts: Sequence[Texts], nums: Sequence[Ints], dens: Sequence[Ints], *, signs: Sequence[int]
-) -> _Written:
-    common: Ints = np.prod(dens, axis=0)
-    values = [sign * num * common // den for num, den, sign in zip(nums, dens, signs, strict=True)]
-    total: Ints = np.sum(values, axis=0)
-    direction = np.where(total == 0, signs[0], np.sign(total))
-    plus = minus = np.full(len(total), "", dtype=object)
-    for text, value in zip(texts, values, strict=True):
-        is_plus = value * direction >= 0
-        plus = plus + np.where(is_plus, " + " + text, "")
-        minus = minus + np.where(is_plus, "", " - " + text)
-    written = [text[len(" + ") :] for text in plus + minus]
-    return np.array(written, dtype=object), total, common
+def _write_sum(members: _Members, numbers: Sequence[int]) -> tuple[str, int, int]:
+    total, common = 0, 1
+    terms = []
+    for member, sign in members:
+        text, num, den = _write(member, numbers)
+        total, common = total * den + sign * num * common, common * den
+        terms.append((text, sign * num))
+    direction = total or members[0][1]
+    plus = [text for text, num in terms if num * direction >= 0]
+    minus = [text for text, num in terms if num * direction < 0]
+    return " - ".join([" + ".join(plus), *minus]), total, common
 
 
-def _write_product(
-    texts: Sequence[Texts], nums: Sequence[Ints], dens: Sequence[Ints], *, exponents: Sequence[int]
-) -> _Written:
-    above = [text for text, exponent in zip(texts, exponents, strict=True) if exponent > 0]
-    below = [text for text, exponent in zip(texts, exponents, strict=True) if exponent < 0]
-    written = above[0]
-    for text in above[1:]:
-        written = written + " * " + text
-    for text in below:
-        written = written + " / " + text
-    fractions = zip(nums, dens, exponents, strict=True)
-    upright = [(num, den) if exponent > 0 else (den, num) for num, den, exponent in fractions]
-    over, under = np.prod(upright, axis=0)
-    return written, over * np.sign(under), np.abs(under)
+def _write_product(members: _Members, numbers: Sequence[int]) -> tuple[str, int, int]:
+    above, below = list[str](), list[str]()
+    over = under = 1
+    for member, exponent in members:
+        text, num, den = _write(member, numbers)
+        (above if exponent > 0 else below).append(f"({text})" if member[0] == _SUM else text)
+        num, den = (num, den) if exponent > 0 else (den, num)
+        over, under = over * num, under * den
+    sign = 1 if under > 0 else -1
+    return " / ".join([" * ".join(above), *below]), sign * over, sign * under

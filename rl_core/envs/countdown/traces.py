@@ -217,15 +217,13 @@ def is_covered(numbers: Sequence[int], target: int) -> bool:
 
 def check_response(response: str) -> TraceCheck:
     """What a response did: true equations, right verdicts and attempts, from its text only."""
-    equations: list[tuple[int, int, str, int]] = []
-    num_equations = num_true = verdicts = right_verdicts = 0
+    equations, verdicts = list[bool](), list[bool]()  # whether each is right
     tried: list[tuple[int, ...]] = []
-    needed: set[int] = set()
-    outer: tuple[int, ...] = ()
+    pending, needed, outer = list[bool](), set[int](), tuple[int, ...]()
     for line in _LINE.finditer(_CALL.sub(r"\1\2", response)):
         target, z = int(line["target"]), int(line["z"])
         needs = [(op, int(value)) for op, value in _NEED.findall(line["needs"])]
-        equations += [(target, z, op, value) for op, value in needs]
+        pending += [_is_true(target, z, op, value) for op, value in needs]
         needed |= {value for _, value in needs}
         if line["end"] is None:
             continue
@@ -234,14 +232,11 @@ def check_response(response: str) -> TraceCheck:
             continue
         x, y = int(line["x"]), int(line["y"])
         results = [(op, int(v), word) for op, v, word in _RESULT.findall(line["results"])]
-        equations += [(x, y, op, value) for op, value, _ in results]
-        num_equations += len(equations)
-        num_true += sum(_is_true(*equation) for equation in equations)
-        verdicts += len(results)
-        right_verdicts += sum((value in needed) == (word == "yes") for _, value, word in results)
+        equations += pending + [_is_true(x, y, op, value) for op, value, _ in results]
+        verdicts += [(value in needed) == (word == "yes") for _, value, word in results]
         tried.append((*outer, z))
-        equations, needed = [], set()
-    return TraceCheck(num_equations, num_true, verdicts, right_verdicts, tuple(tried))
+        pending, needed = [], set()
+    return TraceCheck(len(equations), sum(equations), len(verdicts), sum(verdicts), tuple(tried))
 
 
 def _shown(x: int, op: str, y: int, value: int) -> str:

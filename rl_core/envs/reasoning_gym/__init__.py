@@ -13,7 +13,7 @@ from rl_core.envs.text_env import REWARD_NAME, Question, TextEnv
 from rl_core.types import Problem, ScoredText
 
 DATA_SOURCE: Final = "reasoning_gym"
-INSTALL: Final = "env=reasoning_gym wants the package: pip install reasoning-gym"
+INSTALL: Final = "env=reasoning_gym needs the package: pip install reasoning-gym"
 
 
 def _as_names(value: Any) -> Any:
@@ -91,7 +91,7 @@ class ReasoningGymConfig(TextEnv):
         check_tasks(self)
 
     def read_question(self, text: str, answer: str | None) -> Question:
-        """Returns a question that cannot be scored: which task it is, nobody says."""
+        """Returns a question that cannot be scored: its task is not known."""
         asked = tuple(render_messages(self.prompt_template, text))
         return Question(text, Problem(0, DATA_SOURCE, asked, {}, 0), is_scored=False)
 

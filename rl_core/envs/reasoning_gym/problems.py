@@ -14,7 +14,7 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from enum import Enum
 from importlib.util import find_spec
@@ -51,17 +51,19 @@ def make_rows(
     if not _DRAW_FROM_SETS.isdisjoint(env.weights) and not _SAME_SETS.items() <= os.environ.items():
         return _make_elsewhere(env=env, train_size=train_size, test_size=test_size, seed=seed)
     rows: dict[str, list[Row]] = {"train": [], "test": []}
-    for name, counts in _rows_per_task(env.weights, test_size, train_size).items():
-        dataset, config = open_task(name, env, seed=seed, num_rows=sum(counts))
-        problems = list(islice(_problems(env, name, dataset, config), sum(counts)))
-        if len(problems) < sum(counts):
+    tests, trains = (_shares(env.weights.values(), size) for size in (test_size, train_size))
+    for name, num_test, num_train in zip(env.weights, tests, trains, strict=True):
+        size = num_test + num_train
+        dataset, config = open_task(name, env, seed=seed, num_rows=size)
+        problems = list(islice(_problems(env, name, dataset, config), size))
+        if len(problems) < size:
             raise ValueError(
                 f"env.task={name}: {len(problems)} different questions that its scorer can judge "
-                f"were found, {sum(counts)} are wanted: lower data.train_size and data.test_size "
+                f"were found, {size} are wanted: lower data.train_size and data.test_size "
                 "or its weight, raise env.difficulty, or leave it out"
             )
-        rows["test"] += problems[: counts[0]]
-        rows["train"] += problems[counts[0] :]
+        rows["test"] += problems[:num_test]
+        rows["train"] += problems[num_test:]
     for split, problems in rows.items():
         random.Random(f"{seed}/{split}").shuffle(problems)
     return rows
@@ -156,7 +158,7 @@ def _problems(
 
 
 def _truth(name: str, config: Mapping[str, Any], entry: Mapping[str, Any]) -> Any:
-    """Returns what its scorer wants to know, as it lies in the data set's file."""
+    """Returns what its scorer reads, as the data set's file holds it."""
     known = {"task": name, "config": dict(config)}
     known |= {part: entry[part] for part in ("question", "answer", "metadata")}
     try:
@@ -165,15 +167,8 @@ def _truth(name: str, config: Mapping[str, Any], entry: Mapping[str, Any]) -> An
         return None
 
 
-def _rows_per_task(
-    weights: Mapping[str, float], test_size: int, train_size: int
-) -> dict[str, tuple[int, int]]:
-    """Returns (test, train) rows of each task, by largest remainders."""
-    shares = [_shares(list(weights.values()), size) for size in (test_size, train_size)]
-    return dict(zip(weights, zip(*shares, strict=True), strict=True))
-
-
-def _shares(weights: list[float], size: int) -> list[int]:
+def _shares(weights: Collection[float], size: int) -> list[int]:
+    """Returns the rows of each task, by largest remainders."""
     exact = [size * weight / sum(weights) for weight in weights]
     counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))

@@ -45,7 +45,6 @@ _CPU_S: Final = 1.0
 _ABSURD: Final = re.compile(r"(?<![a-z])(nan|inf(inity)?)[ij]?(?![a-z])|\de[+-]?[\d_]{4,}", re.I)
 """No number, which compares as equal to any in some scorers, or one that takes seconds to read."""
 
-
 _MOST_DIGITS: Final = 1_000
 _LARGEST_EXPONENT: Final = 1_000
 _LARGEST_OF_A_SUM: Final = 50
@@ -82,7 +81,10 @@ def compute_score(
     if not answer:
         return {"score": 0.0, "acc": False, "pred": None}
     wrong = {"score": 0.0, "acc": False, "pred": answer}
-    if len(answer) > LONGEST_ANSWER or is_absurd(answer, ground_truth):
+    # No finite number, unless the right answer is none either.
+    if len(answer) > LONGEST_ANSWER or (
+        _ABSURD.search(answer) and not _ABSURD.search(str(ground_truth["answer"]))
+    ):
         return wrong
     task = _open_task(ground_truth["task"], json.dumps(ground_truth["config"], sort_keys=True))
     try:
@@ -99,20 +101,11 @@ def compute_score(
 @lru_cache(64)
 def _open_task(name: str, config: str) -> Any:
     if name.endswith(("_integration", "_multiplication")):
-        load_sympy()
+        # Loads what sympy loads when it first simplifies, once and not in each sealed process.
+        x = sympy.Symbol("x")
+        sympy.simplify(sympy.diff(sympy.exp(x) * sympy.sin(x) / x, x) - (x + 1) ** 2)
     settings = with_enums(from_json(json.loads(config)), DATASETS[name][1])
     return create_dataset(name, **settings, seed=0, size=1)
-
-
-def is_absurd(answer: str, truth: Truth) -> bool:
-    """Says whether an answer holds no finite number where the right one does not either."""
-    return bool(_ABSURD.search(answer)) and not _ABSURD.search(str(truth["answer"]))
-
-
-def load_sympy() -> None:
-    """Loads what sympy loads when it first simplifies, once instead of in each sealed process."""
-    x = sympy.Symbol("x")
-    sympy.simplify(sympy.diff(sympy.exp(x) * sympy.sin(x) / x, x) - (x + 1) ** 2)
 
 
 def score_answer(task: Any, answer: str, truth: Truth) -> float:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from rl_core.data.prompt_lengths import Messages, measure_all, measure_by_parts
 from rl_core.data.prompts import count_tokens, encode_prompt
 from rl_core.envs.countdown import Template, render_messages
-from rl_core.sft.tokenizer import train_tokenizer
+from rl_core.sft.train import train_tokenizer
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

@@ -22,7 +22,7 @@ from rl_core.data.prompts import (
     load_tokenizer,
     resolve_model,
 )
-from rl_core.sft.tokenizer import train_tokenizer
+from rl_core.sft.train import train_tokenizer
 from rl_core.types import Message
 
 CHAT = (

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rl_core.config.operations import EvaluationConfig
 from rl_core.evaluation.rows import evaluate_model, label_rows, read_rows, write_rows
 from rl_core.schema import EVALUATION
 from rl_core.types import (
@@ -59,9 +60,7 @@ def ask(engine: DiceEngine, indices: Sequence[int], *, seed: int = 0) -> list[di
         score_strictly=lambda response, truth: ScoredText(0.0, "no_answer", None),
         score_leniently=lambda response, truth: ScoredText(1.0, "correct", None),
         max_tokens=64,
-        samples_per_problem=3,
-        temperature=0.8,
-        seed=seed,
+        settings=EvaluationConfig(samples_per_problem=3, temperature=0.8, seed=seed),
     )
 
 

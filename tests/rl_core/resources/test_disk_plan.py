@@ -11,7 +11,7 @@ from rl_core.resources.disk_plan import DiskPlan, checkpoint_bytes, disk_plan
 from rl_core.resources.known_shapes import known_shape
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.runs.rollout_log import RolloutLog
-from rl_core.sft.tokenizer import train_tokenizer
+from rl_core.sft.train import train_tokenizer
 from rl_core.types import Completion, Problem, Rollout, ScoredText, Turn
 
 SHAPE = known_shape("Qwen/Qwen2.5-0.5B")

@@ -24,6 +24,7 @@ from rl_core.rollout.collector import collect
 from rl_core.types import Problem, PromptedProblem, ScoredText
 from tests.rl_core.rollout.test_collector import CORRECT, TEXTS, WRONG, ScriptedEngine
 from tests.support.programs import lives
+from tests.support.traps import set_traps, sprung
 from tests.support.waiting import wait_for
 
 PROBLEM = Problem(7, "my/data", (), "42", 3)
@@ -128,17 +129,15 @@ def test_it_cannot_read_the_environment_of_those_who_started_it(caplog):
 
 
 def test_a_module_of_the_working_folder_shadows_none_that_is_installed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("psutil", "json", "own_rewards"):
-        (tmp_path / f"{name}.py").write_text(
-            "from pathlib import Path\n"
-            f"Path({str(tmp_path / 'seen')!r}).open('a').write({name!r})\n"
-            "import psutil\n"
-            "def score(**arguments): return len(psutil.pids()) > 0\n"
-        )
-    with start_rewards(Gsm8kConfig(reward="own_rewards:score")) as rewards:
+    folder = set_traps(tmp_path / "cwd")
+    (folder / "own_rules.py").write_text(
+        "import json, numpy, psutil\ndef score(**asked): return len(psutil.pids()) > 0\n"
+    )
+    monkeypatch.chdir(folder)
+    with start_rewards(Gsm8kConfig(reward="own_rules:score")) as rewards:
         assert [one.verdict for one in scores(rewards, "")] == ["correct"]
-    assert (tmp_path / "seen").read_text() == "own_rewards"
+    assert "No module named 'other_rules'" in str(refusal(CountdownConfig(reward="other_rules:f")))
+    assert sprung(folder) == ""
 
 
 def test_whatever_a_function_does_costs_its_own_response_alone(caplog):

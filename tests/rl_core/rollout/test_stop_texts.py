@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rl_core.data.prompts import load_tokenizer
 from rl_core.rollout.hf_engine import StopTexts
-from rl_core.sft.tokenizer import train_tokenizer
+from rl_core.sft.train import train_tokenizer
 
 STOPS = ("</calc>", "?!")
 TEXTS = ["<calc>3*7</calc>21", "a</calc>\n b>c</ ?!?! é?! <calc> x</calc>\n y>"] * 20

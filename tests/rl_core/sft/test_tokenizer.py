@@ -7,7 +7,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
 from rl_core.envs.countdown import render_messages
 from rl_core.envs.countdown.traces import write_trace
-from rl_core.sft.tokenizer import train_tokenizer
+from rl_core.sft.train import train_tokenizer
 
 
 def texts(count: int) -> list[str]:
@@ -110,8 +110,3 @@ def test_it_survives_being_saved_again(tokenizer, tmp_path):
         again = AutoTokenizer.from_pretrained(tmp_path / name)
         assert again.encode("[3, 15] no = 44") == tokenizer.encode("[3, 15] no = 44")
         tokenizer = again
-
-
-def test_a_vocabulary_too_small_is_refused():
-    with pytest.raises(ValueError, match="vocab_size 257 is below 258"):
-        train_tokenizer(["abc"], vocab_size=257)

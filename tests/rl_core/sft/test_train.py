@@ -12,8 +12,7 @@ from rl_core.envs.countdown.sft_examples import SearchExamples
 from rl_core.envs.countdown.traces import ANSWER_OPEN, Trace, is_covered
 from rl_core.envs.sft_examples import SftText
 from rl_core.envs.text_env import EnvTurn
-from rl_core.sft.tokenizer import train_tokenizer
-from rl_core.sft.train import Muon, draw_examples, make_base_model, orthogonalise
+from rl_core.sft.train import Muon, draw_examples, make_base_model, orthogonalise, train_tokenizer
 from rl_core.system.threads import MicroBatchThreads
 
 ENV = CountdownConfig()

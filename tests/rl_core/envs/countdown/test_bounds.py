@@ -107,3 +107,4 @@ def test_any_text_has_a_score_that_no_memory_of_others_changes(response: str, mo
     scoring.compiled.cache_clear()
     assert score_response(response, [1, 7], 8, answer_from=mode) == remembered
     assert remembered.score == {"no_answer": 0.0, "correct": 1.0}.get(remembered.verdict, 0.1)
+    assert (remembered.value is not None) == (remembered.verdict in ("correct", "wrong_value"))

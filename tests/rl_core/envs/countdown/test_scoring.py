@@ -143,23 +143,6 @@ def test_scores_are_settings() -> None:
         score("<answer>1</answer>", answer_from="first")
 
 
-@given(
-    st.lists(
-        st.one_of(
-            st.sampled_from(["<answer>", "</answer>", "\n", "1", "+", "(", ")", "-", "/0", " "]),
-            st.text(st.characters(exclude_categories=()), max_size=5),
-        ),
-        max_size=30,
-    ).map("".join),
-    st.sampled_from(["anywhere", "last_line"]),
-)
-def test_any_text_is_scored_the_same_twice(response: str, mode: Any) -> None:
-    first, second = (score(response, answer_from=mode) for _ in range(2))
-    assert first == second
-    assert first.score == {"no_answer": 0.0, "correct": 1.0}.get(first.verdict, 0.1)
-    assert (first.value is not None) == (first.verdict in ("correct", "wrong_value"))
-
-
 @given(st.text(alphabet="<answer>/\n1+", max_size=80))
 def test_the_answer_is_what_a_slow_search_finds(response: str) -> None:
     """Oracle: of all (opening, closing) pairs, the last closing one and its nearest opening."""

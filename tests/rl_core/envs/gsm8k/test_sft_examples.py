@@ -19,8 +19,7 @@ from rl_core.envs.word_problems import (
     generate_word_problems,
     write_response,
 )
-from rl_core.sft.tokenizer import train_tokenizer
-from rl_core.sft.train import draw_examples, make_base_model
+from rl_core.sft.train import draw_examples, make_base_model, train_tokenizer
 from rl_core.types import Problem
 
 SOLUTION = "6 * 9 = <<6*9=54>>54 pens.\n54 - 13 = <<54-13=41>>41 pens.\n#### 41"
@@ -52,7 +51,7 @@ class Draws(random.Random):
 
 def some_pairs(count: int) -> list[tuple[str, str]]:
     return [
-        (render_messages("think", problem.question)[0]["content"], problem.answer)
+        (render_messages("think", problem["question"])[0]["content"], problem["answer"])
         for problem in generate_word_problems(size=count, seed=3)
     ]
 
@@ -80,11 +79,11 @@ def test_a_line_without_an_annotation_is_no_place_to_stop() -> None:
 @given(st.integers(0, 2**32), st.floats(0, 1))
 def test_every_response_has_an_answer_and_a_whole_one_is_right(seed: int, stop_prob: float) -> None:
     (problem,) = generate_word_problems(size=1, seed=seed)
-    truth = problem.answer.rpartition("#### ")[2]
-    response = write_response(problem.answer, random.Random(seed), stop_prob=stop_prob)
+    truth = problem["answer"].rpartition("#### ")[2]
+    response = write_response(problem["answer"], random.Random(seed), stop_prob=stop_prob)
     assert score_response(response, truth).verdict in ("correct", "wrong_value")
     assert all(check_annotations(response))
-    whole = write_response(problem.answer, random.Random(seed), stop_prob=0.0)
+    whole = write_response(problem["answer"], random.Random(seed), stop_prob=0.0)
     assert score_response(whole, truth).verdict == "correct"
     assert whole.startswith(response.partition("</think>")[0])
 

@@ -10,15 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_core.envs.gsm8k import extract_truth, score_response
-from rl_core.envs.word_problems import (
-    LARGEST_VALUE,
-    MAX_STEPS,
-    WordProblem,
-    generate_word_problems,
-)
+from rl_core.envs.word_problems import LARGEST_VALUE, MAX_STEPS, generate_word_problems
 
 _STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = <<(\d+)([-+*/])(\d+)=(\d+)>>(\d+) [a-z]+\.")
 _NUMBER = re.compile(r"\d+")
+WordProblem = dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +25,7 @@ def problems() -> list[WordProblem]:
 def steps_of(problem: WordProblem) -> list[tuple[int, str, int, int]]:
     """Each line of the solution as (left, sign, right, result); fails on a line of another form."""
     steps = []
-    for line in problem.answer.split("\n")[:-1]:
+    for line in problem["answer"].split("\n")[:-1]:
         found = _STEP.fullmatch(line)
         assert found, line
         left, sign, right, *annotation, result = found.groups()
@@ -47,16 +43,16 @@ def test_every_step_is_true_and_the_last_is_the_answer(problems: list[WordProble
             else:
                 assert result == {"+": left + right, "-": left - right, "*": left * right}[sign]
             assert 1 <= result <= LARGEST_VALUE
-        assert extract_truth(problem.answer) == str(steps[-1][-1])
-        assert problem.answer.endswith(f"\n#### {steps[-1][-1]}")
-        assert score_response(problem.answer, str(steps[-1][-1])).verdict == "correct"
+        assert extract_truth(problem["answer"]) == str(steps[-1][-1])
+        assert problem["answer"].endswith(f"\n#### {steps[-1][-1]}")
+        assert score_response(problem["answer"], str(steps[-1][-1])).verdict == "correct"
 
 
 def test_every_number_is_in_the_story_or_was_calculated_before(
     problems: list[WordProblem],
 ) -> None:
     for problem in problems:
-        known = [int(number) for number in _NUMBER.findall(problem.question)]
+        known = [int(number) for number in _NUMBER.findall(problem["question"])]
         unused = Counter(known)
         for left, _, right, result in steps_of(problem):
             assert left in known
@@ -67,7 +63,7 @@ def test_every_number_is_in_the_story_or_was_calculated_before(
 
 
 def test_a_story_is_told_once_and_the_splits_share_none(problems: list[WordProblem]) -> None:
-    questions = [problem.question for problem in problems]
+    questions = [problem["question"] for problem in problems]
     assert len(set(questions)) == len(questions)
     assert all(re.fullmatch(r"[A-Z][A-Za-z0-9 ,.]+\?", question) for question in questions)
 
@@ -96,9 +92,9 @@ def test_a_seed_makes_the_same_problems_whatever_the_size(
 def test_the_first_problems_of_seed_0_are_known() -> None:
     """Another sequence is another data set: raise `dataset.GENERATOR_VERSION` with this test."""
     first, second = generate_word_problems(size=2, seed=0)
-    assert first == WordProblem(
-        "Fay buys 6 boxes with 9 marbles in each box. She sells 7 of them. "
+    assert first == {
+        "question": "Fay buys 6 boxes with 9 marbles in each box. She sells 7 of them. "
         "How many marbles does Fay have now?",
-        "6 * 9 = <<6*9=54>>54 marbles.\n54 - 7 = <<54-7=47>>47 marbles.\n#### 47",
-    )
-    assert second.answer == "8 * 2 = <<8*2=16>>16 books.\n#### 16"
+        "answer": "6 * 9 = <<6*9=54>>54 marbles.\n54 - 7 = <<54-7=47>>47 marbles.\n#### 47",
+    }
+    assert second["answer"] == "8 * 2 = <<8*2=16>>16 books.\n#### 16"
