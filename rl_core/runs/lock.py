@@ -15,7 +15,7 @@ from typing import Final
 from rl_core.config.run import RunConfig
 from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.atomic import open_own
+from rl_core.system.atomic import closed_after, open_own
 
 _OWNER: Final = ".owner"
 _TRAINER: Final = ".trainer"
@@ -92,8 +92,7 @@ def close_if_lost(run: RunFolder) -> None:
 def _held(path: Path, *, wait_s: float) -> Iterator[None]:
     """Holds a file's lock, and notes the machine's name in it."""
     deadline = time.monotonic() + wait_s
-    descriptor = open_own(path, os.O_RDWR)
-    try:
+    with closed_after(open_own(path, os.O_RDWR)) as descriptor:
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,5 +108,3 @@ def _held(path: Path, *, wait_s: float) -> Iterator[None]:
         with suppress(OSError):  # a full disk: nobody will judge this run
             os.write(descriptor, platform.node().encode())
         yield
-    finally:
-        os.close(descriptor)

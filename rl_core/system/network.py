@@ -1,7 +1,4 @@
-"""Whether a server answers, within seconds. Only servers that the user named are asked.
-
-And a socket for a server of our own, at one address.
-"""
+"""Whether a server answers, within seconds: only servers that the user named are asked."""
 
 from __future__ import annotations
 
@@ -22,19 +19,19 @@ def wandb_url() -> str:
 
 
 def hub_url() -> str:
-    """Returns where a model of the Hugging Face hub would come from."""
+    """Returns the address of the Hugging Face hub."""
     from huggingface_hub.constants import ENDPOINT
 
     return os.environ.get("HF_ENDPOINT") or str(ENDPOINT)
 
 
 def hubs_are_off() -> bool:
-    """Says whether the user forbade to ask any hub for models: `HF_HUB_OFFLINE`."""
+    """Says whether `HF_HUB_OFFLINE` forbids asking any hub for models."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def spare_loopback() -> None:
-    """Keeps this process and its children from asking a proxy for this machine's own servers."""
+    """Makes this process and its children reach this machine's own servers without a proxy."""
     for name in ("no_proxy", "NO_PROXY"):  # libraries read the one or the other
         spared = os.environ.get(name) or os.environ.get(name.swapcase(), "")
         hosts = [host.strip() for host in spared.split(",") if host.strip()]
@@ -51,9 +48,9 @@ def listen_at(host: str) -> tuple[int, int]:
 
 
 def why_unreachable(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
-    """Returns why nothing accepts a connection at `url`, or None: something does.
+    """Returns why nothing accepts a connection at `url`, or None.
 
-    Through a proxy, if the environment names one for it, it is the proxy that is asked.
+    If the environment names a proxy for it, the proxy is asked.
     """
     wanted = urlsplit(url)
     host = f"{wanted.hostname}:{wanted.port or _PORTS.get(wanted.scheme, 443)}"
@@ -68,9 +65,9 @@ def why_unreachable(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
 
 
 def why_silent(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
-    """Returns why no HTTP server answers at `url`, or None: one does, whatever it says.
+    """Returns why no HTTP server answers at `url`, or None if one does, whatever the status.
 
-    Unlike `why_unreachable` it notices a server, or a firewall, that accepts and says no word.
+    Unlike `why_unreachable` it notices a server, or a firewall, that accepts and never answers.
     """
     import httpx
 

@@ -19,7 +19,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def made_with() -> dict[str, str]:
-    """Returns names to versions and facts, without what is not there; nothing is loaded."""
+    """Returns versions and facts by name; no package is imported."""
     facts = {name: found for name in _PACKAGES if (found := version_of(name))}
     if (commit := _commit()) is not None:
         facts["commit"] = commit
@@ -62,7 +62,7 @@ def _processor() -> str:
 
 
 def _cards() -> Iterator[str]:
-    """Yields the model of each NVIDIA card, by its driver's word."""
+    """Yields the model of each NVIDIA card, as its driver names it."""
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with suppress(OSError):
             for line in file.read_text(encoding="utf-8").splitlines():
