@@ -19,9 +19,9 @@ _logger = logging.getLogger(__name__)
 class TensorBoardTracker:
     """Writes each step's metrics, under the same names, if `trainer.logger` names it.
 
-    A start first tells TensorBoard to forget the steps that it will do again, as a resume does:
-    older files may hold them. Written in the trainer's thread, flushed at each step. Where that
-    fails (a full disk) it costs a warning and the rest of this file, never the run.
+    A start first makes TensorBoard forget the steps that it will do again: after a resume, older
+    files may hold them. Written in the trainer's thread, flushed at each step. If that fails (a
+    full disk), it costs a warning and the rest of this file, never the run.
 
     Example:
         with TensorBoardTracker(config, run.path, start_step=100) as tracker:
@@ -29,7 +29,6 @@ class TensorBoardTracker:
     """
 
     def __init__(self, config: RunConfig, run_folder: Path, start_step: int) -> None:
-        """Prepares; nothing is written before the block is entered."""
         self._is_wanted = "tensorboard" in config.trainer.logger
         self._folder = run_folder / "tensorboard"
         self._start_step = start_step
@@ -39,7 +38,7 @@ class TensorBoardTracker:
         if self._is_wanted:
             try:
                 self._writer = self._open()
-            except Exception as error:  # noqa: BLE001  whatever it is, a run outlives it
+            except Exception as error:  # noqa: BLE001  nothing here may end a run
                 self._give_up(error)
         return self
 
@@ -75,13 +74,8 @@ class TensorBoardTracker:
         attempt = len(list(self._folder.iterdir()))
         writer = EventsWriter(str(self._folder / "events"), f".{attempt}")
         first_step = self._start_step + 1 if self._start_step > 0 else 0
-        writer.write_event(
-            Event(
-                wall_time=time.time(),
-                step=first_step,
-                session_log=SessionLog(status=SessionLog.START),
-            )
-        )
+        start = SessionLog(status=SessionLog.START)
+        writer.write_event(Event(wall_time=time.time(), step=first_step, session_log=start))
         writer.flush()
         return writer
 

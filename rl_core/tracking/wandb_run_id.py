@@ -2,8 +2,8 @@
 
     runs/<run_id>/tracking.json, checkpoints/step_*/trainer/tracking.json   {"wandb_run_id": "..."}
 
-It is the run folder's name until something says otherwise: a checkpoint that was copied from
-another run, or a run that somebody deleted at wandb, whose name is then refused for ever.
+It is the run folder's name, but for a checkpoint that was copied from another run, and for a run
+that was deleted at wandb, whose name is then refused for ever.
 """
 
 from __future__ import annotations
@@ -17,22 +17,18 @@ from rl_core.system.atomic import write_text_atomically
 
 TRACKING = "tracking.json"
 UPLOADED = "uploaded.json"
-"""In a run's `wandb/`: up to which step the server has said that it has the run."""
+"""In a run's `wandb/`: the last step that the server has."""
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def wandb_run_id(run_folder: Path, checkpoint: Path | None = None) -> str:
     """Returns a run's name at wandb: of its folder, else of the checkpoint that it resumes from."""
-    resumed = checkpoint / RESUME_FOLDER / TRACKING if checkpoint else None
-    return _read(run_folder / TRACKING) or (_read(resumed) if resumed else None) or run_folder.name
+    resumed = _read(checkpoint / RESUME_FOLDER / TRACKING) if checkpoint else None
+    return _read(run_folder / TRACKING) or resumed or run_folder.name
 
 
 def keep_wandb_run_id(run_folder: Path, run_id: str) -> None:
-    """Writes a run's name at wandb into its folder, from where checkpoints take it.
-
-    Raises:
-        OSError: the disk is full or fails.
-    """
+    """Writes a run's name at wandb into its folder, from where checkpoints take it."""
     write_text_atomically(run_folder / TRACKING, json.dumps({"wandb_run_id": run_id}) + "\n")
 
 
@@ -46,7 +42,6 @@ def copy_wandb_run_id(run_folder: Path, checkpoint: Path) -> None:
 
 
 def _read(file: Path) -> str | None:
-    """Returns the name in a file, or None: there is no file, or no name in it."""
     try:
         run_id = json.loads(file.read_bytes())["wandb_run_id"]
     except (OSError, ValueError, TypeError, KeyError):
