@@ -42,7 +42,7 @@ class Manifest(BaseModel):
     created_at: str
     total_bytes: int
     resumable: Literal[True] = True
-    """False of what an earlier version saved on a full disk, the model alone: of no use here."""
+    """False if an earlier version saved only the model on a full disk: of no use here."""
     files: tuple[ManifestFile, ...]
 
 
