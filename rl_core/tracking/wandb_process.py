@@ -41,7 +41,7 @@ from rl_core.system.atomic import alone_in, write_text_atomically
 from rl_core.system.child_process import channel_to_parent
 from rl_core.system.network import wandb_url, why_silent
 from rl_core.tracking.rollout_samples import COLUMNS, sample_table
-from rl_core.tracking.wandb_run_id import UPLOADED, keep_wandb_run_id, wandb_run_id
+from rl_core.tracking.wandb_tracker import UPLOADED, keep_wandb_run_id, wandb_run_id
 
 START_TIMEOUT_S: Final = 10.0
 """An online start that takes longer is given up."""

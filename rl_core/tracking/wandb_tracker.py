@@ -2,6 +2,12 @@
 
 The trainer only starts that process (wandb_process.py) and ends it: its steps cost nothing, and a
 wandb that hangs, crashes or raises harms no training.
+
+    runs/<run_id>/tracking.json, checkpoints/step_*/trainer/tracking.json   {"wandb_run_id": "..."}
+
+Beside the run and in its checkpoints is its name at wandb, so that a curve goes on: the folder's,
+but for a checkpoint that was copied from another run, and for a run that was deleted at wandb, which
+refuses such a name for ever.
 """
 
 from __future__ import annotations
@@ -9,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -18,21 +25,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rl_core.checkpoints.manifest import RESUME_FOLDER
 from rl_core.config.run import RunConfig
 from rl_core.runs.metrics_log import MetricsLog
 from rl_core.runs.settings_file import leaves, read_settings
-from rl_core.system.atomic import open_own
+from rl_core.system.atomic import open_own, write_text_atomically
 from rl_core.system.child_process import Child, how_it_ended
 from rl_core.system.log_file import redact
 from rl_core.system.network import wandb_url, why_silent
-from rl_core.tracking.wandb_run_id import TRACKING, UPLOADED, keep_wandb_run_id, wandb_run_id
 
+TRACKING = "tracking.json"
+UPLOADED = "uploaded.json"
+"""In a run's `wandb/`: the last step that the server has."""
 FINISH_TIMEOUT_S = 10.0
 """What is not uploaded so long after the end is left to `countdown-train sync`."""
 _UPLOAD_TIMEOUT_S = 300.0
 """Longest upload of one run by `countdown-train sync`."""
 _MARGIN_S = 2.0
 """The process gives up so much earlier than it is killed."""
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _logger = logging.getLogger(__name__)
 
 
@@ -182,3 +193,31 @@ def sync_runs(runs: Sequence[Path]) -> list[dict[str, str | int]]:
     if runs and (why := why_silent(wandb_url())) is not None:
         raise ConnectionError(f"{wandb_url()} does not answer ({why}): nothing was uploaded")
     return [{"run": run.name, **asdict(upload_run(run))} for run in runs]
+
+
+def wandb_run_id(run_folder: Path, checkpoint: Path | None = None) -> str:
+    """Returns a run's name at wandb: of its folder, else of the checkpoint that it resumes from."""
+    resumed = _read_name(checkpoint / RESUME_FOLDER / TRACKING) if checkpoint else None
+    return _read_name(run_folder / TRACKING) or resumed or run_folder.name
+
+
+def keep_wandb_run_id(run_folder: Path, run_id: str) -> None:
+    """Writes a run's name at wandb into its folder, from where checkpoints take it."""
+    write_text_atomically(run_folder / TRACKING, json.dumps({"wandb_run_id": run_id}) + "\n")
+
+
+def copy_wandb_run_id(run_folder: Path, checkpoint: Path) -> None:
+    """Puts a run's name at wandb, if it has one, into a checkpoint that is being written."""
+    run_id = _read_name(run_folder / TRACKING)
+    if run_id is not None:
+        folder = checkpoint / RESUME_FOLDER
+        folder.mkdir(exist_ok=True)
+        (folder / TRACKING).write_text(json.dumps({"wandb_run_id": run_id}) + "\n")
+
+
+def _read_name(file: Path) -> str | None:
+    try:
+        run_id = json.loads(file.read_bytes())["wandb_run_id"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return run_id if isinstance(run_id, str) and _RUN_ID.fullmatch(run_id) else None

@@ -18,8 +18,13 @@ from rl_core.config.operations import StorageConfig, TrainerConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking import wandb_tracker
-from rl_core.tracking.wandb_run_id import wandb_run_id
-from rl_core.tracking.wandb_tracker import UploadOutcome, upload_run, wandb_tracking, wants_wandb
+from rl_core.tracking.wandb_tracker import (
+    UploadOutcome,
+    upload_run,
+    wandb_run_id,
+    wandb_tracking,
+    wants_wandb,
+)
 from tests.support.fake_wandb import API_KEY, FakeWandb, black_hole, closed_port
 from tests.support.waiting import wait_for
 
