@@ -6,8 +6,8 @@ wandb that hangs, crashes or raises harms no training.
     runs/<run_id>/tracking.json, checkpoints/step_*/trainer/tracking.json   {"wandb_run_id": "..."}
 
 Beside the run and in its checkpoints is its name at wandb, so that a curve goes on: the folder's,
-but for a checkpoint that was copied from another run, and for a run that was deleted at wandb, which
-refuses such a name for ever.
+but for a checkpoint that was copied from another run, and for a run that was deleted at wandb,
+which refuses such a name for ever.
 """
 
 from __future__ import annotations
