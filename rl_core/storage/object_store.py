@@ -7,7 +7,6 @@ setting, and no message here holds one.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -170,8 +169,6 @@ class ObjectStore:
 
 def why_unusable(url: str) -> tuple[str, str] | None:
     """Returns what keeps a store from being written and its remedy, or None if a write works."""
-    if importlib.util.find_spec("obstore") is None:
-        return f"storage.url={url} needs the package obstore", "make env installs it"
     store, probe = ObjectStore(url), "locks/.probe"
     try:
         store.put(probe, b"")

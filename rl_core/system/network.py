@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-PROBE_TIMEOUT_S = 3.0
+PROBE_TIMEOUT_S: Final = 3.0
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _PORTS = {"http": 80, "https": 443}
 
@@ -47,7 +47,7 @@ def listen_at(host: str) -> tuple[int, int]:
     return listener.getsockname()[1], listener.detach()
 
 
-def why_unreachable(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
+def why_unreachable(url: str) -> str | None:
     """Returns why nothing accepts a connection at `url`, or None.
 
     If the environment names a proxy for it, the proxy is asked.
@@ -58,13 +58,13 @@ def why_unreachable(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
     asked = urlsplit(proxy if "//" in proxy else f"//{proxy}") if proxy else wanted
     port = asked.port or _PORTS.get(asked.scheme, 443)
     try:
-        with socket.create_connection((asked.hostname or "", port), timeout=timeout_s):
+        with socket.create_connection((asked.hostname or "", port), timeout=PROBE_TIMEOUT_S):
             return None
     except (OSError, UnicodeError) as error:
         return f"{asked.hostname}:{port}: {error}"
 
 
-def why_silent(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
+def why_silent(url: str) -> str | None:
     """Returns why no HTTP server answers at `url`, or None if one does, whatever the status.
 
     Unlike `why_unreachable` it notices a server, or a firewall, that accepts and never answers.
@@ -72,7 +72,7 @@ def why_silent(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
     import httpx
 
     try:
-        with httpx.stream("GET", url, timeout=timeout_s):
+        with httpx.stream("GET", url, timeout=PROBE_TIMEOUT_S):
             return None
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         return str(error) or type(error).__name__

@@ -31,6 +31,7 @@ _LONGEST_TEMP_ROOT: Final = 28
 """Bytes: Ray's sockets lie up to 79 below it, and a unix socket's path may have 107."""
 _PRIVATE: Final = 0o700
 _LONGEST_LOADING_S: Final = 1.0
+_LONGEST_END_S: Final = 10.0
 _ENV_START: Final = 47
 """Place of env_start among the fields of /proc/PID/stat after the name (proc(5): field 50)."""
 _DUMP: Final = signal.SIGUSR1
@@ -68,9 +69,9 @@ def _loads_a_program(pid: int) -> bool:
     return fields[_ENV_START] == "0"
 
 
-def end_process_group(group: str, timeout_s: float = 10.0) -> None:
+def end_process_group(group: str) -> None:
     """Kills all processes of a group and waits until they are gone; this one lives on."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _LONGEST_END_S
     while left := members(group):
         for process in left:
             with suppress(psutil.NoSuchProcess):

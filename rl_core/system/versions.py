@@ -28,8 +28,8 @@ def made_with() -> dict[str, str]:
         facts["commit"] = commit
     facts["python"] = platform.python_version()
     facts["system"] = platform.platform(terse=True)
-    found = re.search(r"^model name\s*: (.+)$", cpu_info(), re.MULTILINE)
-    processor = found[1] if found else platform.machine()
+    match = re.search(r"^model name\s*: (.+)$", cpu_info(), re.MULTILINE)
+    processor = match[1] if match else platform.machine()
     facts["processor"] = f"{len(os.sched_getaffinity(0))} x {processor}"
     with suppress(OSError, ValueError):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
