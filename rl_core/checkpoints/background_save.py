@@ -38,9 +38,9 @@ class BackgroundSave:
         kept: which checkpoints stay.
         run_folder: `runs/<run_id>`.
         take: copies all that a checkpoint holds, and returns the bytes that writing it takes.
-        write: writes what was copied last into a folder.
+        write: writes the latest copy into a folder.
         min_free_bytes: of the disk, to be left free.
-        after_save: called in the thread after each write, to tidy up.
+        after_save: called in the thread after each write.
     """
 
     def __init__(

@@ -51,19 +51,12 @@ def prune(
 ) -> list[PruningDecision]:
     """Deletes the checkpoints that need not stay and returns every decision, newest first.
 
-    The rules are those of `plan_pruning`. One that is being read stays, too.
+    The rules are those of `plan_pruning`; one that is being read stays, too. `min_free_bytes` of the
+    disk are kept free, as far as deleting can. `dry_run` only returns what would be done.
 
-    Args:
-        run_folder: `runs/<run_id>`.
-        keep_last: see `plan_pruning`.
-        quota_bytes: likewise.
-        keep_every: likewise.
-        min_free_bytes: of the disk, kept free as far as deleting can.
-        incoming_bytes: of a checkpoint that is saved next and must fit the quota and the free disk.
-            It will be the latest, and today's latest one of the newest `keep_last`, so one fewer
-            stays beside today's latest and best. If room is missing all the same, a warning says
-            so: the save may then fail, and the run goes on with what it has.
-        dry_run: only says what would be done.
+    `incoming_bytes` are those of a checkpoint that is saved next. It will be the latest, and the
+    latest of now one of the newest `keep_last`, so one fewer stays beside today's latest and best.
+    If it has no room all the same, a warning says so: the save may fail, and the run goes on.
     """
     decisions: list[PruningDecision] = []
     if (folder := checkpoints_folder(run_folder)).is_dir():

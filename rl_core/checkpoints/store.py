@@ -64,11 +64,10 @@ def save_checkpoint(
     the next save removes what a killed one wrote.
 
     Args:
-        run_folder: `runs/<run_id>`.
-        step: a checkpoint of the same step is replaced.
+        run_folder: `runs/<run_id>`; a checkpoint of the same step there is replaced.
+        step: training steps done.
         write: fills the folder it is given.
-        accuracy: held-out greedy accuracy; `best` moves to a higher one, and None (not measured)
-            is below all.
+        accuracy: held-out greedy accuracy, which moves `best`; None if it was not measured.
         score: mean score of the same responses, which decides between equal accuracies: a graded
             reward may call nothing correct.
 
@@ -112,19 +111,21 @@ def reading_latest(run_folder: Path) -> Iterator[Checkpoint | None]:
                 held.enter_context(reading(path))
             except FileNotFoundError:  # pruned a moment ago
                 continue
-            checkpoint = _sound(path)
-            if checkpoint is not None:
-                yield checkpoint
+            manifest, damage = read_manifest(path), find_damage(path)
+            if damage is None and isinstance(manifest, Manifest):
+                yield _as_checkpoint(path, manifest)
                 return
+            _logger.warning(
+                "checkpoint %s is damaged (%s): using the one before it", path.name, damage
+            )
     yield None
 
 
 @contextmanager
 def reading_sound(folder: Path) -> Iterator[None]:
-    """Keeps a checkpoint from being pruned within the block, every byte of it verified.
+    """Keeps a checkpoint, every byte verified, from being pruned within the block.
 
-    Args:
-        folder: the checkpoint's, or a model's without a manifest, which is taken as it is.
+    A model's folder without a manifest is taken as it is.
 
     Raises:
         FileNotFoundError: there is none, or it was pruned a moment ago.
@@ -158,13 +159,12 @@ def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
 
     What was not measured counts below all others.
     """
-    return max(
-        checkpoints, key=lambda c: (_or_lowest(c.accuracy), _or_lowest(c.score)), default=None
-    )
 
+    def rank(checkpoint: Checkpoint) -> list[float]:
+        measured = (checkpoint.accuracy, checkpoint.score)
+        return [float("-inf") if value is None else value for value in measured]
 
-def _or_lowest(measured: float | None) -> float:
-    return float("-inf") if measured is None else measured
+    return max(checkpoints, key=rank, default=None)
 
 
 def checkpoints_folder(run_folder: Path) -> Path:
@@ -180,15 +180,6 @@ def _step_folders(run_folder: Path) -> list[Path]:
         (path for path in paths if _STEP_FOLDER.fullmatch(path.name)),
         key=lambda path: int(path.name.removeprefix("step_")),
     )
-
-
-def _sound(path: Path) -> Checkpoint | None:
-    """Returns a checkpoint if every byte of it is right, else None and a warning says why."""
-    manifest, damage = read_manifest(path), find_damage(path)
-    if damage is None and isinstance(manifest, Manifest):
-        return _as_checkpoint(path, manifest)
-    _logger.warning("checkpoint %s is damaged (%s): using the one before it", path.name, damage)
-    return None
 
 
 def _as_checkpoint(path: Path, manifest: Manifest) -> Checkpoint:

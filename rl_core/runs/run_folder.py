@@ -42,7 +42,7 @@ from rl_core.system.atomic import (
     refuse_foreign,
     write_text_atomically,
 )
-from rl_core.system.disk_reserve import demand_room, drop_reserve, hold_reserve, write_last_words
+from rl_core.system.disk_reserve import RESERVE, demand_room, hold_reserve, write_last_words
 from rl_core.system.log_file import log_to_file, redact
 from rl_core.system.versions import made_with
 from rl_core.system.words import disk_size
@@ -150,10 +150,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: RunConfig) -> RunFolder:
-        """Makes a run's folder, or opens the one of a run that is continued, and returns it.
+        """Makes a run's folder, or opens that of a run that is continued, and returns it.
 
-        The run's record says `running` afterwards, with one attempt more; `config.yaml` holds
-        today's settings, and `config_before_attempt_2.yaml` other ones that stood there.
+        Its record then says `running`, with one attempt more; `config.yaml` holds today's settings,
+        and `config_before_attempt_2.yaml` other ones that stood there.
 
         Raises:
             ValueError: the folder cannot be written, or what lies there is no run.
@@ -262,7 +262,7 @@ class RunFolder:
             except OSError as error:
                 _logger.error("run.json could not be written, so it lacks %s: %s", changes, error)
         if record.status != "running":
-            drop_reserve(self.path)
+            (self.path / RESERVE).unlink(missing_ok=True)
         return record
 
     def add_attempt(self, reason: str, changes: Changes | None = None, *, asked: str = "") -> None:
@@ -344,16 +344,8 @@ def write_unless_full(
 ) -> bool:
     """Writes a product of a run and returns True; on a full disk the run goes on without it.
 
-    The log and the run's reason then say so, and what to do.
-
-    Args:
-        run: whose product it is.
-        product: its name.
-        write: writes it whole or not at all.
-        remedy: how it is made again later.
-
-    Raises:
-        OSError: the disk fails otherwise.
+    `write` writes it whole or not at all. The log and the run's reason say what is missing, and to
+    delete files, then the `remedy`.
     """
     try:
         demand_room(run.path)

@@ -65,8 +65,7 @@ def promote_published(
         env: name of the problem family.
         problems: digest of the test problems.
         judge: compares with the champion in the spool, and writes the new one there.
-        needed: files that a new champion names, relative to `storage.root`: they must be in the
-            store first.
+        needed: files, relative to `storage.root`, that must be in the store first.
 
     Raises:
         StoreError: the store does not answer; the spool's champion is the one of before.

@@ -49,14 +49,7 @@ def download_run(
 
     For a run that another spool wrote last. If this one has files of it that it never sent, its
     whole folder is moved to `superseded/`: nothing is lost, and nothing of it is mixed with what
-    others did since.
-
-    Args:
-        store: where the run is.
-        spool: where it is to be.
-        run_id: the run.
-        wanted: chooses among its paths.
-        there: all of its objects in the store, by path relative to the run's folder.
+    others did since. `there` has all objects of the run, by path relative to its folder.
 
     Raises:
         StoreError: the store failed; what came by then is whole.

@@ -1,9 +1,8 @@
 """Files and folders that are either whole or absent: temporary sibling, fsync, rename.
 
 Everything that lands in `storage.root` goes through here, so a reader (DuckDB, a resume, a person)
-never sees half a file, whatever killed the writer. Temporaries are siblings whose name starts with
-`.tmp-`, folders that are being deleted start with `.trash-`: nobody needs them once their writer is
-dead.
+never sees half a file, whatever killed the writer. Temporaries are siblings named `.tmp-*`, folders
+that are being deleted `.trash-*`: nobody needs them once their writer is dead.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ from rl_core.system.process_env import Need, environment_of_child
 class Channel:
     """One end; any thread may send, one at a time may receive.
 
-    A time limit is the socket's, for both directions: only a channel that one thread uses may have
-    one.
+    A time limit is the socket's, in both directions: use one only where one thread does all.
     """
 
     def __init__(self, end: socket) -> None:

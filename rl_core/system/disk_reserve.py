@@ -42,11 +42,6 @@ def hold_reserve(run_folder: Path) -> bool:
     return True
 
 
-def drop_reserve(run_folder: Path) -> None:
-    """Removes the reserve of a run that is over."""
-    (run_folder / RESERVE).unlink(missing_ok=True)
-
-
 def may_write(run_folder: Path) -> bool:
     """Says whether more than last words may be written: the reserve is held, or never was."""
     path = run_folder / RESERVE

@@ -2,10 +2,8 @@
 
 For scorers of other packages, which read what a model wrote. What they would evaluate is replaced
 (`rl_core.envs.reasoning_gym.scoring`); this is the wall behind that: each response has a copy of
-the process for itself, so nothing that is done there outlives it.
-
-Landlock is asked for by its system calls, since no library of ours has it. A kernel that is too old
-does nothing: Landlock is a second wall, behind one that always stands.
+the process for itself, so nothing that is done there outlives it. Landlock, by its system calls, is
+a second wall: a kernel that is too old does not have it.
 """
 
 from __future__ import annotations

@@ -78,7 +78,11 @@ def main() -> NoReturn:
 def _work(run_folder: Path, mode: str, timeout_s: float, parent: _Parent) -> None:
     """Starts a wandb run, sends the rows until the trainer ends, and waits for the upload."""
     folder = run_folder / "wandb" / _UPLOADING
-    _write_only_to(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    # Elsewhere wandb would leave files behind. Not TMPDIR: its socket's path would be too long.
+    tempfile.tempdir = str(folder)
+    os.environ["WANDB_DATA_DIR"] = os.environ["WANDB_CACHE_DIR"] = str(folder)
     try:
         run = _start(run_folder, folder, timeout_s, parent)
     except Exception as error:
@@ -100,17 +104,6 @@ def _work(run_folder: Path, mode: str, timeout_s: float, parent: _Parent) -> Non
     with suppress(Exception, SystemExit):  # it raises the service's exit code
         wandb.teardown()  # so that the service closes its files, and ends by itself
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _write_only_to(folder: Path) -> None:
-    """Makes wandb put its files there, not into folders where it would leave them behind.
-
-    Not by TMPDIR: this path is too long for the service's socket.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    tempfile.tempdir = str(folder)
-    os.environ["WANDB_DATA_DIR"] = os.environ["WANDB_CACHE_DIR"] = str(folder)
 
 
 def _start(run_folder: Path, folder: Path, timeout_s: float, parent: _Parent) -> Any:
