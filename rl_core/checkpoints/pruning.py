@@ -51,11 +51,11 @@ def prune(
 ) -> list[PruningDecision]:
     """Deletes the checkpoints that need not stay and returns every decision, newest first.
 
-    The rules are those of `plan_pruning`; one that is being read stays, too. `min_free_bytes` of the
-    disk are kept free, as far as deleting can. `dry_run` only returns what would be done.
+    The rules are those of `plan_pruning`; one that is being read stays, too. `min_free_bytes` of
+    the disk are kept free, as far as deleting can. `dry_run` only returns what would be done.
 
     `incoming_bytes` are those of a checkpoint that is saved next. It will be the latest, and the
-    latest of now one of the newest `keep_last`, so one fewer stays beside today's latest and best.
+    present latest then is one of the newest `keep_last`, so one fewer stays beside latest and best.
     If it has no room all the same, a warning says so: the save may fail, and the run goes on.
     """
     decisions: list[PruningDecision] = []
