@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,18 +37,14 @@ class TensorBoardTracker:
 
     def __enter__(self) -> TensorBoardTracker:
         if self._is_wanted:
-            try:
+            with self._or_a_warning():
                 self._writer = self._open()
-            except Exception as error:  # noqa: BLE001  nothing here may end a run
-                self._give_up(error)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._writer is not None:
-            try:
+            with self._or_a_warning():
                 self._writer.close()
-            except Exception as failure:  # noqa: BLE001  see __enter__
-                self._give_up(failure)
 
     def on_step(self, step: int, last_step: int, metrics: Mapping[str, float]) -> None:
         """Writes one step's metrics; never raises."""
@@ -57,13 +54,11 @@ class TensorBoardTracker:
         from tensorboardX.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        try:
+        with self._or_a_warning():
             self._writer.write_event(
                 Event(wall_time=time.time(), step=step, summary=Summary(value=values))
             )
             self._writer.flush()
-        except Exception as error:  # noqa: BLE001  see __enter__
-            self._give_up(error)
 
     def _open(self) -> EventsWriter:
         """Returns a new file that begins where training does; step 0 is the test before it."""
@@ -79,8 +74,12 @@ class TensorBoardTracker:
         writer.flush()
         return writer
 
-    def _give_up(self, error: Exception) -> None:
-        self._writer = None
-        _logger.warning(
-            "TensorBoard lacks the rest of this run (%s); metrics.jsonl has all of it", error
-        )
+    @contextmanager
+    def _or_a_warning(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  nothing here may end a run
+            self._writer = None
+            _logger.warning(
+                "TensorBoard lacks the rest of this run (%s); metrics.jsonl has all of it", error
+            )
