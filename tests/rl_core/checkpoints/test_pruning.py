@@ -16,6 +16,7 @@ from rl_core.checkpoints.pruning import plan_pruning, prune
 from rl_core.checkpoints.store import Checkpoint, save_checkpoint
 from tests.support.checkpoint_files import hidden, pointers, steps, writer
 from tests.support.faults import leave_free, run_and_kill_at_event
+from tests.support.programs import begin
 
 
 def some_checkpoint(step: int, size_bytes: int = 10, accuracy: float | None = None) -> Checkpoint:
@@ -158,11 +159,9 @@ prune(Path({str(tmp_path)!r}), keep_last=0, quota_bytes=1)
     pruners = []
 
     def write(folder: Path) -> None:
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        pruners.append(process)
-        process.stdout.readline()
+        pruners.append(begin(code))
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.5)
+            pruners[0].wait(0.5)
         writer()(folder)
 
     save_checkpoint(tmp_path, 4, write, 0.1)
