@@ -28,8 +28,7 @@ from rl_core.system.signals import StopAsked, StopSignals
 from rl_core.tracking.host_memory import HostMemory
 from rl_core.tracking.observers import BudgetLimit, OnStep, StepObserver
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
-from rl_core.tracking.wandb_run_id import copy_wandb_run_id
-from rl_core.tracking.wandb_tracker import wandb_tracking
+from rl_core.tracking.wandb_tracker import copy_wandb_run_id, wandb_tracking
 from rl_core.trainer import Trainer, TrainInputs
 from rl_core.types import Problem, PromptedProblem
 from rl_core.workers.cluster import Workers

@@ -23,8 +23,7 @@ from rl_core.evaluation.files import PAGE
 from rl_core.evaluation.rows import read_rows
 from rl_core.evaluation.summary import Comparison, EvaluationSummary, compare, summarise
 from rl_core.evaluator import Evaluator, Rows, checkpoint_name
-from rl_core.runs.full_disk import write_unless_full
-from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.run_folder import RunFolder, write_unless_full
 from rl_core.storage.champions import bring_champion
 from rl_core.storage.object_store import StoreError
 from rl_core.system.redaction import redacting_errors

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from prefect import task
 
-from rl_core.runs.full_disk import write_unless_full
-from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.run_folder import RunFolder, write_unless_full
 from rl_core.system.atomic import write_text_atomically
 from rl_core.system.redaction import redacting_errors
 from tasks.prefect_ui.artifacts import create_markdown_artifact

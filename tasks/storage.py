@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,9 +27,10 @@ from rl_core.storage.download import (
     records,
 )
 from rl_core.storage.lease import is_written_elsewhere
-from rl_core.storage.mirror import LAST_OF_DATA, LAST_OF_MODEL, mirrored, shared_upload
+from rl_core.storage.mirror import mirrored
 from rl_core.storage.object_store import Entry, ObjectStore
 from rl_core.storage.spool import Spool
+from rl_core.storage.upload import LAST_OF_DATA, LAST_OF_MODEL, SharedUpload
 from rl_core.system.atomic import write_bytes_atomically
 from tasks.base_model import made_folder
 from tasks.queries.run_tables import find_runs
@@ -134,8 +136,7 @@ def published(config: RunConfig) -> Iterator[None]:
         StoreError: the store does not answer.
     """
     assert config.run_id is not None, "choose_run has named it"
-    bring = lambda store, spool: bring_inputs(config, store)  # noqa: E731
-    with mirrored(config.storage, config.run_id, bring=bring):
+    with mirrored(config.storage, config.run_id, bring=partial(bring_inputs, config)):
         yield
 
 
@@ -150,7 +151,7 @@ def inputs_published(config: RunConfig) -> Iterator[None]:
     if storage.url is None:
         yield
         return
-    store, spool = ObjectStore(storage.url), Spool(storage.root, storage.url)
+    store = ObjectStore(storage.url)
     folders = bring_inputs(config, store)
     yield
-    shared_upload(store, spool, folders).send(everything=True)
+    SharedUpload(store, storage.root, folders).send()

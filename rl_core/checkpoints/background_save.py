@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 from rl_core.checkpoints.manifest import find_damage
-from rl_core.checkpoints.pruning import make_room, prune
+from rl_core.checkpoints.pruning import PruningDecision, prune
 from rl_core.checkpoints.store import list_checkpoints, save_checkpoint
 from rl_core.config.operations import CheckpointsConfig
 from rl_core.errors import last_line
@@ -24,9 +24,9 @@ _logger = logging.getLogger(__name__)
 class BackgroundSave:
     """Takes snapshots, and writes each while training goes on; one at a time.
 
-    A save that fails is named in the log and costs only that checkpoint. On a full disk, all
-    checkpoints but latest and best are deleted, and the save is tried once more. Leaving the block
-    waits for the last write, so that a run that ends has its last checkpoint.
+    A save that fails is logged and costs only that checkpoint. On a full disk, all checkpoints but
+    latest and best are deleted, and the save is tried once more. Leaving the block waits for the
+    last write, so that a run that ends has its last checkpoint.
 
     Example:
         with BackgroundSave(kept, run.path, workers.snapshot, workers.write_snapshot) as saves:
@@ -38,9 +38,9 @@ class BackgroundSave:
         kept: which checkpoints stay.
         run_folder: `runs/<run_id>`.
         take: copies all that a checkpoint holds, and returns the bytes that writing it takes.
-        write: writes what was copied last into a folder.
+        write: writes the latest copy into a folder.
         min_free_bytes: of the disk, to be left free.
-        after_save: called in the thread after each write, for what else is to be tidied there.
+        after_save: called in the thread after each write.
     """
 
     def __init__(
@@ -67,21 +67,16 @@ class BackgroundSave:
         """Takes a snapshot once the one before is written and verified: what a save costs the loop.
 
         Raises:
-            OutOfMemory: in the write before, as anything else that no disk explains.
+            OutOfMemory: in the write before, as any error that is not the disk's.
             WorkerDied: likewise.
         """
         self._wait()
         self._size_bytes = self._take()
 
     def write(self, step: int, accuracy: float | None, score: float | None = None) -> None:
-        """Begins to write the last snapshot as the checkpoint of `step`.
+        """Begins to write the last snapshot, see `save_checkpoint`.
 
         Returns at once, unless `kept.in_background` is off.
-
-        Args:
-            step: of the snapshot.
-            accuracy: see `save_checkpoint`.
-            score: likewise.
         """
         assert self._pending is None, "the snapshot is being written"
         self._pending = pending = Future[None]()
@@ -115,32 +110,27 @@ class BackgroundSave:
             _logger.error("the last save failed as well (%s)", last_line(failure))
 
     def _wait(self) -> None:
-        """Waits for the write that is under way; it counts as done even if it failed."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def _save(self, step: int, accuracy: float | None, score: float | None) -> None:
         """Saves a checkpoint, making room first; a full disk costs the checkpoint, not the run."""
-        kept, trouble = self._kept, None
+        trouble = None
         try:
-            self._make_room(kept.keep_last, kept.quota_bytes, kept.keep_every)
+            self._prune(self._kept, self._size_bytes)
             try:
                 folder = self._save_checkpoint(step, accuracy, score)
             except OSError as error:
                 if not is_disk_full(error):
                     raise
                 _logger.warning("the disk filled up while step %d was saved", step)
-                if not self._make_room(0, 0, None):
+                none_but_needed = CheckpointsConfig(keep_last=0, quota_bytes=1)
+                decisions = self._prune(none_but_needed, self._size_bytes)
+                if all(decision.keep for decision in decisions):
                     raise
                 folder = self._save_checkpoint(step, accuracy, score)
-            prune(
-                self._run_folder,
-                keep_last=kept.keep_last,
-                quota_bytes=kept.quota_bytes,
-                keep_every=kept.keep_every,
-                min_free_bytes=self._min_free_bytes,
-            )
+            self._prune(self._kept)
             if (damage := find_damage(folder, from_disk=True)) is not None:
                 trouble = f"step {step} was saved, but its {damage}"
         except OSError as error:
@@ -154,20 +144,18 @@ class BackgroundSave:
         demand_room(self._run_folder)
         return save_checkpoint(self._run_folder, step, self._write, accuracy, score=score)
 
-    def _make_room(self, keep_last: int, quota_bytes: int, keep_every: int | None) -> bool:
-        """Makes room for the snapshot, as far as retention lets it, and says whether it did any."""
-        decisions = make_room(
+    def _prune(self, kept: CheckpointsConfig, incoming_bytes: int = 0) -> list[PruningDecision]:
+        return prune(
             self._run_folder,
-            self._size_bytes,
-            keep_last=keep_last,
-            quota_bytes=quota_bytes,
-            keep_every=keep_every,
+            keep_last=kept.keep_last,
+            quota_bytes=kept.quota_bytes,
+            keep_every=kept.keep_every,
             min_free_bytes=self._min_free_bytes,
+            incoming_bytes=incoming_bytes,
         )
-        return not all(decision.keep for decision in decisions)
 
     def _missing_room(self) -> str:
-        """Returns what is wrong with the disk and what to do, in words."""
+        """Returns how much room is missing and what to do."""
         free = shutil.disk_usage(self._run_folder).free
         saved = [checkpoint.step for checkpoint in list_checkpoints(self._run_folder)]
         resumed = f"step {saved[-1]}" if saved else "the start"

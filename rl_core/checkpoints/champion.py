@@ -69,7 +69,7 @@ def champion_file(root: Path, env: str, problems: str) -> Path:
 
 
 def read_champion(file: Path) -> Champion | None:
-    """Returns the champion that a file names, None if there is none.
+    """Returns the champion that a file names, None if there is no file.
 
     Raises:
         ValueError: the file is not a champion's.
@@ -90,9 +90,6 @@ def all_champions(root: Path) -> list[Champion]:
 
 def champion_steps(run_folder: Path) -> frozenset[int]:
     """Returns the steps of a run's checkpoints that are champions, which nothing may delete.
-
-    Args:
-        run_folder: `<storage.root>/runs/<run_id>`.
 
     Raises:
         ValueError: a file of `champions/` cannot be read: what it protects is not known.

@@ -42,7 +42,7 @@ class Manifest(BaseModel):
     created_at: str
     total_bytes: int
     resumable: Literal[True] = True
-    """False of what an earlier version saved on a full disk, the model alone: of no use here."""
+    """False if an earlier version saved only the model on a full disk: of no use here."""
     files: tuple[ManifestFile, ...]
 
 
@@ -91,11 +91,9 @@ def read_manifest(checkpoint: Path) -> Manifest | str:
 
 
 def find_damage(checkpoint: Path, *, from_disk: bool = False) -> str | None:
-    """Returns what is wrong with a checkpoint's folder in words, or None if every byte is right.
+    """Returns what is wrong with a checkpoint's folder, or None if every byte is right.
 
-    Args:
-        checkpoint: its folder.
-        from_disk: reads what the disk holds, not what the system remembers of the writing.
+    `from_disk` reads what the disk holds, not what the system has cached of the writing.
     """
     manifest = read_manifest(checkpoint)
     if isinstance(manifest, str):
@@ -128,7 +126,7 @@ def model_digest(folder: Path) -> str:
 
 
 def _drop_cached(path: Path) -> None:
-    """Makes the system forget a file's content, as far as it lies on the disk."""
+    """Drops a file's content that lies on the disk from the system's cache."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -1,7 +1,7 @@
-"""PRUNING: a run's checkpoints held to a quota, by one process at a time, around those who read.
+"""PRUNING: a run's checkpoints held to a quota, by one process at a time, except what is read.
 
-`plan_pruning` decides, and is pure; the rest meets the disk: what lies there, what is damaged, what
-is being read, and how much is free.
+`plan_pruning` decides, and is pure; the rest looks at the disk: what lies there, what is damaged,
+what is being read, and how much is free.
 """
 
 from __future__ import annotations
@@ -46,59 +46,35 @@ def prune(
     quota_bytes: int,
     keep_every: int | None = None,
     min_free_bytes: int = 0,
+    incoming_bytes: int = 0,
     dry_run: bool = False,
 ) -> list[PruningDecision]:
     """Deletes the checkpoints that need not stay and returns every decision, newest first.
 
-    One that somebody is `reading` stays. The rules are those of `plan_pruning`; `min_free_bytes` of
-    the disk are kept free as far as deleting can. `dry_run` only says what would be done.
-    """
-    folder = checkpoints_folder(run_folder)
-    if not folder.is_dir():
-        return []
-    with nullcontext() if dry_run else locked(folder):
-        if not dry_run:
-            sweep_leftovers(folder)
-        plan = _plan(
-            run_folder,
-            keep_last=keep_last,
-            quota_bytes=quota_bytes,
-            keep_every=keep_every,
-            spare_bytes=min_free_bytes,
-        )
-        return plan if dry_run else _carry_out(run_folder, plan)
+    The rules are those of `plan_pruning`; one that is being read stays, too. `min_free_bytes` of
+    the disk are kept free, as far as deleting can. `dry_run` only returns what would be done.
 
-
-def make_room(
-    run_folder: Path,
-    incoming_bytes: int,
-    *,
-    keep_last: int,
-    quota_bytes: int,
-    keep_every: int | None = None,
-    min_free_bytes: int = 0,
-) -> list[PruningDecision]:
-    """Prunes BEFORE a save, so that the coming checkpoint fits the quota and the free disk.
-
-    The checkpoint to come will be the latest and today's latest one of the newest `keep_last`, so
-    one fewer stays beside today's latest and best. These and a champion are never touched, even
-    where room is missing: the save may then fail, and the run goes on with what it has. The quota
-    includes the coming checkpoint; `min_free_bytes` are left free beside it.
+    `incoming_bytes` are those of a checkpoint that is saved next. It will be the latest, and the
+    present latest then is one of the newest `keep_last`, so one fewer stays beside latest and best.
+    If it has no room all the same, a warning says so: the save may fail, and the run goes on.
     """
     decisions: list[PruningDecision] = []
     if (folder := checkpoints_folder(run_folder)).is_dir():
-        with locked(folder):
-            sweep_leftovers(folder)
-            plan = _plan(
+        with nullcontext() if dry_run else locked(folder):
+            if not dry_run:
+                sweep_leftovers(folder)
+            decisions = _plan(
                 run_folder,
-                keep_last=max(keep_last - 1, 0),
+                keep_last=max(keep_last - 1, 0) if incoming_bytes else keep_last,
                 quota_bytes=quota_bytes - incoming_bytes,
                 keep_every=keep_every,
                 spare_bytes=incoming_bytes + min_free_bytes,
             )
-            decisions = _carry_out(run_folder, plan)
+            if decisions and not dry_run:
+                move_pointers(run_folder)
+                decisions = [_carried_out(decision) for decision in decisions]
     free = shutil.disk_usage(run_folder).free
-    if free < incoming_bytes + min_free_bytes:
+    if incoming_bytes and free < incoming_bytes + min_free_bytes:
         _logger.warning(
             "the next checkpoint takes about %s but %s are free%s",
             disk_size(incoming_bytes),
@@ -118,10 +94,9 @@ def _plan(
     keep_every: int | None,
     spare_bytes: int,
 ) -> list[PruningDecision]:
-    """Returns the decisions for what is on the disk.
+    """Returns the decisions for what is on the disk; checkpoints leave `spare_bytes` of it free.
 
-    Damaged checkpoints are not among them: they neither stay in place of sound ones nor go. Of the
-    disk, `spare_bytes` are not to be taken by checkpoints.
+    Damaged ones are not among them: they neither stay in place of sound ones nor are deleted.
     """
 
     def decide(checkpoints: Sequence[Checkpoint]) -> list[PruningDecision]:
@@ -149,7 +124,7 @@ def _plan(
 
 
 def _protected(run_folder: Path, checkpoints: Sequence[Checkpoint]) -> dict[int, str]:
-    """Returns why a step stays whatever the quota: a champion, or one being read."""
+    """Returns why a step stays whatever the quota: it is a champion, or being read."""
     try:
         champions = champion_steps(run_folder)
     except ValueError as error:
@@ -162,25 +137,16 @@ def _protected(run_folder: Path, checkpoints: Sequence[Checkpoint]) -> dict[int,
     return {step: " and ".join(words) for step, words in reasons.items()}
 
 
-def _carry_out(run_folder: Path, decisions: list[PruningDecision]) -> list[PruningDecision]:
-    """Deletes what a plan says, but for what is being read by now; returns what became of it."""
-    if decisions:
-        move_pointers(run_folder)
-    return [
-        decision
-        if decision.keep or _removed(decision)
-        else replace(decision, keep=True, reason=_BEING_READ)
-        for decision in decisions
-    ]
-
-
-def _removed(decision: PruningDecision) -> bool:
+def _carried_out(decision: PruningDecision) -> PruningDecision:
+    """Deletes what was decided, unless it is being read by now; returns what became of it."""
+    if decision.keep:
+        return decision
     path = decision.checkpoint.path
     with alone_in(path, wait=False) as alone:
         if alone:
             remove_folder(path)
             _logger.info("%s deleted: %s", path.name, decision.reason)
-    return alone
+    return decision if alone else replace(decision, keep=True, reason=_BEING_READ)
 
 
 def _is_being_read(path: Path) -> bool:
@@ -205,8 +171,8 @@ def plan_pruning(
     """Returns what to do with each checkpoint, newest first. Pure.
 
     Latest, best and protected ones always stay, even above the quota. Beside them stay the newest
-    `keep_last`, then those of every `keep_every` steps, newest first, as long as all that stays has
-    room; the first that has none ends the row, so that what stays has no gaps.
+    `keep_last`, then those of every `keep_every` steps, newest first, as long as all of them have
+    room; the first that has none ends the row, so that there are no gaps.
 
     Args:
         checkpoints: in any order.
@@ -214,9 +180,9 @@ def plan_pruning(
         best_step: the one of the highest accuracy.
         keep_last: how many stay beside those that always do.
         quota_bytes: for all that stay; zero or less leaves room only for those that always do.
-        keep_every: older ones of a step that it divides stay too; None: no others.
-        disk_bytes: what all that stay may take without filling the disk; None: anything.
-        protected: why a step always stays (a champion, one being read), beside latest and best.
+        keep_every: older ones whose step is a multiple of it stay too; None: no others.
+        disk_bytes: what all that stay may take without filling the disk; None: no limit.
+        protected: why other steps always stay (a champion, one being read).
     """
     roles: dict[int, list[str]] = {}
     for step, role in ((latest_step, "latest"), (best_step, "best"), *(protected or {}).items()):

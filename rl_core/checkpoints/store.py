@@ -5,8 +5,8 @@
     checkpoints/latest, best  relative symlinks, for people and `from_pretrained`
 
 What exists is read from the disk each time, never remembered: the pointers are a convenience, and
-a crash between a save and their update is repaired by the next save or prune. What the folder of a
-step holds is up to the caller; nothing here loads a model. Which checkpoints stay: pruning.py.
+a crash between a save and their update is repaired by the next save or prune. The caller decides
+what a step's folder holds; nothing here loads a model. Which checkpoints stay: pruning.py.
 """
 
 from __future__ import annotations
@@ -61,16 +61,15 @@ def save_checkpoint(
     """Saves one checkpoint, moves the pointers, and returns its folder.
 
     A save that fails or is killed leaves the checkpoints before it and both pointers as they were;
-    what a killed one leaves half-written is swept by the next.
+    the next save removes what a killed one wrote.
 
     Args:
-        run_folder: `runs/<run_id>`.
-        step: a checkpoint of the same step is replaced.
+        run_folder: `runs/<run_id>`; a checkpoint of the same step there is replaced.
+        step: training steps done.
         write: fills the folder it is given.
-        accuracy: held-out greedy accuracy; `best` moves to a higher one, and None (not measured)
-            is below all.
-        score: mean score of the same responses, by which `best` moves between equal accuracies: a
-            reward of degrees may call nothing correct.
+        accuracy: held-out greedy accuracy, which moves `best`; None if it was not measured.
+        score: mean score of the same responses, which decides between equal accuracies: a graded
+            reward may call nothing correct.
 
     Raises:
         OSError: the disk is full or fails; nothing of this save is left.
@@ -78,8 +77,7 @@ def save_checkpoint(
     folder = checkpoints_folder(run_folder)
     final = folder / f"step_{step:06d}"
     with locked(folder):
-        swept = sweep_leftovers(folder)
-        if swept:
+        if swept := sweep_leftovers(folder):
             _logger.warning("removed what an interrupted save left: %s", ", ".join(swept))
         with new_folder(final) as temporary:
             with disk_full_as_os_error(temporary):
@@ -99,10 +97,7 @@ def list_checkpoints(run_folder: Path) -> list[Checkpoint]:
 
 
 def latest(run_folder: Path) -> Checkpoint | None:
-    """Returns the newest sound checkpoint, every byte verified, or None.
-
-    Damaged ones are skipped, and a warning in the log says which and why.
-    """
+    """Returns the newest sound checkpoint, every byte verified, or None; logs damaged ones."""
     with reading_latest(run_folder) as checkpoint:
         return checkpoint
 
@@ -116,19 +111,21 @@ def reading_latest(run_folder: Path) -> Iterator[Checkpoint | None]:
                 held.enter_context(reading(path))
             except FileNotFoundError:  # pruned a moment ago
                 continue
-            checkpoint = _sound(path)
-            if checkpoint is not None:
-                yield checkpoint
+            manifest, damage = read_manifest(path), find_damage(path)
+            if damage is None and isinstance(manifest, Manifest):
+                yield _as_checkpoint(path, manifest)
                 return
+            _logger.warning(
+                "checkpoint %s is damaged (%s): using the one before it", path.name, damage
+            )
     yield None
 
 
 @contextmanager
 def reading_sound(folder: Path) -> Iterator[None]:
-    """Keeps a checkpoint from being pruned within the block, every byte of it verified.
+    """Keeps a checkpoint, every byte verified, from being pruned within the block.
 
-    Args:
-        folder: the checkpoint's, or a model's without a manifest, which is taken as it is.
+    A model's folder without a manifest is taken as it is.
 
     Raises:
         FileNotFoundError: there is none, or it was pruned a moment ago.
@@ -142,7 +139,7 @@ def reading_sound(folder: Path) -> Iterator[None]:
 
 
 def find_damaged(run_folder: Path, newest: Checkpoint | None) -> dict[Path, str]:
-    """Returns what is wrong with each checkpoint after `newest`, which `latest` passed over."""
+    """Returns what is wrong with each checkpoint after `newest`: those that `latest` skipped."""
     found = dict[Path, str]()
     for path in reversed(_step_folders(run_folder)):
         if newest is not None and path == newest.path:
@@ -158,17 +155,16 @@ def best(run_folder: Path) -> Checkpoint | None:
 
 
 def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Returns the checkpoint of the highest accuracy, of equals that of the highest score, or None.
+    """Returns the checkpoint of the highest accuracy, then score, the first of equals, or None.
 
-    The first where both are equal. What was not measured counts below all others.
+    What was not measured counts below all others.
     """
-    return max(
-        checkpoints, key=lambda c: (_or_lowest(c.accuracy), _or_lowest(c.score)), default=None
-    )
 
+    def rank(checkpoint: Checkpoint) -> list[float]:
+        measured = (checkpoint.accuracy, checkpoint.score)
+        return [float("-inf") if value is None else value for value in measured]
 
-def _or_lowest(measured: float | None) -> float:
-    return float("-inf") if measured is None else measured
+    return max(checkpoints, key=rank, default=None)
 
 
 def checkpoints_folder(run_folder: Path) -> Path:
@@ -186,15 +182,6 @@ def _step_folders(run_folder: Path) -> list[Path]:
     )
 
 
-def _sound(path: Path) -> Checkpoint | None:
-    """Returns a checkpoint if every byte of it is right, else None, and logs why."""
-    manifest, damage = read_manifest(path), find_damage(path)
-    if damage is None and isinstance(manifest, Manifest):
-        return _as_checkpoint(path, manifest)
-    _logger.warning("checkpoint %s is damaged (%s): using the one before it", path.name, damage)
-    return None
-
-
 def _as_checkpoint(path: Path, manifest: Manifest) -> Checkpoint:
     return Checkpoint(
         path=path,
@@ -207,9 +194,9 @@ def _as_checkpoint(path: Path, manifest: Manifest) -> Checkpoint:
 
 
 def move_pointers(run_folder: Path, refused: Container[Path] = ()) -> None:
-    """Points `latest` and `best` at what they should be, as the disk says, and at none `refused`.
+    """Points `latest` and `best` where they belong by what is on the disk, but at none `refused`.
 
-    Where the disk has no room even for that, the next save or prune does it.
+    If the disk has no room even for that, the next save or prune does it.
     """
     checkpoints = [c for c in list_checkpoints(run_folder) if c.path not in refused]
     targets = {"latest": checkpoints[-1] if checkpoints else None, "best": best_of(checkpoints)}

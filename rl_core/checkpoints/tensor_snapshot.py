@@ -1,4 +1,4 @@
-"""A SNAPSHOT: tensors copied into memory of their own, so that nobody waits while they are written.
+"""A SNAPSHOT: tensors copied into memory of their own, so that training can go on meanwhile.
 
 Not the writing: learner.py knows what a checkpoint holds, background_save.py when it is written.
 """
@@ -17,7 +17,7 @@ from rl_core.system.threads import MicroBatchThreads
 _BLOCK: Final = 2**22
 """Elements copied at a time: an embedding alone can be a third of a model."""
 _PARTS: Final = 8
-"""Shares of a copy, so that a thread that is held up leaves its work to the others."""
+"""Parts of a copy: if one thread is held up, the others do its work."""
 _BYTES_BESIDE: Final = 2**16
 """Config, schedules, manifest and what a file system adds to each of a dozen files."""
 _BYTES_PER_TENSOR: Final = 256
@@ -25,11 +25,9 @@ _BYTES_PER_TENSOR: Final = 256
 
 
 def bytes_to_write(tensors: Mapping[str, Tensor], *, beside: int) -> int:
-    """Returns what a checkpoint of these tensors takes of the disk, at most.
+    """Returns the most bytes that a checkpoint of these tensors takes of the disk.
 
-    Args:
-        tensors: of the model and of what a resume needs; tied ones count twice.
-        beside: bytes of the tokenizer's files.
+    Tied tensors count twice; `beside` are bytes of the tokenizer's files.
     """
     written = sum(t.nbytes + _BYTES_PER_TENSOR + len(name) for name, t in tensors.items())
     return written + beside + _BYTES_BESIDE
@@ -42,8 +40,8 @@ class SnapshotMemory:
 
     Args:
         threads: copy the parts, on a CPU.
-        copies: False for none: where memory is short, a snapshot is the tensors themselves, which
-            must be written before they change.
+        copies: if False, a snapshot is the tensors themselves, to save memory: they must be written
+            before they change.
     """
 
     def __init__(self, threads: MicroBatchThreads, *, copies: bool = True) -> None:
@@ -55,8 +53,7 @@ class SnapshotMemory:
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes the page faults for copies of such tensors; a copy meanwhile waits for that.
 
-        Args:
-            tensors: read for shape, dtype and device alone.
+        Of the tensors only shape, dtype and device are read.
         """
         if not self._makes_copies:
             return
@@ -68,8 +65,7 @@ class SnapshotMemory:
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns contiguous copies on the CPU; those returned before are overwritten.
 
-        Args:
-            tensors: of any device; a name's shape and dtype never change.
+        A name's shape and dtype must never change.
         """
         if not self._makes_copies:
             return dict(tensors)

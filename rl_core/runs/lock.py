@@ -1,4 +1,4 @@
-"""Who is at work on a run: a lock that vanishes with its holder, however that one ends."""
+"""The locks of a run: one process at a time works on it; a lock vanishes with its process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Final
 from rl_core.config.run import RunConfig
 from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.atomic import open_own
+from rl_core.system.atomic import closed_after, open_own
 
 _OWNER: Final = ".owner"
 _TRAINER: Final = ".trainer"
@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 def started(config: RunConfig) -> Iterator[RunFolder]:
     """Holds a run within the block, and notes its start once it is held.
 
-    A start that is refused so changes nothing of the run that goes on.
+    So a start that is refused changes nothing of the run that goes on.
 
     Raises:
         ValueError: another process is at work on the run, or its folder cannot be written.
@@ -51,10 +51,10 @@ def owned(run: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def training(run: RunFolder, *, wait_s: float) -> Iterator[None]:
-    """Holds a run's training; a trainer that lost its parent may take so long to save and leave.
+    """Holds a run's training; a trainer that lost its parent has so long to save and leave.
 
     Raises:
-        ValueError: another process trains it all the while.
+        ValueError: another process still trains it then.
     """
     with _held(run.path / _TRAINER, wait_s=wait_s):
         yield
@@ -72,9 +72,7 @@ def close_if_lost(run: RunFolder) -> None:
     One of another machine, whose lock may not be seen here, stays as it is.
     """
     with suppress(OSError, ValueError):
-        if run.read().status != "running":
-            return
-        if not (run.path / _OWNER).exists():
+        if run.read().status != "running" or not (run.path / _OWNER).exists():
             return
         with os.fdopen(open_own(run.path / _OWNER, os.O_RDWR), "r+") as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -92,8 +90,7 @@ def close_if_lost(run: RunFolder) -> None:
 def _held(path: Path, *, wait_s: float) -> Iterator[None]:
     """Holds a file's lock, and notes the machine's name in it."""
     deadline = time.monotonic() + wait_s
-    descriptor = open_own(path, os.O_RDWR)
-    try:
+    with closed_after(open_own(path, os.O_RDWR)) as descriptor:
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -106,8 +103,6 @@ def _held(path: Path, *, wait_s: float) -> Iterator[None]:
                     ) from None
             time.sleep(0.1)
         os.ftruncate(descriptor, 0)
-        with suppress(OSError):  # a full disk: nobody will judge this run
+        with suppress(OSError):  # a full disk: `close_if_lost` then leaves this run alone
             os.write(descriptor, platform.node().encode())
         yield
-    finally:
-        os.close(descriptor)

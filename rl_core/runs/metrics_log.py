@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,8 +50,11 @@ class MetricsLog:
         """Returns the rows, without a line that a crash cut short."""
         if not self.path.exists():
             return []
-        rows = (_parse(line) for line in self.path.read_text(encoding="utf-8").splitlines())
-        return [row for row in rows if row is not None]
+        rows = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError):
+                rows.append(json.loads(line))
+        return [row for row in rows if isinstance(row, dict)]
 
     def last_step(self) -> int:
         """Returns the last step that was logged, 0 before the first."""
@@ -63,7 +67,8 @@ class MetricsLog:
     def cut_after(self, step: int) -> None:
         """Moves the lines of later steps to `metrics_cut.jsonl`: they will be done again.
 
-        A line that a crash cut short is removed. A full disk costs the keeping and a warning.
+        A line that a crash cut short is removed. On a full disk later lines are lost, with a
+        warning.
         """
         if not self.path.exists():
             return
@@ -77,12 +82,3 @@ class MetricsLog:
                 _logger.warning("%d lines of metrics could not be kept: %s", len(cut), error)
         text = "".join(kept)
         write_last_words(self.path.parent, lambda: write_text_atomically(self.path, text))
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-    """Returns a line's object, None if it was cut short."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None

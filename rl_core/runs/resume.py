@@ -1,4 +1,4 @@
-"""RESUME: the checkpoint from which training goes on, and in words what it could not go on from."""
+"""RESUME: the checkpoint from which training goes on, and which ones it skipped, and why."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _SHAPE: Final = (
     "num_attention_heads",
     "num_key_value_heads",
 )
-"""Of `config.json`: what two models have in common if one began as the other."""
+"""Of `config.json`: equal in two models if one began as the other."""
 
 
 def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpoint | None:
     """Returns the newest sound checkpoint, or None: training starts at step 0.
 
-    Damaged ones after it are passed over; a save of the same step replaces them. Which ones, why,
-    and which steps are done again is told to `warn` and in the run's record.
+    Damaged ones after it are skipped; a save of the same step replaces them. `warn` and the run's
+    record get which ones, why, and which steps are done again.
 
     Raises:
         ValueError: there are checkpoints, and none is sound. Starting anew would throw away the
-            metrics and rollouts of steps that a repaired one may yet go on from.
+            metrics and rollouts of steps from which a repaired one may still go on.
     """
     checkpoint = latest(run.path)
     damaged = find_damaged(run.path, checkpoint)
@@ -53,18 +53,20 @@ def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpo
     with locked(folder):
         move_pointers(run.path, refused=damaged)
     sentence = f"{words}: training goes on after step {checkpoint.step}"
-    if (last := run.metrics.last_step()) > checkpoint.step:
-        sentence += f" and does {_step_range(checkpoint.step + 1, last)} again"
+    if (last := run.metrics.last_step()) > (first := checkpoint.step + 1):
+        sentence += f" and does steps {first} to {last} again"
+    elif last == first:
+        sentence += f" and does step {first} again"
     warn(sentence)
     run.note(sentence)
     return checkpoint
 
 
 def check_same_model(run: RunFolder, checkpoint: Path, model_path: Path) -> None:
-    """Compares a checkpoint with the model that a run is to go on with, as reference and tokenizer.
+    """Compares a checkpoint with the model that its run uses as reference and tokenizer.
 
     Raises:
-        ValueError: they have other shapes or other words, so the checkpoint began as another.
+        ValueError: shapes or tokens differ, so the checkpoint began as another model.
     """
     saved, given = (_read(folder / "config.json") for folder in (checkpoint, model_path))
     differ = [
@@ -97,8 +99,3 @@ def _vocabulary(tokenizer: dict[str, Any]) -> list[Any]:
         tokenizer.get("model", {}).get("vocab"),
         [(word.get("id"), word.get("content")) for word in added],
     ]
-
-
-def _step_range(first: int, last: int) -> str:
-    """Returns `step 3`, or `steps 3 to 5`."""
-    return f"step {first}" if first == last else f"steps {first} to {last}"

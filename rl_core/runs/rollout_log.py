@@ -1,7 +1,7 @@
 """A run's rollouts on the disk: `rollouts/step_000101.parquet`, a file per step.
 
 Earlier versions joined a hundred steps in `steps_000001_000100.parquet`: such files are read, and
-cut by a resume. Files are deleted only while nobody is `reading` the folder.
+cut by a resume. Files are deleted only while no process is `reading` the folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rl_core.system.words import disk_size
 from rl_core.types import Rollout
 
 LEARNED_COLUMNS = ("reward", "advantage_mean", "value_mean", "logprob_gap_mean", "ref_kl")
-"""Columns of a rollout row that the learner fills; those it does not give are null."""
+"""Columns of a rollout row that the learner fills; missing ones are null."""
 _FILE = re.compile(r"steps?_(\d{6,})(?:_(\d{6,}))?\.parquet")
 _logger = logging.getLogger(__name__)
 
@@ -56,10 +56,9 @@ class RolloutLog:
         rollouts: Sequence[Rollout],
         learned: Mapping[str, Sequence[float] | npt.NDArray[Any]],
     ) -> Path | None:
-        """Writes the rollouts of one step and returns the file.
+        """Writes the rollouts of one step and returns the file; None and a warning on a full disk.
 
-        A full disk costs the file (then None) and a warning, not the run.
-        Rows are in the order of `learned`, columns of `LEARNED_COLUMNS`; NaN becomes null.
+        `learned` has one number per rollout for some of `LEARNED_COLUMNS`; NaN becomes null.
 
         Raises:
             ValueError: `learned` holds another column, or not one number per rollout.
@@ -78,7 +77,7 @@ class RolloutLog:
     def age_out(self, quota_bytes: int, *, dry_run: bool = False) -> list[tuple[RolloutFile, int]]:
         """Deletes the oldest files beyond a quota; returns them with their bytes, oldest first.
 
-        The newest file stays in any case, and all stay while somebody reads them.
+        The newest file stays in any case, and all stay while a process is reading them.
         """
         sizes = [(file, file.path.stat().st_size) for file in rollout_files(self.folder)]
         excess = sum(size for _, size in sizes) - quota_bytes
@@ -126,7 +125,7 @@ class RolloutLog:
         try:
             write_last_words(self.folder.parent, replace_it)
         except OSError as error:
-            # Rows that a resume makes again would count twice: better none of them.
+            # Rows that a resume makes again would count twice: none is better.
             _logger.warning("%s deleted, as it could not be cut: %s", file.path.name, error)
             file.path.unlink()
             return
@@ -168,7 +167,6 @@ def _rollout_table(
     rollouts: Sequence[Rollout],
     learned: Mapping[str, Sequence[float] | npt.NDArray[Any]],
 ) -> pa.Table:
-    """Returns one row per rollout."""
     for name, values in learned.items():
         if name not in LEARNED_COLUMNS or len(values) != len(rollouts):
             raise ValueError(
@@ -220,7 +218,7 @@ def _rollout_table(
 
 
 def _as_double(value: str | None) -> float | None:
-    """Returns an answer's value, `18` or `7/2`, as a number; None where it has none or is huge."""
+    """Returns an answer's value, `18` or `7/2`, as a number; None if it has none or is huge."""
     try:
         number = float(Fraction(value)) if value is not None else math.nan
     except (ValueError, ZeroDivisionError, OverflowError):

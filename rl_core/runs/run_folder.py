@@ -4,7 +4,7 @@
     metrics.jsonl             one line per step, appended; metrics_cut.jsonl: see `cut_after`
     rollouts/                 see rollout_log.py
     held_out/                 see validation_log.py
-    eval/                     see evaluation_files.py
+    eval/                     see rl_core/evaluation/files.py
     .reserve                  while the run goes on: see disk_reserve.py
     .owner, .trainer          locks of who is at work on it: see lock.py
 
@@ -17,7 +17,7 @@ import logging
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,10 +36,16 @@ from rl_core.runs.metrics_log import MetricsLog, utc_now
 from rl_core.runs.rollout_log import RolloutLog
 from rl_core.runs.settings_file import changed_settings, read_settings, settings_as_yaml
 from rl_core.runs.validation_log import HeldOutLog
-from rl_core.system.atomic import locked, refuse_foreign, write_text_atomically
-from rl_core.system.disk_reserve import drop_reserve, hold_reserve, write_last_words
+from rl_core.system.atomic import (
+    is_disk_full,
+    locked,
+    refuse_foreign,
+    write_text_atomically,
+)
+from rl_core.system.disk_reserve import RESERVE, demand_room, hold_reserve, write_last_words
 from rl_core.system.log_file import log_to_file, redact
 from rl_core.system.versions import made_with
+from rl_core.system.words import disk_size
 
 _WORDS = ["amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "ivory", "jade"]
 _NUMBERS = re.compile(r'\[\n[^"\[\]{}]*\]')
@@ -71,11 +77,11 @@ class Attempt(BaseModel):
     changes: Changes = {}
     """What a retry changed of the settings (`resources.oom_recovery`); later attempts keep it."""
     asked: str = ""
-    """What a person asked for otherwise than before, as one would type it."""
+    """What a person changed since the attempt before, as one would type it."""
 
     @property
     def changed(self) -> str:
-        """What is other than in the attempt before, as one would type it."""
+        """All that changed since the attempt before, as one would type it."""
         return " ".join(filter(None, (in_words(self.changes), self.asked)))
 
 
@@ -92,7 +98,7 @@ class RunRecord(BaseModel):
     """Greedy accuracy of the base model on the test split."""
     accuracy_after: float | None = None
     reason: str | None = None
-    """Why the run is in its status, in one sentence, where there is something to say."""
+    """Why the run has its status, in one sentence, if there is something to say."""
     next_step: str | None = None
     """What to do about a run that failed or was interrupted, in one sentence."""
     last_metrics: dict[str, float] = {}
@@ -112,15 +118,15 @@ class RunRecord(BaseModel):
     own_settings: dict[str, tuple[Any, Any]] = {}
     """What the user changed of the preset: by name, the preset's value and the run's own."""
     planned_step_s: Spread | None = None
-    """Seconds per step as they were estimated before the first, and between which bounds."""
+    """Seconds per step as estimated before the first, with bounds."""
     planned_from: str | None = None
-    """What that rests on, in words."""
+    """What the estimate rests on, in words."""
     made_with: dict[str, str] = {}
     """Versions and machine of the latest attempt, see `rl_core.system.versions`."""
     flow_run_id: str | None = None
     """Prefect's name for the latest attempt."""
     night: str | None = None
-    """When the night was to start that last worked on this run (ISO 8601); None of other runs."""
+    """Of a night: the time for which its latest start was scheduled (ISO 8601)."""
     started_from: str | None = None
     """Of a night: the model that it started from, and why, in one sentence."""
     attempts: tuple[Attempt, ...] = ()
@@ -144,10 +150,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: RunConfig) -> RunFolder:
-        """Makes a run's folder, or opens the one of a run that is continued, and returns it.
+        """Makes a run's folder, or opens that of a run that is continued, and returns it.
 
-        The run's record says `running` afterwards, with one attempt more; `config.yaml` holds
-        today's settings, and `config_before_attempt_2.yaml` other ones that stood there.
+        Its record then says `running`, with one attempt more; `config.yaml` holds today's settings,
+        and `config_before_attempt_2.yaml` other ones that stood there.
 
         Raises:
             ValueError: the folder cannot be written, or what lies there is no run.
@@ -175,7 +181,7 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """The run's name, that of its folder."""
+        """The run's name."""
         return self.path.name
 
     @property
@@ -203,7 +209,7 @@ class RunFolder:
         return (self.path / "run.json").is_file()
 
     def make(self) -> None:
-        """Makes the folder, unless it is there; a ValueError says why that cannot be."""
+        """Makes the folder, unless it is there; a ValueError says why it cannot be written."""
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             refuse_foreign(self.path)
@@ -240,8 +246,7 @@ class RunFolder:
     def update(self, **changes: object) -> RunRecord:
         """Changes fields of `run.json` in one step and returns the new record.
 
-        Where even the reserve does not help a full disk, that costs the change and an error in the
-        log, not the run.
+        If a full disk has no room even with the reserve, the change is lost and an error logged.
         Seconds of stages in `timings_s` are added to those there.
         """
         with locked(self.path):
@@ -257,15 +262,12 @@ class RunFolder:
             except OSError as error:
                 _logger.error("run.json could not be written, so it lacks %s: %s", changes, error)
         if record.status != "running":
-            drop_reserve(self.path)
+            (self.path / RESERVE).unlink(missing_ok=True)
         return record
 
     def add_attempt(self, reason: str, changes: Changes | None = None, *, asked: str = "") -> None:
-        """Notes in `run.json` that the run was started again, and why.
-
-        `changes` are those of a retry; `asked` is what a person changed, as one would type it.
-        """
-        # Without a look at every byte: the attempt itself takes that.
+        """Notes in `run.json` that the run was started again, see `Attempt`."""
+        # Not every byte is verified here: the attempt itself does that.
         steps = [found.step for found in list_checkpoints(self.path)]
         attempt = Attempt(
             started_at=utc_now(),
@@ -307,10 +309,7 @@ class RunFolder:
             ) from error
 
     def _write_settings(self, text: str) -> str:
-        """Writes `config.yaml`; other settings that the run's steps were done with are kept.
-
-        Returns what is other than they, as one would type it.
-        """
+        """Writes `config.yaml`, keeps other settings before it, and returns what changed."""
         file, asked = self.path / "config.yaml", ""
         if file.exists() and (before := file.read_text(encoding="utf-8")) != text:
             attempt = 1 + (len(self.read().attempts) if self.is_there() else 0)
@@ -325,7 +324,7 @@ class RunFolder:
 
 
 def _why_again(before: RunRecord) -> str:
-    """Returns why a run is started once more: how it ended, without the advice that follows."""
+    """Returns why a run is started again: how it ended, without the advice that follows."""
     if before.status == "interrupted" and before.reason:
         return f"{AFTER}{before.reason.partition(';')[0]}"
     return f"{AFTER}{before.reason}" if before.status == "failed" and before.reason else "continued"
@@ -338,3 +337,28 @@ def new_run_id() -> str:
 
 def _in_one_line(match: re.Match[str]) -> str:
     return " ".join(match[0].split()).replace("[ ", "[").replace(" ]", "]")
+
+
+def write_unless_full(
+    run: RunFolder, product: str, write: Callable[[], object], *, remedy: str
+) -> bool:
+    """Writes a product of a run and returns True; on a full disk the run goes on without it.
+
+    `write` writes it whole or not at all. The log and the run's reason say what is missing, and to
+    delete files, then the `remedy`.
+    """
+    try:
+        demand_room(run.path)
+        write()
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        free = shutil.disk_usage(run.path).free
+        sentence = (
+            f"{product} was not written, the disk of {run.path} is full ({disk_size(free)} free): "
+            f"delete other runs or files there, then {remedy}"
+        )
+        _logger.warning("%s", sentence)
+        run.note(sentence)
+        return False
+    return True

@@ -24,7 +24,7 @@ REMOVED: Final[Mapping[str, str]] = {
 
 
 def read_settings(run_folder: Path) -> dict[str, Any]:
-    """Returns all settings of a run by section; nothing where they are not there, or damaged."""
+    """Returns all settings of a run by section, without the `REMOVED`; none if they are damaged."""
     try:
         return parse_settings(
             (run_folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
@@ -34,7 +34,7 @@ def read_settings(run_folder: Path) -> dict[str, Any]:
 
 
 def parse_settings(text: str) -> dict[str, Any]:
-    """Returns the settings in the text of a `config.yaml`, likewise, without the `REMOVED`."""
+    """Returns likewise the settings in the text of a `config.yaml`."""
     try:
         settings = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -48,16 +48,13 @@ def parse_settings(text: str) -> dict[str, Any]:
 
 
 def settings_as_yaml(config: RunConfig) -> str:
-    """Returns all settings, resolved, as YAML; they hold no secrets, URLs lose theirs."""
+    """Returns all settings as YAML, without the passwords of URLs."""
     settings = config.model_dump(mode="json")
     return redact(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
 
 def changed_settings(before: str, after: str) -> str:
-    """Returns the settings that are other than before, as one would type them.
-
-    Where the settings before are damaged, nothing is known to be other.
-    """
+    """Returns the settings that changed, as one would type them; none if `before` is damaged."""
     if not (old := dict(leaves(parse_settings(before)))):
         return ""
     return " ".join(

@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ class HeldOutLog:
 
 
 def _row(rollout: Rollout) -> dict[str, Any]:
-    problem, scored = rollout.problem, rollout.scored
+    problem = rollout.problem
     return {
         "prompt_index": problem.index,
         "data_source": problem.data_source,
@@ -72,11 +72,8 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         "sample_index": 0,
         "prompt": rollout.prompt_text,
         "response": rollout.response_text,
-        "answer": scored.answer,
-        "verdict": scored.verdict,
-        "score": scored.score,
         "response_tokens": len(rollout.completion.response_ids),
         "finish_reason": rollout.completion.finish_reason,
-        "value": scored.value,
         "ground_truth": json.dumps(problem.ground_truth, sort_keys=True, ensure_ascii=False),
+        **asdict(rollout.scored),
     }

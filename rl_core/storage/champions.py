@@ -1,4 +1,4 @@
-"""CHAMPIONS of a store: who is one is decided by compare-and-swap, whatever machine promotes."""
+"""CHAMPIONS of a store: written by compare-and-swap, whatever machine promotes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rl_core.storage.spool import Spool
 from rl_core.system.atomic import write_bytes_atomically
 
 _ROUNDS: Final = 10
-"""Of promotions that others come before, each of them a whole one."""
+"""Comparisons at most: each time another machine promotes first, one more is made."""
 _PUBLISHED_S: Final = 600.0
 """Seconds that a promotion waits for its checkpoint to be in the store."""
 _POLL_S: Final = 1.0
@@ -28,13 +28,8 @@ _logger = logging.getLogger(__name__)
 def bring_champion(storage: StorageConfig, env: str, problems: str) -> Version | None:
     """Brings the champion of a set of problems: its record, checkpoint and evaluation rows.
 
-    Args:
-        storage: without a URL nothing is done.
-        env: name of the problem family.
-        problems: digest of the test problems.
-
-    Returns:
-        The version of its record in the store; None if there is none.
+    `problems` is the digest of the test problems. Returns the version of the record in the store;
+    None if there is none, or no URL.
 
     Raises:
         StoreError: the store does not answer.
@@ -61,14 +56,16 @@ def promote_published(
     judge: Callable[[], Promotion],
     needed: tuple[str, ...],
 ) -> Promotion:
-    """Returns what `judge` says, once the store has it: a champion who came before is judged by.
+    """Returns the promotion of `judge` once the store has it; without a URL at once.
+
+    If another machine promotes meanwhile, `judge` is called again, with that champion.
 
     Args:
-        storage: where champions are; without a URL nothing but `judge` is called.
+        storage: where champions are.
         env: name of the problem family.
         problems: digest of the test problems.
         judge: compares with the champion in the spool, and writes the new one there.
-        needed: files that a new champion names, relative to `storage.root`: they are there first.
+        needed: files, relative to `storage.root`, that must be in the store first.
 
     Raises:
         StoreError: the store does not answer; the spool's champion is the one of before.
@@ -83,21 +80,28 @@ def promote_published(
         after = _content(file)
         if after is None or after == before:
             return promotion
+        is_published = False
         try:
             for key in needed:
                 _wait_for(store, key)
-            store.put_if(_key(storage, file), after, version)
-        except (Conflict, StoreError) as error:
-            found = store.read(_key(storage, file)) if isinstance(error, Conflict) else None
-            if found is not None and found[0] == after:  # done, and its reply was lost
-                return promotion
-            _restore(file, before)
-            if isinstance(error, StoreError):
-                raise
-            _logger.info("another machine promoted meanwhile: comparing again")
-        else:
+            is_published = _publish(store, _key(storage, file), after, version)
+        finally:
+            if not is_published:
+                _restore(file, before)
+        if is_published:
             return promotion
+        _logger.info("another machine promoted meanwhile: comparing again")
     raise StoreError(f"{storage.url}: others promote all the while")
+
+
+def _publish(store: ObjectStore, key: str, content: bytes, expected: Version | None) -> bool:
+    """Writes a champion's record, and says whether no other machine came first."""
+    try:
+        store.put_if(key, content, expected)
+    except Conflict:
+        found = store.read(key)
+        return found is not None and found[0] == content  # done, and its reply was lost
+    return True
 
 
 def _bring_contender(store: ObjectStore, spool: Spool, champion: PromotedContender) -> None:
@@ -108,8 +112,7 @@ def _bring_contender(store: ObjectStore, spool: Spool, champion: PromotedContend
         own = f"checkpoints/{Path(champion.checkpoint).name}/"
         return records(path) or path.startswith(own)
 
-    there = listing_of(store, champion.run_id)
-    download_run(store, spool, champion.run_id, wanted, there)
+    download_run(store, spool, champion.run_id, wanted, listing_of(store, champion.run_id))
     rows = Path(champion.rows).name
     bring_files(store, spool.root, "evaluations", lambda name: name == rows)
 

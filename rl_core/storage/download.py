@@ -1,7 +1,7 @@
 """DOWNLOAD: what the spool lacks of a run, or has older than the store, is brought down, whole.
 
-A checkpoint appears in the spool once all of it is there, as a save makes it appear; one that lies
-in the store without its manifest is none.
+A checkpoint appears in the spool only when all of it is there; one without its manifest in the
+store is none.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -17,14 +17,9 @@ from typing import Final
 from rl_core.checkpoints.manifest import MANIFEST
 from rl_core.checkpoints.store import move_pointers
 from rl_core.storage.object_store import Conflict, Entry, ObjectStore
-from rl_core.storage.spool import Agreed, Agreement, Spool, files_of
-from rl_core.storage.upload import CHECKPOINTS
-from rl_core.system.atomic import (
-    new_file,
-    new_folder,
-    remove_folder,
-    write_text_atomically,
-)
+from rl_core.storage.spool import Agreed, Agreement, Spool, Stat, files_of
+from rl_core.storage.upload import CHECKPOINTS, checkpoint_of
+from rl_core.system.atomic import new_file, new_folder, remove_folder
 
 _PLACES: Final = ("data", "models", "runs")
 """Folders of `storage.root` that a run's record may name."""
@@ -33,12 +28,12 @@ Wanted = Callable[[str], bool]
 
 
 def everything(path: str) -> bool:
-    """Wants all of a run: who goes on with it keeps, prunes and judges all checkpoints."""
+    """Wants all of a run: a resume keeps, prunes and compares all checkpoints."""
     return True
 
 
 def all_but_checkpoints(path: str) -> bool:
-    """Wants what questions are asked about: record, settings, metrics, rollouts, answers."""
+    """Wants what `sql` and the like read: record, settings, metrics, rollouts, answers."""
     return not path.startswith(CHECKPOINTS) and not path.startswith(("wandb/", "tensorboard/"))
 
 
@@ -52,15 +47,9 @@ def download_run(
 ) -> int:
     """Makes a run's folder in the spool what it is in the store, and returns how many files came.
 
-    For a run that another spool wrote last. What this one has of it and never sent up is moved to
-    `superseded/`: nothing is lost, and nothing of it is mixed with what others did since.
-
-    Args:
-        store: where the run is.
-        spool: where it is to be.
-        run_id: the run.
-        wanted: chooses among its paths.
-        there: all of its objects in the store, by path relative to the run's folder.
+    For a run that another spool wrote last. If this one has files of it that it never sent, its
+    whole folder is moved to `superseded/`: nothing is lost, and nothing of it is mixed with what
+    others did since. `there` has all objects of the run, by path relative to its folder.
 
     Raises:
         StoreError: the store failed; what came by then is whole.
@@ -73,35 +62,36 @@ def download_run(
         del known.files[path]
         (folder / path).unlink(missing_ok=True)
     spool.write(run_id, known)
-    whole = {path for path in there if path.startswith(CHECKPOINTS) and _has_manifest(path, there)}
-    lacking = {
-        path: entry
-        for path, entry in there.items()
-        if wanted(path)
-        and (path in whole or not path.startswith(CHECKPOINTS))
-        and not _is_here(folder, known, path, entry)
-    }
     number = 0
     try:
-        for step in dict.fromkeys(_checkpoint_of(path) for path in lacking if path in whole):
-            files = {path: there[path] for path in whole if _checkpoint_of(path) == step}
-            number += _bring_checkpoint(store, spool, run_id, step, files, known)
-        for path in (path for path in lacking if path not in whole):
-            number += _bring_file(store, spool, run_id, path, there[path], known)
+        for name, files in _lacking(folder, known, wanted, there).items():
+            is_file = name in there
+            with suppress(FileNotFoundError, Conflict):  # deleted or replaced meanwhile
+                with (new_file if is_file else new_folder)(folder / name) as temporary:
+                    objects = {f"runs/{run_id}/{path}": entry for path, entry in files.items()}
+                    _fetch(store, f"runs/{run_id}/{name}", objects, temporary)
+                    if name == "run.json":
+                        _name_local_places(temporary, spool.root)
+                for path, entry in files.items():
+                    stat = Stat.of((folder / path).stat())
+                    known.files[path] = Agreed(**stat._asdict(), e_tag=entry.e_tag)
+                number += len(files)
+                if not is_file:
+                    _logger.info("%s of run %s was brought from %s", name, run_id, store.url)
     finally:
         spool.write(run_id, known)
     if number:
         move_pointers(folder)
-    _drop_empty_checkpoints(folder)
+    for step in (folder / CHECKPOINTS).glob("step_*/"):
+        if not (step / MANIFEST).exists():  # it was pruned elsewhere
+            remove_folder(step)
     return number
 
 
 def is_current(spool: Spool, run_id: str, wanted: Wanted, there: Mapping[str, Entry]) -> bool:
     """Says whether all that is wanted of a run is here as it is in the store."""
     folder, known = spool.root / "runs" / run_id, spool.read(run_id)
-    return all(path in there for path in known.files) and all(
-        _is_here(folder, known, path, entry) for path, entry in there.items() if wanted(path)
-    )
+    return known.files.keys() <= there.keys() and not _lacking(folder, known, wanted, there)
 
 
 def listing_of(store: ObjectStore, run_id: str) -> dict[str, Entry]:
@@ -115,26 +105,18 @@ def listing_of(store: ObjectStore, run_id: str) -> dict[str, Entry]:
 
 
 def bring_folder(store: ObjectStore, root: Path, folder: str, last: str) -> None:
-    """Brings a folder that is made once (a data set, a model), if it is there.
+    """Brings a folder that is made once (a data set, a model), unless it is here.
 
-    Args:
-        store: where it may be.
-        root: the spool's; what is there already stays.
-        folder: relative to it.
-        last: its file that is sent last: without it the folder is not whole.
+    `last` is its file that is sent last: without it the folder is not whole.
     """
     final = root / folder
     if (final / last).exists():
         return
     there = store.list(f"{folder}/")
-    if f"{folder}/{last}" not in there:
-        return
-    with new_folder(final) as temporary:
-        for key, entry in there.items():
-            target = temporary / key.removeprefix(f"{folder}/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            store.download(key, entry, target)
-    _logger.info("%s was brought from %s", folder, store.url)
+    if f"{folder}/{last}" in there:
+        with new_folder(final) as temporary:
+            _fetch(store, folder, there, temporary)
+        _logger.info("%s was brought from %s", folder, store.url)
 
 
 def bring_files(store: ObjectStore, root: Path, folder: str, wanted: Wanted) -> None:
@@ -144,6 +126,14 @@ def bring_files(store: ObjectStore, root: Path, folder: str, wanted: Wanted) -> 
         if not final.exists() and wanted(final.name):
             with suppress(FileNotFoundError), new_file(final) as temporary:
                 store.download(key, entry, temporary)
+
+
+def _fetch(store: ObjectStore, above: str, objects: Mapping[str, Entry], target: Path) -> None:
+    """Writes objects below a folder, by what their keys have after `above`, or one to a file."""
+    for key, entry in objects.items():
+        file = target / key.removeprefix(above).lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        store.download(key, entry, file)
 
 
 def _set_unsent_aside(spool: Spool, run_id: str, folder: Path, known: Agreement) -> None:
@@ -170,54 +160,28 @@ def _set_unsent_aside(spool: Spool, run_id: str, folder: Path, known: Agreement)
     )
 
 
-def _is_here(folder: Path, known: Agreement, path: str, entry: Entry) -> bool:
-    agreed = known.files.get(path)
-    return agreed is not None and agreed.e_tag == entry.e_tag and (folder / path).exists()
-
-
-def _bring_checkpoint(
-    store: ObjectStore,
-    spool: Spool,
-    run_id: str,
-    step: str,
-    files: Mapping[str, Entry],
-    known: Agreement,
-) -> int:
-    run_folder = spool.root / "runs" / run_id
-    with suppress(FileNotFoundError, Conflict):  # pruned or replaced meanwhile
-        with new_folder(run_folder / step) as temporary:
-            for path, entry in files.items():
-                target = temporary / path.removeprefix(f"{step}/")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                store.download(f"runs/{run_id}/{path}", entry, target)
-        for path, entry in files.items():
-            _agree(known, run_folder, path, entry)
-        _logger.info("%s of run %s was brought from %s", Path(step).name, run_id, store.url)
-        return len(files)
-    return 0
-
-
-def _bring_file(
-    store: ObjectStore, spool: Spool, run_id: str, path: str, entry: Entry, known: Agreement
-) -> int:
-    run_folder = spool.root / "runs" / run_id
-    with suppress(FileNotFoundError, Conflict):  # deleted or replaced meanwhile
-        with new_file(run_folder / path) as temporary:
-            store.download(f"runs/{run_id}/{path}", entry, temporary)
-        if path == "run.json":
-            _name_local_places(run_folder / path, spool.root)
-        _agree(known, run_folder, path, entry)
-        return 1
-    return 0
-
-
-def _agree(known: Agreement, folder: Path, path: str, entry: Entry) -> None:
-    stat = (folder / path).stat()
-    known.files[path] = Agreed(size=stat.st_size, mtime_ns=stat.st_mtime_ns, e_tag=entry.e_tag)
+def _lacking(
+    folder: Path, known: Agreement, wanted: Wanted, there: Mapping[str, Entry]
+) -> dict[str, dict[str, Entry]]:
+    """Returns what to bring, by name: single files, and checkpoints with all their files."""
+    wholes: dict[str, dict[str, Entry]] = {}
+    lacking = set()
+    for path, entry in there.items():
+        name = checkpoint_of(path) if path.startswith(CHECKPOINTS) else path
+        wholes.setdefault(name, {})[path] = entry
+        agreed = known.files.get(path)
+        is_here = agreed and agreed.e_tag == entry.e_tag and (folder / path).exists()
+        if wanted(path) and not is_here:
+            lacking.add(name)
+    return {
+        name: files
+        for name, files in wholes.items()
+        if name in lacking and (name in there or f"{name}/{MANIFEST}" in there)
+    }
 
 
 def _name_local_places(record: Path, root: Path) -> None:
-    """Has a record name data set and model of this spool, not of the one that it was written in."""
+    """Makes a record name data set and model in this spool, not in the one where it was written."""
     content = json.loads(record.read_text(encoding="utf-8"))
     for name in ("data", "model"):
         place = content.get(name)
@@ -227,21 +191,4 @@ def _name_local_places(record: Path, root: Path) -> None:
         starts = [index for index, part in enumerate(parts) if part in _PLACES]
         if starts:
             content[name] = str(root.joinpath(*parts[starts[-1] :]))
-    write_text_atomically(record, json.dumps(content, indent=2) + "\n")
-
-
-def _checkpoint_of(path: str) -> str:
-    return "/".join(path.split("/")[:2])
-
-
-def _has_manifest(path: str, there: Iterable[str]) -> bool:
-    return f"{_checkpoint_of(path)}/{MANIFEST}" in there
-
-
-def _drop_empty_checkpoints(folder: Path) -> None:
-    """Removes the folders of checkpoints that were pruned elsewhere."""
-    checkpoints = folder / CHECKPOINTS.rstrip("/")
-    for step in checkpoints.iterdir() if checkpoints.is_dir() else ():
-        is_one = step.name.startswith("step_") and step.is_dir()
-        if is_one and not (step / MANIFEST).exists():
-            remove_folder(step)
+    record.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

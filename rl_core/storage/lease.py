@@ -1,9 +1,9 @@
-"""The LEASE of a run: one spool at a time writes a run's objects, by conditional writes alone.
+"""The LEASE of a run: one spool at a time writes a run's objects, by conditional writes only.
 
-    <url>/locks/<run_id>.json   who writes, from which spool, and a number that goes up meanwhile
+    <url>/locks/<run_id>.json   who writes, from which spool, and a number that keeps rising
 
-No clock is compared: who finds a lease that another spool holds watches it for `patience_s`, and
-takes it over if it does not move all the while.
+No clocks are compared: a process that finds another spool's lease watches it for `patience_s`, and
+takes it over if the number does not rise in that time.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ import platform
 import threading
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rl_core.storage.object_store import Conflict, ObjectStore, StoreError, Version, as_json
+from rl_core.storage.object_store import Conflict, ObjectStore, StoreError, Version
 
-BEAT_S: Final = 15.0
-"""Seconds between two signs of life."""
-PATIENCE_S: Final = 60.0
-"""Seconds without one after which a lease is nobody's: more than a store's usual hiccup."""
 _LEAVE_S: Final = 3.0
 """Seconds for a sign of life that is on its way: after that the store is gone."""
 _logger = logging.getLogger(__name__)
@@ -35,29 +32,27 @@ class LeaseHeldError(ValueError):
 
 @dataclass(frozen=True)
 class Timing:
-    """How often a holder moves its lease, and how long others watch one that does not move."""
+    """Seconds between two signs of life, and without one until others may take the lease."""
 
-    beat_s: float = BEAT_S
-    patience_s: float = PATIENCE_S
+    beat_s: float = 15.0
+    patience_s: float = 60.0
+    """More than a store's usual hiccup."""
+
+
+USUAL: Final = Timing()
 
 
 class Lease:
     """A run's lease, held within the block, unless another spool takes it over: see `is_lost`.
 
-    Args:
-        store: where the run's objects are.
-        run_id: the run.
-        spool: names the local folder, on whatever machine, that writes them.
-        timing: other times than usual.
+    `spool` names the local folder, on whatever machine, that writes the run's objects.
     """
 
-    def __init__(
-        self, store: ObjectStore, run_id: str, spool: str, timing: Timing | None = None
-    ) -> None:
+    def __init__(self, store: ObjectStore, run_id: str, spool: str, timing: Timing = USUAL) -> None:
         self._store = store
         self._run_id = run_id
-        self._key = lease_key(run_id)
-        self._timing = timing or Timing()
+        self._key = _key(run_id)
+        self._timing = timing
         self._own = {
             "run_id": run_id,
             "spool": spool,
@@ -72,9 +67,9 @@ class Lease:
         self.was_own = False
         """Whether this spool was the last to write the run."""
         self.is_lost = False
-        """Whether another spool writes the run now: nothing may be written any more."""
+        """Whether another spool writes the run now: this one must write nothing more."""
         self.is_kept = False
-        """Whether it is not given back: something of this process may still be on its way."""
+        """Whether it is not given back: a write of this process may still be on its way."""
 
     def __enter__(self) -> Lease:
         """Takes the lease.
@@ -107,74 +102,57 @@ class Lease:
                 if now - held_since < self._timing.patience_s:
                     time.sleep(min(self._timing.beat_s, self._timing.patience_s) / 5)
                     continue
-            try:
-                self._write(version)
-            except Conflict:
-                if not self._wrote_it():
-                    continue
-            self.was_own = is_own
-            self._thread.start()
-            return self
+            if self._write(version):
+                self.was_own = is_own
+                self._thread.start()
+                return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Gives the lease back; if the store is gone, others find it unmoved and take it."""
         self._closing.set()
         self._thread.join(_LEAVE_S)
         if self.is_lost or self.is_kept or self._thread.is_alive():
             return
         try:
-            try:
-                self._write(self._version, released=True)
-            except Conflict:
-                if self._wrote_it():
-                    self._write(self._version, released=True)
-        except (StoreError, Conflict) as failure:
-            _logger.warning("the lease of run %s was not given back: %s", self._run_id, failure)
+            self._write(self._version, released=True)
+        except StoreError as error:
+            _logger.warning("the lease of run %s was not given back: %s", self._run_id, error)
 
     def _beat(self) -> None:
         while not self._closing.wait(self._timing.beat_s):
+            with suppress(StoreError):
+                if not self._write(self._version):
+                    self.is_lost = True
+                    _logger.error(
+                        "another machine has taken over run %s, which was out of reach for it too "
+                        "long: nothing more is published from here",
+                        self._run_id,
+                    )
+                    return
+
+    def _write(self, expected: Version | None, *, released: bool = False) -> bool:
+        """Writes the lease over an expected version; False if another process wrote it."""
+        while True:
+            self._number += 1
+            content = {**self._own, "number": self._number, "released": released}
             try:
-                self._write(self._version)
-            except StoreError:
-                continue
-            except Conflict:
-                try:
-                    if self._wrote_it():
-                        continue
-                except StoreError:
-                    continue
-                self.is_lost = True
-                _logger.error(
-                    "another machine has taken over run %s, which was out of reach for it too "
-                    "long: nothing more is published from here",
-                    self._run_id,
+                self._version = self._store.put_if(
+                    self._key, json.dumps(content).encode(), expected
                 )
-                return
-
-    def _write(self, expected: Version | None, *, released: bool = False) -> None:
-        self._number += 1
-        content = {**self._own, "number": self._number, "released": released}
-        self._version = self._store.put_if(self._key, as_json(content), expected)
-
-    def _wrote_it(self) -> bool:
-        """Says whether the object is this lease: a write may be done although no reply came."""
-        found = self._store.read(self._key)
-        if found is None or json.loads(found[0])["session"] != self._own["session"]:
-            return False
-        self._version = found[1]
-        return True
-
-
-def lease_key(run_id: str) -> str:
-    """Returns the name of a run's lease."""
-    return f"locks/{run_id}.json"
+            except Conflict:
+                found = self._store.read(self._key)
+                if found is None or json.loads(found[0])["session"] != self._own["session"]:
+                    return False
+                expected = found[1]  # of a write of ours whose reply was lost
+            else:
+                return True
 
 
 def is_written_elsewhere(store: ObjectStore, run_id: str, spool: str) -> bool:
-    """Says whether another spool was the last to write a run.
-
-    Raises:
-        StoreError: the store does not say.
-    """
-    found = store.read(lease_key(run_id))
+    """Says whether another spool was the last to write a run."""
+    found = store.read(_key(run_id))
     return found is not None and json.loads(found[0])["spool"] != spool
+
+
+def _key(run_id: str) -> str:
+    return f"locks/{run_id}.json"

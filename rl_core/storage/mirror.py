@@ -9,16 +9,20 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final
 
 from rl_core.config.operations import StorageConfig
-from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.storage.download import download_run, everything, listing_of
-from rl_core.storage.lease import Lease, LeaseHeldError, Timing, is_written_elsewhere
+from rl_core.storage.lease import (
+    USUAL,
+    Lease,
+    LeaseHeldError,
+    Timing,
+    is_written_elsewhere,
+)
 from rl_core.storage.object_store import ObjectStore, StoreError
-from rl_core.storage.spool import SHARED, Spool, Stat, files_of
-from rl_core.storage.upload import Upload
+from rl_core.storage.spool import Spool
+from rl_core.storage.upload import SharedUpload, Upload
 from rl_core.system.words import disk_size
 
 INTERVAL_S: Final = 2.0
@@ -27,32 +31,21 @@ END_S: Final = 600.0
 """Seconds that a run that ended well waits for the rest of it to be published."""
 FAILED_END_S: Final = 60.0
 STOPPED_END_S: Final = 8.0
-"""Likewise one that was stopped: whoever stops it may kill it after half a minute."""
+"""Of one that was stopped: SIGKILL usually follows SIGTERM after half a minute."""
 _LONGEST_PAUSE_S: Final = 15.0
-LAST_OF_DATA: Final = "test.parquet"
-LAST_OF_MODEL: Final = "warm_start.json"
-"""The files of a data set and of a model that are sent last: with them the folder is whole."""
 _logger = logging.getLogger(__name__)
 
 
 class Mirror:
-    """The thread that publishes a run, and what it says when the store is gone.
+    """The thread that publishes a run, and what it says when the store is gone."""
 
-    Args:
-        uploads: the run's folder first.
-        lease: of the run.
-    """
-
-    def __init__(self, uploads: Sequence[Upload], lease: Lease) -> None:
-        self._uploads = uploads
-        self._run = uploads[0]
-        self._lease = lease
+    def __init__(self, run: Upload, shared: SharedUpload, lease: Lease) -> None:
+        self._run, self._shared, self._lease = run, shared, lease
         self._ending = threading.Event()
         self._giving_up = threading.Event()
         self._trouble: str | None = None
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
-        for upload in uploads:
-            upload.is_stopped = self._is_stopped
+        run.is_stopped = shared.is_stopped = self._is_stopped
 
     def start(self) -> None:
         """Begins to publish."""
@@ -60,10 +53,9 @@ class Mirror:
         self._thread.start()
 
     def end(self, wait_s: float) -> bool:
-        """Publishes the rest and says whether all of it is in the store.
+        """Publishes the rest, for so long at most, and says whether all of it is in the store.
 
-        Args:
-            wait_s: seconds, at most; what is missing then is told, and sent by the next start here.
+        What is missing then is logged, and sent by the next start here.
         """
         self._ending.set()
         self._thread.join(wait_s)
@@ -76,10 +68,10 @@ class Mirror:
                 "command with this storage.root sends them",
                 len(left),
                 disk_size(sum(stat.size for stat in left.values())),
-                self._run.name,
+                self._run.run_id,
                 self._run.store.url,
                 f" ({self._trouble})" if self._trouble else "",
-                self._run.path,
+                self._run.folder,
             )
             return False
         if not self._lease.is_lost:
@@ -104,12 +96,12 @@ class Mirror:
     def _send(self, *, everything: bool) -> bool:
         """Publishes what changed, and says whether the store took it."""
         try:
-            for upload in self._uploads:
-                upload.send(everything=everything)
+            self._run.send(everything=everything)
+            self._shared.send()
         except Exception as error:  # noqa: BLE001  # nothing here may end a run
             if self._trouble is None:
                 _logger.warning(
-                    "not published for now, the run goes on in %s: %s", self._run.path, error
+                    "not published for now, the run goes on in %s: %s", self._run.folder, error
                 )
             self._trouble = str(error)
             return False
@@ -124,17 +116,13 @@ def mirrored(
     storage: StorageConfig,
     run_id: str,
     *,
-    bring: Callable[[ObjectStore, Spool], Sequence[str]] = lambda store, spool: (),
-    timing: Timing | None = None,
+    bring: Callable[[ObjectStore], Sequence[str]] = lambda store: (),
+    timing: Timing = USUAL,
 ) -> Iterator[None]:
-    """Publishes a run within the block, from what the store has of it; without a URL does nothing.
+    """Brings a run down, there or not, and publishes it within the block, if there is a URL.
 
-    Args:
-        storage: where the run is.
-        run_id: the run, there or not.
-        bring: called once the run is here, for what it needs beside it; returns the folders,
-            relative to `storage.root`, that are published with it.
-        timing: of the lease.
+    `bring` is called once the run is here, for what it needs beside it; it returns the folders,
+    relative to `storage.root`, that are published with it.
 
     Raises:
         ValueError: another machine is at work on the run.
@@ -145,21 +133,22 @@ def mirrored(
         return
     store, spool = ObjectStore(storage.url), Spool(storage.root, storage.url)
     with spool.publishing(run_id) as is_alone:
-        if not is_alone:  # who publishes the folder here sees what is written in this block
+        if not is_alone:  # the process that publishes the folder sees what this block writes
             yield
             return
         with Lease(store, run_id, spool.name(), timing) as lease:
-            upload = Upload(store, spool, run_id, f"runs/{run_id}")
+            upload = Upload(store, spool, run_id)
             there = listing_of(store, run_id)
-            is_here = upload.known.is_whole and (upload.path / "run.json").exists()
+            is_here = upload.known.is_whole and (upload.folder / "run.json").exists()
             if there and not (lease.was_own and is_here):
                 download_run(store, spool, run_id, everything, there)
-                upload = Upload(store, spool, run_id, f"runs/{run_id}")
+                upload = Upload(store, spool, run_id)
             else:
-                upload.adopt(there, is_whole=True)
+                upload.adopt(there)
             upload.known.is_whole = True
             _send_pending(store, spool, run_id)
-            mirror = Mirror([upload, shared_upload(store, spool, bring(store, spool))], lease)
+            shared = SharedUpload(store, storage.root, bring(store))
+            mirror = Mirror(upload, shared, lease)
             mirror.start()
             wait_s = STOPPED_END_S
             try:
@@ -172,50 +161,13 @@ def mirrored(
                 mirror.end(wait_s)
 
 
-def shared_upload(store: ObjectStore, spool: Spool, folders: Sequence[str]) -> Upload:
-    """Returns the upload of what runs share: only added to, and whole with its last file.
-
-    Args:
-        store: where it goes.
-        spool: where it lies.
-        folders: data sets and models, relative to `storage.root`; evaluations go, too.
-
-    Raises:
-        StoreError: the store does not say what it has.
-    """
-
-    def look(root: Path) -> dict[str, Stat]:
-        found = {
-            f"{folder}/{path}": stat
-            for folder in (*folders, "evaluations")
-            for path, stat in files_of(root / folder).items()
-        }
-        budgets = root / BUDGETS_FILE
-        if budgets.exists():
-            found[BUDGETS_FILE] = Stat(budgets.stat().st_size, budgets.stat().st_mtime_ns)
-        return dict(sorted(found.items(), key=lambda item: _is_last(item[0])))
-
-    upload = Upload(store, spool, SHARED, "", look=look, deletes=False)
-    there = {
-        key: entry
-        for folder in (*folders, "evaluations")
-        for key, entry in store.list(f"{folder}/").items()
-    }
-    upload.adopt(there, is_whole=False)
-    return upload
-
-
-def _is_last(path: str) -> bool:
-    return path.endswith((f"/{LAST_OF_DATA}", f"/{LAST_OF_MODEL}"))
-
-
 def _send_pending(store: ObjectStore, spool: Spool, run_id: str) -> None:
     """Sends what other runs of this spool could not send when they ended."""
     for name in spool.pending():
         with spool.publishing(name) as is_alone:
             if name == run_id or not is_alone:
                 continue
-            upload = Upload(store, spool, name, f"runs/{name}")
+            upload = Upload(store, spool, name)
             try:
                 if not is_written_elsewhere(store, name, spool.name()):
                     with Lease(store, name, spool.name()):

@@ -1,20 +1,19 @@
 """One OBJECT STORE, with the few operations that a mirror needs (the only obstore import).
 
-Credentials come from the environment alone, as the store's own tools read them: AWS_ACCESS_KEY_ID,
+Credentials come only from the environment, as the store's own tools read them: AWS_ACCESS_KEY_ID,
 AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL; GOOGLE_*; AZURE_STORAGE_*. They are in no
 setting, and no message here holds one.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +27,6 @@ _PART_BYTES: Final = 8 * 2**20
 """Of an upload in parts; smaller files are sent whole."""
 _READ_BYTES: Final = 32 * 2**20
 _RETRIES: Final = 3
-"""Of one request; whoever publishes tries again later."""
 _RETRY_S: Final = 20.0
 _TIMEOUT_S: Final = 60.0
 _CONNECT_S: Final = 5.0
@@ -47,7 +45,7 @@ class StoreError(RuntimeError):
 
 
 class Conflict(RuntimeError):  # noqa: N818  # what happened, as `WorkerDied`
-    """An object is not the version that it was to be: somebody else wrote it."""
+    """An object is not the version that was expected: another process wrote it."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """The objects below `s3://bucket/prefix`; their keys are relative to it."""
+    """The objects below `s3://bucket/prefix`; their keys are relative to it.
+
+    Each method raises a StoreError if the store does not answer or refuses.
+    """
 
     url: str
 
@@ -69,12 +70,12 @@ class ObjectStore:
         from obstore.store import from_url
 
         options: Any = {
-            "allow_http": True,  # where the user's endpoint says so
+            "allow_http": True,  # if the user's endpoint is one
             "timeout": timedelta(seconds=_TIMEOUT_S),
             "connect_timeout": timedelta(seconds=_CONNECT_S),
         }
         retries: Any = {
-            "max_retries": _RETRIES,
+            "max_retries": _RETRIES,  # of one request; the mirror tries again later
             "retry_timeout": timedelta(seconds=_RETRY_S),
             "backoff": {
                 "init_backoff": timedelta(milliseconds=200),
@@ -88,56 +89,35 @@ class ObjectStore:
     def put(self, key: str, content: bytes | Path) -> str | None:
         """Writes an object whole or not at all, whatever was there, and returns its e-tag.
 
-        Args:
-            key: its name.
-            content: the bytes, or a file that holds them, which is read bit by bit.
+        A file is read part by part.
 
         Raises:
             StoreError: it was not done.
             FileNotFoundError: the file is gone.
         """
-        import obstore
-
-        if isinstance(content, Path):
-            if content.stat().st_size <= _PART_BYTES:
-                content = content.read_bytes()
-            else:
-                with content.open("rb") as file, _in_words(self.url):
-                    return obstore.put(
-                        self._store, key, file, chunk_size=_PART_BYTES, max_concurrency=4
-                    )["e_tag"]
-        with _in_words(self.url):
-            return obstore.put(self._store, key, content, use_multipart=False)["e_tag"]
+        source = content.open("rb") if isinstance(content, Path) else BytesIO(content)
+        with source, _in_words(self.url):
+            put = self._store.put(key, source, chunk_size=_PART_BYTES, max_concurrency=4)
+        return put["e_tag"]
 
     def put_if(self, key: str, content: bytes, expected: Version | None) -> Version:
         """Writes an object if it still is the version that was read, and returns the new one.
 
-        Args:
-            key: its name.
-            content: all of it.
-            expected: None: there is to be none yet.
+        With `expected=None` there must be none yet.
 
         Raises:
             Conflict: it is another one. Where a reply was lost, that may be the one just written.
             StoreError: it is not known to be done.
         """
-        import obstore
-
         mode: Any = "create" if expected is None else expected
         with _in_words(self.url):
-            return _version(obstore.put(self._store, key, content, mode=mode, use_multipart=False))
+            return _version(self._store.put(key, content, mode=mode))
 
     def read(self, key: str) -> tuple[bytes, Version] | None:
-        """Returns an object's content and version, or None if there is none.
-
-        Raises:
-            StoreError: the store does not say.
-        """
-        import obstore
-
+        """Returns an object's content and version, or None if there is none."""
         try:
             with _in_words(self.url, may_be_missing=True):
-                found = obstore.get(self._store, key)
+                found = self._store.get(key)
                 return bytes(found.bytes()), _version(found.meta)
         except FileNotFoundError:
             return None
@@ -150,52 +130,33 @@ class ObjectStore:
             FileNotFoundError: it is gone.
             StoreError: the store failed.
         """
-        import obstore
-
         with target.open("wb") as file:
             for start in range(0, entry.size, _READ_BYTES):
                 options: Any = {"range": (start, min(start + _READ_BYTES, entry.size))}
                 if entry.e_tag is not None:
                     options["if_match"] = entry.e_tag
                 with _in_words(self.url, may_be_missing=True):
-                    part = obstore.get(self._store, key, options=options).bytes()
+                    part = self._store.get(key, options=options).bytes()
                 file.write(part)
 
     def list(self, prefix: str = "") -> dict[str, Entry]:
-        """Returns the objects below a prefix (of whole path parts) by their keys.
-
-        Raises:
-            StoreError: the store does not say.
-        """
-        import obstore
-
+        """Returns the objects below a prefix (of whole path parts) by their keys."""
         with _in_words(self.url):
             return {
                 found["path"]: Entry(found["size"], found["e_tag"])
-                for page in obstore.list(self._store, prefix or None)
+                for page in self._store.list(prefix or None)
                 for found in page
             }
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Deletes objects, those that are not there too.
-
-        Raises:
-            StoreError: they may be there.
-        """
-        import obstore
-
+        """Deletes objects; those that are not there count as deleted."""
         if names := list(keys):
             with _in_words(self.url):
-                obstore.delete(self._store, names)
+                self._store.delete(names)
 
 
 def why_unusable(url: str) -> tuple[str, str] | None:
-    """Returns what keeps a store from being written and its remedy, or None: it can be.
-
-    Asks for a listing and for a write, which is deleted again.
-    """
-    if importlib.util.find_spec("obstore") is None:
-        return f"storage.url={url} wants the package obstore", "make env installs it"
+    """Returns what keeps a store from being written and its remedy, or None if a write works."""
     store, probe = ObjectStore(url), "locks/.probe"
     try:
         store.put(probe, b"")
@@ -204,24 +165,17 @@ def why_unusable(url: str) -> tuple[str, str] | None:
         if _GONE in str(error):
             return f"storage.url={url}: {_GONE}", "make it, or name another"
         return str(error), (
-            "start it, or mend what the environment says of it (AWS_ACCESS_KEY_ID, AWS_REGION, "
+            "start it, or correct its variables in the environment (AWS_ACCESS_KEY_ID, AWS_REGION, "
             "AWS_ENDPOINT_URL and the like: docs/operations.md)"
         )
     return None
-
-
-def as_json(content: object) -> bytes:
-    """Returns plain values as the bytes of an object."""
-    return json.dumps(content, indent=1).encode() + b"\n"
 
 
 @contextmanager
 def _in_words(url: str, *, may_be_missing: bool = False) -> Iterator[None]:
     """Turns obstore's errors into ours, one line each.
 
-    Args:
-        url: the store's.
-        may_be_missing: an object that is not there is a FileNotFoundError.
+    With `may_be_missing` an object that is not there is a FileNotFoundError.
     """
     from obstore import exceptions
 
@@ -239,7 +193,7 @@ def _in_words(url: str, *, may_be_missing: bool = False) -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    """Returns what an error says in one line, without addresses that may hold a signature."""
+    """Returns an error in one line, without addresses that may hold a signature."""
     text = str(error).partition("Debug source:")[0]
     status, code = _STATUS.search(text), _CODE.search(text)
     if status:

@@ -1,10 +1,10 @@
 """The SPOOL: a local folder whose files are published to a store, and what of them is there.
 
-    .mirror/<store>/<name>.json   what of `runs/<name>` (or of `shared`) agrees with the store
-    .mirror/<store>/<name>.lock   held by the process here that publishes it
-    .mirror/spool                 the folder's own name, by which leases know it
+    .mirror/<store>/<run_id>.json   what of the run agrees with the store
+    .mirror/<store>/<run_id>.lock   held by the process here that publishes it
+    .mirror/spool                   the folder's own name, by which leases know it
 
-All processes work on the local files alone, as they do without a store.
+All processes work only on the local files, as they do without a store.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rl_core.checkpoints.store import checkpoints_folder
 from rl_core.system.atomic import locked, open_no_link, write_text_atomically
-
-SHARED: Final = "shared"
-"""The name under which data sets, models and evaluations are known; runs have their own."""
 
 
 class Stat(NamedTuple):
@@ -34,9 +32,14 @@ class Stat(NamedTuple):
     size: int
     mtime_ns: int
 
+    @classmethod
+    def of(cls, found: os.stat_result) -> Stat:
+        """Returns it of what the system says of a file."""
+        return cls(found.st_size, found.st_mtime_ns)
+
 
 class Agreed(BaseModel):
-    """A file as it was, here and there, when both were the same."""
+    """A file when it was the same here and in the store."""
 
     model_config = ConfigDict(frozen=True)
     size: int
@@ -50,13 +53,13 @@ class Agreed(BaseModel):
 
 
 class Agreement(BaseModel):
-    """What of a run is in the store, as this spool knows it."""
+    """What this spool knows to be in the store of a run."""
 
     model_config = ConfigDict(extra="forbid")
     is_pending: bool = False
-    """Whether it was being published when last heard of: then something may yet be missing."""
+    """Whether it was being published: if nobody does so now, the store may lack something."""
     is_whole: bool = False
-    """Whether all of it is here: else what is missing here is not to be deleted there."""
+    """Whether all of it is here: otherwise what is missing here must not be deleted there."""
     files: dict[str, Agreed] = {}
     """By path, relative to the run's folder."""
 
@@ -70,7 +73,7 @@ class Spool:
 
     @property
     def folder(self) -> Path:
-        """Where the mirror keeps what it knows."""
+        """Holds what is known of this store."""
         return self.root / ".mirror" / hashlib.sha256(self.url.encode()).hexdigest()[:12]
 
     def name(self) -> str:
@@ -81,28 +84,28 @@ class Spool:
                 write_text_atomically(file, uuid.uuid4().hex)
         return file.read_text()
 
-    def read(self, name: str) -> Agreement:
-        """Returns what is known of a run; nothing, where that cannot be read."""
+    def read(self, run_id: str) -> Agreement:
+        """Returns what is known of a run: nothing, if that cannot be read."""
         try:
-            return Agreement.model_validate_json((self.folder / f"{name}.json").read_bytes())
+            return Agreement.model_validate_json((self.folder / f"{run_id}.json").read_bytes())
         except (OSError, ValidationError):
             return Agreement()
 
-    def write(self, name: str, agreement: Agreement) -> None:
+    def write(self, run_id: str, agreement: Agreement) -> None:
         """Notes what is known of a run; a full disk costs a second upload, not the run."""
         with suppress(OSError):
-            write_text_atomically(self.folder / f"{name}.json", agreement.model_dump_json())
+            write_text_atomically(self.folder / f"{run_id}.json", agreement.model_dump_json())
 
     def pending(self) -> list[str]:
-        """Returns the runs that were being published when last heard of."""
-        names = sorted(file.stem for file in self.folder.glob("[!.]*.json"))
-        return [name for name in names if name != SHARED and self.read(name).is_pending]
+        """Returns the runs that were being published, see `Agreement.is_pending`."""
+        run_ids = sorted(file.stem for file in self.folder.glob("[!.]*.json"))
+        return [run_id for run_id in run_ids if self.read(run_id).is_pending]
 
     @contextmanager
-    def publishing(self, name: str) -> Iterator[bool]:
+    def publishing(self, run_id: str) -> Iterator[bool]:
         """Yields whether no other process here publishes a run, which then holds for the block."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock_file = open_no_link(self.folder / f"{name}.lock", os.O_WRONLY)
+        lock_file = open_no_link(self.folder / f"{run_id}.lock", os.O_WRONLY)
         with os.fdopen(lock_file, "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,25 +121,15 @@ def files_of(folder: Path) -> dict[str, Stat]:
     Not those that begin with a dot (locks, temporaries, the reserve), and no links. Checkpoints are
     looked at first: logs that are found after them hold their steps.
     """
-    checkpoints = checkpoints_folder(folder)
-    found: dict[str, Stat] = {}
-    _walk(checkpoints, f"{checkpoints.name}/", found)
-    _walk(folder, "", found, without=checkpoints.name)
+    checkpoints, found = checkpoints_folder(folder), dict[str, Stat]()
+    for top in (checkpoints, folder):
+        for parent, folders, names in os.walk(top):
+            if parent == str(folder):
+                folders[:] = [name for name in folders if name != checkpoints.name]
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for path in (f"{parent}/{name}" for name in names if not name.startswith(".")):
+                with suppress(FileNotFoundError):
+                    info = os.lstat(path)  # thousands of files, every other second
+                    if stat.S_ISREG(info.st_mode):
+                        found[path.removeprefix(f"{folder}/")] = Stat.of(info)
     return found
-
-
-def _walk(folder: Path, prefix: str, found: dict[str, Stat], *, without: str | None = None) -> None:
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:  # not there, or not any more
-        return
-    for entry in entries:
-        name = entry.name
-        if name.startswith(".") or name == without or entry.is_symlink():
-            continue
-        with suppress(FileNotFoundError):
-            if entry.is_dir():
-                _walk(Path(entry.path), f"{prefix}{name}/", found)
-            else:
-                stat = entry.stat()
-                found[f"{prefix}{name}"] = Stat(stat.st_size, stat.st_mtime_ns)

@@ -1,8 +1,8 @@
 """Files and folders that are either whole or absent: temporary sibling, fsync, rename.
 
 Everything that lands in `storage.root` goes through here, so a reader (DuckDB, a resume, a person)
-never sees half a file, whatever killed the writer. Temporaries are siblings whose name starts with
-`.tmp-`, folders on their way out start with `.trash-`: safe to delete once their writer is dead.
+never sees half a file, whatever killed the writer. Temporaries are siblings named `.tmp-*`, folders
+that are being deleted `.trash-*`: nobody needs them once their writer is dead.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ _UMASK = re.compile(r"^Umask:\t(\d+)$", re.MULTILINE)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Writes a UTF-8 file, or leaves what was there before; see `write_bytes_atomically`."""
+    """Writes a UTF-8 file, or leaves what was there before; see `new_file`."""
     write_bytes_atomically(path, text.encode())
 
 
@@ -41,7 +42,7 @@ def new_file(final: Path) -> Iterator[Path]:
     """Yields a temporary sibling path to write; at the end it is fsynced and becomes `final`.
 
     A file that exists is replaced in one step. On any exception the temporary vanishes and the old
-    file stands. Parent folders are made; who may read the file is by the umask.
+    file stands. Parent folders are made; the umask decides who may read the file.
     """
     temporary = _temporary_sibling(final)
     try:
@@ -58,34 +59,28 @@ def new_file(final: Path) -> Iterator[Path]:
 def new_folder(final: Path) -> Iterator[Path]:
     """Yields an empty temporary sibling folder to fill; at the end it becomes `final`.
 
-    On any exception the temporary vanishes and what was at `final` stands. Parent folders are made.
+    Each of its files and folders is fsynced first. On any exception the temporary vanishes and what
+    was at `final` stands. Folders cannot be exchanged in one portable step: an existing `final` is
+    moved aside first, so for an instant neither is there, but never half of one. Parent folders are
+    made.
     """
     temporary = _temporary_sibling(final)
     try:
         temporary.mkdir()
         yield temporary
-        replace_folder(temporary, final)
+        for parent, _, files in os.walk(temporary, topdown=False):
+            for name in files:
+                _make_durable(Path(parent, name), _FILE_MODE)
+            _make_durable(Path(parent), _FOLDER_MODE)
+        trash = _move_to_trash(final) if final.exists() else None
+        try:
+            temporary.rename(final)
+        except OSError:
+            if trash is not None:
+                trash.rename(final)
+            raise
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def replace_folder(temporary: Path, final: Path) -> None:
-    """Makes a finished folder durable (every file, every folder) and renames it to `final`.
-
-    Both are on one file system. Folders cannot be exchanged in one portable step: where `final`
-    exists it is moved aside first, so for an instant neither is there, but never half of one.
-    """
-    for parent, _, files in os.walk(temporary, topdown=False):
-        for name in files:
-            _make_durable(Path(parent, name), _FILE_MODE)
-        _make_durable(Path(parent), _FOLDER_MODE)
-    trash = _move_to_trash(final) if final.exists() else None
-    try:
-        temporary.rename(final)
-    except OSError:
-        if trash is not None:
-            trash.rename(final)
         raise
     _sync(final.parent)
     if trash is not None:
@@ -102,13 +97,10 @@ def remove_folder(folder: Path) -> None:
 def sweep_leftovers(folder: Path) -> list[str]:
     """Deletes what dead writers left directly in a folder, and returns the names.
 
-    Only for folders that have one writer at a time (by a lock, say), called by that writer.
+    Only for the one process that may write there at the time (it holds a lock, for example).
     """
-    if not folder.is_dir():
-        return []
-    leftovers = sorted(
-        path for path in folder.iterdir() if path.name.startswith((TEMPORARY_PREFIX, TRASH_PREFIX))
-    )
+    prefixes = (TEMPORARY_PREFIX, TRASH_PREFIX)
+    leftovers = sorted(path for path in folder.glob(".*") if path.name.startswith(prefixes))
     for path in leftovers:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -131,26 +123,22 @@ def replace_symlink(link: Path, target: str) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds a folder's lock (a file in it), so that two processes do not write there at a time.
+    """Holds a folder's lock (a file in it): one process at a time; another holder is waited for.
 
-    Another holder is waited for; the kernel frees the lock of a process that dies. The folder is
-    made.
+    The kernel frees the lock of a process that dies. The folder is made.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = open_no_link(folder / ".lock", os.O_WRONLY)
-    try:
+    with closed_after(open_no_link(folder / ".lock", os.O_WRONLY)) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
     """Keeps a folder's content where it is within the block; many may read at a time.
 
-    Whoever removes or rearranges it asks with `alone_in` first. The lock is on the folder itself,
-    so that reading needs no right to write, and vanishes with its process.
+    A process that removes or rearranges it must be `alone_in` it first. The lock is on the folder
+    itself, so that reading needs no right to write, and vanishes with its process.
 
     Args:
         folder: a symlink is followed once: what it points to stays, wherever it points later.
@@ -159,32 +147,26 @@ def reading(folder: Path) -> Iterator[None]:
         FileNotFoundError: there is none, or it was removed a moment ago.
     """
     folder = folder.resolve()
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with closed_after(os.open(folder, os.O_RDONLY | os.O_DIRECTORY)) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         if not os.path.samestat(os.fstat(descriptor), folder.stat()):
             raise FileNotFoundError(errno.ENOENT, "removed before it could be read", str(folder))
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
 def alone_in(folder: Path, *, wait: bool) -> Iterator[bool]:
     """Yields whether nobody is `reading` an existing folder, which then holds for the block.
 
-    `wait` has it wait for readers to leave; else the answer may be False.
+    With `wait` it waits for readers to leave; otherwise the answer may be False.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with closed_after(os.open(folder, os.O_RDONLY | os.O_DIRECTORY)) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
         else:
             yield True
-    finally:
-        os.close(descriptor)
 
 
 def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
@@ -193,8 +175,7 @@ def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
     Raises:
         OSError: the disk is full or fails, or the file is not ours; it is as it was.
     """
-    descriptor = open_own(path, os.O_WRONLY | os.O_APPEND)
-    try:
+    with closed_after(open_own(path, os.O_WRONLY | os.O_APPEND)) as descriptor:
         size = os.fstat(descriptor).st_size
         try:
             if os.write(descriptor, line) != len(line):
@@ -204,16 +185,13 @@ def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
         except OSError:
             os.ftruncate(descriptor, size)
             raise
-    finally:
-        os.close(descriptor)
 
 
 def open_no_link(path: Path, flags: int) -> int:
-    """Opens a file that is made if missing, and returns its descriptor.
+    """Opens a file, made if missing, and returns its descriptor.
 
     Raises:
         PermissionError: it is a link, which may lead to another file of ours, or no plain file.
-        OSError: as `os.open`.
     """
     flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -226,6 +204,15 @@ def open_no_link(path: Path, flags: int) -> int:
         os.close(descriptor)
         raise _refused(path, "is a link or no plain file")
     return descriptor
+
+
+@contextmanager
+def closed_after(descriptor: int) -> Iterator[int]:
+    """Yields an open descriptor, and closes it."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def open_own(path: Path, flags: int) -> int:
@@ -243,18 +230,14 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Does nothing where a folder is ours, and is no link of another user.
-
-    Raises:
-        PermissionError: it is another user's, who can change what we write there.
-    """
+    """Raises a PermissionError for another user's folder or link, who can change our files."""
     for path, info in ((folder, folder.lstat()), (folder.resolve(), folder.stat())):
         if info.st_uid != os.geteuid() and info.st_uid != _owner_of_new_files(path.parent):
             raise _refused(path, f"belongs to another user ({info.st_uid})")
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Says whether an error is that of a full disk, or of a quota that is used up."""
+    """Says whether an error is that of a full disk or a used-up quota."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -263,7 +246,7 @@ def disk_full_as_os_error(folder: Path) -> Iterator[None]:
     """Turns what libraries raise on a full disk into the OSError that it is.
 
     safetensors raises its own type with the system's message, torch.save a RuntimeError about file
-    positions without a word of the disk: there the free space tells.
+    positions that does not mention the disk: there the free space tells.
     """
     try:
         yield
@@ -279,7 +262,7 @@ def disk_full_as_os_error(folder: Path) -> Iterator[None]:
 
 
 def _temporary_sibling(final: Path) -> Path:
-    """Returns an unused hidden path beside `final`, in an existing folder."""
+    """Returns an unused hidden path beside `final`, whose folder is made."""
     final.parent.mkdir(parents=True, exist_ok=True)
     return final.with_name(f"{TEMPORARY_PREFIX}{final.name}-{secrets.token_hex(4)}")
 
@@ -289,21 +272,15 @@ def _refused(path: Path, what: str) -> PermissionError:
 
 
 def _owner_of_new_files(folder: Path) -> int:
-    """Returns whom new files in a folder belong to: some network disks do not say our own id."""
-    path = _temporary_sibling(folder / "owner")
+    """Returns the owner of new files in a folder: on some network disks it is not our own id."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_uid
     except OSError:
         return os.geteuid()
-    try:
-        return os.fstat(descriptor).st_uid
-    finally:
-        os.close(descriptor)
-        path.unlink()
 
 
 def _move_to_trash(folder: Path) -> Path:
-    """Renames a folder to a hidden sibling and returns that path."""
     return folder.rename(folder.with_name(f"{TRASH_PREFIX}{folder.name}-{secrets.token_hex(4)}"))
 
 
@@ -319,8 +296,5 @@ def _make_durable(path: Path, mode: int) -> None:
 
 def _sync(path: Path) -> None:
     """Flushes a file's or a folder's own data to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with closed_after(os.open(path, os.O_RDONLY)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,7 +1,7 @@
 """What graphics cards can do at their best: memory, arithmetic, bandwidth of memory and link.
 
-The table is `cards.csv`. Not here: what one costs, which the user knows better
-(`budget.price_per_hour`), nor what share of this a run gets (`roofline.py`).
+The table is `cards.csv`. Not here: what one costs (`budget.price_per_hour`), nor what share of this
+a run gets (`roofline.py`).
 
 Sources: NVIDIA's data sheets, and its papers on Ampere GA102, Ada and RTX Blackwell (appendix A of
 each). Tensor rates are dense (half of what a sheet with "sparsity" says) and with sums in float32
@@ -26,7 +26,7 @@ _NOISE: Final = frozenset(
         *("server", "workstation", "edition", "blackwell"),
     }
 )
-"""Words of a device's name that tell no two cards of the table apart."""
+"""Words of a device's name that do not distinguish cards of the table."""
 _MEMORY: Final = re.compile(r"(?<![a-z0-9])(\d{2,3})\s*(?:gib|gb|g)?(?![a-z0-9])")
 _SAME_MEMORY: Final = 0.1
 """A card shows a little less memory than its name says: 23.5 GiB of 24."""
@@ -67,12 +67,12 @@ CARDS: Final = tuple(_read_cards())
 
 
 def find_card(name: str, memory_gib: float | None = None) -> CardFigures | None:
-    """Returns the card of a name as torch, nvidia-smi or a person says it, None for an unknown one.
+    """Returns the card of a name as torch, nvidia-smi or a person writes it, None if unknown.
 
     Args:
         name: `NVIDIA A100-SXM4-80GB`, `a100 80`, `RTX 4090`, `4090`, ...; a laptop's card, which
             has the name of another, is unknown.
-        memory_gib: what the device says it has; tells cards apart that have one name.
+        memory_gib: of the device; it decides between cards of one name.
     """
     found = _namesakes(name)
     said = _MEMORY.search(name.lower())
@@ -83,11 +83,7 @@ def find_card(name: str, memory_gib: float | None = None) -> CardFigures | None:
 
 
 def named_card(name: str) -> CardFigures:
-    """Returns the card that a setting names.
-
-    Raises:
-        ValueError: it is unknown, or several have that name.
-    """
+    """Returns the card that a setting names; a ValueError says if none or several have the name."""
     card = find_card(name)
     if card is not None:
         return card

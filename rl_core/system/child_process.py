@@ -1,7 +1,7 @@
 """A child process of ours, `python -P -m MODULE`, and the channel between it and its parent.
 
 A message is a line of JSON: what a child that runs a user's code sends is never unpickled. The
-channel is a socket of its own, for anybody may print on the standard streams. (A `Connection` of
+channel is a socket of its own, since any code may print on the standard streams. (A `Connection` of
 multiprocessing would wait without limit for a reader, and for the rest of a message.)
 """
 
@@ -27,7 +27,7 @@ from rl_core.system.process_env import Need, environment_of_child
 class Channel:
     """One end; any thread may send, one at a time may receive.
 
-    A deadline is the socket's, for both directions: only where one thread does all may it have one.
+    A time limit is the socket's, in both directions: use one only where one thread does all.
     """
 
     def __init__(self, end: socket) -> None:
@@ -50,7 +50,7 @@ class Channel:
         """Returns the next message.
 
         Raises:
-            TimeoutError: it is not there in time; what is there is kept for the next call.
+            TimeoutError: it did not arrive in time; a part of it is kept for the next call.
             EOFError: the other end is closed, or its process dead.
             ValueError: that was no message.
         """
@@ -75,10 +75,10 @@ class Channel:
 
 
 class Child(Channel):
-    """The parent's end, and the process: in a session of its own, as Ctrl-C is for us alone.
+    """The parent's end, and the process, in a session of its own: Ctrl-C is only for us.
 
     Args:
-        module: what it runs, which calls `channel_to_parent`.
+        module: what it runs; it calls `channel_to_parent`.
         arguments: in its `sys.argv`, which everybody on the machine can read: no secrets.
         output: where it prints to.
         needs: whose credentials it gets; by default it gets none of ours.
@@ -110,7 +110,7 @@ class Child(Channel):
         super().__init__(ours)
 
     def kill(self) -> None:
-        """Ends it and all that it started, and wakes who waits here; harmless when repeated."""
+        """Ends it and all that it started, and any `receive` here; harmless when repeated."""
         import psutil  # not in the child
 
         started = []
@@ -127,7 +127,7 @@ class Child(Channel):
         self.process.wait()
 
     def close(self) -> None:
-        """Kills it and closes this end, at which nobody waits any more."""
+        """Kills it and closes this end."""
         self.kill()
         self.socket.close()
 

@@ -23,7 +23,7 @@ class _HeapFigures(ctypes.Structure):
 
 
 def give_back_heap() -> None:
-    """Gives the machine what the C library keeps of memory that was freed, where that is much.
+    """Gives the machine back what the C library keeps of freed memory, if that is much.
 
     glibc maps and unmaps blocks above 32 MiB one by one and keeps the others: all but the embedding
     of a model of half a billion weights, whose learner held 1.6 GiB of holes after a step.
@@ -36,7 +36,7 @@ def give_back_heap() -> None:
 
 
 def describe_device(device: torch.device) -> str:
-    """Returns a device's name and memory, as what was learned about it is filed under."""
+    """Returns a device's name and memory: the key under which its token budgets are kept."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         name, total_bytes = properties.name, properties.total_memory

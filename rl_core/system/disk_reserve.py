@@ -1,7 +1,7 @@
-"""The reserve: disk blocks that a run holds, and gives up so that it can still say why it dies.
+"""The reserve: disk blocks that a run holds, and gives up so that it can still say why it ends.
 
-Only last words may use what it frees: run.json, log.txt and metrics lines. Whatever is larger takes
-the reserve back first (`may_write`), and goes without where the disk has no room for that.
+Only last words may use what it frees: run.json, log.txt and metrics lines. Anything larger takes
+the reserve back first (`may_write`), and is not written if the disk has no room for that.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rl_core.system.atomic import is_disk_full, open_own
+from rl_core.system.atomic import closed_after, is_disk_full, open_own
 
 RESERVE: Final = ".reserve"
 RESERVE_BYTES: Final = 8 * 2**20
 
 
 def hold_reserve(run_folder: Path) -> bool:
-    """Takes the reserve where the disk has room for it, and says whether it is held.
+    """Takes the reserve if the disk has room for it, and says whether it is held.
 
     Raises:
         PermissionError: it is a link or another user's file.
@@ -27,14 +27,12 @@ def hold_reserve(run_folder: Path) -> bool:
     path = run_folder / RESERVE
     was_released = path.exists()
     try:
-        descriptor = open_own(path, os.O_RDWR)
-        try:
-            os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
-        except OSError:
-            os.ftruncate(descriptor, 0)
-            raise
-        finally:
-            os.close(descriptor)
+        with closed_after(open_own(path, os.O_RDWR)) as descriptor:
+            try:
+                os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+            except OSError:
+                os.ftruncate(descriptor, 0)
+                raise
     except PermissionError:
         raise
     except OSError:
@@ -44,29 +42,20 @@ def hold_reserve(run_folder: Path) -> bool:
     return True
 
 
-def drop_reserve(run_folder: Path) -> None:
-    """Removes the reserve of a run that is over."""
-    (run_folder / RESERVE).unlink(missing_ok=True)
-
-
 def may_write(run_folder: Path) -> bool:
-    """Says whether more than last words may be written: no reserve was given up, or it is back."""
+    """Says whether more than last words may be written: the reserve is held, or never was."""
     path = run_folder / RESERVE
     return not path.exists() or path.stat().st_size > 0 or hold_reserve(run_folder)
 
 
 def demand_room(run_folder: Path) -> None:
-    """Does nothing where more than last words `may_write`.
-
-    Raises:
-        OSError: that of a full disk, though what the reserve gave up may be free.
-    """
+    """Raises the OSError of a full disk unless more than last words may be written."""
     if not may_write(run_folder):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run_folder))
 
 
 def write_last_words(run_folder: Path, write: Callable[[], None]) -> None:
-    """Calls `write`; where the disk is full, gives up the reserve and calls it again.
+    """Calls `write`; if the disk is full, gives up the reserve and calls it again.
 
     Raises:
         OSError: it failed all the same, or there was no reserve.
@@ -82,17 +71,14 @@ def write_last_words(run_folder: Path, write: Callable[[], None]) -> None:
 def _release(path: Path) -> bool:
     """Frees the reserve's blocks, and says whether there were any.
 
-    The file stays, empty: it tells that the reserve is wanted back, and emptying takes no room.
+    The file stays, empty: the next large write sees that it must take the reserve back.
     """
     if not path.exists():
         return False
     try:
-        descriptor = open_own(path, os.O_RDWR)
+        with closed_after(open_own(path, os.O_RDWR)) as descriptor:
+            had_blocks = os.fstat(descriptor).st_size > 0
+            os.ftruncate(descriptor, 0)
     except OSError:
         return False
-    try:
-        had_blocks = os.fstat(descriptor).st_size > 0
-        os.ftruncate(descriptor, 0)
-    finally:
-        os.close(descriptor)
     return had_blocks

@@ -1,4 +1,4 @@
-"""A run's `log.txt`: what the loggers say, in UTC, with credentials blotted out."""
+"""A run's `log.txt`: what the loggers write, in UTC, with credentials blotted out."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _LineByLine(logging.Handler):
 
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
-    """Appends what our loggers and Prefect's run loggers say, from INFO up, to a file.
+    """Appends what our loggers and Prefect's run loggers write, from INFO up, to a file of ours.
 
     Raises:
         PermissionError: it is a link or another user's file.
@@ -76,9 +76,9 @@ def log_to_file(path: Path) -> Iterator[None]:
 def listening(
     handler: logging.Handler, names: Sequence[str] = (*OUR_LOGGERS, *PREFECTS_RUN_LOGGERS)
 ) -> Iterator[None]:
-    """Has a handler hear loggers from INFO up within the block.
+    """Gives loggers a handler within the block.
 
-    Loggers without a level of their own get INFO meanwhile: else WARNING, the root's, would hold.
+    Loggers without a level of their own get INFO meanwhile: otherwise the root's WARNING holds.
     """
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]

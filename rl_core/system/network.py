@@ -1,7 +1,4 @@
-"""Whether a server answers, within seconds. Only servers that the user named are asked.
-
-And a socket for a server of our own, at one address.
-"""
+"""Whether a server answers, within seconds: only servers that the user named are asked."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-PROBE_TIMEOUT_S = 3.0
+PROBE_TIMEOUT_S: Final = 3.0
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _PORTS = {"http": 80, "https": 443}
 
@@ -22,19 +19,19 @@ def wandb_url() -> str:
 
 
 def hub_url() -> str:
-    """Returns where a model of the Hugging Face hub would come from."""
+    """Returns the address of the Hugging Face hub."""
     from huggingface_hub.constants import ENDPOINT
 
     return os.environ.get("HF_ENDPOINT") or str(ENDPOINT)
 
 
 def hubs_are_off() -> bool:
-    """Says whether the user forbade to ask any hub for models: `HF_HUB_OFFLINE`."""
+    """Says whether `HF_HUB_OFFLINE` forbids asking any hub for models."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def spare_loopback() -> None:
-    """Keeps this process and its children from asking a proxy for this machine's own servers."""
+    """Makes this process and its children reach this machine's own servers without a proxy."""
     for name in ("no_proxy", "NO_PROXY"):  # libraries read the one or the other
         spared = os.environ.get(name) or os.environ.get(name.swapcase(), "")
         hosts = [host.strip() for host in spared.split(",") if host.strip()]
@@ -50,10 +47,10 @@ def listen_at(host: str) -> tuple[int, int]:
     return listener.getsockname()[1], listener.detach()
 
 
-def why_unreachable(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
-    """Returns why nothing accepts a connection at `url`, or None: something does.
+def why_unreachable(url: str) -> str | None:
+    """Returns why nothing accepts a connection at `url`, or None.
 
-    Through a proxy, if the environment names one for it, it is the proxy that is asked.
+    If the environment names a proxy for it, the proxy is asked.
     """
     wanted = urlsplit(url)
     host = f"{wanted.hostname}:{wanted.port or _PORTS.get(wanted.scheme, 443)}"
@@ -61,21 +58,21 @@ def why_unreachable(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
     asked = urlsplit(proxy if "//" in proxy else f"//{proxy}") if proxy else wanted
     port = asked.port or _PORTS.get(asked.scheme, 443)
     try:
-        with socket.create_connection((asked.hostname or "", port), timeout=timeout_s):
+        with socket.create_connection((asked.hostname or "", port), timeout=PROBE_TIMEOUT_S):
             return None
     except (OSError, UnicodeError) as error:
         return f"{asked.hostname}:{port}: {error}"
 
 
-def why_silent(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
-    """Returns why no HTTP server answers at `url`, or None: one does, whatever it says.
+def why_silent(url: str) -> str | None:
+    """Returns why no HTTP server answers at `url`, or None if one does, whatever the status.
 
-    Unlike `why_unreachable` it notices a server, or a firewall, that accepts and says no word.
+    Unlike `why_unreachable` it notices a server, or a firewall, that accepts and never answers.
     """
     import httpx
 
     try:
-        with httpx.stream("GET", url, timeout=timeout_s):
+        with httpx.stream("GET", url, timeout=PROBE_TIMEOUT_S):
             return None
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         return str(error) or type(error).__name__

@@ -1,8 +1,8 @@
 """Environment of every process of a run: quiet libraries, no telemetry, bounded threads.
 
-Set before torch, vLLM, Ray or Prefect are imported: `apply_defaults` by whoever starts a run,
-`process_environment` by each Ray actor for itself. Code that starts a process
-passes `environment_of_child`: no credentials but those that the process needs.
+Set before torch, vLLM, Ray or Prefect are imported: `apply_defaults` by the process that starts a
+run, `process_environment` by each Ray actor for itself. Code that starts a process passes
+`environment_of_child`, which holds only the credentials that the process needs.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ _CPU_ONLY = {
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Where torch looks for the settings of a card's memory, the first that is set."""
 
-
 Need = Literal["prefect", "ray", "wandb"]
-"""Who is asked by a child with a login. Hubs, object stores and webhooks are asked by us only."""
+"""Servers at which a child logs in. At hubs, object stores and webhooks only we do."""
 _NEEDED: Final[dict[Need, re.Pattern[str]]] = {
     "prefect": re.compile("PREFECT_"),
     "ray": re.compile("RAY_"),
@@ -87,25 +86,19 @@ def is_credential(name: str, value: str) -> bool:
 
 
 def environment_of_child(*needs: Need) -> dict[str, str]:
-    """Returns our environment for a process that we start, with the credentials of `needs` only."""
-    kept = [_NEEDED[need] for need in needs]
-    return {
-        **{
-            name: value
-            for name, value in all_variables().items()
-            if not is_credential(name, value) or any(group.match(name) for group in kept)
-        },
-        "PYTHONSAFEPATH": "1",  # no module of the working folder, for what it starts itself, too
-    }
+    """Returns our environment for a process that we start, with only the credentials of `needs`."""
+    harmless = {k: v for k, v in all_variables().items() if not is_credential(k, v)}
+    # No module of the working folder is imported, by what the child itself starts either.
+    return harmless | credentials_for(*needs) | {"PYTHONSAFEPATH": "1"}
 
 
 def all_variables() -> dict[str, str]:
-    """Returns this process's environment, and the credentials that it was lent."""
+    """Returns this process's environment and the credentials that it borrowed."""
     return {**_lent, **os.environ}
 
 
 def credentials_for(*needs: Need, names: Collection[str] = ()) -> dict[str, str]:
-    """Returns the credentials of `needs`, and variables by name, for a child that hands them on."""
+    """Returns the credentials of `needs`, and variables by name, for a child to pass on."""
     kept = [_NEEDED[need] for need in needs]
     return {
         name: value
@@ -117,7 +110,7 @@ def credentials_for(*needs: Need, names: Collection[str] = ()) -> dict[str, str]
 def borrow(credentials: Mapping[str, str]) -> None:
     """Keeps credentials for children of this process, out of its own environment.
 
-    What it starts otherwise, and who looks at its environment, does not see them.
+    Nothing else that it starts, and no reader of its environment, sees them.
     """
     _lent.update(credentials)
 
@@ -131,8 +124,8 @@ def process_environment(
         num_threads: OpenMP threads.
         on_gpu: whether the process computes on a GPU; torch.compile is switched off on CPUs only.
         offline: whether Hugging Face libraries may not reach the hub (the model is a local folder).
-        sleeps: whether it holds a vLLM engine that gives its memory back, whose memory pool torch
-            refuses beside segments that grow (pytorch/pytorch#147851).
+        sleeps: whether it holds a vLLM engine that gives its memory back: torch refuses its memory
+            pool beside segments that grow (pytorch/pytorch#147851).
     """
     variables = {
         **_ENGINE,
@@ -157,7 +150,7 @@ def apply_defaults() -> None:
 
 
 def hide_cuda_only_packages() -> None:
-    """Hides torchvision from transformers and vLLM where torch is a CPU build and it is not.
+    """Hides CUDA builds of torchvision and the like from transformers and vLLM beside torch+cpu.
 
     torchvision has no CPU build for this torch: a CUDA build beside torch+cpu breaks `import vllm`.
     Versions are read without importing anything, so this costs nothing where torch is not needed.

@@ -1,7 +1,7 @@
 """The processes of one training: known by a mark that all inherit, and ended together.
 
-A SIGKILL gives nobody time to tidy up. Whoever comes next finds by the mark what still runs, and by
-a lock that is free which of Ray's folders have lost their owner.
+A SIGKILL leaves no time to tidy up. The next start finds by the mark what still runs, and by a lock
+that is free which of Ray's folders have lost their owner.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _LONGEST_TEMP_ROOT: Final = 28
 """Bytes: Ray's sockets lie up to 79 below it, and a unix socket's path may have 107."""
 _PRIVATE: Final = 0o700
 _LONGEST_LOADING_S: Final = 1.0
+_LONGEST_END_S: Final = 10.0
 _ENV_START: Final = 47
 """Place of env_start among the fields of /proc/PID/stat after the name (proc(5): field 50)."""
 _DUMP: Final = signal.SIGUSR1
@@ -38,12 +39,12 @@ _logger = logging.getLogger(__name__)
 
 
 def new_process_group() -> str:
-    """Returns a name that no other process group has."""
+    """Returns an unused name of a process group."""
     return secrets.token_hex(8)
 
 
 def members(group: str, mark: str = PROCESS_GROUP) -> list[psutil.Process]:
-    """Returns the living processes that have this mark, of whatever parent, but this one."""
+    """Returns the living processes that have this mark, whatever their parent, but not this one."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
@@ -53,7 +54,7 @@ def members(group: str, mark: str = PROCESS_GROUP) -> list[psutil.Process]:
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
-    """Returns a process's environment; Linux shows none while it loads a program."""
+    """Returns a process's environment; while it loads a program, Linux shows none."""
     deadline = time.monotonic() + _LONGEST_LOADING_S
     while _loads_a_program(process.pid) and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -68,9 +69,9 @@ def _loads_a_program(pid: int) -> bool:
     return fields[_ENV_START] == "0"
 
 
-def end_process_group(group: str, timeout_s: float = 10.0) -> None:
+def end_process_group(group: str) -> None:
     """Kills all processes of a group and waits until they are gone; this one lives on."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _LONGEST_END_S
     while left := members(group):
         for process in left:
             with suppress(psutil.NoSuchProcess):
@@ -92,12 +93,12 @@ def children_that_mention(path: Path) -> list[psutil.Process]:
 
 
 def dump_stacks_on_request() -> None:
-    """Has SIGUSR1 write the stacks of all of this process's threads to its standard error."""
+    """Makes SIGUSR1 write the stacks of all of this process's threads to its standard error."""
     faulthandler.register(_DUMP, file=2, all_threads=True)
 
 
 def dump_stacks(group: str) -> None:
-    """Has every process of the group that knows how to, the stopped ones too, dump its stacks."""
+    """Makes every process of the group that can dump its stacks do so, stopped ones too."""
     for process in members(group):
         if _catches(process.pid, _DUMP):
             with suppress(psutil.NoSuchProcess):
@@ -106,7 +107,7 @@ def dump_stacks(group: str) -> None:
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
-    """Says whether a process has a handler for a signal; else this one would end it."""
+    """Says whether a process has a handler for a signal: without one, the signal would end it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
         caught = int(status.split("SigCgt:")[1].split()[0], base=16)
@@ -117,7 +118,7 @@ def _catches(pid: int, number: signal.Signals) -> bool:
 
 @contextmanager
 def session_folder() -> Iterator[Path]:
-    """Yields an empty temporary folder with a short path, which outlives this process by no start.
+    """Yields an empty temporary folder with a short path; the next start removes it at the latest.
 
     No other user can enter it. Processes that start within the block carry the mark written into
     it, so that `sweep_sessions` can find them.
@@ -151,7 +152,7 @@ def sweep_sessions() -> None:
 
 def _is_private(folder: Path) -> bool:
     """Says whether it is this user's, and no other user can have put a mark into it."""
-    found = folder.lstat()  # not what a link of somebody else's leads to
+    found = folder.lstat()  # not the target of another user's link
     return found.st_uid == os.getuid() and found.st_mode == stat.S_IFDIR | _PRIVATE
 
 

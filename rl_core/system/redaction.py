@@ -1,7 +1,7 @@
-"""REDACTION: what a text says, without credentials.
+"""REDACTION: texts without credentials.
 
-A secret is recognised by the name of its variable, or by its own form. Not here: a secret
-in a file, which nothing tells apart from other text.
+A secret is recognised by the name of its variable, or by its own form. Not here: a secret in a
+file, which looks like any other text.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def redact_all(value: Any) -> Any:
 
 @contextmanager
 def redacting_errors() -> Iterator[None]:
-    """Lets no error out with a credential in it; the decorator of all tasks, too.
+    """Takes credentials out of the errors of a block; all tasks have it as their decorator.
 
-    Prefect keeps what an error says in its logs, as the state of the run, and as its result.
+    Prefect keeps an error's text in its logs, as the state of the run, and as its result.
 
     Raises:
         RuntimeError: in place of an error that cannot be changed; a ValueError for a ValueError.
@@ -123,7 +123,7 @@ def redacting_errors() -> Iterator[None]:
 
 
 def redact_error(error: BaseException) -> None:
-    """Takes credentials out of an error and of those that led to it, where they stand."""
+    """Takes credentials out of an error and out of those that led to it, in place."""
     for one in _all_of(error):
         with suppress(Exception):  # a foreign error's own code runs here
             one.args = redact_all(one.args)

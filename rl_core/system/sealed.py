@@ -1,11 +1,9 @@
 """A call that may compute and nothing else, in a process that ends with it.
 
-For scorers of other packages, which read what a model wrote. They get no way to run it: whatever
-they evaluate is replaced (`rl_core.envs.reasoning_gym.scoring`). This is the wall behind that:
-each response has a copy of the process for itself, so nothing that is done there outlives it.
-
-Landlock is asked for by its system calls, since no library of ours has it. Where the kernel is too
-old nothing happens: it is a second wall, behind one that always stands.
+For scorers of other packages, which read what a model wrote. What they would evaluate is replaced
+(`rl_core.envs.reasoning_gym.scoring`); this is the wall behind that: each response has a copy of
+the process for itself, so nothing that is done there outlives it. Landlock, by its system calls, is
+a second wall: a kernel that is too old does not have it.
 """
 
 from __future__ import annotations
@@ -153,16 +151,12 @@ class _Ruleset(ctypes.Structure):
 
 
 def stay_among_own(*, compute_only: bool = False) -> bool:
-    """Has the kernel keep this process, root's too, from all that it did not start itself.
+    """Makes the kernel keep this process, root's too, away from all that it did not start itself.
 
-    It cannot read their memory or environment, nor send them signals.
-
-    Args:
-        compute_only: it may not run a program, change a file or use TCP either.
-
-    Returns:
-        Whether the kernel does all of that (Linux 6.12). An older one with Landlock (5.13) lets it
-        send signals, before 6.7 also use TCP; without Landlock nothing is kept from it.
+    It can then neither read their memory or environment nor send them signals; with `compute_only`
+    it may not run a program, change a file or use TCP either. Returns whether the kernel does all
+    of that (Linux 6.12). An older one with Landlock (5.13) allows signals, before 6.7 also TCP;
+    without Landlock all stays allowed.
     """
     if sys.platform != "linux":
         return False
@@ -185,7 +179,7 @@ def stay_among_own(*, compute_only: bool = False) -> bool:
 
 
 def _drop_capabilities() -> None:
-    """Takes from root what it would read other processes with; others have none of it."""
+    """Takes from root the capabilities to read other processes; other users have none of them."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
     words = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: low words, high words
     _LIBC.capget(header, words)

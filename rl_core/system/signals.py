@@ -20,18 +20,17 @@ def leaving_s(grace_s: float = GRACE_S) -> float:
 
 
 class StopAsked(BaseException):
-    """Somebody asked to stop while nothing was under way that is worth finishing."""
+    """A stop was asked for while nothing was under way that is worth finishing."""
 
 
 class StopSignals:
     """Turns the first SIGINT or SIGTERM into a request that the trainer loop asks for.
 
-    Whoever sends SIGTERM kills a while later, so what lasts longer than the grace period is given
-    up; a person at a terminal waits, and may press Ctrl-C again. Giving up hands the signal to the
-    handler that was there before: Ctrl-C raises KeyboardInterrupt, Prefect's SIGTERM handler its
-    TerminationSignal. The same happens on leaving the block after a request, so callers see the
-    usual exception. Outside the main thread, where Python allows no handlers, it never asks to
-    stop.
+    SIGKILL usually follows SIGTERM after a delay, so what lasts longer than the grace period is
+    given up; a person at a terminal waits, and may press Ctrl-C again. Giving up, and leaving the
+    block after a request, pass the signal to the handler that was there before: Ctrl-C raises
+    KeyboardInterrupt, Prefect's SIGTERM handler its TerminationSignal. Outside the main thread,
+    where Python allows no handlers, it never asks to stop.
 
     Example:
         with StopSignals() as stop:
@@ -46,21 +45,17 @@ class StopSignals:
     def __init__(self, grace_s: float = GRACE_S) -> None:
         self.grace_s = grace_s
         self.asked_by: signal.Signals | None = None
-        """SIGINT or SIGTERM, once somebody asked to stop; SIGTERM where both came."""
+        """SIGINT or SIGTERM, once one of them came; SIGTERM if both did."""
         self._interruptible = False
         self._before: dict[int, signal._HANDLER] = {}
 
     def requested(self) -> bool:
-        """Says whether somebody asked to stop."""
+        """Says whether a signal has come."""
         return self.asked_by is not None
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Ends the block as soon as somebody asks to stop, or at once where that was before.
-
-        Raises:
-            StopAsked: somebody did.
-        """
+        """Ends the block with `StopAsked` as soon as a signal comes, at once if one has come."""
         try:
             self._interruptible = True
             if self.requested():
@@ -75,7 +70,8 @@ class StopSignals:
                 # A shell's `... &` and nohup start a process with SIGINT ignored: so it stays.
                 if signal.getsignal(signum) is not signal.SIG_IGN:
                     self._before[signum] = signal.signal(signum, self._on_signal)
-            self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
+            on_alarm = signal.signal(signal.SIGALRM, lambda signum, frame: self._give_up())
+            self._before[signal.SIGALRM] = on_alarm
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
@@ -92,8 +88,8 @@ class StopSignals:
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if signum == signal.SIGTERM:
-            # A second one does not hurry: it comes when the parent, which sent the first, is killed
-            # for having waited.
+            # A second one does not hurry: it comes if the parent, which sent the first, is killed
+            # for waiting too long.
             if self.asked_by is not signal.SIGTERM:
                 signal.setitimer(signal.ITIMER_REAL, self.grace_s)
             self.asked_by = signal.SIGTERM
@@ -104,9 +100,6 @@ class StopSignals:
         if self._interruptible:
             self._interruptible = False
             raise StopAsked
-
-    def _on_alarm(self, signum: int, frame: FrameType | None) -> None:
-        self._give_up()
 
     def _give_up(self) -> None:
         assert self.asked_by is not None

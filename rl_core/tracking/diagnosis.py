@@ -1,9 +1,9 @@
 """What a run's metrics mean, in words: each rule knows one way in which training goes wrong.
 
-A rule reads series of metrics by their names (verl's) and returns a `Diagnosis` or None. Series
-that a log lacks make a rule silent, so logs of other trainers are read as well. Rules compare a
-run's beginning with its end: means over its first and last steps, a quarter of them but at most 20.
-What is said of each, and what to try, is in `diagnosis.yaml`.
+A rule reads series of metrics by their names (verl's) and returns a `Diagnosis`, or None, also if
+the log lacks a series: so logs of other trainers can be read as well. Rules compare a run's
+beginning with its end: means over its first and last steps, a quarter of them but at most 20. Their
+words, and what to try, are in `diagnosis.yaml`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import beyond_recovery, remedies
 from rl_core.runs.settings_file import leaves
 from rl_core.tracking.host_memory import AVAILABLE_GIB, HOST_GIB, full_at, growths
-from rl_core.tracking.series import FEWEST_STEPS, LONGEST_WINDOW, Series
 
+FULL_CARD = 0.05
+"""Share of a card left at a phase's peak below which it counts as nearly full."""
+_FEWEST_STEPS = 8
+"""Of a series that has a beginning and an end."""
+_LONGEST_WINDOW = 20
 _STEPS_IN_A_ROW = 10
 _FORMAT_SCORE = 0.1
 """What a well-formed wrong answer scores in Countdown (SPEC's and TinyZero's default)."""
 _SOME = 0.01
 _LOST_STEPS = 3
 _NOT_FINITE = "not_finite/"
-_MOST_NAMES = 4
 _NEARLY_ALL = 0.99
-FULL_CARD = 0.05
-"""Share of a card left at a phase's peak below which it counts as nearly full."""
 _ON_ONE_CARD = RunConfig.model_validate({"resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5}})
-"""Where nobody knows a run's settings."""
+"""Stands for the settings of a run if they are unknown."""
 _TEXTS: Final[dict[str, dict[str, str]]] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
 )
@@ -42,7 +43,7 @@ _TEXTS: Final[dict[str, dict[str, str]]] = yaml.safe_load(
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing that is wrong with a run, with its evidence and what to try."""
+    """One problem of a run, with its evidence and what to try."""
 
     rule: str
     says: str
@@ -53,18 +54,65 @@ class Diagnosis:
         return f"{self.says} ({self.evidence}). Try: {self.advice}"
 
 
+class _Series:
+    """The metrics of a run's training steps, by name; a step's row may lack some.
+
+    Step 0, the test before training, counts only for `val/*`.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._rows = sorted(rows, key=lambda row: int(row["step"]))
+
+    def points(self, name: str) -> list[tuple[int, float]]:
+        """Returns (step, value) of a metric, oldest first, without the steps that lack it."""
+        return [
+            (int(row["step"]), float(row[name]))
+            for row in self._rows
+            if row.get(name) is not None and (row["step"] > 0 or name.startswith("val/"))
+        ]
+
+    def ending(self, prefix: str) -> list[str]:
+        """Returns what follows a prefix in the names of metrics: phases, for example."""
+        return _ending(self._rows, prefix)
+
+    def ending_last(self, prefix: str) -> list[str]:
+        """Returns likewise, only of the last step."""
+        return _ending(self._rows[-1:], prefix)
+
+    def values(self, name: str) -> list[float]:
+        return [value for _, value in self.points(name)]
+
+    def ends(self, name: str) -> tuple[float, float] | None:
+        """Returns the means of a metric's first and last steps; None for too short a series."""
+        values = self.values(name)
+        if len(values) < _FEWEST_STEPS:
+            return None
+        width = min(_LONGEST_WINDOW, len(values) // 4)
+        return fmean(values[:width]), fmean(values[-width:])
+
+    def gain(self, name: str) -> float | None:
+        """Returns by how much a metric rose from its first steps to its last."""
+        ends = self.ends(name)
+        return None if ends is None else ends[1] - ends[0]
+
+
+def _ending(rows: Iterable[Mapping[str, Any]], prefix: str) -> list[str]:
+    names = (name for row in rows for name in row if name.startswith(prefix))
+    return list(dict.fromkeys(name.removeprefix(prefix) for name in names))
+
+
 def diagnose(
     rows: Iterable[Mapping[str, Any]],
     config: RunConfig | None = None,
     *,
     settings: Mapping[str, Any] | None = None,
 ) -> list[Diagnosis]:
-    """Returns what is wrong with a run, the gravest first; nothing where nothing stands out.
+    """Returns what is wrong with a run, the gravest first.
 
-    An advice leaves out what is set by `config`, the settings in force, or by `settings`, those of
-    the run's `config.yaml` by section.
+    Advice leaves out what is set already: in `config`, the settings in force, or in `settings`,
+    those of the run's `config.yaml` by section.
     """
-    series = Series(rows)
+    series = _Series(rows)
     known = dict(leaves(config.model_dump(mode="json") if config else settings or {}))
     found = [
         _nearly_full_card(series, config),
@@ -75,13 +123,12 @@ def diagnose(
 
 
 def _said(rule: str, evidence: str, **values: object) -> Diagnosis:
-    """Returns a rule's diagnosis, with these values in its texts."""
     texts = {kind: text.format(**values) for kind, text in _TEXTS[rule].items()}
     return Diagnosis(rule, texts["says"], evidence, texts["advice"])
 
 
 def _without_what_is_set(found: Diagnosis, settings: Mapping[str, Any]) -> Diagnosis:
-    """Leaves out of an advice each `key=value` that the run has already."""
+    """Leaves out of the advice each `key=value` that the run has already."""
     parts = found.advice.split(", ")
     left = [
         part
@@ -91,15 +138,15 @@ def _without_what_is_set(found: Diagnosis, settings: Mapping[str, Any]) -> Diagn
     return replace(found, advice=", ".join(left or parts))
 
 
-def _is_getting_better(series: Series) -> bool:
-    """Says whether accuracy rises: what looks odd is then how this run learns."""
+def _is_getting_better(series: _Series) -> bool:
+    """Says whether accuracy rises: what looks odd is then part of learning."""
     tests = series.values("val/accuracy")
     gains = [series.gain("reward/accuracy") or 0.0, tests[-1] - tests[0] if tests else 0.0]
     return max(gains) > 0.05
 
 
-def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | None:
-    """Before a phase runs out of memory: what a retry would change then, changed in good time."""
+def _nearly_full_card(series: _Series, config: RunConfig | None) -> Diagnosis | None:
+    """Advises before a phase runs out of memory what a retry would change after it."""
     totals, prefix = series.values("memory/card_gib"), "memory/card_left_gib/"
     lately = {p: series.values(prefix + p)[-_STEPS_IN_A_ROW:] for p in series.ending(prefix)}
     left = {phase: min(values) for phase, values in lately.items() if values}
@@ -114,29 +161,25 @@ def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | N
     else:
         helpful = [*remedies(config, error), *beyond_recovery(config, fullest)]
         advice = f"{helpful[0]}, the next lever"
-    return _said(
-        "nearly_full_card",
-        f"{fullest} left {max(left[fullest], 0.0):.2f} of {totals[-1]:.1f} GiB",
-        advice=advice,
-    )
+    evidence = f"{fullest} left {max(left[fullest], 0.0):.2f} of {totals[-1]:.1f} GiB"
+    return _said("nearly_full_card", evidence, advice=advice)
 
 
-def _reward_fails(series: Series) -> Diagnosis | None:
-    """Told at once: a function that fails costs the responses of every step."""
+def _reward_fails(series: _Series) -> Diagnosis | None:
+    """After one step: a function that fails costs the responses of every step."""
     share = _share(series, "reward_error")
     if share < _SOME:
         return None
     how = "for some responses, which count as 0"
     if share >= _NEARLY_ALL:
         how = "at all, so there is nothing to learn from"
-    return _said(
-        "reward_fails", f"reward/verdict/reward_error is {share:.3f} of the last steps", how=how
-    )
+    evidence = f"reward/verdict/reward_error is {share:.3f} of the last steps"
+    return _said("reward_fails", evidence, how=how)
 
 
-def _reward_always_same(series: Series) -> Diagnosis | None:
+def _reward_always_same(series: _Series) -> Diagnosis | None:
     scores = series.values("critic/score/mean")
-    if len(scores) < FEWEST_STEPS or len(set(scores)) > 1:
+    if len(scores) < _FEWEST_STEPS or len(set(scores)) > 1:
         return None
     if _share(series, "reward_error") > _NEARLY_ALL:
         return None
@@ -144,8 +187,8 @@ def _reward_always_same(series: Series) -> Diagnosis | None:
     return _said(rule, f"critic/score/mean is {scores[0]:g} in all {len(scores)} steps")
 
 
-def _format_credit_only(series: Series) -> Diagnosis | None:
-    """Score without accuracy; where a log has no accuracy, what format credit explains of it."""
+def _format_credit_only(series: _Series) -> Diagnosis | None:
+    """Score without accuracy; if a log has no accuracy, a score that format credit explains."""
     score = series.ends("critic/score/mean")
     if score is None or score[1] < 0.02:
         return None
@@ -167,46 +210,39 @@ def _format_credit_only(series: Series) -> Diagnosis | None:
     return _said(rule, f"score {score[0]:.3f} -> {score[1]:.3f} while {known}")
 
 
-def _share(series: Series, verdict: str) -> float:
+def _share(series: _Series, verdict: str) -> float:
     """Returns the share of a verdict in the last steps; steps without it do not log it."""
     shares = dict(series.points(f"reward/verdict/{verdict}"))
     steps = [step for step, _ in series.points("critic/score/mean")][-_STEPS_IN_A_ROW:]
     return fmean(shares.get(step, 0.0) for step in steps) if steps else 0.0
 
 
-def _score_lost(series: Series) -> Diagnosis | None:
-    """A score that was there and is gone: other rules look at means, in which it is still there."""
+def _score_lost(series: _Series) -> Diagnosis | None:
+    """A score that is gone since a few steps: other rules look at means, which still hold it."""
     points = series.points("critic/score/mean")
-    if len(points) < FEWEST_STEPS:
+    if len(points) < _FEWEST_STEPS:
         return None
     top_step, top = max(points, key=lambda point: point[1])
     low = [value <= 0.1 * top for _, value in points]
     if top < 0.02 or not all(low[-_LOST_STEPS:]):
         return None
     since = points[len(low) - low[::-1].index(False)][0]
-    return _said(
-        "score_lost",
-        f"critic/score/mean was {top:.3g} at step {top_step}",
-        score=points[-1][1],
-        step=since,
-    )
+    evidence = f"critic/score/mean was {top:.3g} at step {top_step}"
+    return _said("score_lost", evidence, score=points[-1][1], step=since)
 
 
-def _not_finite(series: Series) -> Diagnosis | None:
-    """Of an imported log: here a step whose loss is no number ends the run."""
+def _not_finite(series: _Series) -> Diagnosis | None:
+    """Only in an imported log: here a step whose loss is not finite ends the run."""
     firsts = {name: series.points(f"{_NOT_FINITE}{name}")[0] for name in series.ending(_NOT_FINITE)}
     if not firsts:
         return None
     begins = min(step for step, _ in firsts.values())
     names = [name for name, (step, _) in firsts.items() if step == begins]
-    return _said(
-        "not_finite",
-        f"{', '.join(names[:_MOST_NAMES])} {'is' if len(names) == 1 else 'are'} nan or inf there",
-        step=begins,
-    )
+    are = "is" if len(names) == 1 else "are"
+    return _said("not_finite", f"{', '.join(names[:4])} {are} nan or inf there", step=begins)
 
 
-def _fooled_scorer(series: Series) -> Diagnosis | None:
+def _fooled_scorer(series: _Series) -> Diagnosis | None:
     if series.values("curriculum/passed_over_frac"):
         return None  # what is asked becomes easier or harder
     trained, tests = series.ends("reward/accuracy"), series.values("val/accuracy")
@@ -218,66 +254,59 @@ def _fooled_scorer(series: Series) -> Diagnosis | None:
     return _said("fooled_scorer", seen)
 
 
-def _length_collapse(series: Series) -> Diagnosis | None:
+def _length_collapse(series: _Series) -> Diagnosis | None:
     lengths, accuracy = series.ends("response_length/mean"), series.gain("reward/accuracy")
     if lengths is None or lengths[1] > 0.5 * lengths[0] or (accuracy or 0.0) > 0.05:
         return None
-    return _said(
-        "length_collapse", f"response_length/mean {lengths[0]:.0f} -> {lengths[1]:.0f} tokens"
-    )
+    evidence = f"response_length/mean {lengths[0]:.0f} -> {lengths[1]:.0f} tokens"
+    return _said("length_collapse", evidence)
 
 
-def _entropy_collapse(series: Series) -> Diagnosis | None:
+def _entropy_collapse(series: _Series) -> Diagnosis | None:
     entropy = series.ends("actor/entropy_loss")
     if entropy is None or entropy[0] <= 0 or entropy[1] > 0.2 * entropy[0]:
         return None
     if _is_getting_better(series):
         return None
-    return _said(
-        "entropy_collapse",
-        f"actor/entropy_loss {entropy[0]:.3f} -> {entropy[1]:.3f} nats per token",
-    )
+    evidence = f"actor/entropy_loss {entropy[0]:.3f} -> {entropy[1]:.3f} nats per token"
+    return _said("entropy_collapse", evidence)
 
 
-def _kl_blow_up(series: Series) -> Diagnosis | None:
+def _kl_blow_up(series: _Series) -> Diagnosis | None:
     values = [abs(value) for value in series.values("critic/kl")]
-    if len(values) < FEWEST_STEPS:
+    if len(values) < _FEWEST_STEPS:
         return None
     usual, last = median(values), median(values[-5:])  # not the mean: one bad batch is no trend
     if last < 1.0 or last < 5 * usual:
         return None
-    return _said(
-        "kl_blow_up",
-        f"critic/kl {last:.2f} nats per response at the end, {usual:.3f} is usual in this run",
-    )
+    found = f"critic/kl {last:.2f} nats per response at the end"
+    return _said("kl_blow_up", f"{found}, {usual:.3f} is usual in this run")
 
 
-def _useless_critic(series: Series) -> Diagnosis | None:
+def _useless_critic(series: _Series) -> Diagnosis | None:
     values = series.values("critic/vf_explained_var")
     last = values[-_STEPS_IN_A_ROW:]
     if len(values) < 2 * _STEPS_IN_A_ROW or max(last) >= 0:
         return None
-    return _said(
-        "useless_critic",
-        f"critic/vf_explained_var below 0 for {_STEPS_IN_A_ROW} steps, now {last[-1]:.2f}",
-    )
+    evidence = f"critic/vf_explained_var below 0 for {_STEPS_IN_A_ROW} steps, now {last[-1]:.2f}"
+    return _said("useless_critic", evidence)
 
 
-def _never_clipped(series: Series) -> Diagnosis | None:
+def _never_clipped(series: _Series) -> Diagnosis | None:
     clipped = series.values("actor/pg_clipfrac")
-    if len(clipped) < FEWEST_STEPS or any(clipped) or _is_getting_better(series):
+    if len(clipped) < _FEWEST_STEPS or any(clipped) or _is_getting_better(series):
         return None
     return _said("never_clipped", f"actor/pg_clipfrac is 0 in all {len(clipped)} steps")
 
 
-def _groups_without_spread(series: Series) -> Diagnosis | None:
+def _groups_without_spread(series: _Series) -> Diagnosis | None:
     share = series.ends("group/zero_spread_frac")
     if share is None or share[1] <= 0.5:
         return None
     return _said("groups_without_spread", f"group/zero_spread_frac {share[1]:.2f} at the end")
 
 
-def _truncated(series: Series) -> Diagnosis | None:
+def _truncated(series: _Series) -> Diagnosis | None:
     share = series.ends("response_length/clip_ratio")
     if share is None or share[1] <= 0.2:
         return None
@@ -286,34 +315,29 @@ def _truncated(series: Series) -> Diagnosis | None:
     return _said("truncated", f"response_length/clip_ratio {share[0]:.2f} -> {share[1]:.2f}")
 
 
-def _growing_gap(series: Series) -> Diagnosis | None:
+def _growing_gap(series: _Series) -> Diagnosis | None:
     gap = series.ends("rollout/logprob_gap_mean")
     if gap is None or gap[1] < 1e-3 or gap[1] < 3 * gap[0]:
         return None
     stale = series.ends("rollout/staleness_mean")
     less_stale = "a smaller rollout.staleness; " if stale and stale[1] > 0 else ""
-    return _said(
-        "growing_gap",
-        f"rollout/logprob_gap_mean {gap[0]:.2g} -> {gap[1]:.2g} nats per token",
-        less_stale=less_stale,
-    )
+    evidence = f"rollout/logprob_gap_mean {gap[0]:.2g} -> {gap[1]:.2g} nats per token"
+    return _said("growing_gap", evidence, less_stale=less_stale)
 
 
-def _repeated_text(series: Series) -> Diagnosis | None:
+def _repeated_text(series: _Series) -> Diagnosis | None:
     share = series.ends("rollout/repeated_frac")
     if share is None or share[1] <= 0.3 or share[1] < 1.5 * share[0]:
         return None
-    return _said(
-        "repeated_text",
-        f"{share[0]:.0%} -> {share[1]:.0%} of a response's 8-token runs occurred in it before",
-    )
+    change = f"{share[0]:.0%} -> {share[1]:.0%}"
+    return _said("repeated_text", f"{change} of a response's 8-token runs occurred in it before")
 
 
-def _falling_throughput(series: Series) -> Diagnosis | None:
+def _falling_throughput(series: _Series) -> Diagnosis | None:
     rates = series.values("rollout/tokens_per_s")[2:]  # the first steps warm the engine up
-    if len(rates) < 2 * FEWEST_STEPS:
+    if len(rates) < 2 * _FEWEST_STEPS:
         return None
-    width = min(LONGEST_WINDOW, len(rates) // 4)
+    width = min(_LONGEST_WINDOW, len(rates) // 4)
     first, last = median(rates[:width]), median(rates[-width:])
     if last > 0.6 * first:
         return None
@@ -325,22 +349,18 @@ def _falling_throughput(series: Series) -> Diagnosis | None:
     return _said("falling_throughput", f"rollout/tokens_per_s {first:,.0f} -> {last:,.0f}")
 
 
-def _growing_memory(series: Series, total_steps: int | None) -> Diagnosis | None:
+def _growing_memory(series: _Series, total_steps: int | None) -> Diagnosis | None:
     available = series.values(AVAILABLE_GIB)
-    held = {name: series.points(name) for name in series.names(HOST_GIB)}
-    found = growths({name.removeprefix(HOST_GIB): points for name, points in held.items()})
+    processes = series.ending_last(HOST_GIB)
+    found = growths({name: series.points(f"{HOST_GIB}{name}") for name in processes})
     if not found or not available:
         return None
     full_step = full_at(found, available[-1])
     if total_steps is not None and full_step > total_steps:
         return None  # its processes are gone by then
     who = " and ".join(growth.process for growth in found)
-    return _said(
-        "growing_memory",
-        f"{'; '.join(map(str, found))}; {available[-1]:.1f} GiB are left",
-        who=who,
-        step=full_step,
-    )
+    evidence = f"{'; '.join(map(str, found))}; {available[-1]:.1f} GiB are left"
+    return _said("growing_memory", evidence, who=who, step=full_step)
 
 
 _RULES = (

@@ -1,7 +1,7 @@
-"""The machine's memory while a run trains: who holds it, whether it grows, a warning in time.
+"""The machine's memory while a run trains: which process holds it, whether it grows, a warning.
 
-A thread looks every few seconds. Of each process what is its own counts; what processes share, the
-object store of a private Ray, counts once. Not here: a card's memory (profiling.py).
+A thread looks every few seconds. Of each process only its own memory counts; what processes share,
+the object store of a private Ray, counts once. Not here: a card's memory (profiling.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WARM_UP_STEPS: Final = 5
 """Models, caches and snapshots find their size in these."""
 _FEWEST_STEPS: Final = 16
 _MOST_STEPS: Final = 200
-"""The last ones count: what has grown once and stands still is no danger."""
+"""The last ones: growth that has ended is no danger."""
 _PARTS: Final = 4
 _LEAST_GIB: Final = 1 / 32
 """Less over all these steps is no growth: 0.16 MiB per step over the most of them."""
@@ -43,7 +43,7 @@ Points = Sequence[tuple[int, float]]
 
 INTERVAL_S: Final = 5.0
 LEVELS: Final = (0.15, 0.08)
-"""Shares of the memory left at which to warn; at 0.05 Ray kills a worker of its own accord."""
+"""Shares of the memory left at which to warn; at 0.05 Ray kills a worker."""
 _WORKER_LOG: Final = re.compile(r"/(learner|engine_\d+)\.log$")
 _PLASMA: Final = re.compile(r"/plasma\w* \(deleted\)$")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -52,7 +52,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Usage:
-    """Who holds how much of the machine's memory at one moment, in bytes."""
+    """The machine's memory at one moment, in bytes."""
 
     processes: Mapping[str, int]
     """Own memory of `trainer`, `learner`, `engine_0`, ..., and of all `others` of the run."""
@@ -62,11 +62,6 @@ class Usage:
     """Left to programs, by the machine or by the tightest control group around us."""
     limit_bytes: int
     """Of that machine or group."""
-
-    @property
-    def run_bytes(self) -> int:
-        """All that the run holds."""
-        return sum(self.processes.values()) + self.object_store_bytes
 
 
 def usage_now() -> Usage:
@@ -85,7 +80,7 @@ def usage_now() -> Usage:
 
 
 def memory_left() -> tuple[int, int]:
-    """Returns the bytes left, and the limit, of the machine or the tightest group around us."""
+    """Returns the bytes left and the limit of the machine, or of the tightest group around us."""
     machine = psutil.virtual_memory()
     membership = Path("/proc/self/cgroup").read_text(encoding="utf-8")
     rooms = [(int(machine.available), int(machine.total)), *cgroup_rooms(membership, _CGROUPS)]
@@ -120,7 +115,7 @@ def cgroup_rooms(membership: str, root: Path) -> Iterator[tuple[int, int]]:
 
 
 class HostMemory:
-    """Looks at the machine's memory in a thread of its own; a context manager.
+    """Looks at the machine's memory in a thread of its own, within the block.
 
     A warning names the settings that would help, and the run's record gets each process's peak.
     """
@@ -151,7 +146,7 @@ class HostMemory:
         self._run.update(host_peak_gib=before | highest)
 
     def measure(self) -> dict[str, float]:
-        """Returns `memory/host_gib/<process>`, peaks since it was last asked, and what is left."""
+        """Returns `memory/host_gib/<process>`, peaks since the last call, and what is left."""
         with self._lock:
             peaks, self._since_asked = self._since_asked, {}
             last = self._last
@@ -161,7 +156,7 @@ class HostMemory:
         return named | {AVAILABLE_GIB: last.available_bytes / GIB}
 
     def note(self, usage: Usage) -> None:
-        """Remembers peaks, and warns where little is left: once for each level."""
+        """Remembers peaks, and warns if little is left: once for each level."""
         gib = _in_gib(usage)
         with self._lock:
             self._last = usage
@@ -176,23 +171,24 @@ class HostMemory:
         while not self._over.is_set():
             try:
                 self.note(self._look())
-            except Exception:  # whatever it is, a run outlives it
+            except Exception:  # nothing here may end a run
                 _logger.exception("the machine's memory cannot be watched:")
                 return
             self._over.wait(INTERVAL_S)
 
 
 def warning(usage: Usage, config: RunConfig) -> str:
-    """Returns in words that memory is short, who holds it and what helps."""
+    """Returns the warning: memory is short, which processes hold it, what helps."""
     largest = max(usage.processes, key=lambda name: usage.processes[name], default="trainer")
     held = sorted(_in_gib(usage).items(), key=lambda item: -item[1])
-    elsewhere = max(usage.limit_bytes - usage.available_bytes - usage.run_bytes, 0)
+    run_bytes = sum(usage.processes.values()) + usage.object_store_bytes
+    elsewhere = max(usage.limit_bytes - usage.available_bytes - run_bytes, 0)
     where = "gen" if largest.startswith("engine") else largest
     helpful = remedies(config, OutOfMemory(where, "killed"))
     return (
         f"memory is short: {usage.available_bytes / GIB:.1f} of {usage.limit_bytes / GIB:.1f} "
         f"GiB are left, and the kernel kills a process when none is. This run holds "
-        f"{usage.run_bytes / GIB:.1f} ({', '.join(f'{name} {gib:.1f}' for name, gib in held)}), "
+        f"{run_bytes / GIB:.1f} ({', '.join(f'{name} {gib:.1f}' for name, gib in held)}), "
         f"the rest of the machine {elsewhere / GIB:.1f}. What helps: "
         f"{' or '.join(helpful) or 'a machine with more memory'}"
     )
@@ -206,19 +202,19 @@ def _in_gib(usage: Usage) -> dict[str, float]:
 
 
 def worker_name(pid: int) -> str:
-    """Returns `learner` or `engine_0`: a worker's output goes to a file of its name."""
+    """Returns `learner` or `engine_0`, by the file that a worker's output goes to."""
     match = _WORKER_LOG.search(str(Path(f"/proc/{pid}/fd/1").readlink()))
     return match[1] if match else "others"
 
 
 def own_bytes(pid: int) -> int:
-    """Returns the pages that no file and no other process provides."""
+    """Returns the bytes in pages of a process's own: of no file, not shared."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     return int(status.split("RssAnon:")[1].split()[0]) * 1024
 
 
 def _object_store_bytes(raylet: int) -> int:
-    """Returns what the file behind a raylet's object store takes, unlinked though it is."""
+    """Returns the size of the unlinked file that is a raylet's object store."""
     for descriptor in Path(f"/proc/{raylet}/fd").iterdir():
         with suppress(OSError):
             if _PLASMA.search(str(descriptor.readlink())):
@@ -251,15 +247,15 @@ def growths(held: Mapping[str, Points]) -> list[Growth]:
 
 
 def full_at(found: Sequence[Growth], available_gib: float) -> int:
-    """Returns the step at which nothing of what is available is left, if all go on like that."""
+    """Returns the step at which nothing is left if all go on growing like that."""
     last_step = max(growth.last_step for growth in found)
     return last_step + round(available_gib / sum(growth.gib_per_step for growth in found))
 
 
 def _growth(process: str, points: Points) -> Growth | None:
-    """Returns the growth of a process, if each quarter of the steps has its share in it.
+    """Returns the growth of a process if it grows in each quarter of the steps.
 
-    A jump is in one of them alone, a cache that fills up slows down, and noise has no direction.
+    A jump is in only one of them, a cache that fills up slows down, and noise has no direction.
     """
     points = [(step, gib) for step, gib in points if step > WARM_UP_STEPS][-_MOST_STEPS:]
     if len(points) < _FEWEST_STEPS:

@@ -1,7 +1,6 @@
-"""What goes on beside a step: a record of functions for what measures, stops and hears of steps.
+"""What goes on beside a step: functions that measure, stop and are called after each step.
 
-The loop (trainer.py) asks and tells all its observers in their order; who they are is said in
-training.py, where a training process is wired.
+The loop (trainer.py) calls those of all its observers in their order; training.py chooses them.
 """
 
 from __future__ import annotations
@@ -15,36 +14,31 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.types import Rollout
 
 OnStep = Callable[[int, int, dict[str, float]], None]
-"""Called with (step, last step, all metrics of the step) when it is done, logged, and where it is
-due being saved; step 0 is the test before the first step."""
-_PER_RESPONSE_TOKEN = ("gen",)
+"""Called with (step, last step, all metrics of the step) when it is done, logged, and if it is due
+being saved; step 0 is the test before the first step."""
 _PER_TOKEN = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
 
 
 @dataclass(frozen=True)
 class StepObserver:
-    """What goes on beside a step; who observes gives the functions that it has."""
+    """What goes on beside a step; each observer gives the functions that it has."""
 
     wants_stop: Callable[[], bool] = lambda: False
-    """Says whether the step that ends shall be the last; asked before it is saved."""
+    """Says whether the step that ends must be the last; called before it is saved."""
     measure: Callable[[], dict[str, float]] = lambda: {}
     """Returns what else to log of the step that ends."""
     on_step: OnStep = lambda step, last_step, metrics: None
 
 
 def all_of(observers: Sequence[StepObserver]) -> StepObserver:
-    """Returns several observers as one: all of them are asked and told, in their order."""
+    """Returns several observers as one: all of them are called, in their order."""
 
     def on_step(step: int, last_step: int, metrics: dict[str, float]) -> None:
         for observer in observers:
             observer.on_step(step, last_step, metrics)
 
-    def wants_stop() -> bool:
-        answers = [observer.wants_stop() for observer in observers]
-        return any(answers)
-
     return StepObserver(
-        wants_stop=wants_stop,
+        wants_stop=lambda: sum(observer.wants_stop() for observer in observers) > 0,
         measure=lambda: {k: x for observer in observers for k, x in observer.measure().items()},
         on_step=on_step,
     )
@@ -58,7 +52,7 @@ class BudgetLimit:
         self._limit: str | None = None
 
     def wants_stop(self) -> bool:
-        """Says whether the step that ends, not counted yet, and another are too much."""
+        """Says whether the step that ends, not counted yet, and another one exceed the budget."""
         return self._exceeds(2)
 
     def on_step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
@@ -66,11 +60,11 @@ class BudgetLimit:
         self._spending.add_step(metrics.get("timing_s/step", 0.0))
 
     def allows_a_step(self) -> bool:
-        """Says whether one more step fits, before any is under way."""
+        """Says whether one more step fits, while none is under way."""
         return not self._exceeds(1)
 
     def reason(self, step: int) -> str | None:
-        """Returns in words why no step after this one is allowed; None where the limit allows."""
+        """Returns why no step after this one is allowed; None if one is."""
         if self._limit is None:
             return None
         return (
@@ -88,8 +82,7 @@ def per_token_ms(seconds: Mapping[str, float], rollouts: Sequence[Rollout]) -> d
     num_tokens = sum(len(rollout.prompt_ids) for rollout in rollouts)
     num_tokens += sum(len(completion.response_ids) for completion in completions)
     num_sampled = sum(completion.num_sampled for completion in completions)
-    divisors = dict.fromkeys(_PER_RESPONSE_TOKEN, num_sampled)
-    divisors |= dict.fromkeys(_PER_TOKEN, num_tokens)
+    divisors = {"gen": num_sampled, **dict.fromkeys(_PER_TOKEN, num_tokens)}
     return {
         f"timing_per_token_ms/{phase}": 1e3 * seconds[f"timing_s/{phase}"] / divisor
         for phase, divisor in divisors.items()

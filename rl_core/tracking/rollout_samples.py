@@ -21,14 +21,13 @@ _READ: Final = (*COLUMNS, "response_tokens", "finish_reason", "truth")
 _SAMPLES: Final = 8
 _MOST_CHARACTERS: Final = 2_000
 """Of a text; the middle of a longer one is left out."""
-
 Row = dict[str, Any]
 
 
 def samples_of_step(folder: Path, step: int | None = None, *, most: int = _SAMPLES) -> list[Row]:
-    """Returns a few rollouts of a step, see `in_turns`: the same ones each time.
+    """Returns a few rollouts of a step, by default the last; none if none can be read.
 
-    Without rollouts of it that can be read, there are none.
+    They are the same ones each time, see `in_turns`.
     """
     try:
         with reading(folder):
@@ -58,7 +57,7 @@ def sample_table(folder: Path, step: int) -> list[list[Any]]:
 
 
 def in_turns(rows: Sequence[Row], most: int) -> list[Row]:
-    """Returns some: one of each verdict in turn, `correct` first and then the most frequent."""
+    """Returns a few rows, one of each verdict in turn: `correct`, then the most frequent first."""
     counts = Counter(str(row["verdict"]) for row in rows)
     verdicts = sorted(counts, key=lambda verdict: (verdict != "correct", -counts[verdict], verdict))
     seen: Counter[str] = Counter()

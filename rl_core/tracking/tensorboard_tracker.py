@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,9 @@ _logger = logging.getLogger(__name__)
 class TensorBoardTracker:
     """Writes each step's metrics, under the same names, if `trainer.logger` names it.
 
-    A start first tells TensorBoard to forget the steps that it will do again, as a resume does:
-    older files may hold them. Written in the trainer's thread, flushed at each step. Where that
-    fails (a full disk) it costs a warning and the rest of this file, never the run.
+    A start first makes TensorBoard forget the steps that it will do again: after a resume, older
+    files may hold them. Written in the trainer's thread, flushed at each step. If that fails (a
+    full disk), it costs a warning and the rest of this file, never the run.
 
     Example:
         with TensorBoardTracker(config, run.path, start_step=100) as tracker:
@@ -29,7 +30,6 @@ class TensorBoardTracker:
     """
 
     def __init__(self, config: RunConfig, run_folder: Path, start_step: int) -> None:
-        """Prepares; nothing is written before the block is entered."""
         self._is_wanted = "tensorboard" in config.trainer.logger
         self._folder = run_folder / "tensorboard"
         self._start_step = start_step
@@ -37,18 +37,14 @@ class TensorBoardTracker:
 
     def __enter__(self) -> TensorBoardTracker:
         if self._is_wanted:
-            try:
+            with self._or_a_warning():
                 self._writer = self._open()
-            except Exception as error:  # noqa: BLE001  whatever it is, a run outlives it
-                self._give_up(error)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._writer is not None:
-            try:
+            with self._or_a_warning():
                 self._writer.close()
-            except Exception as failure:  # noqa: BLE001  see __enter__
-                self._give_up(failure)
 
     def on_step(self, step: int, last_step: int, metrics: Mapping[str, float]) -> None:
         """Writes one step's metrics; never raises."""
@@ -58,13 +54,11 @@ class TensorBoardTracker:
         from tensorboardX.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        try:
+        with self._or_a_warning():
             self._writer.write_event(
                 Event(wall_time=time.time(), step=step, summary=Summary(value=values))
             )
             self._writer.flush()
-        except Exception as error:  # noqa: BLE001  see __enter__
-            self._give_up(error)
 
     def _open(self) -> EventsWriter:
         """Returns a new file that begins where training does; step 0 is the test before it."""
@@ -75,18 +69,17 @@ class TensorBoardTracker:
         attempt = len(list(self._folder.iterdir()))
         writer = EventsWriter(str(self._folder / "events"), f".{attempt}")
         first_step = self._start_step + 1 if self._start_step > 0 else 0
-        writer.write_event(
-            Event(
-                wall_time=time.time(),
-                step=first_step,
-                session_log=SessionLog(status=SessionLog.START),
-            )
-        )
+        start = SessionLog(status=SessionLog.START)
+        writer.write_event(Event(wall_time=time.time(), step=first_step, session_log=start))
         writer.flush()
         return writer
 
-    def _give_up(self, error: Exception) -> None:
-        self._writer = None
-        _logger.warning(
-            "TensorBoard lacks the rest of this run (%s); metrics.jsonl has all of it", error
-        )
+    @contextmanager
+    def _or_a_warning(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  nothing here may end a run
+            self._writer = None
+            _logger.warning(
+                "TensorBoard lacks the rest of this run (%s); metrics.jsonl has all of it", error
+            )

@@ -1,18 +1,18 @@
-"""The process beside the trainer that hands `metrics.jsonl` to wandb: the only file to import it.
+"""The process beside the trainer that gives `metrics.jsonl` to wandb: the only file to import it.
 
     python -m rl_core.tracking.wandb_process RUN_FOLDER online|upload FINISH_TIMEOUT_S
 
-It reads the file as it grows, until its parent says how the trainer ended, or is gone, and tells it
-in words what goes wrong. Whatever happens to it, or to wandb's service, harms no training.
+It reads the file as it grows, until its parent sends how the trainer ended, or is gone, and reports
+to it what goes wrong. Whatever happens to it, or to wandb's service, harms no training.
 
 wandb takes no step twice and none that lies behind. So each start asks where wandb's curve ends and
-hands over the lines of `metrics.jsonl` from there on, whoever wrote them: what an outage, a crash
-or an offline start left out is filled in, and steps that a resume did again (with the same result)
-stay as they were. Each line keeps the time when it was written. Files of wandb's own are never
-kept: `metrics.jsonl` holds more.
+sends the lines of `metrics.jsonl` from there on: what an outage, a crash or an offline start left
+out is filled in, and steps that a resume did again (with the same result) stay as they were. Each
+line keeps the time when it was written. Files of wandb's own are never kept: `metrics.jsonl` holds
+more.
 
-With the line of a test goes a table of a few rollouts of that step, read from the run's folder too:
-one small table per test, which wandb shows as one panel with a slider over the steps.
+With the line of a test goes a table of a few rollouts of that step, which wandb shows as one panel
+with a slider over the steps.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rl_core.system.atomic import alone_in, write_text_atomically
 from rl_core.system.child_process import channel_to_parent
 from rl_core.system.network import wandb_url, why_silent
 from rl_core.tracking.rollout_samples import COLUMNS, sample_table
-from rl_core.tracking.wandb_run_id import UPLOADED, keep_wandb_run_id, wandb_run_id
+from rl_core.tracking.wandb_tracker import UPLOADED, keep_wandb_run_id, wandb_run_id
 
 START_TIMEOUT_S: Final = 10.0
 """An online start that takes longer is given up."""
@@ -76,9 +76,13 @@ def main() -> NoReturn:
 
 
 def _work(run_folder: Path, mode: str, timeout_s: float, parent: _Parent) -> None:
-    """Starts a wandb run, hands on what there is until told to stop, and waits for the upload."""
+    """Starts a wandb run, sends the rows until the trainer ends, and waits for the upload."""
     folder = run_folder / "wandb" / _UPLOADING
-    _write_only_to(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    # Elsewhere wandb would leave files behind. Not TMPDIR: its socket's path would be too long.
+    tempfile.tempdir = str(folder)
+    os.environ["WANDB_DATA_DIR"] = os.environ["WANDB_CACHE_DIR"] = str(folder)
     try:
         run = _start(run_folder, folder, timeout_s, parent)
     except Exception as error:
@@ -102,31 +106,23 @@ def _work(run_folder: Path, mode: str, timeout_s: float, parent: _Parent) -> Non
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_only_to(folder: Path) -> None:
-    """Lets wandb put its files there, in place of the system's and the user's folders.
-
-    Those it would leave behind, as this process ends without its exit hooks. Not in TMPDIR: a path
-    this long is none for the service's socket.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    tempfile.tempdir = str(folder)
-    os.environ["WANDB_DATA_DIR"] = os.environ["WANDB_CACHE_DIR"] = str(folder)
-
-
 def _start(run_folder: Path, folder: Path, timeout_s: float, parent: _Parent) -> Any:
     """Returns a run that continues the server's, under a new name if that one was deleted there.
 
     Raises:
-        Exception: whatever wandb finds wrong; RuntimeError where the server does not answer.
+        Exception: whatever wandb finds wrong; RuntimeError if the server does not answer.
+        ValueError: `config.yaml` holds no settings.
     """
-    project, config = _settings(run_folder)
+    config = read_settings(run_folder)
+    project = dict(leaves(config)).get("trainer.wandb_project")
+    if project is None:
+        raise ValueError(f"{run_folder / 'config.yaml'} holds no settings of a run")
 
     def start(run_id: str) -> Any:
         import wandb
 
         return wandb.init(
-            project=project,
+            project=str(project),
             id=run_id,
             name=run_folder.name,
             resume="allow",
@@ -146,8 +142,7 @@ def _start(run_folder: Path, folder: Path, timeout_s: float, parent: _Parent) ->
             ),
         )
 
-    why = why_silent(wandb_url())
-    if why is not None:
+    if (why := why_silent(wandb_url())) is not None:
         raise RuntimeError(f"{wandb_url()} does not answer ({why})")
     run_id = wandb_run_id(run_folder)
     try:
@@ -166,7 +161,7 @@ def _start(run_folder: Path, folder: Path, timeout_s: float, parent: _Parent) ->
 def _hand_over(
     run: Any, rows: NewRows, samples_of: Callable[[int], list[list[Any]]], parent: _Parent
 ) -> int:
-    """Logs each row once, as it appears, but those that the server has; returns how many."""
+    """Logs each row that the server lacks, as it appears; returns how many."""
     next_step, sent = run.starting_step, 0
     while True:
         last_round = parent.is_done()
@@ -210,7 +205,7 @@ class NewRows:
         self.last_step: int | None = None
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Yields the rows that were written since the last call, as far as they are whole."""
+        """Yields the whole rows that were written since the last call."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -226,10 +221,9 @@ class NewRows:
 
 
 class _Parent:
-    """The trainer: a thread hears that it is done, or dead.
+    """The trainer: a thread waits until it is done, or dead.
 
-    Args:
-        timeout_s: from then on. Whatever wandb still waits for, this process then ends itself.
+    `timeout_s` after that this process ends itself, whatever wandb still waits for.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -241,11 +235,11 @@ class _Parent:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def is_done(self) -> bool:
-        """Waits a second at most, and says whether it is."""
+        """Waits for it, a second at most, and says whether it is."""
         return self._done.wait(_POLL_S)
 
     def tell(self, words: str) -> None:
-        """Tells it something, if it still listens."""
+        """Sends it a message for the log, if it still lives."""
         with suppress(OSError):
             self.channel.send({"say": words})
 
@@ -259,21 +253,8 @@ class _Parent:
         os._exit(1)
 
 
-def _settings(run_folder: Path) -> tuple[str, dict[str, Any]]:
-    """Returns the wandb project and all settings of a run.
-
-    Raises:
-        ValueError: `config.yaml` holds no settings.
-    """
-    settings = read_settings(run_folder)
-    project = dict(leaves(settings)).get("trainer.wandb_project")
-    if project is None:
-        raise ValueError(f"{run_folder / 'config.yaml'} holds no settings of a run")
-    return str(project), settings
-
-
 def _end_service() -> None:
-    """Ends wandb's service, whatever state it is in: it never leaves this process behind."""
+    """Ends wandb's service, whatever state it is in."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             process.kill()

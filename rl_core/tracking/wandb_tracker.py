@@ -1,8 +1,13 @@
 """wandb beside the trainer, never in its way: a process of its own sends what is on the disk.
 
-The trainer only starts that process and ends it: its steps cost nothing here, and neither a wandb
-that hangs, crashes or raises, nor its service, is in the trainer's process. What the process does:
-wandb_process.py.
+The trainer only starts that process (wandb_process.py) and ends it: its steps cost nothing, and a
+wandb that hangs, crashes or raises harms no training.
+
+    runs/<run_id>/tracking.json, checkpoints/step_*/trainer/tracking.json   {"wandb_run_id": "..."}
+
+Beside the run and in its checkpoints is its name at wandb, so that a curve goes on: the folder's,
+but for a checkpoint that was copied from another run, and for a run that was deleted at wandb,
+which refuses such a name for ever.
 """
 
 from __future__ import annotations
@@ -10,30 +15,35 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rl_core.checkpoints.manifest import RESUME_FOLDER
 from rl_core.config.run import RunConfig
 from rl_core.runs.metrics_log import MetricsLog
 from rl_core.runs.settings_file import leaves, read_settings
-from rl_core.system.atomic import open_own
+from rl_core.system.atomic import open_own, write_text_atomically
 from rl_core.system.child_process import Child, how_it_ended
 from rl_core.system.log_file import redact
 from rl_core.system.network import wandb_url, why_silent
-from rl_core.tracking.wandb_run_id import TRACKING, UPLOADED, keep_wandb_run_id, wandb_run_id
 
+TRACKING = "tracking.json"
+UPLOADED = "uploaded.json"
+"""In a run's `wandb/`: the last step that the server has."""
 FINISH_TIMEOUT_S = 10.0
-"""What is not uploaded this long after the end waits for `countdown-train sync`."""
-UPLOAD_TIMEOUT_S = 300.0
+"""What is not uploaded so long after the end is left to `countdown-train sync`."""
+_UPLOAD_TIMEOUT_S = 300.0
 """Longest upload of one run by `countdown-train sync`."""
 _MARGIN_S = 2.0
-"""The process gives up by itself so much earlier than it is killed."""
+"""The process gives up so much earlier than it is killed."""
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _logger = logging.getLogger(__name__)
 
 
@@ -43,11 +53,11 @@ def wandb_tracking(
 ) -> Iterator[None]:
     """Sends the run's metrics to wandb within the block, if `trainer.logger` names it.
 
-    Unless `trainer.wandb_mode` is `online`, the run is only noted as one that `sync` uploads.
+    Unless `trainer.wandb_mode` is `online`, the run is only marked for `sync` to upload.
 
     Nothing in it raises, and leaving the block takes `FINISH_TIMEOUT_S` at most; no process of it
-    remains. What wandb lacks then is in `metrics.jsonl`, from where `upload_run` sends it.
-    A checkpoint that training goes on from may know the run's name at wandb.
+    remains. What wandb lacks then is in `metrics.jsonl`, from where `upload_run` sends it. The
+    checkpoint `resume_from` may know the run's name at wandb.
 
     Example:
         with wandb_tracking(config, run.path):
@@ -55,7 +65,12 @@ def wandb_tracking(
     """
     child = None
     if "wandb" in config.trainer.logger:
-        child = _start_tracking(config, run_folder, resume_from)
+        try:
+            keep_wandb_run_id(run_folder, wandb_run_id(run_folder, resume_from))
+            if config.trainer.wandb_mode == "online":
+                child = _start(run_folder, "online", FINISH_TIMEOUT_S)
+        except OSError as error:
+            _say_incomplete(run_folder, f"its process could not be started: {error}")
     if child is None:
         yield
         return
@@ -71,18 +86,8 @@ def wandb_tracking(
         child.close()
 
 
-def _start_tracking(config: RunConfig, run_folder: Path, resume_from: Path | None) -> Child | None:
-    try:
-        keep_wandb_run_id(run_folder, wandb_run_id(run_folder, resume_from))
-        if config.trainer.wandb_mode == "online":
-            return _start(run_folder, "online", FINISH_TIMEOUT_S)
-    except OSError as error:
-        _say_incomplete(run_folder, f"its process could not be started: {error}")
-    return None
-
-
 def _relay(child: Child, run_folder: Path) -> None:
-    """The thread: says in the log what the process says, and whether it got through."""
+    """The thread: logs the process's messages, and whether it sent everything."""
     for words in _words(child):
         _logger.warning("wandb: %s", words)
     if (code := child.process.wait()) != 0:
@@ -90,7 +95,7 @@ def _relay(child: Child, run_folder: Path) -> None:
 
 
 def _words(child: Child) -> Iterator[str]:
-    """Yields what the process says until it ends."""
+    """Yields the process's messages until it ends."""
     with suppress(OSError, EOFError):
         while True:
             yield redact(child.receive()["say"])
@@ -107,7 +112,7 @@ def _say_incomplete(run_folder: Path, why: str) -> None:
 
 @dataclass(frozen=True)
 class UploadOutcome:
-    """What became of uploading one run."""
+    """The result of uploading one run."""
 
     result: Literal["uploaded", "already", "failed"]
     steps: int
@@ -116,25 +121,22 @@ class UploadOutcome:
     """Why it failed, in one line; else the run's name at wandb."""
 
 
-def upload_run(run_folder: Path, timeout_s: float = UPLOAD_TIMEOUT_S) -> UploadOutcome:
+def upload_run(run_folder: Path) -> UploadOutcome:
     """Sends wandb the steps of a run that it lacks.
 
-    What the server once said that it has is remembered in `wandb/uploaded.json`, so that nobody is
-    asked again.
+    The server is not asked again about steps that `wandb/uploaded.json` notes as sent.
     """
-    last_step = max(
-        (row["step"] for row in MetricsLog(run_folder / "metrics.jsonl").read()), default=None
-    )
-    if last_step is None:
+    steps = [row["step"] for row in MetricsLog(run_folder / "metrics.jsonl").read()]
+    if not steps:
         return UploadOutcome("already", 0, "no step was done")
     run_id = wandb_run_id(run_folder)
-    if (known := _uploaded(run_folder)) is not None and known["last_step"] >= last_step:
+    if (known := _uploaded(run_folder)) is not None and known["last_step"] >= max(steps):
         return UploadOutcome("already", 0, run_id)
     try:
-        child = _start(run_folder, "upload", timeout_s)
+        child = _start(run_folder, "upload", _UPLOAD_TIMEOUT_S)
     except OSError as error:
         return UploadOutcome("failed", 0, str(error))
-    _end(child, timeout_s, exit_code=0)
+    _end(child, _UPLOAD_TIMEOUT_S, exit_code=0)
     words = list(_words(child))
     child.close()
     known = _uploaded(run_folder)
@@ -144,7 +146,7 @@ def upload_run(run_folder: Path, timeout_s: float = UPLOAD_TIMEOUT_S) -> UploadO
 
 
 def _uploaded(run_folder: Path) -> dict[str, Any] | None:
-    """Returns what the server of today has of a run, or None: nothing, as far as we know."""
+    """Returns what the present server is known to have of a run, or None."""
     try:
         facts = json.loads((run_folder / "wandb" / UPLOADED).read_bytes())
         there = (facts["server"], facts["wandb_run_id"])
@@ -155,11 +157,7 @@ def _uploaded(run_folder: Path) -> dict[str, Any] | None:
 
 
 def _start(run_folder: Path, mode: str, timeout_s: float) -> Child:
-    """Starts the process that knows wandb.
-
-    Raises:
-        OSError: the disk is full, or the system has no process left.
-    """
+    """Starts the process that imports wandb; an OSError says why it cannot."""
     folder = run_folder / "wandb"
     folder.mkdir(exist_ok=True)
     arguments = (run_folder, mode, timeout_s - _MARGIN_S)
@@ -169,7 +167,7 @@ def _start(run_folder: Path, mode: str, timeout_s: float) -> Child:
 
 
 def _end(child: Child, timeout_s: float, exit_code: int) -> None:
-    """Lets the process finish, and kills it and what it started where that takes too long."""
+    """Lets the process finish, and kills it and what it started if that takes too long."""
     with suppress(OSError):  # it is dead
         child.send({"exit_code": exit_code})
         child.socket.shutdown(socket.SHUT_WR)  # it may be about to become another program
@@ -186,9 +184,7 @@ def wants_wandb(run_folder: Path) -> bool:
     return (run_folder / TRACKING).exists() or "wandb" in (asked or ())
 
 
-def sync_runs(
-    runs: Sequence[Path], timeout_s: float = UPLOAD_TIMEOUT_S
-) -> list[dict[str, str | int]]:
+def sync_runs(runs: Sequence[Path]) -> list[dict[str, str | int]]:
     """Uploads runs one after the other and returns one row each: run, result, steps, note.
 
     Raises:
@@ -196,10 +192,32 @@ def sync_runs(
     """
     if runs and (why := why_silent(wandb_url())) is not None:
         raise ConnectionError(f"{wandb_url()} does not answer ({why}): nothing was uploaded")
-    rows: list[dict[str, str | int]] = []
-    for run in runs:
-        upload = upload_run(run, timeout_s)
-        rows.append(
-            {"run": run.name, "result": upload.result, "steps": upload.steps, "note": upload.note}
-        )
-    return rows
+    return [{"run": run.name, **asdict(upload_run(run))} for run in runs]
+
+
+def wandb_run_id(run_folder: Path, checkpoint: Path | None = None) -> str:
+    """Returns a run's name at wandb: of its folder, else of the checkpoint that it resumes from."""
+    resumed = _read_name(checkpoint / RESUME_FOLDER / TRACKING) if checkpoint else None
+    return _read_name(run_folder / TRACKING) or resumed or run_folder.name
+
+
+def keep_wandb_run_id(run_folder: Path, run_id: str) -> None:
+    """Writes a run's name at wandb into its folder, from where checkpoints take it."""
+    write_text_atomically(run_folder / TRACKING, json.dumps({"wandb_run_id": run_id}) + "\n")
+
+
+def copy_wandb_run_id(run_folder: Path, checkpoint: Path) -> None:
+    """Puts a run's name at wandb, if it has one, into a checkpoint that is being written."""
+    run_id = _read_name(run_folder / TRACKING)
+    if run_id is not None:
+        folder = checkpoint / RESUME_FOLDER
+        folder.mkdir(exist_ok=True)
+        (folder / TRACKING).write_text(json.dumps({"wandb_run_id": run_id}) + "\n")
+
+
+def _read_name(file: Path) -> str | None:
+    try:
+        run_id = json.loads(file.read_bytes())["wandb_run_id"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return run_id if isinstance(run_id, str) and _RUN_ID.fullmatch(run_id) else None

@@ -37,6 +37,15 @@ def python(code: str, *arguments: object, **options: object) -> Done:
     return run(sys.executable, "-c", code, *arguments, **options)  # type: ignore[arg-type]
 
 
+def begin(code: str, *arguments: object) -> subprocess.Popen[str]:
+    """Starts Python code in a process of its own, and returns once it has printed a line."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
 def cli(*words: object, **options: object) -> Done:
     """Runs a command of ours as a person's shell would."""
     return python("from flows.cli.main import main; main()", *words, **options)

@@ -8,8 +8,7 @@ from flows.errors import one_line
 from flows.runs.run_record import recorded
 from flows.runs.summary import summary_lines
 from rl_core.evaluation.rows import read_rows
-from rl_core.runs.full_disk import write_unless_full
-from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.run_folder import RunFolder, write_unless_full
 from rl_core.system.disk_reserve import RESERVE_BYTES, hold_reserve
 from tasks.evaluate import evaluate_with
 from tasks.promote import promote_run

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.checkpoints.manifest import find_damage
-from rl_core.checkpoints.pruning import make_room, plan_pruning, prune
+from rl_core.checkpoints.pruning import plan_pruning, prune
 from rl_core.checkpoints.store import Checkpoint, save_checkpoint
 from tests.support.checkpoint_files import hidden, pointers, steps, writer
 from tests.support.faults import leave_free, run_and_kill_at_event
+from tests.support.programs import begin
 
 
 def some_checkpoint(step: int, size_bytes: int = 10, accuracy: float | None = None) -> Checkpoint:
@@ -116,16 +117,17 @@ def test_a_dry_run_decides_the_same_and_deletes_nothing(tmp_path):
 def test_room_counts_the_coming_checkpoint_within_the_quota(tmp_path):
     for step in range(1, 5):
         save_checkpoint(tmp_path, step, writer(size=1_000), 0.5 if step == 1 else 0.1)
-    make_room(tmp_path, 2_500, keep_last=9, quota_bytes=5_500)  # 2,500 beside 1, 3 and 4
+    prune(tmp_path, incoming_bytes=2_500, keep_last=9, quota_bytes=5_500)  # 2,500 beside 1, 3 and 4
     assert steps(tmp_path) == [1, 3, 4]
-    make_room(tmp_path, 2_500, keep_last=9, quota_bytes=5_499)
+    prune(tmp_path, incoming_bytes=2_500, keep_last=9, quota_bytes=5_499)
     assert steps(tmp_path) == [1, 4]
     save_checkpoint(tmp_path, 5, writer(size=1_000), 0.1)
-    make_room(tmp_path, 1_000, keep_last=9, quota_bytes=4_000)
+    prune(tmp_path, incoming_bytes=1_000, keep_last=9, quota_bytes=4_000)
     assert steps(tmp_path) == [1, 4, 5]
-    make_room(tmp_path, 1_000, keep_last=1, quota_bytes=10**9)  # 5 will be the one beside 6
+    # 5 will be the one beside 6.
+    prune(tmp_path, incoming_bytes=1_000, keep_last=1, quota_bytes=10**9)
     assert steps(tmp_path) == [1, 5]
-    make_room(tmp_path, 1_000, keep_last=0, quota_bytes=1)
+    prune(tmp_path, incoming_bytes=1_000, keep_last=0, quota_bytes=1)
     assert steps(tmp_path) == [1, 5]
 
 
@@ -135,11 +137,11 @@ def test_room_is_made_for_the_free_disk_before_the_save(small_disk, caplog):
         save_checkpoint(small_disk, step, writer(size=500_000), 0.5 if step == 2 else 0.1)
     with pytest.raises(OSError, match="No space left"):
         save_checkpoint(small_disk, 5, writer(size=500_000), 0.1)
-    make_room(small_disk, 520_000, keep_last=9, quota_bytes=10**12)
+    prune(small_disk, incoming_bytes=520_000, keep_last=9, quota_bytes=10**12)
     assert steps(small_disk) == [2, 3, 4]
     save_checkpoint(small_disk, 5, writer(size=500_000), 0.1)
     assert caplog.text == ""
-    make_room(small_disk, 1_900_000, keep_last=9, quota_bytes=10**12)
+    prune(small_disk, incoming_bytes=1_900_000, keep_last=9, quota_bytes=10**12)
     assert steps(small_disk) == [2, 5]
     assert "the next checkpoint takes about 1.9 MB but" in caplog.text
 
@@ -157,11 +159,9 @@ prune(Path({str(tmp_path)!r}), keep_last=0, quota_bytes=1)
     pruners = []
 
     def write(folder: Path) -> None:
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        pruners.append(process)
-        process.stdout.readline()
+        pruners.append(begin(code))
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.5)
+            pruners[0].wait(0.5)
         writer()(folder)
 
     save_checkpoint(tmp_path, 4, write, 0.1)
@@ -217,11 +217,11 @@ def test_retention_is_that_of_the_disk_whoever_saved_it(tmp_path):
     code = f"""
 from pathlib import Path
 from rl_core.checkpoints.store import save_checkpoint
-from rl_core.checkpoints.pruning import make_room
+from rl_core.checkpoints.pruning import prune
 from tests.support.checkpoint_files import steps, writer
 run = Path({str(tmp_path)!r})
 step = max(steps(run), default=0) + 1
-make_room(run, 1_000, keep_last=1, quota_bytes=10**9, keep_every=3)
+prune(run, incoming_bytes=1_000, keep_last=1, quota_bytes=10**9, keep_every=3)
 save_checkpoint(run, step, writer(), 0.9 if step == 2 else 0.1)
 """
     for _ in range(5):

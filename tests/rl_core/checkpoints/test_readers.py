@@ -1,7 +1,6 @@
 import contextlib
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from rl_core.checkpoints.pruning import PruningDecision, plan_pruning, prune
 from rl_core.checkpoints.store import reading_latest, save_checkpoint
 from rl_core.system.atomic import alone_in, reading, remove_folder
 from tests.support.checkpoint_files import steps, writer
+from tests.support.programs import begin
 
 READER = """
 import sys, time
@@ -27,11 +27,7 @@ with reading(Path(sys.argv[1])):
 def test_what_another_process_reads_stays_until_that_process_is_gone(tmp_path):
     for step in range(1, 5):
         save_checkpoint(tmp_path, step, writer(), 0.1)
-    read = str(tmp_path / "checkpoints" / "step_000002")
-    reader = subprocess.Popen(
-        [sys.executable, "-c", READER, read], stdout=subprocess.PIPE, text=True
-    )
-    reader.stdout.readline()
+    reader = begin(READER, tmp_path / "checkpoints" / "step_000002")
     decisions = prune(tmp_path, keep_last=0, quota_bytes=1)
     assert steps(tmp_path) == [1, 2, 4]
     assert {d.checkpoint.step: d.reason for d in decisions if d.keep} == {
@@ -79,8 +75,7 @@ try:
 except FileNotFoundError:
     print("gone")
 """
-        reader = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        reader.stdout.readline()
+        reader = begin(code)
         with pytest.raises(subprocess.TimeoutExpired):
             reader.wait(0.5)
         remove_folder(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_core.checkpoints.pruning import make_room, prune
+from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import best, find_damage, latest, list_checkpoints, save_checkpoint
 from tests.support.checkpoint_files import DAMAGES, hidden, pointers, steps, writer
 from tests.support.faults import leave_free, run_and_kill_at_event
@@ -76,7 +76,7 @@ def test_nothing_is_there_before_the_first_save(tmp_path):
     assert latest(tmp_path) is None
     assert best(tmp_path) is None
     assert prune(tmp_path, keep_last=1, quota_bytes=1) == []
-    assert make_room(tmp_path, 1, keep_last=1, quota_bytes=1) == []
+    assert prune(tmp_path, incoming_bytes=1, keep_last=1, quota_bytes=1) == []
     assert not (tmp_path / "checkpoints").exists()
 
 

@@ -1,14 +1,10 @@
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.lock import close_lost_runs, owned, started, training
 from rl_core.runs.run_folder import RunFolder
+from tests.support.programs import begin
 from tests.support.runs import new_run
 
 HOLDER = """
@@ -22,20 +18,9 @@ with owned(RunFolder(Path(sys.argv[1]))):
 """
 
 
-def hold(run: RunFolder) -> subprocess.Popen[str]:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(run.path)],
-        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert holder.stdout.readline() == "held\n"
-    return holder
-
-
 def test_a_run_whose_process_was_killed_is_interrupted(tmp_path):
     run = new_run(tmp_path, "a")
-    with hold(run) as holder:
+    with begin(HOLDER, run.path) as holder:
         try:
             run.metrics.append(3, {})
             close_lost_runs(tmp_path)
@@ -70,7 +55,7 @@ def test_a_refused_second_start_changes_nothing_of_the_run_that_goes_on(tmp_path
     run = new_run(tmp_path, "a")
     before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
     other = RunConfig(run_id="a", seed=9, storage=StorageConfig(root=tmp_path))
-    with hold(run) as holder:
+    with begin(HOLDER, run.path) as holder:
         try:
             with pytest.raises(ValueError, match="another process is at work"), started(other):
                 pass

@@ -70,7 +70,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def upload(store: ObjectStore, root: Path) -> Upload:
-    return Upload(store, Spool(root, store.url), "r", "runs/r")
+    return Upload(store, Spool(root, store.url), "r")
 
 
 def visit(root: Path, run_id: str) -> None:

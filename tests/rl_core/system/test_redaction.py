@@ -44,6 +44,7 @@ def test_what_only_looks_like_a_secrets_name_stays(name, monkeypatch):
 
 def test_a_word_or_a_file_is_no_secret():
     assert not is_secret("PROMPT_KEY", "question")
+    assert not is_secret("SHORT_TOKEN", "test")
     assert not is_secret("GOOGLE_APPLICATION_CREDENTIALS", __file__)
     assert is_secret("WANDB_API_KEY", "a-secret-of-many-letters")
     assert is_secret("AWS_SECRET_ACCESS_KEY", "/a/no+file/of/this/machine")

@@ -5,7 +5,7 @@ import pytest
 from rl_core.config.operations import BudgetConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
-from rl_core.tracking.observers import BudgetLimit, StepObserver, all_of
+from rl_core.tracking.observers import BudgetLimit, StepObserver, all_of, per_token_ms
 
 
 @pytest.fixture
@@ -63,3 +63,11 @@ def test_earlier_steps_count(run):
     unlimited = BudgetLimit(BudgetConfig(), run)
     assert unlimited.allows_a_step()
     assert unlimited.reason(1) is None
+
+
+def test_times_per_token_by_hand(make_rollout):
+    rollouts = [make_rollout([1, 2, 3], [4]), make_rollout([1], [2, 3, 4])]
+    seconds = {"timing_s/gen": 0.4, "timing_s/update_actor": 0.8, "timing_s/step": 9.0}
+    assert per_token_ms(seconds, rollouts) == pytest.approx(
+        {"timing_per_token_ms/gen": 100.0, "timing_per_token_ms/update_actor": 100.0}
+    )

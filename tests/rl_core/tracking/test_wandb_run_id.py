@@ -6,7 +6,7 @@ import pytest
 from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.checkpoints.store import latest
 from rl_core.config.operations import CheckpointsConfig
-from rl_core.tracking.wandb_run_id import (
+from rl_core.tracking.wandb_tracker import (
     TRACKING,
     copy_wandb_run_id,
     keep_wandb_run_id,

@@ -2,14 +2,10 @@ from typing import Any
 
 import pytest
 
-from rl_core.config.operations import StorageConfig, TrainerConfig
-from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking import wandb_tracker
-from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
 from rl_core.tracking.wandb_tracker import UploadOutcome, upload_run, wandb_tracking
 from rl_core.types import Rollout
-from tests.rl_core.tracking.test_tensorboard_tracker import curves
 from tests.rl_core.tracking.test_wandb_tracker import (
     LIMIT_S,
     a_run,
@@ -79,20 +75,3 @@ def test_a_table_that_wandb_refuses_costs_a_warning_and_no_step(
         assert sampled(server) == {}
     (said,) = caplog.messages
     assert said.startswith("wandb: no samples of step 1: ")
-
-
-@pytest.mark.slow
-def test_tensorboard_and_wandb_receive_the_same_names(tmp_path, monkeypatch):
-    names = {"actor/pg_loss", "reward/verdict/no_answer", "memory/peak_gib/gen", "val/accuracy"}
-    trainer = TrainerConfig(logger=("wandb", "tensorboard"), wandb_mode="online")
-    config = RunConfig(run_id="my-run", storage=StorageConfig(root=tmp_path), trainer=trainer)
-    run = RunFolder.create(config)
-    with FakeWandb() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        with wandb_tracking(config, run.path), TensorBoardTracker(config, run.path, 0) as tracker:
-            metrics = {"epoch": 0.0, **dict.fromkeys(names, 0.5)}
-            run.metrics.append(1, metrics)
-            tracker.on_step(1, 1, metrics)
-        (row,) = server.rows("my-run")
-    shown = {name for name in row if not name.startswith("_")}
-    assert shown == set(curves(run.path)) == names | {"epoch"}

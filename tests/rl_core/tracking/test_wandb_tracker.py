@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -16,10 +17,17 @@ import pytest
 
 from rl_core.config.operations import StorageConfig, TrainerConfig
 from rl_core.config.run import RunConfig
+from rl_core.runs.metrics_log import MetricsLog
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking import wandb_tracker
-from rl_core.tracking.wandb_run_id import wandb_run_id
-from rl_core.tracking.wandb_tracker import UploadOutcome, upload_run, wandb_tracking, wants_wandb
+from rl_core.tracking.wandb_process import NewRows
+from rl_core.tracking.wandb_tracker import (
+    UploadOutcome,
+    upload_run,
+    wandb_run_id,
+    wandb_tracking,
+    wants_wandb,
+)
 from tests.support.fake_wandb import API_KEY, FakeWandb, black_hole, closed_port
 from tests.support.waiting import wait_for
 
@@ -84,7 +92,7 @@ def test_a_resumed_runs_curve_goes_on_and_has_each_step_once(tmp_path, monkeypat
         assert server.exit_codes == {"my-run": 0}
         written = [json.loads(line) for line in (run.path / "metrics.jsonl").open()]
         assert [row["_timestamp"] for row in server.rows("my-run")] == pytest.approx(
-            [_seconds(row["time"]) for row in written]
+            [datetime.fromisoformat(row["time"]).timestamp() for row in written]
         )
 
         run.cut_after(10)  # of a crash at step 12: what follows is done again, and more
@@ -135,12 +143,6 @@ def _is_open_to_others(socket: str) -> bool:
         return False
     others = [bool(folder.stat().st_mode & 0o001) for folder in file.parents]
     return all(others) and bool(file.stat().st_mode & 0o002)
-
-
-def _seconds(time_text: str) -> float:
-    from datetime import datetime
-
-    return datetime.fromisoformat(time_text).timestamp()
 
 
 def test_offline_nothing_of_wandb_runs_and_the_run_is_one_to_upload(tmp_path):
@@ -304,3 +306,21 @@ def test_a_process_that_cannot_be_started_costs_a_warning(tmp_path, caplog):
     (said,) = caplog.messages
     assert "wandb lacks steps of this run (its process could not be started" in said
     assert "`countdown-train sync run_id=my-run` uploads them" in said
+
+
+def test_rows_come_once_and_whole_as_the_file_grows(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    rows = NewRows(log.path)
+    assert list(rows.new()) == []
+    assert rows.last_step is None
+    log.append(1, {"a": 0.5})
+    log.append(2, {"a": 1.5})
+    assert [(row["step"], row["a"]) for row in rows.new()] == [(1, 0.5), (2, 1.5)]
+    assert list(rows.new()) == []
+    with log.path.open("a") as file:
+        file.write('{"step": 3, "a"')
+        file.flush()
+        assert list(rows.new()) == []
+        file.write(': 2.5}\n{"step": 4, "a"\n{"step": 5, "a": 4.5}\n')
+    assert [row["step"] for row in rows.new()] == [3, 5]  # a crash cut short what was to be 4
+    assert rows.last_step == 5
