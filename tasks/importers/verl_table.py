@@ -15,8 +15,6 @@ from tasks.preflight_checks.finding import Finding
 
 Settings = dict[str, Any]
 """Our dotted keys and their values."""
-
-
 TABLE: Final[dict[str, Any]] = yaml.load(
     Path(__file__).with_name("verl.yaml").read_text(encoding="utf-8"),
     getattr(yaml, "CSafeLoader", yaml.SafeLoader),  # 40 times as fast
@@ -56,7 +54,6 @@ class Given:
 
     value: str
     line: int
-    """Counted from 1."""
 
     @property
     def plain(self) -> Any:
@@ -83,7 +80,7 @@ class Asked:
     unread: Mapping[str, Given]
     """Given as well, with values that only running the script would tell."""
     line: int
-    """Where the command begins."""
+    """The command's first."""
     settings: Settings = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
@@ -124,12 +121,9 @@ def finding(sentence: str, line: int, /, **facts: Any) -> Finding:
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns dotted keys as sections within sections."""
+    """Returns settings of ours (`section.name`) by section."""
     sections: dict[str, Any] = {}
     for key, value in settings.items():
-        *path, last = key.split(".")
-        section = sections
-        for part in path:
-            section = section.setdefault(part, {})
-        section[last] = value
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
     return sections
