@@ -1,9 +1,9 @@
 """Asks a run's files questions in SQL: saved queries, ad-hoc SELECTs and data checks.
 
-A user's SELECT sees tables that pyarrow reads, and DuckDB no file at all: no SELECT, however
-clever, can then read or write anything else (DuckDB 2 lets a CTE hold a COPY). The saved questions
-are this project's own words: for them DuckDB opens the parquet files itself, those and no others,
-which is faster where most of the text need not be read (benchmarks/sql.py).
+For a user's SELECT pyarrow reads the files, and DuckDB may open none: no SELECT can then read or
+write anything else (DuckDB 2 lets a CTE hold a COPY). The saved questions are our own: for them
+DuckDB opens the parquet files itself, those and no others, which is faster if most of the text need
+not be read (benchmarks/sql.py).
 """
 
 from __future__ import annotations
@@ -33,6 +33,21 @@ VIEWS = (
     *("checkpoints", "settings", "runs", "datasets"),
 )
 """Each looks at earlier ones only."""
+_RECORDS = {
+    "setting_rows": ("settings", run_files.setting_rows),
+    "metric_lines": ("metrics", run_files.metric_lines),
+    "checkpoint_records": ("checkpoints", run_files.checkpoint_records),
+    "run_records": ("runs", run_files.run_records),
+}
+"""Small tables of text files: the view that needs one, and what reads it."""
+_FILES: Mapping[str, tuple[str, str, pa.Schema]] = {
+    "rollout_rows": ("rollouts", "rollouts/step*.parquet", schema.ROLLOUTS),
+    "evaluation_rows": ("all_evaluations", "eval/*.parquet", schema.EVALUATION),
+    "other_evaluation_rows": ("all_evaluations", "eval/*/*.parquet", schema.EVALUATION),
+    "held_out_rows": ("held_out", "held_out/*.parquet", schema.EVALUATION),
+    "rescore_rows": ("rescores", "rescored/*.parquet", schema.RESCORES),
+}
+"""Rows of many files: the view that needs them, where they lie in a run's folder, their columns."""
 _VALUES: Mapping[str, tuple[str, str]] = {
     "verdict": ("rollouts", "verdict"),
     "metric": ("metrics", "metric"),
@@ -57,7 +72,7 @@ def ask(
 def values_there(
     name: str, arguments: Mapping[str, Value], *, root: Path, run: str | None = None
 ) -> str | None:
-    """Says which values there are where `ask` is asked for one that no row has."""
+    """Returns which values there are, if `ask` gets an argument that no row has; else None."""
     default = {parameter.name: parameter.default for parameter in load_query(name).parameters}
     for parameter, (view, column) in _VALUES.items():
         value = arguments.get(parameter)
@@ -95,22 +110,21 @@ def _answer(
 ) -> pl.DataFrame:
     """Returns the rows of a SELECT; `is_ours`: its words come from `sql/`, not from a user."""
     runs = run_files.find_runs(root, run)
-    named = _named_views(sql)
-    of = {view: runs if view in named else [] for view in VIEWS}
-    asked = of["evaluations"] or of["all_evaluations"]
-    with run_files.reading_rollouts(of["rollouts"] or of["turns"]) as rollouts:
+    needed = _named_views(sql)
+    for view in reversed(VIEWS):
+        if view in needed:
+            needed |= _named_views(_select_of(view))
+    of = {view: runs if view in needed else [] for view in VIEWS}
+    with run_files.reading_rollouts(of["rollouts"]) as rollouts:
         files = {
-            "rollout_rows": rollouts,
-            "evaluation_rows": run_files.parquet_files(asked, "eval"),
-            "other_evaluation_rows": run_files.parquet_files(asked, "eval/*"),
-            "held_out_rows": run_files.parquet_files(of["held_out"], "held_out"),
-            "rescore_rows": run_files.parquet_files(of["rescores"], "rescored"),
-        }
-        own = {name: (found, _FILES[name][1]) for name, found in files.items() if found and is_ours}
+            name: run_files.parquet_files(of[view], pattern)
+            for name, (view, pattern, _) in _FILES.items()
+        } | {"rollout_rows": rollouts}
+        own = {name: (found, _FILES[name][2]) for name, found in files.items() if found and is_ours}
         others = (name for name in files if name not in own)
-        tables = {name: _dataset(files[name], _FILES[name][1]) for name in others}
+        tables = {name: _dataset(files[name], _FILES[name][2]) for name in others}
         with connect(tables | _records(root, of), own) as connection:
-            _create_views(connection, named if is_ours else VIEWS)
+            _create_views(connection, needed if is_ours else VIEWS)
             return select(connection, sql, parameters, VIEWS)
 
 
@@ -122,27 +136,19 @@ def _named_views(sql: str) -> set[str]:
 
 
 def _records(root: Path, of: Mapping[str, Sequence[Path]]) -> dict[str, pa.Table]:
-    """Returns the small tables: what text files and footers of each view's runs say."""
-    return {
-        "setting_rows": run_files.setting_rows(of["settings"]),
-        "dataset_records": run_files.dataset_records(root),
-        "metric_lines": run_files.metric_lines(of["metrics"]),
-        "checkpoint_records": run_files.checkpoint_records(of["checkpoints"]),
-        "run_records": run_files.run_records(of["runs"]),
-    }
+    """Returns the small tables of each view's runs, and what the data sets' footers say."""
+    records = {name: read(of[view]) for name, (view, read) in _RECORDS.items()}
+    return records | {"dataset_records": run_files.dataset_records(root)}
 
 
-def _create_views(connection: duckdb.DuckDBPyConnection, named: Collection[str] = VIEWS) -> None:
-    """Makes these views, and those that they look at."""
-    folder = SQL_FOLDER / "views"
-    selects = {view: (folder / f"{view}.sql").read_text(encoding="utf-8") for view in VIEWS}
-    needed = set(named)
-    for view in reversed(VIEWS):
-        if view in needed:
-            needed |= _named_views(selects[view])
+def _select_of(view: str) -> str:
+    return (SQL_FOLDER / "views" / f"{view}.sql").read_text(encoding="utf-8")
+
+
+def _create_views(connection: duckdb.DuckDBPyConnection, needed: Collection[str] = VIEWS) -> None:
     for view in VIEWS:
         if view in needed:
-            connection.execute(f"create view {view} as {selects[view]}")
+            connection.execute(f"create view {view} as {_select_of(view)}")
 
 
 def export_catalog(root: Path, file: Path) -> None:
@@ -166,7 +172,7 @@ def export_catalog(root: Path, file: Path) -> None:
             for name, table in _records(root, dict.fromkeys(VIEWS, runs)).items():
                 connection.register("copied", table)
                 connection.execute(f"create table {name} as select * from copied")
-            for name, (folder, columns) in _FILES.items():
+            for name, (_, folder, columns) in _FILES.items():
                 connection.register("empty", columns.empty_table())
                 connection.execute(f"create table no_{name} as select * from empty")
                 rows = f"select * from no_{name}"
@@ -182,13 +188,9 @@ def export_catalog(root: Path, file: Path) -> None:
 
 
 def _refuse_to_replace(file: Path) -> None:
-    """Lets only a catalogue be written anew, in which there is nothing that somebody else made.
-
-    Raises:
-        ValueError: the file is something else, or holds more.
-    """
+    """Raises ValueError unless the file is a catalogue, with no table that somebody else made."""
     advice = "choose another name with --export FILE, or move it away"
-    ours = {*VIEWS, *_RECORDS, *_FILES, *(f"no_{name}" for name in _FILES)}
+    ours = {*VIEWS, *_RECORDS, "dataset_records", *_FILES, *(f"no_{name}" for name in _FILES)}
     try:
         with duckdb.connect(str(file), read_only=True) as connection:
             select = "select table_name from information_schema.tables"
@@ -201,20 +203,6 @@ def _refuse_to_replace(file: Path) -> None:
         raise ValueError(f"{file} is there and is no catalogue of runs: {advice}")
 
 
-_RECORDS = (
-    *("setting_rows", "dataset_records", "metric_lines"),
-    *("checkpoint_records", "run_records"),
-)
-"""Tables of `_records`."""
-_FILES: Mapping[str, tuple[str, pa.Schema]] = {
-    "rollout_rows": ("rollouts/step*.parquet", schema.ROLLOUTS),
-    "evaluation_rows": ("eval/*.parquet", schema.EVALUATION),
-    "other_evaluation_rows": ("eval/*/*.parquet", schema.EVALUATION),
-    "held_out_rows": ("held_out/*.parquet", schema.EVALUATION),
-    "rescore_rows": ("rescored/*.parquet", schema.RESCORES),
-}
-"""Where the rows of many files lie in a run's folder."""
-
 
 class CheckSession:
     """Tables in memory that any number of data checks look at, through one connection."""
@@ -224,11 +212,7 @@ class CheckSession:
         self._tables: list[str] = []
 
     def add(self, name: str, table: pa.Table) -> None:
-        """Lets the checks read one more table.
-
-        Raises:
-            ValueError: a column is of a type that DuckDB does not have.
-        """
+        """Lets the checks read one more table; see `register`."""
         register(self._connection, name, table)
         self._tables.append(name)
 
