@@ -29,8 +29,7 @@ from tasks.supervision.supervisor import call_supervised
 
 RECIPE_VERSION: Final = 5
 """Part of the cache key: raise it when the same settings would make another model."""
-SFT_RECIPE_VERSION: Final = 3
-"""Likewise, of fine-tuned models."""
+SFT_RECIPE_VERSION: Final = 3  # likewise, of fine-tuned models
 _LOG_INTERVAL_S: Final = 10.0
 
 OnStep = Callable[[int, int, float], None]

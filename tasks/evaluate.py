@@ -49,15 +49,20 @@ def evaluate_run(
 ) -> list[EvaluationSummary]:
     """Evaluates base model and latest checkpoint, and returns a summary of each.
 
-    In a watched process, as training; where all rows are known, without it and without engines. The
-    latest checkpoint, not the best: `best` was chosen on these very problems, so its accuracy is
-    too rosy. See `evaluate_with` for what is written.
+    In a watched process, as training; if all rows are known, without it and without engines. Not
+    the best checkpoint, which was chosen on these very problems: its accuracy is too rosy. See
+    `evaluate_with` for what is written.
 
     Raises:
         WorkerDied: the evaluator was killed, or one of its workers was.
         Stalled: nothing moved for `watchdog.stall_s`.
     """
-    if _are_known(Evaluator(config, data), run, model_path):
+    evaluator = Evaluator(config, data)
+    is_known = evaluator.may_reuse and evaluator.rows_file("base", model_path).exists()
+    if is_known and (newest := latest(run.path)) is not None:  # which reads all of it
+        is_known = evaluator.rows_file(checkpoint_name(newest.path), newest.path).exists()
+        is_known = is_known and _champion_to_ask(evaluator, model_path) is None
+    if is_known:
         return evaluate_with(None, config, run, data, model_path)
     summaries = call_supervised(
         evaluate_for_parent,
@@ -72,21 +77,11 @@ def evaluate_run(
     return summaries or []
 
 
-def _are_known(evaluator: Evaluator, run: RunFolder, model_path: Path) -> bool:
-    """Says whether there is nobody to ask: not the run's models, and not the champion."""
-    if not evaluator.may_reuse or not evaluator.rows_file("base", model_path).exists():
-        return False
-    newest = latest(run.path)  # which reads all of it
-    if newest is None:
-        return True
-    is_known = evaluator.rows_file(checkpoint_name(newest.path), newest.path).exists()
-    return is_known and _champion_to_ask(evaluator, model_path) is None
-
 
 def evaluate_for_parent(
     reporter: Reporter, *, config: RunConfig, run: RunFolder, data: Path, model_path: Path
 ) -> list[EvaluationSummary]:
-    """Evaluates with engines of its own, in a process whose parent hears of it."""
+    """Evaluates with engines of its own, in a watched process."""
     with Workers.start(
         config,
         model_path,
@@ -104,10 +99,9 @@ def evaluate_with(
     """Evaluates both models with engines that hold the base model's weights; None: all is known.
 
     Writes `eval/base.parquet` and `eval/step_000100.parquet`, and `accuracy_before` and
-    `accuracy_after` in `run.json`. Asked otherwise than the run's own settings say, both models'
-    rows lie beside those, and `run.json` stays: see `rl_core/evaluation/files.py`. The champion of
-    these problems is asked too where its rows under these settings are missing, so that the
-    checkpoint can be compared with it.
+    `accuracy_after` in `run.json`. If `config` asks otherwise than the run's own settings, the rows
+    lie beside those, and `run.json` stays: see `rl_core/evaluation/files.py`. The champion of these
+    problems is asked too, if its rows under these settings are missing, to be compared with.
     """
     evaluator = Evaluator(config, data, run)
     is_own = evaluator.is_own_of(run)
@@ -139,8 +133,7 @@ def record_rows(
 ) -> EvaluationSummary:
     """Writes one model's rows into the run's folder and returns their summary.
 
-    A full disk costs the file, and the run's reason says so. `is_own`: the run's own settings ask
-    this; else the rows lie beside its own.
+    A full disk costs the file, and the run's reason says so.
     """
     labelled = evaluator.label(rows, run_id=run.run_id, model=model, step=step)
 
@@ -224,14 +217,12 @@ def _ask_champion(evaluator: Evaluator, engines: Engines, champion: PromotedCont
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What was found out about the models that were asked."""
+    """What was found out about one model, or about two that are compared."""
 
     summaries: tuple[EvaluationSummary, ...]
-    """Of the model, and of the one it was compared with."""
     files: tuple[Path, ...]
-    """Where their rows lie; fewer where a full disk did not take them."""
+    """Where their rows lie; fewer if a full disk did not take them."""
     comparison: Comparison | None
-    """The first model against the second."""
     answers: tuple[Answers, ...] = ()
     """Some of each model's."""
     pages: tuple[Path, ...] = ()
@@ -263,10 +254,7 @@ def evaluate_models(
 def evaluated_of_run(
     config: RunConfig, run: RunFolder, data: Path, models: Sequence[str]
 ) -> Evaluated:
-    """Returns what `evaluate_run` has left in a run's folder of these models (`step_000100`).
-
-    One whose rows a full disk did not take is left out.
-    """
+    """Returns what `evaluate_run` has left of these models (`step_000100`) in a run's folder."""
     evaluator = Evaluator(config, data)
     found = (run.evaluations.find(model, evaluator.evaluation) for model in models)
     files = list(filter(None, found))
@@ -297,30 +285,22 @@ def evaluate_models_task(
 ) -> dict[str, Any]:
     """Evaluates in a flow run; the tables of `evaluate_task`, and the numbers for programs."""
     evaluated = evaluate_models(config, data, model, against)
-    names = [one.name for one in (model, against) if one is not None]
-    summaries = [
-        replace(summary, model=name)
-        for summary, name in zip(evaluated.summaries, names, strict=True)
-    ]
-    verdict = f"{names[0]} against {names[1]}: {evaluated.comparison}" if against else names[0]
+    named = zip(evaluated.summaries, evaluated.answers, strict=True)
+    summaries = [replace(summary, model=answers.model) for summary, answers in named]
+    names, comparison = [summary.model for summary in summaries], evaluated.comparison
+    verdict = f"{names[0]} against {names[1]}: {comparison}" if comparison else names[0]
     show_tables(summaries, f"{verdict}, on the test split, with 95% intervals.")
     show_answers(evaluated.answers, evaluated.pages)
-    return as_numbers(evaluated, names)
-
-
-def as_numbers(evaluated: Evaluated, names: Sequence[str]) -> dict[str, Any]:
-    """Returns plain values: `models`, called by these names, `comparison` and `files`."""
-    comparison = evaluated.comparison
     return {
         "models": [
             {
-                "model": name,
+                "model": summary.model,
                 "problems": summary.num_problems,
                 "accuracy": summary.accuracy.value,
                 "accuracy_low": summary.accuracy.low,
                 "accuracy_high": summary.accuracy.high,
             }
-            for name, summary in zip(names, evaluated.summaries, strict=True)
+            for summary in summaries
         ],
         "comparison": comparison and {"verdict": comparison.verdict, **asdict(comparison)},
         "files": [str(file) for file in evaluated.files],

@@ -19,13 +19,11 @@ TABLE: Final[dict[str, Any]] = yaml.load(
     Path(__file__).with_name("verl.yaml").read_text(encoding="utf-8"),
     getattr(yaml, "CSafeLoader", yaml.SafeLoader),  # 40 times as fast
 )
-SAME: Final[dict[str, str]] = TABLE["same"]
-"""verl's key -> ours, with the same meaning."""
+SAME: Final[dict[str, str]] = TABLE["same"]  # verl's key -> ours, with the same meaning
 NEAREST: Final[dict[str, str]] = TABLE["nearest"]
 """verl's key -> the nearest of ours: `verl_rules.py` decides."""
 NAMES: Final = SAME | NEAREST
-VALUES: Final[dict[str, dict[str, str]]] = TABLE["values"]
-"""Ours -> verl's value -> our value."""
+VALUES: Final[dict[str, dict[str, str]]] = TABLE["values"]  # ours -> verl's value -> our value
 _PATTERNS: Final = [
     (pattern, reason, table)
     for table in ("otherwise", "lacking", "idle")

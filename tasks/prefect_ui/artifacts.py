@@ -38,15 +38,13 @@ _INTERVALS_S: Final[Mapping[ArtifactKind, float]] = {
     "markdown": 30.0,
 }
 """Seconds between two updates of an artifact, at least."""
-_LAST_UPDATE_S = 5.0
-"""Seconds that the end of training waits for its last update."""
+_LAST_UPDATE_S = 5.0  # seconds that the end of training waits for its last update
 _PUNCTUATION: Final = re.compile(r"[!-/:-@\[-`{-~]")
 _LOOK_ALIKES: Final = str.maketrans("<>", "\u2039\u203a")
 _ROOM: Final = 88
 """Characters of a table's row in a window of 1280 pixels, where Prefect's page wraps no cell."""
 _BETWEEN_COLUMNS: Final = 3
-_LONGEST_WORD: Final = 36
-"""Characters; a longer one is broken."""
+_LONGEST_WORD: Final = 36  # characters; a longer one is broken
 _STARTS_A_BLOCK: Final = re.compile(r"[-+*#>=~`]|\d+[.)]")
 _logger = logging.getLogger(__name__)
 

@@ -39,8 +39,7 @@ COLOURS: Final = (
     *("test", "too_long", "correct", "bad_syntax", "wrong_value", "wrong_numbers", "muted"),
 )
 """Of series that have no meaning in common, in this order."""
-MOST_POINTS: Final = 160
-"""Of a series: a longer one is drawn as means of as many steps as it takes."""
+MOST_POINTS: Final = 160  # of a series: a longer one is drawn as means of as many steps as it takes
 WIDTH, HEIGHT = 440, 270
 """Of a drawing, in units of its view box, which are pixels in the Prefect UI."""
 _LEFT, _RIGHT, _BOTTOM = 58, 432, 228
@@ -56,8 +55,7 @@ _STROKES: Final[Mapping[Look, str]] = {
     "dots": "2.8",
     "dashes": "2;stroke-dasharray:7 4",
 }
-_HEAD: Final = 30
-"""Of the learning curve: height of the title, and of each chart's name."""
+_HEAD: Final = 30  # of the learning curve: height of the title, and of each chart's name
 _CHARTS: Final = {
     "accuracy": (("reward/accuracy", "training", "train"), ("val/accuracy", "test", "test")),
     "score, partial credit included": (("critic/score/mean", "", "test"),),

@@ -26,8 +26,7 @@ from prefect.logging import get_run_logger
 from rl_core.system.log_file import Log
 from rl_core.system.redaction import redacting_errors
 
-WEBHOOK_S: Final = 10.0
-"""Seconds, all in all, that a webhook may take to answer."""
+WEBHOOK_S: Final = 10.0  # seconds, all in all, that a webhook may take to answer
 COMMAND_S: Final = 60.0
 _BLOCK_NAME: Final = re.compile(r"[a-z0-9-]+")
 _THREAD: Final = "notify"

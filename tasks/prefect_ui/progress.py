@@ -23,8 +23,7 @@ from tasks.prefect_ui.artifacts import LiveArtifacts, dialogue
 from tasks.prefect_ui.chart import as_picture, learning_curve
 
 LOG_INTERVAL_S = 30.0
-DIAGNOSIS_STEPS = 5
-"""Between two diagnoses; more of a run of more than 500 steps."""
+DIAGNOSIS_STEPS = 5  # between two diagnoses; more of a run of more than 500 steps
 _DIAGNOSES_PER_RUN = 100
 HEADLINES: Final = {
     "reward/accuracy": "accuracy {:.3f}",
@@ -35,11 +34,9 @@ HEADLINES: Final = {
     "rollout/tokens_per_s": "{:,.0f} tokens/s",
 }
 """Metrics by which people judge a run, and how a line shows them."""
-_SAMPLES: Final = 4
-"""Responses shown of the last step."""
+_SAMPLES: Final = 4  # responses shown of the last step
 _LONGEST_PROMPT: Final = 1_000
-_LONGEST_RESPONSE: Final = 1_500
-"""Characters: the beginning and the end of what is longer."""
+_LONGEST_RESPONSE: Final = 1_500  # characters: the beginning and the end of what is longer
 _GAP: Final = "\n[...]\n"
 
 

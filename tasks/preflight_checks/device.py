@@ -41,8 +41,7 @@ _NUMA: Final = "libnuma.so.1"
 _WHEELS: Final = {12: "CUDA 12.8 or newer (cu128)", 10: "CUDA 12.8 or newer (cu128)"}
 """By the major compute capability: what a torch wheel must be built with to know the card."""
 _OLD_WHEELS: Final = "CUDA 12.6 (cu126), the last that knows cards so old"
-_BUSY_SHARE: Final = 0.1
-"""Of a card's memory: more than this in other hands is worth a word."""
+_BUSY_SHARE: Final = 0.1  # of a card's memory: more than this in other hands is worth a word
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,7 @@ from tasks.preflight_checks.device import cards_here
 from tasks.preflight_checks.finding import Finding, fatal, ok, warning
 
 _FLOAT32: Final = 4
-_VERSIONS_IN_FLIGHT: Final = 4
-"""Ray's store is made for so many times the weights, see cluster.py."""
+_VERSIONS_IN_FLIGHT: Final = 4  # Ray's store is made for so many times the weights, see cluster.py
 _SAVE_S_PER_GB: Final = 2.4
 """Of a snapshot and its write, on a busy machine (benchmarks/checkpoints.py)."""
 _NO_HELP: Final = "data.train_batch_size and trainer.test_problems change nothing here"

@@ -30,8 +30,7 @@ from rl_core.system.words import GIB
 from rl_core.workers.ray_auth import RAY_CLUSTER_FILE, address_of_auto, mode_for
 from tasks.preflight_checks.finding import Finding, fatal, ok, refused, warning
 
-_OUR_FOLDERS: Final = "/rl-"
-"""Ray's daemons name their session's folder: ours start like this."""
+_OUR_FOLDERS: Final = "/rl-"  # Ray's daemons name their session's folder: ours start like this
 _RAY_DAEMONS: Final = ("gcs_server", "raylet")
 _OUR_WORKERS: Final = ("ray::LearnerActor", "ray::RolloutActor")
 """How Ray titles our actors' processes."""

@@ -132,7 +132,7 @@ def select(
 
 
 def _with_dates_of_python(frame: pl.DataFrame) -> pl.DataFrame:
-    """Refuses (ValueError) dates outside of the years 1 to 9999: polars panics as it writes them."""
+    """Raises ValueError for dates outside of the years 1 to 9999, at which polars panics."""
     for column in frame.select(pl.selectors.date() | pl.selectors.datetime()):
         unit = column.dtype.time_unit if isinstance(column.dtype, pl.Datetime) else None
         per_day = 1 if unit is None else 86_400 * {"ms": 10**3, "us": 10**6, "ns": 10**9}[unit]

@@ -22,10 +22,8 @@ from tasks.report_page.faults import Fault, LoggedWarning, faults, warnings
 from tasks.report_page.samples import Sample, Story, best_and_worst, from_the_end, samples, stories
 
 _SEARCH_ROWS = 6
-_MOST_POINTS = 120
-"""Steps of a stacked chart are summed up into at most this many columns."""
-_MOST_KINDS = 6
-"""Of files, with their sizes."""
+_MOST_POINTS = 120  # steps of a stacked chart are summed up into at most this many columns
+_MOST_KINDS = 6  # of files, with their sizes
 _TIMELINE = """
 select step, metric, value from metrics
 where

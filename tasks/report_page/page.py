@@ -38,8 +38,7 @@ _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _HEADLINE: Final = "runs beside one another</h1>"
 """Of the page of a comparison, by which it is known."""
 _LONGEST_NAME: Final = 150
-_MOST_AREAS = 6
-"""Of a stack of phases or processes; the smallest are summed up."""
+_MOST_AREAS = 6  # of a stack of phases or processes; the smallest are summed up
 _logger = logging.getLogger(__name__)
 
 

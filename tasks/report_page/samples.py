@@ -32,10 +32,8 @@ _LONGEST_SAMPLE = 4_000
 """Characters of a sample's response that are shown, before and after its answer."""
 _LONGEST_ANSWER_IN_A_STORY = 600
 _LONGEST_TRUTH = 80
-_MOST_TESTS = 5
-"""Answers shown of a problem: the first, the last, and where the verdict changed."""
-_EXTREMES = 2
-"""Best samples, and as many of the worst."""
+_MOST_TESTS = 5  # answers shown of a problem: the first, the last, and where the verdict changed
+_EXTREMES = 2  # best samples, and as many of the worst
 _EXTREMES_QUERY = """
 select step, prompt_index, verdict, score, answer, response, prompt, truth, advantage_mean
 from rollouts
@@ -46,16 +44,13 @@ limit $limit
 _BEST = "score desc, advantage_mean desc nulls last"
 _WORST = "score asc, advantage_mean asc nulls last"
 
-IN_TERMINAL: Final = 3
-"""Right answers shown, and as many wrong ones."""
+IN_TERMINAL: Final = 3  # right answers shown, and as many wrong ones
 ON_PAGE: Final = 12
 IN_ARTIFACT: Final = 4
-_MOST_CELLS: Final = 2_000
-"""Of the picture, one per problem."""
+_MOST_CELLS: Final = 2_000  # of the picture, one per problem
 _LONGEST_QUESTION: Final = 300
 _LONGEST_LINE: Final = 60
-_LONGEST_IN_ARTIFACT: Final = 1_500
-"""Characters around the answer."""
+_LONGEST_IN_ARTIFACT: Final = 1_500  # characters around the answer
 
 
 @dataclass(frozen=True)

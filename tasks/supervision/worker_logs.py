@@ -23,10 +23,8 @@ from rl_core.system.words import cut, printable
 TRAINER_LOGGER: Final = "tasks.train"
 """What the trainer logs under this name goes to the logger of whoever asked for the training."""
 _POLL_S: Final = 2.0
-_READ_BYTES: Final = 2**16
-"""Of a file in one look; of more, only the end is read."""
-_LINES: Final = 20
-"""Passed on of a file in `_WINDOW_S`; the others are counted."""
+_READ_BYTES: Final = 2**16  # of a file in one look; of more, only the end is read
+_LINES: Final = 20  # passed on of a file in `_WINDOW_S`; the others are counted
 _WINDOW_S: Final = 60.0
 _LINE_CHARACTERS: Final = 500
 _REMEMBERED: Final = 1_000
