@@ -77,7 +77,6 @@ def evaluate_run(
     return summaries or []
 
 
-
 def evaluate_for_parent(
     reporter: Reporter, *, config: RunConfig, run: RunFolder, data: Path, model_path: Path
 ) -> list[EvaluationSummary]:

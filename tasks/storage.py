@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 from rl_core.checkpoints.champion import all_champions
 from rl_core.config.operations import StorageConfig
@@ -32,9 +30,6 @@ from rl_core.storage.spool import Spool
 from rl_core.system.atomic import write_bytes_atomically
 from tasks.base_model import made_folder
 from tasks.queries.run_tables import find_runs
-
-_RUNS: Final = "runs/"
-_logger = logging.getLogger(__name__)
 
 
 def bring_inputs(config: RunConfig, store: ObjectStore) -> list[str]:
@@ -68,8 +63,8 @@ def bring_runs(
         return
     store, spool = ObjectStore(storage.url), Spool(storage.root, storage.url)
     runs: dict[str, dict[str, Entry]] = {}
-    for key, entry in store.list(_RUNS).items():
-        run_id, _, path = key.removeprefix(_RUNS).partition("/")
+    for key, entry in store.list("runs/").items():
+        run_id, _, path = key.removeprefix("runs/").partition("/")
         runs.setdefault(run_id, {})[path] = entry
     for run_id, there in runs.items():
         if not chosen(run_id) or is_current(spool, run_id, wanted, there):
@@ -81,14 +76,14 @@ def bring_runs(
 
 
 def bring_records(storage: StorageConfig) -> None:
-    """Brings what tells the runs of a store apart; see `bring_runs`."""
+    """Brings the records of all runs; see `bring_runs`."""
     bring_runs(storage, records)
 
 
 def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
-    """Brings the run of a checkpoint that somebody names, with its inputs, or all champions.
+    """Brings the run of a checkpoint that the user names, with its inputs, or all champions.
 
-    `run_id`: of which a name without a run is; None: the latest.
+    `run_id`: the run of a name without one; None: the latest.
 
     Raises:
         StoreError: the store does not answer.
@@ -97,16 +92,16 @@ def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
         return
     bring_records(storage)
     if name == "champion":
-        bring_files(
-            ObjectStore(storage.url), storage.root, "champions", lambda file: file[0] != "."
-        )
+        store = ObjectStore(storage.url)
+        bring_files(store, storage.root, "champions", lambda file: file[0] != ".")
         for champion in all_champions(storage.root):
             bring_champion(storage, champion.env, champion.problems)
             bring_inputs_of_run(storage, RunFolder.under(storage.root, champion.current.run_id))
         return
-    is_of_run = (storage.root / "runs" / name.partition("/")[0]).is_dir()
-    latest = next((path.name for path in reversed(find_runs(storage.root))), None)
-    named = name.partition("/")[0] if is_of_run else run_id or latest
+    named: str | None = name.partition("/")[0]
+    if not (storage.root / "runs" / str(named)).is_dir():
+        latest = next((path.name for path in reversed(find_runs(storage.root))), None)
+        named = run_id or latest
     bring_runs(storage, everything, chosen=lambda found: found == named)
     if named is not None:
         bring_inputs_of_run(storage, RunFolder.under(storage.root, named))

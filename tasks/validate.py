@@ -120,7 +120,6 @@ def check_dataset(
     return Validation(results, report, rendered)
 
 
-
 def check_files(env: TextEnv) -> list[Path]:
     """Returns the SQL checks of an env, the one of its columns first."""
     folder = SQL_FOLDER / "checks"
@@ -305,7 +304,6 @@ def _show(validation: Validation, data: Path) -> None:
             key="prompt-lengths",
             description="How many prompts have how many tokens, by split.",
         )
-
 
 
 def _frame(table: pa.Table) -> pl.DataFrame:

@@ -203,7 +203,6 @@ def _refuse_to_replace(file: Path) -> None:
         raise ValueError(f"{file} is there and is no catalogue of runs: {advice}")
 
 
-
 class CheckSession:
     """Tables in memory that any number of data checks look at, through one connection."""
 
