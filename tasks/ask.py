@@ -34,7 +34,7 @@ class Reply:
 def read_question(config: RunConfig, text: str, answer: str | None = None) -> Question:
     """Returns a person's question in the env's own prompt.
 
-    `answer` is for problems that do not tell it themselves, if it is to be scored.
+    `answer`: for problems that do not hold it themselves, if it is to be scored.
 
     Raises:
         ValueError: it is no such problem, or no such answer.
@@ -79,7 +79,14 @@ def ask_model(
         for number, question in enumerate(asked)
     ]
     check_embedded((request.prompt_ids for request in requests), tokenizer)
-    _check_length(config, model, max(len(request.prompt_ids) for request in requests))
+    shape = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    known = shape.get("text_config", shape).get("max_position_embeddings")
+    limit = config.data.max_prompt_length if known is None else known
+    if (num_tokens := max(len(request.prompt_ids) for request in requests)) > limit:
+        raise ValueError(
+            f"the question has {num_tokens:,} tokens, and {model} reads at most {limit:,}: "
+            "ask a shorter one"
+        )
     temperature = 0.0 if samples is None else config.evaluation.temperature
     sampling = SamplingSettings(config.data.max_response_length, temperature)
     engine = _engine(config, model, on_gpu=on_gpu)
@@ -93,20 +100,8 @@ def ask_model(
             ids = completion.response_ids.tolist()
             text = decode(ids)
             is_cut = completion.finish_reason == "length"
-            known = question.is_scored
-            scored = rewards.submit(text, question.problem).result() if known else None
-            yield Reply(question, text, len(ids), is_cut, scored)
-
-
-def _check_length(config: RunConfig, model: Path, num_tokens: int) -> None:
-    shape = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    known = shape.get("text_config", shape).get("max_position_embeddings")
-    limit = config.data.max_prompt_length if known is None else known
-    if num_tokens > limit:
-        raise ValueError(
-            f"the question has {num_tokens:,} tokens, and {model} reads at most {limit:,}: "
-            "ask a shorter one"
-        )
+            scored = rewards.submit(text, question.problem) if question.is_scored else None
+            yield Reply(question, text, len(ids), is_cut, scored and scored.result())
 
 
 def _engine(config: RunConfig, model: Path, *, on_gpu: bool) -> HfEngine:

@@ -70,10 +70,7 @@ def create_table_artifact(rows: Sequence[Mapping[str, Any]], *, key: str, descri
 def fitted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns a table with rounded numbers, lists in words, and cells as narrow as the page needs.
 
-    The widest columns are wrapped first.
-
-    Args:
-        rows: of any columns; the page shows those of the first row only, so each row gets all.
+    The widest columns are wrapped first. Each row gets all columns: the page shows the first row's.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = [{name: _in_a_cell(row.get(name)) for name in names} for row in rows]
@@ -126,27 +123,25 @@ def beside(call: Callable[[], object]) -> None:
 
 
 def plain(text: str) -> str:
-    """Returns text of unknown origin for a table's cell, which one of Prefect's UIs takes for HTML.
+    """Returns text of unknown origin for a table's cell.
 
-    It would load the images and leave out the tags in it; the other UI shows cells as they are, so
-    angle brackets become those of quotations and a link is taken apart.
+    One of Prefect's UIs takes a cell for HTML, the other shows it as it is: so angle brackets
+    become those of quotations, and a link is taken apart.
     """
     return text.translate(_LOOK_ALIKES).replace("](", "] (")
 
 
 def quoted(text: str) -> str:
-    """Returns text of unknown origin as a quotation in markdown, in which nothing means anything.
+    """Returns text of unknown origin as a quotation in markdown, each mark of it escaped.
 
-    Every character that could is escaped, which both of Prefect's UIs understand; of code blocks
-    the one wraps no line, and the other shows white on white.
+    Both of Prefect's UIs understand that; of code blocks the one wraps no line, and the other shows
+    white on white.
     """
-    return "\n".join(f"> {_literal(line)}  " for line in text.split("\n"))
-
-
-def _literal(line: str) -> str:
-    shown = printable(line)
-    indent = len(shown) - len(shown.lstrip(" "))
-    return "\u00a0" * indent + _PUNCTUATION.sub(r"\\\g<0>", shown[indent:])
+    lines = []
+    for line in map(printable, text.split("\n")):
+        indent = len(line) - len(line.lstrip(" "))
+        lines.append("> " + "\u00a0" * indent + _PUNCTUATION.sub(r"\\\g<0>", line[indent:]) + "  ")
+    return "\n".join(lines)
 
 
 def dialogue(head: str, asked: str, answered: str) -> str:
@@ -155,10 +150,9 @@ def dialogue(head: str, asked: str, answered: str) -> str:
 
 
 class LiveArtifacts:
-    """Artifacts of one task run that a thread keeps up to date.
+    """Artifacts of the flow or task run it is made in, which a thread keeps up to date.
 
-    Made inside a flow or task run, whose artifacts they become. What is shown is made by the thread
-    too, so that neither work nor a server that hangs is in anybody's way.
+    The thread also makes what is shown: neither that nor a server that hangs delays training.
     """
 
     def __init__(self) -> None:
@@ -193,22 +187,23 @@ class LiveArtifacts:
             for key in list(self._pending):
                 if is_closing or time.monotonic() >= self._not_before.get(key, 0.0):
                     with self._changing:
-                        pending = self._pending.pop(key)
-                    self._show(key, *pending)
+                        kind, make, description = self._pending.pop(key)
+                    self._show(key, kind, make, description)
+                    self._not_before[key] = time.monotonic() + _INTERVALS_S[kind]
 
     def _show(
         self, key: str, kind: ArtifactKind, make: Callable[[], Any], description: str
     ) -> None:
         try:
             with _unless_away(key):
-                data = make()
-                if data is not None and key in self._made:
+                if (data := make()) is None:
+                    return
+                if key in self._made:
                     _update(self._made[key], redact_all(data), description)
-                elif data is not None:
+                else:
                     self._made[key] = _put(kind, redact_all(data), key, description)
         except (OSError, ValueError) as error:
             _logger.warning("the artifact %s could not be made: %s", key, first_line(error))
-        self._not_before[key] = time.monotonic() + _INTERVALS_S[kind]
 
 
 @contextmanager
@@ -221,7 +216,7 @@ def _unless_away(key: str) -> Iterator[None]:
 
 
 def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bool = False) -> UUID:
-    """Creates an artifact, or updates that of an earlier attempt, so that a key is there once."""
+    """Creates an artifact, or updates that of an earlier attempt: a key is there once."""
     client = get_client(sync_client=True)
     task_run, flow_run = get_task_and_flow_run_ids()
     data = json.dumps(data) if kind == "table" else data

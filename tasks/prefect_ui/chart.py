@@ -1,9 +1,8 @@
-"""One chart as SVG, in the colours of whatever page it is put on, and what a hover on it says.
+"""One chart as SVG, in the colours of the page that it is put on, and what a hover on it says.
 
-Also four small ones as a picture: the learning curve in the Prefect UI, drawn while training.
-By hand: a plotting library takes longer to load than all charts take to draw, which the Prefect UI
-wants again and again while training needs the processor. The words of a hover are written here;
-`hover.js` of the report's templates only finds the nearest.
+Also four small ones as a picture: the learning curve in the Prefect UI, drawn while training. By
+hand: a plotting library takes longer to load than all charts take to draw, and training needs the
+processor. The words of a hover are written here; the report's `hover.js` only finds the nearest.
 """
 
 from __future__ import annotations
@@ -38,14 +37,11 @@ PALETTE: Final = {
 COLOURS: Final = (
     *("test", "too_long", "correct", "bad_syntax", "wrong_value", "wrong_numbers", "muted"),
 )
-"""Of series that have no meaning in common, in this order."""
+"""Of series without a colour of their own, in this order."""
 MOST_POINTS: Final = 160  # of a series: a longer one is drawn as means of as many steps as it takes
-WIDTH, HEIGHT = 440, 270
-"""Of a drawing, in units of its view box, which are pixels in the Prefect UI."""
-_LEFT, _RIGHT, _BOTTOM = 58, 432, 228
-"""Of the plot in it; its top leaves room for the legend."""
-_LINE, _LETTER = 19, 6.7
-"""A line's height and a letter's width, about."""
+WIDTH, HEIGHT = 440, 270  # of a drawing, in units of its view box: pixels in the Prefect UI
+_LEFT, _RIGHT, _BOTTOM = 58, 432, 228  # of the plot in it; its top leaves room for the legend
+_LINE, _LETTER = 19, 6.7  # a line's height and a letter's width, about
 
 Point = tuple[float, float]
 Look = Literal["line", "bold", "dots", "dashes", "bars", "area"]
@@ -67,12 +63,10 @@ _CHARTS: Final = {
 
 @dataclass(frozen=True)
 class Series:
-    """What is drawn in one colour."""
+    """What is drawn in one colour (a name of `PALETTE`)."""
 
     name: str
-    """In the legend and in a hover's words."""
     colour: str
-    """A name of `PALETTE`."""
     points: Sequence[Point]
     """Finite, by x; a stack's have the same x in every series."""
     look: Look = "line"
@@ -119,25 +113,29 @@ def draw(
 
     Args:
         series: from the lowest layer up.
-        y_label: what is measured.
-        x_label: what it is measured over; `step` is a unit, too.
+        y_label: beside the y axis.
+        x_label: below the x axis.
         y_top: of the y axis; by default a little more than the highest.
-        x_ticks: where the x axis has words, and which; by default round numbers.
+        x_ticks: words of the x axis; by default round numbers.
         says_at: what a hover calls each x, by default `step 12`.
-        legend_columns: names beside one another.
+        legend_columns: names beside one another, at most.
     """
     drawn = [thinned(one) for one in series if one.points]
     if not drawn:
         return None
     at = sorted({x for one in drawn for x, _ in one.points})
     is_area = drawn[0].look == "area"
-    has_legend = len(drawn) > 1 or is_area
-    legend = _legend(drawn, legend_columns) if has_legend else []
+    legend = _legend(drawn, legend_columns) if len(drawn) > 1 or is_area else []
     top = 12.0 + (4 + _LINE * len(legend) if legend else 0)
     low, high = at[0], at[-1]
     margin = 0.5 if drawn[0].look == "bars" else (high - low) * 0.04 or 0.5
     x_range = (low, max(high, low + 1)) if is_area else (low - margin, high + margin)
-    plot = _Plot(x_range, _y_range(drawn, y_top), top)
+    heights = [y for one in drawn for pair in one.band for y in pair]
+    heights += [y for one in drawn if one.look != "area" for _, y in one.points]
+    lowest, highest = min(0.0, *heights), max(0.0, *heights)
+    room = (highest - lowest) * 0.05 or 1.0
+    y_range = (lowest - room if lowest < 0 else lowest, highest + room if y_top is None else y_top)
+    plot = _Plot(x_range, y_range, top)
     if x_ticks is None:
         x_ticks = {x: f"{x:.6g}" for x in ticks(*plot.x, whole=True)}
     parts = [
@@ -216,14 +214,6 @@ class _Plot:
             round(_LEFT + right * (_RIGHT - _LEFT), 1),
             round(_BOTTOM - up * (_BOTTOM - self.top), 1),
         )
-
-
-def _y_range(series: Sequence[Series], top: float | None) -> Point:
-    heights = [y for one in series for pair in one.band for y in pair]
-    heights += [y for one in series if one.look != "area" for _, y in one.points]
-    low, high = min(0.0, *heights), max(0.0, *heights)
-    margin = (high - low) * 0.05 or 1.0
-    return low - margin if low < 0 else low, high + margin if top is None else top
 
 
 def _frame(plot: _Plot, x_ticks: Mapping[float, str], x_label: str, y_label: str) -> Iterable[str]:
