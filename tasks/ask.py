@@ -100,8 +100,9 @@ def ask_model(
             ids = completion.response_ids.tolist()
             text = decode(ids)
             is_cut = completion.finish_reason == "length"
-            scored = rewards.submit(text, question.problem) if question.is_scored else None
-            yield Reply(question, text, len(ids), is_cut, scored and scored.result())
+            known = question.is_scored
+            scored = rewards.submit(text, question.problem).result() if known else None
+            yield Reply(question, text, len(ids), is_cut, scored)
 
 
 def _engine(config: RunConfig, model: Path, *, on_gpu: bool) -> HfEngine:
