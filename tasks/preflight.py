@@ -1,7 +1,7 @@
 """Preflight: what would stop the run, found in a second and before anything is loaded or written.
 
-Engines are looked at from outside (installed?), never imported, and of a model its small files and
-headers are read: the rest would take longer than all checks together.
+Engines are never imported, and of a model only small files and headers are read: the rest would
+take longer than all checks together.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LEVELS: Final = ("fatal", "warning", "ok")
 
 
 def preflight(config: RunConfig) -> list[Finding]:
-    """Returns what was found, whatever it was: the caller decides what a fatal finding stops."""
+    """Returns what was found; the caller decides what a fatal finding stops."""
     return [
         *_storage(config),
         *_problems(config),
@@ -81,14 +81,14 @@ def preflight_data(config: RunConfig) -> list[Finding]:
 
 
 def preflight_validation(config: RunConfig) -> list[Finding]:
-    """Returns what could stop the data set from being checked: prompts want the tokenizer."""
+    """Returns what could stop the data set from being checked: prompts need the tokenizer."""
     return [*preflight_data(config), *_model(config)]
 
 
 def unreachable_model(config: RunConfig) -> Finding | None:
     """Returns why a model that is named, not given as a folder, cannot be had; else None."""
-    path = config.model.path
-    if path is None or not (path.startswith("modelscope:") or _reads_as_hub_name(path)):
+    path = config.model.path or ""
+    if not (path.startswith("modelscope:") or _reads_as_hub_name(path)):
         return None
     return next((finding for finding in _model(config) if finding.level == "fatal"), None)
 
@@ -108,6 +108,11 @@ def preflight_task(config: RunConfig) -> None:
     for finding in findings:
         if finding.level == "warning":
             get_run_logger().warning(str(finding))
+    counts = Counter(finding.level for finding in findings)
+    outcome = "The run is stopped" if counts["fatal"] else "Nothing stops the run"
+    said = f"{outcome}: {len(findings)} checks, {counts['warning']} warnings."
+    # In full what a table's cell would cut off.
+    worse = [f"{f.level}: {plain(str(f))}." for f in findings if f.level != "ok"]
     create_table_artifact(
         [
             {
@@ -119,18 +124,9 @@ def preflight_task(config: RunConfig) -> None:
             for finding in sorted(findings, key=lambda finding: _LEVELS.index(finding.level))
         ],
         key="preflight",
-        description=_verdict(findings),
+        description=" ".join([said, *worse]),
     )
     refuse_fatal(findings)
-
-
-def _verdict(findings: list[Finding]) -> str:
-    """Returns the outcome, and in full what a table's cell would cut off."""
-    counts = Counter(finding.level for finding in findings)
-    outcome = "The run is stopped" if counts["fatal"] else "Nothing stops the run"
-    said = f"{outcome}: {len(findings)} checks, {counts['warning']} warnings."
-    worse = [f"{f.level}: {plain(str(f))}." for f in findings if f.level != "ok"]
-    return " ".join([said, *worse])
 
 
 def _own_files(config: RunConfig) -> Iterator[Finding]:
@@ -146,11 +142,11 @@ def _own_files(config: RunConfig) -> Iterator[Finding]:
 
 def _problems(config: RunConfig) -> Iterator[Finding]:
     """Files that are not there, or with fewer problems than a step needs."""
-    if missing := list(_own_files(config)):
-        yield from missing
-        return
+    missing = list(_own_files(config))
+    yield from missing
     try:
-        planned_steps(config)
+        if not missing:
+            planned_steps(config)
     except ValueError as error:
         yield fatal("data", str(error))
 
@@ -209,7 +205,7 @@ def _model(config: RunConfig) -> Iterator[Finding]:
 
 
 def _look_at_model(config: RunConfig) -> Finding:
-    """Raises ValueError where it cannot be read or trained."""
+    """Raises ValueError if it cannot be read or trained."""
     path = config.model.path
     if path is None:
         return _home_made_model(config)
@@ -296,7 +292,7 @@ def _model_folder(folder: Path) -> Finding:
 
 
 def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
-    """What others tried before, so that nobody pays for it again."""
+    """What others tried before."""
     env, name = config.env, (config.model.path or "").lower()
     is_base = not name.endswith("-instruct")
     weak = [size for size in env.weak_models if size in name]
@@ -312,7 +308,7 @@ def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
 
 
 def _network(config: RunConfig) -> Iterator[Finding]:
-    """Asked only where the settings want something from outside."""
+    """Asked only if the settings need something from outside."""
     if "wandb" in config.trainer.logger and config.trainer.wandb_mode == "online":
         why = why_silent(wandb_url())
         yield Finding(

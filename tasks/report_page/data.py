@@ -22,7 +22,7 @@ from tasks.report_page.faults import Fault, LoggedWarning, faults, warnings
 from tasks.report_page.samples import Sample, Story, best_and_worst, from_the_end, samples, stories
 
 _SEARCH_ROWS = 6
-_MOST_POINTS = 120  # steps of a stacked chart are summed up into at most this many columns
+_MOST_POINTS = 120  # of a stacked chart: steps are summed up
 _MOST_KINDS = 6  # of files, with their sizes
 _TIMELINE = """
 select step, metric, value from metrics
@@ -49,7 +49,6 @@ class ReportData:
     seconds: float | None
     """Wall time of the stages done; before the end of training, up to its last logged step."""
     price: str | None
-    """Of that time, where the settings name one."""
     steps: str | None
     """What a step takes, beside what was planned."""
     left: str | None
@@ -59,15 +58,12 @@ class ReportData:
     after: float | None
     """The same of the trained model: of the evaluation, else of the last test. Never one of each:
     the tests of training ask fewer problems."""
+    # Of the evaluation, None before it:
     num_problems: int | None
-    """That both models were asked; None before the evaluation."""
     base: Row | None
-    """The base model's row of `evaluation_summary`; None before the evaluation."""
     trained: Row | None
-    """The newest trained model's."""
     gain: Row | None
     diagnoses: list[Diagnosis]
-    """What is wrong with the run, the gravest first."""
     curve: pl.DataFrame
     verdicts: pl.DataFrame
     steps_per_row: int
@@ -78,9 +74,9 @@ class ReportData:
     """Rows of `majority_vote` by model."""
     best_checkpoint: Row | None
     best_elsewhere: str | None
-    """Which step the numbers of the trained model are of, and why, where `best` is another."""
+    """Which step the numbers of the trained model are of, and why, if `best` is another."""
     num_tested: int
-    """Problems that a test of training asks; 0 where no answers were kept."""
+    """Problems that a test of training asks; 0 if no answers were kept."""
     faults: list[Fault]
     warnings: list[LoggedWarning]
     stories: list[Story]
@@ -153,7 +149,7 @@ def gather(run: RunFolder) -> ReportData:
         best=best,
         worst=worst,
         samples=samples(run, from_step=from_step),
-        phases=_with_start_up(ask("time_by_phase").to_dicts(), record.timings_s.get("train")),
+        phases=_phases(ask("time_by_phase").to_dicts(), record.timings_s.get("train", 0.0)),
         disk=shown | ({"the rest": rest} if rest else {}),
     )
 
@@ -169,12 +165,9 @@ def _rows(
 ) -> dict[str, list[Row]]:
     """Returns tables that the page shows as they are; one that would say nothing has no rows."""
 
-    def of_models(query: str) -> list[Row]:
-        return [row for row in ask(query).to_dicts() if row["model"] in models]
-
-    def several(query: str) -> list[Row]:
-        rows = of_models(query)
-        return rows if len(rows) > 1 else []  # a single one would repeat the headline
+    def of_models(query: str, *, at_least: int = 1) -> list[Row]:
+        rows = [row for row in ask(query).to_dicts() if row["model"] in models]
+        return rows if len(rows) >= at_least else []
 
     steps_per_row = max(1, -(-last // _SEARCH_ROWS))
     solutions = of_models("accuracy_by_num_solutions")
@@ -187,8 +180,9 @@ def _rows(
         "turns": ask("turns_by_step", steps_per_row=steps_per_row).to_dicts(),
         "turns_used": ask("accuracy_by_turns", from_step=from_step).to_dicts(),
         "by_num_solutions": solutions if is_known else [],
-        "by_num_operands": several("accuracy_by_operands"),
-        "by_data_source": several("accuracy_by_data_source"),
+        # A single row would repeat the headline.
+        "by_num_operands": of_models("accuracy_by_operands", at_least=2),
+        "by_data_source": of_models("accuracy_by_data_source", at_least=2),
         # For k = 1, 2, 4, ...: all others lie between.
         "pass_at_k": [row for row in of_models("pass_at_k") if row["k"].bit_count() == 1],
         "evaluation_verdicts": of_models("evaluation_verdicts"),
@@ -200,10 +194,9 @@ def _rows(
     }
 
 
-def _with_start_up(phases: list[Row], train_s: float | None) -> list[Row]:
+def _phases(phases: list[Row], train_s: float) -> list[Row]:
     """Returns the phases of the steps, and what else the stage took: Ray, engines, models."""
-    rest = (train_s or 0.0) - sum(row["total_s"] for row in phases)
-    if train_s is None or rest <= 0:
+    if (rest := train_s - sum(row["total_s"] for row in phases)) <= 0:
         return phases
     rows = [*phases, {"phase": "start-up and what no phase counts", "total_s": rest}]
     return [{**row, "share": row["total_s"] / train_s} for row in rows]
@@ -227,14 +220,13 @@ def _last(rows: list[Row]) -> Row | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of saved questions about the chosen runs alone."""
+    """Rows of saved questions about the chosen runs, in the order in which they were named."""
 
     run_ids: list[str]
-    """In the order in which they were named."""
     overview: pl.DataFrame
     """One row per run, the best first: `compare_runs`."""
     settings: pl.DataFrame
-    """One row per setting that differs, one column per run: null where it has no such setting."""
+    """One row per setting that differs, one column per run: null if it has no such setting."""
     paired: pl.DataFrame
     """One row per two models that answered the same problems: `compare_models`."""
     curves: dict[str, pl.DataFrame]
