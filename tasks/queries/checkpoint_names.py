@@ -23,7 +23,6 @@ class NamedModel:
     """As a table shows it: `RUN/step_000100`, `RUN/base`, or the name it was given."""
     folder: Path
     run: RunFolder | None
-    """The run it belongs to, if any."""
     step: int
 
     @property
@@ -56,12 +55,10 @@ def find_model(
     run = RunFolder.under(root, run_name)
     if run_name and run.is_there():
         return _of_run(run, what or "latest")
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        folder = folder.resolve()
-        run = RunFolder(folder.parent.parent)
+    if (folder := Path(name).expanduser()).is_dir():
+        run = RunFolder(folder.resolve().parent.parent)
         if run.is_there():
-            return _of_run(run, folder.name)
+            return _of_run(run, folder.resolve().name)
     return NamedModel(name, _resolve(name, root), None, 0)
 
 

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -65,15 +66,13 @@ def render_queries(queries: Sequence[Query], *, width: int) -> str:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
-    topic = ""
-    for query in queries:
-        if query.topic != topic:
-            topic = query.topic
-            table.add_row(Text(f"{topic}:", style="dim"), "")
-        options = "  ".join(f"-p {p.name}={p.default}" for p in query.parameters)
-        table.add_row(Text(f"  {query.name}"), Text(query.description))
-        if options:
-            table.add_row("", Text(options, style="dim"))
+    for topic, some in groupby(queries, key=lambda query: query.topic):
+        table.add_row(Text(f"{topic}:", style="dim"), "")
+        for query in some:
+            table.add_row(Text(f"  {query.name}"), Text(query.description))
+            if query.parameters:
+                options = "  ".join(f"-p {p.name}={p.default}" for p in query.parameters)
+                table.add_row("", Text(options, style="dim"))
     return as_text(table, width)
 
 
@@ -89,11 +88,11 @@ def _side_by_side(columns: Iterable[Sequence[str]]) -> str:
 
 
 def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
-    """A table that is made narrower, where it is too wide, by what costs the reader least.
+    """A table that is made narrower, if it is too wide, by what costs the reader least.
 
-    What is the same in all rows is told once, above it; names of columns are folded; long texts
-    lose what all of them begin with, and share what room the short columns leave. A few rows that
-    do not fit even so are shown one below the other.
+    A text that is the same in all rows stands once above it; names of columns are folded; long
+    texts lose what all of them begin with, and share the room that the short columns leave. A few
+    rows that do not fit even so are shown one below the other.
     """
     frame, half = every, most_rows // 2
     if is_cut := every.height > most_rows:
@@ -143,8 +142,7 @@ def _width(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> int:
 
 def _without_common_start(column: Sequence[str]) -> list[str]:
     """Returns long texts without the whole words, or folders, that all of them begin with."""
-    several = len(column) > 1
-    common = os.path.commonprefix(column) if several else ""  # noqa: RUF071  texts, not paths
+    common = os.path.commonprefix(column if len(column) > 1 else [""])  # noqa: RUF071  no paths
     cut = max(common.rfind(" "), common.rfind("/")) + 1
     return [f"…{text[cut:]}" for text in column] if cut > _LEAST_TEXT else list(column)
 
@@ -166,7 +164,7 @@ def _shortened(
 def _align(column: Sequence[str], *, to_right: bool) -> list[str]:
     """Returns cells of one width on a terminal, where some characters take two columns.
 
-    Not by rich's tables, which take a second for a thousand rows.
+    rich's tables take a second for a thousand rows.
     """
     if not all(map(str.isascii, column)):
         from rich.cells import cell_len

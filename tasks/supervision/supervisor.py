@@ -28,8 +28,7 @@ from rl_core.system.redaction import redact_error
 from rl_core.system.signals import GRACE_S, StopSignals
 from tasks.supervision.worker_logs import TRAINER_LOGGER, worker_logs
 
-_SHUTDOWN_S: Final = 8.0
-"""Seconds that a child has, beyond its grace period, to save and to end its workers."""
+_SHUTDOWN_S: Final = 8.0  # that a child has, beyond its grace period, to save and end its workers
 _EXIT_S: Final = 5.0
 _STOPPED: Final = tuple(
     code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number)
@@ -57,9 +56,9 @@ def call_supervised(
 ) -> _Result | None:
     """Returns `function(reporter, **arguments)`, called in a child process; None if it was stopped.
 
-    SIGINT and SIGTERM are handed to the child, which ends what it does as it sees fit; then they
-    are raised here as they would have been. However this function ends, no process that the child
-    started outlives it. If this process dies, the child leaves by itself.
+    SIGINT and SIGTERM are handed to the child, which saves and ends; then they are raised here as
+    they would have been. However this function ends, no process that the child started outlives it.
+    If this process dies, the child leaves by itself.
 
     Args:
         function: one of a module of ours; its first argument is the child's `Reporter`.
@@ -69,10 +68,10 @@ def call_supervised(
         stall_s: seconds without any progress after which it is ended.
         logger: gets the workers' warnings and errors.
         grace_s: how long after SIGTERM the child works on.
-        on_step: called with what the child tells by `Reporter.step`.
+        on_step: called with what the child sends by `Reporter.step`.
         joins_ray: it gets the token of a Ray that is not its own.
-        lends: variables that it is lent besides, for a reward function.
-        logs_to_wandb: it is lent wandb's key, for the process of its own that needs it.
+        lends: variables that it gets besides, for a reward function.
+        logs_to_wandb: it gets wandb's key, for the process that uploads.
 
     Raises:
         WorkerDied: the child was killed.
@@ -171,7 +170,7 @@ def _pass_on(stop: StopSignals, child: Child, logger: Log) -> signal.Signals:
 
 
 def _stalled(phase: str, silent_s: float, stall_s: float, group: str, logger: Log) -> Stalled:
-    """Has all processes say where they stand, and returns the error."""
+    """Has all processes write their stacks, and returns the error."""
     detail = f"no progress for {silent_s:.0f} s (watchdog.stall_s={stall_s:g})"
     logger.error("stalled in %s: %s", phase, detail)
     dump_stacks(group)
