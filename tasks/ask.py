@@ -32,12 +32,9 @@ class Reply:
 
 
 def read_question(config: RunConfig, text: str, answer: str | None = None) -> Question:
-    """Returns a person's question in the env's own prompt.
+    """Returns a person's question in the env's own prompt; ValueError if it is no such problem.
 
     `answer`: for problems that do not hold it themselves, if it is to be scored.
-
-    Raises:
-        ValueError: it is no such problem, or no such answer.
     """
     if any("\ud800" <= character <= "\udfff" for character in text + (answer or "")):
         raise ValueError("the question holds bytes that are no UTF-8")
@@ -54,11 +51,9 @@ def ask_model(
 ) -> Iterator[Reply]:
     """Yields the model's responses, question after question.
 
-    With transformers: in seconds, where vLLM takes half a minute to be there. `samples` are drawn
-    per question at `evaluation.temperature`; None: one response, greedily.
-
-    Raises:
-        ValueError: a question has a token that the model does not know, or too many of them.
+    By transformers, which is ready in seconds (vLLM: half a minute). `samples` are drawn per
+    question at `evaluation.temperature`; None: one response, greedily. ValueError if a question has
+    a token that the model does not know, or too many of them.
     """
     on_gpu = config.resources.rollout_gpus > 0
     threads = config.resources.learner_threads

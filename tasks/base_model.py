@@ -59,11 +59,7 @@ def base_model(config: RunConfig, data: Path) -> Path:
 
 
 def made_folder(config: RunConfig) -> Path | None:
-    """Returns where the model that these settings make lies, there or not; None if they make none.
-
-    Raises:
-        ValueError: a file of `sft.data` is not there.
-    """
+    """Returns where the model that these settings make lies, there or not; else None."""
     if config.model.path is None:
         return home_made_folder(config)
     if config.sft.data is None:

@@ -51,11 +51,7 @@ def evaluate_run(
 
     In a watched process, as training; if all rows are known, without it and without engines. Not
     the best checkpoint, which was chosen on these very problems: its accuracy is too rosy. See
-    `evaluate_with` for what is written.
-
-    Raises:
-        WorkerDied: the evaluator was killed, or one of its workers was.
-        Stalled: nothing moved for `watchdog.stall_s`.
+    `evaluate_with` for what is written, `call_supervised` for errors.
     """
     evaluator = Evaluator(config, data)
     is_known = evaluator.may_reuse and evaluator.rows_file("base", model_path).exists()
@@ -235,10 +231,7 @@ def evaluate_models(
 
     Rows lie under `<storage.root>/evaluations`, those of a run's model also in the run's `eval/`:
     beside the run's own evaluation, unless this is what the run's own settings ask.
-
-    Raises:
-        FileNotFoundError: a checkpoint was pruned since it was named.
-        ValueError: a checkpoint is damaged.
+    FileNotFoundError if a checkpoint was pruned since it was named, ValueError if it is damaged.
     """
     evaluator = Evaluator(config, data)
     models = [one for one in (model, against) if one is not None]

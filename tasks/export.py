@@ -128,11 +128,8 @@ def _tested(model: NamedModel, run: RunFolder, root: Path) -> str:
 def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path:
     """Writes a model's folder, whole or not at all, and returns it.
 
-    `dtype` is one of `DTYPES`; whole numbers stay what they are.
-
-    Raises:
-        ValueError: there is something at `to`, or a weight is too large for the type.
-        OSError: no room.
+    `dtype` is one of `DTYPES`; whole numbers stay what they are. ValueError if there is something
+    at `to`, or a weight is too large for the type.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ValueError(f"to={to} is there already: name a folder that is not, or empty it")
@@ -181,10 +178,8 @@ def check_push(name: str) -> None:
 def push_folder(folder: Path, name: str) -> str:
     """Uploads a folder and returns the repository's address; a new one is private.
 
-    The hub is `HF_ENDPOINT`'s, the token that of `hf auth login` or `HF_TOKEN`.
-
-    Raises:
-        ValueError: the hub refuses or does not answer; the folder stays.
+    The hub is `HF_ENDPOINT`'s, the token that of `hf auth login` or `HF_TOKEN`. ValueError if the
+    hub refuses or does not answer; the folder stays.
     """
     hub = HfApi()
     try:

@@ -193,11 +193,7 @@ class TimePlan:
 
 
 def planned_steps(config: RunConfig) -> int:
-    """Returns the steps of all training.
-
-    Raises:
-        ValueError: the problems cannot be counted, or are too few for one step.
-    """
+    """Returns the steps of all training; ValueError if the problems are too few for one step."""
     return total_steps(config, count_problems(config).number)
 
 

@@ -31,11 +31,7 @@ class Report:
 
 
 def write_report(run_folder: Path) -> Report:
-    """Writes `report.html` into a run's folder, from what lies there, and returns it.
-
-    Raises:
-        ValueError: there is no run at that path.
-    """
+    """Writes `report.html` into a run's folder, and returns it; ValueError if there is no run."""
     report = make_report(run_folder)
     write_text_atomically(report.html, report.page)
     return report

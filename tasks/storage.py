@@ -56,8 +56,7 @@ def bring_runs(
 ) -> None:
     """Brings the paths wanted of the runs chosen, as far as they have changed, if there is a store.
 
-    Raises:
-        StoreError: the store does not answer.
+    StoreError if the store does not answer; so do all functions below.
     """
     if storage.url is None:
         return
@@ -84,9 +83,6 @@ def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
     """Brings the run of a checkpoint that the user names, with its inputs, or all champions.
 
     `run_id`: the run of a name without one; None: the latest.
-
-    Raises:
-        StoreError: the store does not answer.
     """
     if storage.url is None:
         return
@@ -119,14 +115,10 @@ def bring_inputs_of_run(storage: StorageConfig, run: RunFolder) -> None:
 
 @contextmanager
 def published(config: RunConfig) -> Iterator[None]:
-    """Has a run here, as the store knows it, and publishes it within the block.
+    """Brings a run as the store knows it, and publishes it within the block.
 
     The run, named in the settings, need not exist. Data set, base model and champions come with it,
-    where the store has them.
-
-    Raises:
-        ValueError: another machine is at work on the run.
-        StoreError: the store does not answer.
+    if the store has them. ValueError if another machine is at work on the run.
     """
     assert config.run_id is not None, "choose_run has named it"
     bring = lambda store, spool: bring_inputs(config, store)  # noqa: E731
@@ -136,11 +128,7 @@ def published(config: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def inputs_published(config: RunConfig) -> Iterator[None]:
-    """Has data set and base model here, where the store has them, and publishes them at the end.
-
-    Raises:
-        StoreError: the store does not answer.
-    """
+    """Brings data set and base model, if the store has them, and publishes them at the end."""
     storage = config.storage
     if storage.url is None:
         yield

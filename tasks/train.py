@@ -36,13 +36,9 @@ def train_supervised(
 ) -> int:
     """Trains like `train_model`, in a watched process, and returns the last step done.
 
-    When it is asked to stop it finishes the update that is under way, and saves. What it prints is
+    If it is asked to stop, it finishes the update that is under way, and saves. What it prints is
     in `workers/trainer.log`. With `evaluates` its engines then answer what the evaluation will ask.
-
-    Raises:
-        WorkerDied: the trainer was killed, or one of its workers was.
-        Stalled: nothing moved for `watchdog.stall_s`.
-        Exception: whatever else `train_model` raised.
+    Errors are those of `train_model` and of `call_supervised`.
     """
     last_done = 0
 

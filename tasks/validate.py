@@ -67,9 +67,7 @@ class ValidationFailed(ValueError):  # noqa: N818  # what happened, not a kind o
 def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> Validation:
     """Returns what was checked, all of it passed; the model's tokenizer measures the prompts.
 
-    Raises:
-        DatasetError: a file is missing, truncated or damaged.
-        ValidationFailed: a check found rows.
+    DatasetError if a file is missing, truncated or damaged, ValidationFailed if a check found rows.
     """
     from rl_core.data.prompts import (  # transformers takes seconds to load
         count_tokens,
@@ -178,9 +176,8 @@ def measure_prompts(
 def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) -> list[Result]:
     """Returns one row per SQL check, all of them passed.
 
-    Raises:
-        ValidationFailed: a check found rows; the columns are checked first, and alone.
-        DatasetError: a column is of a type that no check could read.
+    ValidationFailed if a check found rows: the columns are checked first, and alone. DatasetError
+    if a column is of a type that no check could read.
     """
     env, is_own = config.env, bool(config.data.train_files)
     columns, *others = check_files(env)

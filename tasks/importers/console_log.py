@@ -118,13 +118,10 @@ def _metrics(text: str) -> Iterator[tuple[str, float]]:
 def import_log(
     file: Path, *, root: Path, run_id: str, settings: RunConfig | None = None
 ) -> RunFolder:
-    """Makes a run of a log, and returns its folder.
+    """Makes a run of a log, and returns its folder; ValueError if no step is in it.
 
     Such a log has no times of day: they are counted back from the file's own time. With `settings`,
     the steps' seconds count for runs of the same shape.
-
-    Raises:
-        ValueError: no step is in it, or a run of that name exists.
     """
     text = file.read_text(encoding="utf-8", errors="replace")
     rows, failure = read_log(text), find_failure(text)

@@ -15,15 +15,7 @@ from rl_core.system.redaction import is_secret, is_secret_name
 from rl_core.system.words import printable
 from tasks.importers.shell_script import Command, Script, Word
 from tasks.importers.verl_rules import translate
-from tasks.importers.verl_table import (
-    NAMES,
-    PLAIN_NAMES,
-    Given,
-    Settings,
-    finding,
-    meaning,
-    nested,
-)
+from tasks.importers.verl_table import NAMES, PLAIN_NAMES, Given, Settings, finding, meaning, nested
 from tasks.preflight_checks.finding import Finding
 
 _SETTING = re.compile(r"^\+{0,2}(?P<key>[A-Za-z_]\w*(?:\.[\w-]+)+)=(?P<value>.*)$", re.DOTALL)
@@ -58,10 +50,7 @@ def import_script(
     """Returns what a launch script asks for, in our settings, and what is wrong with it.
 
     `variables` are given by the user: one that changes nothing is a finding. `shell` is the
-    environment beside them.
-
-    Raises:
-        ValueError: no command in it looks like a trainer's.
+    environment beside them. ValueError if no command in it looks like a trainer's.
     """
     variables, shell = (
         {name: value for name, value in (given or {}).items() if not is_secret(name, value)}

@@ -59,10 +59,8 @@ class Command:
 class Script:
     """What a shell would run, in the order of the file; what the grammar cannot read is skipped.
 
-    `variables`: the environment that the script would be started in.
-
-    Raises:
-        ValueError: it is nested too deeply, or a variable grows too long.
+    `variables`: the environment that the script would be started in. ValueError if it is nested too
+    deeply, or a variable grows too long.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str] | None = None) -> None:

@@ -24,12 +24,7 @@ from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.errors import first_line
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.log_file import (
-    OUR_LOGGERS,
-    PREFECTS_RUN_LOGGERS,
-    RedactingFormatter,
-    listening,
-)
+from rl_core.system.log_file import OUR_LOGGERS, PREFECTS_RUN_LOGGERS, RedactingFormatter, listening
 from rl_core.system.redaction import redacting_errors
 from tasks.prefect_ui.artifacts import beside
 

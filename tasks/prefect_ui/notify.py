@@ -85,8 +85,7 @@ def notify_task(listeners: Listeners, message: Mapping[str, Any]) -> None:
 def webhook_url(webhook: str) -> str:
     """Returns the URL that is given, or that an environment variable or a Secret block holds.
 
-    Raises:
-        ValueError: none of the three; the message does not repeat what may be a secret.
+    ValueError if it is none of the three; the message does not repeat what may be a secret.
     """
     url = webhook if "://" in webhook else os.environ.get(webhook)
     if not url and _BLOCK_NAME.fullmatch(webhook):  # not a URL without its scheme, say

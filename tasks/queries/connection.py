@@ -78,11 +78,7 @@ def _register_files(
 def register(
     connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table | pads.Dataset
 ) -> None:
-    """Lets a connection read one more table.
-
-    Raises:
-        ValueError: a column is of a type that DuckDB does not have.
-    """
+    """Lets a connection read one more table; ValueError if DuckDB lacks the type of a column."""
     try:
         connection.register(name, table)
     except duckdb.Error as error:
@@ -108,10 +104,9 @@ def select(
     parameters: Mapping[str, Value],
     tables: Sequence[str],
 ) -> pl.DataFrame:
-    """Returns the rows of one SELECT; `tables` are the names of those there are, for messages.
+    """Returns the rows of one SELECT; ValueError if it is not one, or DuckDB refuses it.
 
-    Raises:
-        ValueError: not one SELECT, or DuckDB refuses it.
+    `tables`: the names of those there are, for messages.
     """
     if _NOT_TEXT.search(sql):
         raise ValueError("the SELECT holds bytes that are no UTF-8")

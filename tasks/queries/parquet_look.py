@@ -72,9 +72,7 @@ def text_lengths(file: Path, column: str | None, count_tokens: CountTokens | Non
     """Returns how long the texts of a column are, of strings or of conversations as in `prompt`.
 
     By default it is the first of prompt, question, response and text, else the first of texts.
-
-    Raises:
-        ValueError: no such column, or no column of texts; not a readable parquet file.
+    ValueError if there is no such column, or the file cannot be read.
     """
     rows = _read(file, columns=[_text_column(file, column)]).to_series().drop_nulls()
     if rows.is_empty():

@@ -33,12 +33,9 @@ _LEAST_TEXT = 12  # columns of longer text are narrowed to this many characters 
 def render(
     frame: pl.DataFrame, output_format: str, *, width: int, most_rows: int | None = None
 ) -> bytes:
-    """Returns rows in one of `FORMATS`, ready to be written to standard output.
+    """Returns rows in one of `FORMATS` (else ValueError), to be written to standard output.
 
     Of a table longer than `most_rows` the first and last ones are shown, half of these each.
-
-    Raises:
-        ValueError: there is no such format.
     """
     if output_format == "table":
         frame = frame.rename({name: printable(name) for name in frame.columns})

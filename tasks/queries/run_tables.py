@@ -38,11 +38,7 @@ _CHECKPOINT_RECORDS = _columns(
 
 
 def find_runs(root: Path, run: str | None = None) -> list[Path]:
-    """Returns the folders of all runs, or of one run (an id, or `latest`), oldest first.
-
-    Raises:
-        ValueError: `run` names no run.
-    """
+    """Returns the folders of all runs, oldest first, or of one: an id (else ValueError) or `latest`."""
     folder = root / "runs"
     runs = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     runs.sort(key=lambda run: (str(json.loads(_record(run)).get("started_at") or ""), run.name))

@@ -61,10 +61,9 @@ class Query:
     sql: str
 
     def bind(self, arguments: Mapping[str, Value]) -> dict[str, Value]:
-        """Returns a value for every parameter: the argument where given, else the default.
+        """Returns each parameter's value: the argument if given, else the default.
 
-        Raises:
-            ValueError: an argument is unknown or does not read as its parameter's kind.
+        ValueError if an argument is unknown or does not read as its parameter's kind.
         """
         known = {parameter.name: parameter for parameter in self.parameters}
         for name in arguments.keys() - known:
@@ -85,11 +84,7 @@ def list_queries() -> tuple[Query, ...]:
 
 
 def load_query(name: str) -> Query:
-    """Returns the saved query called `name`.
-
-    Raises:
-        ValueError: there is none; the message names the nearest.
-    """
+    """Returns the saved query called `name`; ValueError with the nearest name if there is none."""
     queries = {query.name: query for query in list_queries()}
     if name not in queries:
         hint = _nearest(name, queries)

@@ -61,8 +61,7 @@ def ask(
 ) -> pl.DataFrame:
     """Returns the answer of a saved query, of one run (an id, or `latest`) or of all.
 
-    Raises:
-        ValueError: unknown query, parameter or run, or a value of the wrong kind.
+    ValueError if query, parameter or run is unknown, or a value is of the wrong kind.
     """
     query = load_query(name)
     parameters = query.bind(arguments or {})
@@ -98,9 +97,7 @@ def run_query(
     """Returns the rows of one read-only SELECT over the views of `sql/views`.
 
     WITH, FROM, VALUES, DESCRIBE and SUMMARIZE count as such. Runs may be writing meanwhile.
-
-    Raises:
-        ValueError: not one SELECT, or DuckDB refuses it; the message is one or two lines.
+    ValueError, in one or two lines, if it is not one SELECT or DuckDB refuses it.
     """
     return _answer(sql, parameters or {}, root=root, run=run, is_ours=False)
 
@@ -155,10 +152,8 @@ def export_catalog(root: Path, file: Path) -> None:
     """Writes a DuckDB file with all views, for any DuckDB client from 1.0 on.
 
     Rollouts, rescores and answers to tests stay where they are, and new ones are seen at the next
-    query; metrics, records, settings and footers are copied as they are now.
-
-    Raises:
-        ValueError: it cannot be written, or something else is there.
+    query; metrics, records, settings and footers are copied as they are now. ValueError if it
+    cannot be written, or something else is there.
     """
     if file.exists():
         _refuse_to_replace(file)
@@ -218,7 +213,7 @@ class CheckSession:
     def unite(self, name: str, tables: Sequence[str]) -> None:
         """Lets the checks read the rows of several tables of the same columns as one.
 
-        It also has `split`, the table that a row lies in, and `index`, the one of its `extra_info`.
+        It also has `split`, the table of a row, and `index`, the one of its `extra_info`.
         """
         rows = " union all ".join(
             f"select '{table}' as split, extra_info.index, * from {table}" for table in tables
@@ -229,11 +224,7 @@ class CheckSession:
     def violations(
         self, check: Query, parameters: Mapping[str, Value] | None = None
     ) -> pl.DataFrame:
-        """Returns the rows that violate one check, whose tables have been added (none: it passes).
-
-        Raises:
-            ValueError: the SELECT does not fit the tables' columns.
-        """
+        """Returns the rows that violate a check of the added tables; none: it passes."""
         return select(self._connection, check.sql, check.bind(parameters or {}), self._tables)
 
 

@@ -89,11 +89,7 @@ class ReportData:
 
 
 def gather(run: RunFolder) -> ReportData:
-    """Returns what there is to report of a run, finished or not.
-
-    Raises:
-        ValueError: there is no such run.
-    """
+    """Returns what there is to report of a run, finished or not; ValueError if there is none."""
     record = run.read()
 
     def ask(query: str, **arguments: Value) -> pl.DataFrame:
@@ -235,11 +231,7 @@ class Comparison:
 
 
 def compare_runs(root: Path, names: Sequence[str]) -> Comparison:
-    """Returns the comparison of some runs, named by their ids or `latest`.
-
-    Raises:
-        ValueError: there is no such run, or fewer than two are named.
-    """
+    """Compares runs, named by their ids or `latest`; ValueError if fewer than two are there."""
     folders = {path.name: path for name in names for path in run_files.find_runs(root, name)}
     if len(folders) < 2:
         raise ValueError("compare takes two or more runs: countdown-train compare RUN RUN")

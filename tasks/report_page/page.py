@@ -82,8 +82,7 @@ def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> 
 def write_comparison(comparison: Comparison, page: Path) -> Path | None:
     """Writes the page of a comparison; returns where a page of other runs went that was there.
 
-    Raises:
-        ValueError: what is there is no page of a comparison.
+    ValueError if what is there is no page of a comparison.
     """
     moved = None
     if page.exists():

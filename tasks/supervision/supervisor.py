@@ -130,8 +130,7 @@ def _messages(
 ) -> Iterator[dict[str, Any]]:
     """Yields the child's messages until it ends, and hands it a stop that is asked for meanwhile.
 
-    Raises:
-        Stalled: they tell of no progress for `stall_s`.
+    Raises Stalled if they tell of no progress for `stall_s`.
     """
     told: signal.Signals | None = None
     phase, moved_at = "start", time.monotonic()
