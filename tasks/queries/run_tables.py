@@ -38,7 +38,10 @@ _CHECKPOINT_RECORDS = _columns(
 
 
 def find_runs(root: Path, run: str | None = None) -> list[Path]:
-    """Returns the folders of all runs, oldest first, or of one: an id (else ValueError) or `latest`."""
+    """Returns the folders of all runs, oldest first, or of one (an id, or `latest`).
+
+    ValueError if `run` names no run.
+    """
     folder = root / "runs"
     runs = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     runs.sort(key=lambda run: (str(json.loads(_record(run)).get("started_at") or ""), run.name))
