@@ -26,8 +26,7 @@ class Reply:
     question: Question
     response: str
     num_tokens: int
-    is_cut: bool
-    """It reached the longest response that is allowed."""
+    is_cut: bool  # it reached the longest response that is allowed
     scored: ScoredText | None
 
 

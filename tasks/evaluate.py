@@ -215,13 +215,10 @@ class Evaluated:
     """What was found out about one model, or about two that are compared."""
 
     summaries: tuple[EvaluationSummary, ...]
-    files: tuple[Path, ...]
-    """Where their rows lie; fewer if a full disk did not take them."""
+    files: tuple[Path, ...]  # where their rows lie; fewer if a full disk did not take them
     comparison: Comparison | None
-    answers: tuple[Answers, ...] = ()
-    """Some of each model's."""
-    pages: tuple[Path, ...] = ()
-    """Beside the rows: right and wrong answers, to be looked at."""
+    answers: tuple[Answers, ...] = ()  # some of each model's
+    pages: tuple[Path, ...] = ()  # beside the rows: right and wrong answers, to be looked at
 
 
 def evaluate_models(

@@ -61,8 +61,7 @@ class StepEstimate:
 
     seconds: Spread
     basis: Literal["measured", "imported", "roofline"]
-    source: str
-    """A run, or a card."""
+    source: str  # a run, or a card
     scaled_by: str | None = None
     """A run on that device whose steps tell what share of its peak is reached."""
 

@@ -22,12 +22,10 @@ from tasks.report_page.page import render_html, render_markdown
 class Report:
     """What is written and what the Prefect UI shows."""
 
-    html: Path
-    """Where the page goes."""
+    html: Path  # where the page goes
     page: str
     markdown: str
-    learning_curve_uri: str | None
-    """An SVG data URI; None before the first step."""
+    learning_curve_uri: str | None  # an SVG data URI; None before the first step
 
 
 def write_report(run_folder: Path) -> Report:

@@ -46,10 +46,8 @@ class Validation:
     """What was found."""
 
     checks: list[Result]
-    lengths: LengthReport | None
-    """None where the checks before it failed."""
-    rendered: str = ""
-    """The first training prompt, as the model reads it."""
+    lengths: LengthReport | None  # None if the checks before it failed
+    rendered: str = ""  # the first training prompt, as the model reads it
 
 
 class ValidationFailed(ValueError):  # noqa: N818  # what happened, not a kind of error

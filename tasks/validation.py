@@ -19,8 +19,7 @@ CANDIDATES = (32, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4
 _MOST_BINS = 16
 _BAR = 30
 _TOO_FAR = 2.0  # a limit this many times the longest prompt is called a waste
-Counts: TypeAlias = dict[int, int]
-"""How many prompts take so many tokens."""
+Counts: TypeAlias = dict[int, int]  # how many prompts take so many tokens
 _TAGS: Final = re.compile(
     r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|user|assistant|system|end)\|>"
     r"|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
@@ -29,16 +28,14 @@ _TAGS: Final = re.compile(
 Prompt = Sequence[Message]
 Finding = tuple[str, str, bool, list[dict[str, Any]]]
 """A check's name, what it proves and how to mend it, whether it refuses, the rows that break it."""
-Render = Callable[[Prompt], str]
-"""Messages -> the text that the model reads."""
+Render = Callable[[Prompt], str]  # messages -> the text that the model reads
 
 
 @dataclass(frozen=True)
 class LengthReport:
     """Token counts of all prompts of a data set, summed up."""
 
-    verdict: str
-    """One sentence on `data.max_prompt_length`."""
+    verdict: str  # one sentence on `data.max_prompt_length`
     histogram: list[dict[str, Any]]
     """One row per length, or range of lengths: `tokens`, and the prompts of each split."""
     limits: list[dict[str, Any]]

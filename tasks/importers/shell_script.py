@@ -52,8 +52,7 @@ class Command:
 
     words: tuple[Word, ...]
     piped_into: tuple[str, ...]
-    around: Word | None
-    """The first line of the loop or function that it stands in."""
+    around: Word | None  # the first line of the loop or function that it stands in
 
 
 class Script:

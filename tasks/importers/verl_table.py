@@ -13,8 +13,7 @@ import yaml
 
 from tasks.preflight_checks.finding import Finding
 
-Settings = dict[str, Any]
-"""Our dotted keys and their values."""
+Settings = dict[str, Any]  # our dotted keys and their values
 TABLE: Final[dict[str, Any]] = yaml.load(
     Path(__file__).with_name("verl.yaml").read_text(encoding="utf-8"),
     getattr(yaml, "CSafeLoader", yaml.SafeLoader),  # 40 times as fast
@@ -77,8 +76,7 @@ class Asked:
     given: Mapping[str, Given]
     unread: Mapping[str, Given]
     """Given as well, with values that only running the script would tell."""
-    line: int
-    """The command's first."""
+    line: int  # the command's first
     settings: Settings = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 

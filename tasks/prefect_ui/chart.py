@@ -67,30 +67,24 @@ class Series:
 
     name: str
     colour: str
-    points: Sequence[Point]
-    """Finite, by x; a stack's have the same x in every series."""
+    points: Sequence[Point]  # finite, by x; a stack's have the same x in every series
     look: Look = "line"
-    span: int = 1
-    """Steps that each point is the mean of."""
-    band: Sequence[Point] = ()
-    """Lowest and highest at each point: of an interval, or of an area."""
+    span: int = 1  # steps that each point is the mean of
+    band: Sequence[Point] = ()  # lowest and highest at each point: of an interval, or of an area
 
 
 @dataclass(frozen=True)
 class Chart:
     """A chart and what a pointer on it finds."""
 
-    drawing: str
-    """What stands in an `<svg>` of `WIDTH` by `HEIGHT`."""
+    drawing: str  # what stands in an `<svg>` of `WIDTH` by `HEIGHT`
     x: list[float] = field(default_factory=list)
     """Where there is something to say, in the view box's units, ascending."""
     says: list[str] = field(default_factory=list)
     """What, at each x: `step 12: train 0.25 · test 0.5 (step 10)`."""
     top: float = 0.0
-    bottom: float = _BOTTOM
-    """Of the plot, in the view box's units."""
-    at_rest: str = ""
-    """What stands there while nobody points: the end of a curve."""
+    bottom: float = _BOTTOM  # of the plot, in the view box's units
+    at_rest: str = ""  # what stands there while nobody points: the end of a curve
 
     @property
     def hover(self) -> str:
@@ -202,8 +196,7 @@ class _Plot:
     """Where the numbers of a chart lie."""
 
     x: Point
-    y: Point
-    """The range of each axis."""
+    y: Point  # the range of each axis
     top: float
 
     def place(self, x: float, y: float) -> Point:

@@ -42,8 +42,7 @@ class Listeners:
 
     webhook: str | None = field(default=None, repr=False)
     """A URL, or better the name of an environment variable or a Prefect Secret block with it."""
-    command: tuple[str, ...] = ()
-    """A program and its arguments, no shell."""
+    command: tuple[str, ...] = ()  # a program and its arguments, no shell
 
 
 def notify(listeners: Listeners, message: Mapping[str, Any], log: Log) -> None:

@@ -58,14 +58,11 @@ class Card:
 class DeviceFacts:
     """What was found out about this machine's GPUs."""
 
-    torch: str
-    """Version, with its build: `2.13.0+cu128`."""
-    arches: tuple[str, ...]
-    """What that build has kernels for: `sm_80`, `compute_90`, ..."""
+    torch: str  # version, with its build: `2.13.0+cu128`
+    arches: tuple[str, ...]  # what that build has kernels for: `sm_80`, `compute_90`, ...
     cards: tuple[Card, ...]
     driver: str | None
-    neighbours: tuple[str, ...]
-    """Other processes on the cards, as `nvidia-smi` names them."""
+    neighbours: tuple[str, ...]  # other processes on the cards, as `nvidia-smi` names them
 
 
 def device_findings(config: RunConfig) -> Iterator[Finding]:

@@ -19,8 +19,7 @@ _OF_A_RUN = re.compile(r"base|best|latest|step_\d{6,}")
 class NamedModel:
     """A model to evaluate."""
 
-    name: str
-    """As a table shows it: `RUN/step_000100`, `RUN/base`, or the name it was given."""
+    name: str  # as a table shows it: `RUN/step_000100`, `RUN/base`, or the name it was given
     folder: Path
     run: RunFolder | None
     step: int

@@ -64,8 +64,7 @@ class Lengths:
 
     summary: list[dict[str, Any]]
     """One row per unit: `unit` (characters, tokens), `rows`, `min`, `mean`, `p50`, ... `max`."""
-    histogram: list[str]
-    """Of the last unit, as lines of text."""
+    histogram: list[str]  # of the last unit, as lines of text
 
 
 def text_lengths(file: Path, column: str | None, count_tokens: CountTokens | None) -> Lengths:

@@ -51,12 +51,9 @@ class Query:
     """One saved question: a file of `sql/`."""
 
     name: str
-    topic: str
-    """Its folder: rollouts, metrics, evaluation or runs."""
-    description: str
-    """What a row is, and what to ask it for."""
-    example: str
-    """A command line that asks it; empty for a data check."""
+    topic: str  # its folder: rollouts, metrics, evaluation or runs
+    description: str  # what a row is, and what to ask it for
+    example: str  # a command line that asks it; empty for a data check
     parameters: tuple[Parameter, ...]
     sql: str
 

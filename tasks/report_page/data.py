@@ -42,17 +42,13 @@ class ReportData:
     """Everything on the page, as rows of saved queries and plain values."""
 
     record: RunRecord
-    rows: dict[str, list[Row]]
-    """Rows of saved queries, see `_rows`."""
-    settings: str
-    """config.yaml, as it lies."""
+    rows: dict[str, list[Row]]  # rows of saved queries, see `_rows`
+    settings: str  # config.yaml, as it lies
     seconds: float | None
     """Wall time of the stages done; before the end of training, up to its last logged step."""
     price: str | None
-    steps: str | None
-    """What a step takes, beside what was planned."""
-    left: str | None
-    """Time and price of the steps that are left, while it trains."""
+    steps: str | None  # what a step takes, beside what was planned
+    left: str | None  # time and price of the steps that are left, while it trains
     before: float | None
     """Greedy test accuracy of the base model: of the evaluation, else of the first test."""
     after: float | None
@@ -66,17 +62,13 @@ class ReportData:
     diagnoses: list[Diagnosis]
     curve: pl.DataFrame
     verdicts: pl.DataFrame
-    steps_per_row: int
-    """Of `verdicts`."""
-    timeline: pl.DataFrame
-    """Step, metric and value of times, memory and disk."""
-    majority: dict[str, Row]
-    """Rows of `majority_vote` by model."""
+    steps_per_row: int  # of `verdicts`
+    timeline: pl.DataFrame  # step, metric and value of times, memory and disk
+    majority: dict[str, Row]  # rows of `majority_vote` by model
     best_checkpoint: Row | None
     best_elsewhere: str | None
     """Which step the numbers of the trained model are of, and why, if `best` is another."""
-    num_tested: int
-    """Problems that a test of training asks; 0 if no answers were kept."""
+    num_tested: int  # problems that a test of training asks; 0 if no answers were kept
     faults: list[Fault]
     warnings: list[LoggedWarning]
     stories: list[Story]
@@ -219,14 +211,11 @@ class Comparison:
     """Rows of saved questions about the chosen runs, in the order in which they were named."""
 
     run_ids: list[str]
-    overview: pl.DataFrame
-    """One row per run, the best first: `compare_runs`."""
+    overview: pl.DataFrame  # one row per run, the best first: `compare_runs`
     settings: pl.DataFrame
     """One row per setting that differs, one column per run: null if it has no such setting."""
-    paired: pl.DataFrame
-    """One row per two models that answered the same problems: `compare_models`."""
-    curves: dict[str, pl.DataFrame]
-    """`learning_curve` by run."""
+    paired: pl.DataFrame  # one row per two models that answered the same problems: `compare_models`
+    curves: dict[str, pl.DataFrame]  # `learning_curve` by run
     diagnoses: dict[str, list[Diagnosis]]
 
 

@@ -20,8 +20,7 @@ class Failure:
     """A failure as a log tells it, and what to do about it."""
 
     says: str
-    line: str
-    """Of the log, cut if it is very long."""
+    line: str  # of the log, cut if it is very long
     remedy: str
 
 
@@ -29,13 +28,11 @@ class Failure:
 class Cause:
     """A row of the table."""
 
-    errors: frozenset[str]
-    """Names of types."""
+    errors: frozenset[str]  # names of types
     pattern: re.Pattern[str]
     says: str
     remedy: str
-    here: str
-    """The remedy if the run is known, to be formatted with `error`, `run` and so on."""
+    here: str  # the remedy if the run is known, to be formatted with `error`, `run` and so on
 
 
 _TABLE: Final = yaml.load(

@@ -24,8 +24,7 @@ _LINE = re.compile(
 class Fault:
     """One thing that went wrong, and how the run went on."""
 
-    where: str
-    """`attempt 2`, `step 12`, `checkpoint`."""
+    where: str  # `attempt 2`, `step 12`, `checkpoint`
     what: str
     how: str
 
@@ -37,8 +36,7 @@ class Fault:
 class LoggedWarning:
     """The first of all lines of the log that say the same."""
 
-    time: str
-    """UTC."""
+    time: str  # UTC
     level: str
     message: str
     count: int

@@ -78,11 +78,9 @@ class Story:
     """One held-out problem through training."""
 
     title: str
-    problem: str
-    """Short, of its ground truth: `19, 11, 9 -> 118`, `the answer is Paris`."""
+    problem: str  # short, of its ground truth: `19, 11, 9 -> 118`, `the answer is Paris`
     prompt: str
-    tests: list[Sample]
-    """The first, the last, and those at which the verdict changed, oldest first."""
+    tests: list[Sample]  # the first, the last, and those at which the verdict changed, oldest first
     num_tests: int
     num_correct: int
 
@@ -232,17 +230,14 @@ class Answers:
     """What a model answered greedily: all verdicts, and some answers in full."""
 
     model: str
-    run_id: str
-    """Empty if the model is of no run."""
+    run_id: str  # empty if the model is of no run
     evaluation: str
     summary: EvaluationSummary
-    verdicts: Mapping[str, int]
-    """The most frequent first."""
+    verdicts: Mapping[str, int]  # the most frequent first
     cells: tuple[tuple[int, str], ...]
     """Problem and verdict of each problem; of very many the first."""
     right: tuple[Sample, ...]
-    wrong: tuple[Sample, ...]
-    """One of each verdict in turn."""
+    wrong: tuple[Sample, ...]  # one of each verdict in turn
 
     @property
     def name(self) -> str:
