@@ -212,7 +212,6 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
 
 
 def _log_steps(what: str) -> Callable[[int, int, float], None]:
-    """Returns a callback that logs a line every `_LOG_INTERVAL_S`."""
     logged_at = time.monotonic()
 
     def on_step(step: int, last_step: int, loss: float) -> None:

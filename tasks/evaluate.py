@@ -198,7 +198,6 @@ def _champion_to_ask(evaluator: Evaluator, model_path: Path) -> PromotedContende
 
 
 def _ask_champion(evaluator: Evaluator, engines: Engines, champion: PromotedContender) -> None:
-    """Evaluates the champion, if its checkpoint is whole."""
     folder = evaluator.config.storage.root / champion.checkpoint
     with ExitStack() as held:
         try:

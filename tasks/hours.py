@@ -266,7 +266,6 @@ def last_step_of(run: RunFolder) -> int | None:
 
 
 def _settings(run: Path) -> RunConfig | None:
-    """Returns a run's settings; None if it was imported, or they are damaged."""
     with suppress(ValueError):
         return RunConfig.model_validate(read_settings(run))
     return None

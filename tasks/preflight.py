@@ -141,7 +141,6 @@ def _own_files(config: RunConfig) -> Iterator[Finding]:
 
 
 def _problems(config: RunConfig) -> Iterator[Finding]:
-    """Files that are not there, or with fewer problems than a step needs."""
     missing = list(_own_files(config))
     yield from missing
     try:
@@ -205,7 +204,6 @@ def _model(config: RunConfig) -> Iterator[Finding]:
 
 
 def _look_at_model(config: RunConfig) -> Finding:
-    """Raises ValueError if it cannot be read or trained."""
     path = config.model.path
     if path is None:
         return _home_made_model(config)
@@ -292,7 +290,6 @@ def _model_folder(folder: Path) -> Finding:
 
 
 def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
-    """What others tried before."""
     env, name = config.env, (config.model.path or "").lower()
     is_base = not name.endswith("-instruct")
     weak = [size for size in env.weak_models if size in name]

@@ -108,7 +108,6 @@ class Script:
         return self._source[node.start_byte : node.end_byte]
 
     def _taken(self, node: Node) -> Sequence[Node]:
-        """Returns the parts of a statement that are run."""
         if node.type == "if_statement":
             others = [n for n in node.named_children if n.type in ("elif_clause", "else_clause")]
             for clause in (node, *others):

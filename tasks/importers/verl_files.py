@@ -155,7 +155,6 @@ def _add_model(asked: Asked) -> None:
 
 
 def _add_reward(asked: Asked, key: str) -> None:
-    """A file and a function's name become module:function."""
     file, name = Path(asked.plain(key)), asked.plain(key.replace("path", "name"))
     function = str(name or "compute_score")
     if file.stem.isidentifier() and function.isidentifier():

@@ -90,7 +90,6 @@ def _unlisted(asked: Asked) -> None:
 
 
 def _estimator(asked: Asked) -> None:
-    """How rewards become advantages."""
     key, ours = "algorithm.adv_estimator", "algorithm.estimator"
     name, known = asked.plain(key), VALUES["algorithm.estimator"]
     if name is None:

@@ -210,7 +210,6 @@ class _Plot:
 
 
 def _frame(plot: _Plot, x_ticks: Mapping[float, str], x_label: str, y_label: str) -> Iterable[str]:
-    """Yields the grid and all words around the plot."""
     line = f'style="stroke:{_css("grid")}"'
     for y in ticks(*plot.y):
         at = plot.place(0, y)[1]
@@ -245,7 +244,6 @@ def _legend(series: Sequence[Series], columns: int) -> list[list[str]]:
 
 
 def _shapes(plot: _Plot, series: Series, index: int, count: int) -> Iterable[str]:
-    """Yields what is drawn of one series."""
     colour = _css(series.colour)
     steps = [x for x, _ in series.points]
     if series.look == "bars":
@@ -334,7 +332,6 @@ def as_picture(uri: str | None) -> str | None:
 
 
 def _points(rows: Sequence[Mapping[str, Any]], metric: str) -> list[tuple[float, float]]:
-    """Returns a metric by step, without what is no number."""
     return [
         (float(row["step"]), float(value))
         for row in rows

@@ -122,7 +122,6 @@ class TrainingProgress:
         self._show(step, last_step, text)
 
     def _show(self, step: int, last_step: int, text: str) -> None:
-        """Hands over what the UI shall show of this step; it is made by a thread of its own."""
         if self._artifacts is None or self._run is None:
             return
         percent = 100.0 * step / last_step

@@ -241,7 +241,6 @@ def length_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _positions(config: RunConfig) -> int | None:
-    """Returns how many tokens the model reads; None if it is not known here."""
     if config.model.path is None:
         return NUM_POSITIONS
     try:

@@ -153,7 +153,6 @@ def cluster_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _silence(wanted: str, address: str | None) -> Finding | None:
-    """Returns a finding if nothing answers there."""
     why: str | None = "ray start was not called here"
     if address is not None:
         is_asked = ":" in address and "//" not in address

@@ -62,7 +62,6 @@ def connect(
 def _register_files(
     connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[Path], columns: pa.Schema
 ) -> None:
-    """Makes parquet files a table; a column that they lack is null."""
     source = f"read_parquet({_paths(files)}, union_by_name = true)"
     try:
         found = {row[0] for row in connection.execute(f"describe from {source}").fetchall()}

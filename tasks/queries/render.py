@@ -171,7 +171,6 @@ def _align(column: Sequence[str], *, to_right: bool) -> list[str]:
 
 
 def _records(frame: pl.DataFrame, width: int) -> bytes:
-    """One block per row, one line per value, long texts below each other: for reading responses."""
     from rich.table import Table
     from rich.text import Text
 

@@ -158,7 +158,6 @@ def _messages(
 
 
 def _pass_on(stop: StopSignals, child: Child, logger: Log) -> signal.Signals:
-    """Has the child stop as this process was asked to, and returns the signal."""
     assert stop.asked_by is not None
     limit = "Ctrl-C again does not wait for that"
     if stop.asked_by is signal.SIGTERM:
@@ -169,7 +168,6 @@ def _pass_on(stop: StopSignals, child: Child, logger: Log) -> signal.Signals:
 
 
 def _stalled(phase: str, silent_s: float, stall_s: float, group: str, logger: Log) -> Stalled:
-    """Has all processes write their stacks, and returns the error."""
     detail = f"no progress for {silent_s:.0f} s (watchdog.stall_s={stall_s:g})"
     logger.error("stalled in %s: %s", phase, detail)
     dump_stacks(group)
@@ -191,7 +189,6 @@ def _tell(
 
 
 def _how(code: int, log_file: Path) -> str:
-    """Returns how the child ended and what it said last."""
     lines = log_file.read_text(errors="replace").splitlines()
     said = [line.strip() for line in lines if line.strip()][-_LINES_SHOWN:]
     return f"{how_it_ended(code)}; {log_file} ends with: {' | '.join(said) or '(nothing)'}"
