@@ -169,9 +169,8 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
     elif url is not None:
         yield ok("storage", f"{url} can be written, by way of {root}")
     enough = free >= config.storage.min_free_gib
-    yield Finding(
+    yield (ok if enough else fatal)(
         "disk",
-        "ok" if enough else "fatal",
         f"{free:.1f} GiB free at storage.root={root}, "
         f"storage.min_free_gib={config.storage.min_free_gib}",
         "" if enough else "delete old runs, set storage.root elsewhere, or lower the limit",
@@ -307,13 +306,11 @@ def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
 def _network(config: RunConfig) -> Iterator[Finding]:
     """Asked only if the settings need something from outside."""
     if "wandb" in config.trainer.logger and config.trainer.wandb_mode == "online":
-        why = why_silent(wandb_url())
-        yield Finding(
-            "wandb",
-            "warning" if why else "ok",
-            f"{wandb_url()} does not answer ({why})" if why else f"{wandb_url()} answers",
-            "the run will log offline; `countdown-train sync` uploads it later" if why else "",
-        )
+        if (why := why_silent(wandb_url())) is None:
+            yield ok("wandb", f"{wandb_url()} answers")
+        else:
+            later = "the run will log offline; `countdown-train sync` uploads it later"
+            yield warning("wandb", f"{wandb_url()} does not answer ({why})", later)
 
 
 def _reward(config: RunConfig) -> Iterator[Finding]:

@@ -113,7 +113,8 @@ def finding(sentence: str, line: int, /, **facts: Any) -> Finding:
     """Returns what `verl.yaml` says of a line of the script; mistakes are warnings."""
     level: Literal["warning", "ok"] = "warning" if sentence in TABLE["mistakes"] else "ok"
     message, remedy = TABLE["mistakes"].get(sentence) or TABLE["notes"][sentence]
-    return Finding(f"line {line}", level, message.format(**facts), remedy.format(**facts))
+    said = message.format(**facts), remedy.format(**facts)
+    return Finding(f"line {line}", *said, level=level)
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:

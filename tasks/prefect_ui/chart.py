@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Final, Literal
 
@@ -40,7 +40,7 @@ COLOURS: Final = (
 """Of series without a colour of their own, in this order."""
 MOST_POINTS: Final = 160  # of a series: a longer one is drawn as means of as many steps as it takes
 WIDTH, HEIGHT = 440, 270  # of a drawing, in units of its view box: pixels in the Prefect UI
-_LEFT, _RIGHT, _BOTTOM = 58, 432, 228  # of the plot in it; its top leaves room for the legend
+_LEFT, _RIGHT, BOTTOM = 58, 432, 228  # of the plot in it; its top leaves room for the legend
 _LINE, _LETTER = 19, 6.7  # a line's height and a letter's width, about
 
 Point = tuple[float, float]
@@ -78,18 +78,15 @@ class Chart:
     """A chart and what a pointer on it finds."""
 
     drawing: str  # what stands in an `<svg>` of `WIDTH` by `HEIGHT`
-    x: list[float] = field(default_factory=list)
-    """Where there is something to say, in the view box's units, ascending."""
-    says: list[str] = field(default_factory=list)
-    """What, at each x: `step 12: train 0.25 · test 0.5 (step 10)`."""
-    top: float = 0.0
-    bottom: float = _BOTTOM  # of the plot, in the view box's units
-    at_rest: str = ""  # what stands there while nobody points: the end of a curve
+    top: float  # of the plot, in the view box's units
+    x: list[float]  # where there is something to say, likewise, ascending
+    says: list[str]  # at each x: `step 12: train 0.25 · test 0.5 (step 10)`
+    at_rest: str  # what stands there while nobody points: the end of a curve
 
     @property
     def hover(self) -> str:
         """As JSON, for the page's script."""
-        at = {"x": self.x, "says": self.says, "top": self.top, "bottom": self.bottom}
+        at = {"x": self.x, "says": self.says, "top": self.top, "bottom": BOTTOM}
         return json.dumps(at, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -119,8 +116,8 @@ def draw(
         return None
     at = sorted({x for one in drawn for x, _ in one.points})
     is_area = drawn[0].look == "area"
-    legend = _legend(drawn, legend_columns) if len(drawn) > 1 or is_area else []
-    top = 12.0 + (4 + _LINE * len(legend) if legend else 0)
+    legend, rows = _legend(drawn, legend_columns) if len(drawn) > 1 or is_area else ([], 0)
+    top = 12.0 + (4 + _LINE * rows if rows else 0)
     low, high = at[0], at[-1]
     margin = 0.5 if drawn[0].look == "bars" else (high - low) * 0.04 or 0.5
     x_range = (low, max(high, low + 1)) if is_area else (low - margin, high + margin)
@@ -133,19 +130,14 @@ def draw(
     if x_ticks is None:
         x_ticks = {x: f"{x:.6g}" for x in ticks(*plot.x, whole=True)}
     parts = [
-        *(part for row in legend for part in row),
+        *legend,
         *_frame(plot, x_ticks, x_label, y_label),
         *(shape for i, one in enumerate(drawn) for shape in _shapes(plot, one, i, len(drawn))),
     ]
     named = says_at or {x: f"{x_label} {x:g}" for x in at}
     says = [_say(x, named, drawn) for x in at]
-    return Chart(
-        "".join(parts),
-        x=[plot.place(x, 0)[0] for x in at],
-        says=says,
-        at_rest="" if drawn[0].look == "bars" else says[-1],
-        top=plot.top,
-    )
+    at_rest = "" if drawn[0].look == "bars" else says[-1]
+    return Chart("".join(parts), top, [plot.place(x, 0)[0] for x in at], says, at_rest)
 
 
 def stacked(series: Sequence[Series]) -> list[Series]:
@@ -205,7 +197,7 @@ class _Plot:
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return (
             round(_LEFT + right * (_RIGHT - _LEFT), 1),
-            round(_BOTTOM - up * (_BOTTOM - self.top), 1),
+            round(BOTTOM - up * (BOTTOM - self.top), 1),
         )
 
 
@@ -217,30 +209,28 @@ def _frame(plot: _Plot, x_ticks: Mapping[float, str], x_label: str, y_label: str
         yield text(_LEFT - 6, at + 4, f"{y:.6g}", anchor="end")
     for x, words in x_ticks.items():
         at = plot.place(x, plot.y[0])[0]
-        yield f'<path d="M{at} {plot.top:g}V{_BOTTOM}" {line}/>'
+        yield f'<path d="M{at} {plot.top:g}V{BOTTOM}" {line}/>'
         # An area ends at its last step, and so its name may be longer than the margin.
         inside = min(at, WIDTH - _LETTER * len(words) / 2)
-        yield text(inside, _BOTTOM + 17, words, anchor="middle", more=' class="x"')
-    middle = (plot.top + _BOTTOM) / 2
+        yield text(inside, BOTTOM + 17, words, anchor="middle", more=' class="x"')
+    middle = (plot.top + BOTTOM) / 2
     yield text((_LEFT + _RIGHT) / 2, HEIGHT - 6, x_label, anchor="middle")
     turned = f' transform="rotate(-90 13 {middle:g})"'
     yield text(13, middle, y_label, anchor="middle", more=turned)
 
 
-def _legend(series: Sequence[Series], columns: int) -> list[list[str]]:
-    """Returns rows of names above the plot, where they cover no data."""
+def _legend(series: Sequence[Series], columns: int) -> tuple[list[str], int]:
+    """Returns names above the plot, where they cover no data, and the number of their rows."""
     room = (_RIGHT - _LEFT) / (26 + _LETTER * max(len(one.name) for one in series))
     columns = max(1, min(columns, int(room), len(series)))
-    rows: list[list[str]] = []
+    marks: list[str] = []
     for i, one in enumerate(series):
         row, column = divmod(i, columns)
         x, y = _LEFT + column * (_RIGHT - _LEFT) / columns, 17 + row * _LINE
-        if column == 0:
-            rows.append([])
         mark = f'<path d="M{x:g} {y - 4:g}h14" style="stroke:{_css(one.colour)};stroke-width:'
         mark += f'{_STROKES.get(one.look, "9")}"/>'
-        rows[-1] += [mark, text(x + 20, y, one.name, colour="ink")]
-    return rows
+        marks += [mark, text(x + 20, y, one.name, colour="ink")]
+    return marks, row + 1
 
 
 def _shapes(plot: _Plot, series: Series, index: int, count: int) -> Iterable[str]:
@@ -251,7 +241,7 @@ def _shapes(plot: _Plot, series: Series, index: int, count: int) -> Iterable[str
         for x, y in series.points:
             left, top = plot.place(x - 0.38 + index * width, y)
             right, _ = plot.place(x - 0.38 + (index + 1) * width, y)
-            box = f'x="{left}" y="{top}" width="{right - left:.1f}" height="{_BOTTOM - top:.1f}"'
+            box = f'x="{left}" y="{top}" width="{right - left:.1f}" height="{BOTTOM - top:.1f}"'
             yield f'<rect {box} style="fill:{colour}"/>'
         return
     if series.band:

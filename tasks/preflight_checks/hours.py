@@ -17,7 +17,7 @@ from rl_core.system.cards import CardFigures, cards_of, find_card, named_card
 from rl_core.system.words import GIB
 from tasks.hours import TimePlan, estimates
 from tasks.preflight_checks.device import ask_python, cards_here
-from tasks.preflight_checks.finding import Finding
+from tasks.preflight_checks.finding import Finding, ok, warning
 from tasks.preflight_checks.plans import model_shape
 
 _LATER = f"from step {MEASURED_FROM} on progress shows what is measured"
@@ -59,9 +59,8 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
         for plan in plans
     }
     limit = limits.pop() if len(limits) == 1 else None
-    yield Finding(
+    yield (warning if limit else ok)(
         "time",
-        "warning" if limit else "ok",
         said,
         f"{limit} will stop it earlier: raise it, or lower trainer.total_steps" if limit else "",
         figures={"estimates": [plan.figures() for plan in plans]},

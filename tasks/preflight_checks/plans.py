@@ -202,9 +202,8 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
     if wanted <= free:
         return
     on_disk = shutil.disk_usage(spill).free
-    yield Finding(
+    yield (warning if wanted <= on_disk else fatal)(
         "disk plan",
-        "warning" if wanted <= on_disk else "fatal",
         f"Ray wants {disk_size(wanted)} for weights on their way, {shared} has {disk_size(free)} "
         f"free; it will use {spill} ({disk_size(on_disk)} free), which is slower",
         "give the machine (or container: --shm-size) more shared memory",
