@@ -31,10 +31,7 @@ class Reply:
 
 
 def read_question(config: RunConfig, text: str, answer: str | None = None) -> Question:
-    """Returns a person's question in the env's own prompt; ValueError if it is no such problem.
-
-    `answer`: for problems that do not hold it themselves, if it is to be scored.
-    """
+    """Returns a person's question in the env's prompt; `answer`, if needed, is to score it."""
     if any("\ud800" <= character <= "\udfff" for character in text + (answer or "")):
         raise ValueError("the question holds bytes that are no UTF-8")
     return config.env.read_question(text, answer)

@@ -36,10 +36,7 @@ _logger = logging.getLogger(__name__)
 
 
 def base_model(config: RunConfig, data: Path) -> Path:
-    """Returns the folder of the base model; makes or fetches it if it is not there yet.
-
-    A run without `model.path` has the home-made model, which learns from the train split.
-    """
+    """Returns the folder of the base model; makes or fetches it if it is not there yet."""
     folder = made_folder(config)
     if folder is None:
         from rl_core.data.prompts import resolve_model
@@ -133,10 +130,7 @@ def base_model_task(config: RunConfig, data: Path) -> Path:
 
 
 def cached_base_model(config: RunConfig, data: Path) -> Path:
-    """Runs the task: cached where the settings are unchanged and the folder is still there.
-
-    An SFT whose process was lost is taken up where it was, as often as training is retried.
-    """
+    """Runs the task; an SFT whose process was lost is taken up where it was."""
     if (folder := made_folder(config)) is not None:
         is_there = is_complete(folder)
     else:

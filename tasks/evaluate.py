@@ -126,10 +126,7 @@ def evaluate_with(
 def record_rows(
     evaluator: Evaluator, run: RunFolder, rows: Rows, *, model: str, step: int, is_own: bool
 ) -> EvaluationSummary:
-    """Writes one model's rows into the run's folder and returns their summary.
-
-    A full disk costs the file, and the run's reason says so.
-    """
+    """Writes a model's rows into the run's folder if the disk has room; returns their summary."""
     labelled = evaluator.label(rows, run_id=run.run_id, model=model, step=step)
 
     def write() -> None:

@@ -82,10 +82,7 @@ def cached_dataset(config: RunConfig) -> Path:
 
 
 def dataset_task(config: RunConfig) -> Task[[RunConfig], Path]:
-    """Returns the task: cached where the settings are unchanged and the files verify.
-
-    A cache hit alone would return the path of a folder that somebody has deleted since.
-    """
+    """Returns the task: cached if the settings are unchanged and the files are there and verify."""
     is_there = False
     with suppress(ValueError):  # the task itself says what is wrong
         is_there = is_ready(config.env, config.data, dataset_folder(config))

@@ -241,10 +241,7 @@ def left_of(run: RunFolder) -> str | None:
 
 
 def steps_in_words(run: RunFolder) -> str | None:
-    """Returns what a step takes, beside what was planned: `6.1 s per step, planned: 11.5 s (...)`.
-
-    None before the fifth step of a run that nothing was planned for.
-    """
+    """Returns what a step takes, and was planned: `6.1 s per step, planned: 11.5 s (...)`."""
     record, measured = run.read(), measured_step(run.metrics.values("timing_s/step"))
     said = [f"{seconds_in_words(measured)} per step"] if measured is not None else []
     if record.planned_step_s is not None:

@@ -26,10 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> list[dict[str, Any]]:
-    """Deletes what need not stay.
-
-    Returns a row per checkpoint, newest first, then one per deleted file of rollouts.
-    """
+    """Deletes what need not stay; returns rows of all checkpoints and of deleted files of rollouts."""
     decisions = prune(
         run.path,
         keep_last=config.checkpoints.keep_last,
@@ -97,12 +94,10 @@ def prune_task(config: RunConfig, run: RunFolder) -> None:
 def prune_runs(
     runs: Sequence[tuple[RunConfig | str, RunFolder]], *, dry_run: bool
 ) -> list[dict[str, Any]]:
-    """Prunes runs one by one; if one cannot be pruned, the others still are.
+    """Prunes runs one by one; returns their rows, and one per run that was left alone.
 
-    A run in progress is left alone: it makes room for itself, by settings that may be others. So is
-    one that comes with the reason why its settings cannot be read.
-
-    Returns the rows of `prune_run`, each with its `run`, and one per run that was left alone.
+    A run in progress is: it makes room for itself, by settings that may be others. So is one that
+    comes with the reason why its settings cannot be read.
     """
     rows: list[dict[str, Any]] = []
     for config, run in runs:

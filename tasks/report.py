@@ -36,10 +36,7 @@ def write_report(run_folder: Path) -> Report:
 
 
 def make_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
-    """Returns the report of a run, not yet written.
-
-    `is_last_stage`: the run ends with this report, so `running` is shown as `finished`.
-    """
+    """Returns the report; as `is_last_stage` of a run, it shows `running` as `finished`."""
     run = RunFolder(run_folder)
     data = gather(run)
     rows = run.metrics.read()
@@ -54,10 +51,7 @@ def make_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
 
 
 def write_last_report(run: RunFolder) -> Report:
-    """Writes the report that ends a run, and returns it.
-
-    A full disk costs the file, and the run's reason says so.
-    """
+    """Writes the report that ends a run, if the disk has room, and returns it."""
     report = make_report(run.path, is_last_stage=True)
     write_unless_full(
         run,

@@ -53,10 +53,7 @@ def champion_of(config: RunConfig, data: Path) -> Champion | None:
 
 
 def champion_to_train(config: RunConfig) -> Start:
-    """Returns the champion's checkpoint, or none and why.
-
-    The champion of other problems will not do: it may have been trained on these tests.
-    """
+    """Returns the champion of these problems: another may have been trained on these tests."""
     root, env = config.storage.root, config.env.name
     if config.storage.url is not None:
         store = ObjectStore(config.storage.url)

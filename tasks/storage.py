@@ -80,10 +80,7 @@ def bring_records(storage: StorageConfig) -> None:
 
 
 def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
-    """Brings the run of a checkpoint that the user names, with its inputs, or all champions.
-
-    `run_id`: the run of a name without one; None: the latest.
-    """
+    """Brings the run of a named checkpoint, by default `run_id` or the latest, or all champions."""
     if storage.url is None:
         return
     bring_records(storage)

@@ -63,10 +63,7 @@ def other_trainer(text: str) -> str | None:
 
 
 def logged_settings(text: str) -> dict[str, Any]:
-    """Returns verl's settings by dotted key; empty if the log has none, or only a part of them.
-
-    verl prints them before the first step, resolved, as a Python dictionary.
-    """
+    """Returns verl's settings, which a log has as a dictionary before the first step, or {}."""
     lines = [COLOURS.sub("", line) for line in text.splitlines()]
     # The prefix names the process that wrote a line.
     said = [(found[0] if (found := PREFIX.match(line)) else "", line) for line in lines]

@@ -33,10 +33,7 @@ _CHECKPOINTING: Final = "model.gradient_checkpointing"
 
 
 def translate(given: Mapping[str, Given], line: int) -> tuple[Settings, list[Finding]]:
-    """Returns verl's settings as ours, and what is said of them.
-
-    A value with a `$` left in it cannot be read. Their command begins in `line`.
-    """
+    """Returns the settings of verl's command in `line` as ours, and what is said of them."""
     unread = {key: one for key, one in given.items() if "$" in one.value}
     asked = Asked({key: one for key, one in given.items() if key not in unread}, unread, line)
     for rule in (

@@ -34,10 +34,7 @@ PLAIN_NAMES: Final = (*NAMES, *(pattern for pattern, _, _ in _PATTERNS if "*" no
 
 
 def meaning(key: str, value: str) -> tuple[str, bool] | None:
-    """Returns why a setting of verl's does nothing here, and whether it asks for what we lack.
-
-    None if verl is not known to have such a setting.
-    """
+    """Returns why a setting of verl's does nothing here, and whether it asks for what we lack."""
     is_off = value.strip(" '\"").lower() in TABLE["asks_for_nothing"]
     for pattern, reason, table in _PATTERNS:
         if fnmatchcase(key, pattern):

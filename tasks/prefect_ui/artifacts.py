@@ -54,7 +54,7 @@ def create_markdown_artifact(
 ) -> None:
     """Shows a page, in place of an earlier one of this flow run and key.
 
-    `is_first`: it is of the flow run and of no task run, which the flow run's page lists first.
+    `is_first`: as one of the flow run and of no task run, which the flow run's page lists first.
     """
     with _unless_away(key):
         _put("markdown", redact(markdown), key, redact(description), is_first)
@@ -132,10 +132,9 @@ def plain(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns text of unknown origin as a quotation in markdown, each mark of it escaped.
+    """Returns text of unknown origin as a quotation in markdown, with each mark escaped.
 
-    Both of Prefect's UIs understand that; of code blocks the one wraps no line, and the other shows
-    white on white.
+    Of a code block, one of Prefect's UIs wraps no line, and the other shows it white on white.
     """
     lines = []
     for line in map(printable, text.split("\n")):
@@ -168,10 +167,7 @@ class LiveArtifacts:
         self._thread.start()
 
     def show(self, key: str, kind: ArtifactKind, make: Callable[[], Any], description: str) -> None:
-        """Shows this soon, unless something newer comes before.
-
-        `make` returns what is shown; None leaves the artifact as it is.
-        """
+        """Shows what `make` returns (None: nothing) soon, unless something newer comes before."""
         with self._changing:
             self._pending[key] = kind, make, description
 

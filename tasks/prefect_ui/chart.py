@@ -100,7 +100,7 @@ def draw(
     says_at: Mapping[float, str] | None = None,
     legend_columns: int = 3,
 ) -> Chart | None:
-    """Returns a chart, None without a point; from 0 upwards where nothing is negative.
+    """Returns a chart, None without a point; from 0 upwards if nothing is negative.
 
     Args:
         series: from the lowest layer up.
@@ -163,10 +163,7 @@ def thinned(series: Series) -> Series:
 
 
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Returns round numbers from `low` to `high`, evenly spaced: two to six.
-
-    Their distance is 1, 2 or 5 times a power of ten.
-    """
+    """Returns two to six round numbers, whose distance is 1, 2 or 5 times a power of ten."""
     rough = max((high - low) / 5, 1e-12)
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= rough * (1 - 1e-9))

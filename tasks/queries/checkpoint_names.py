@@ -33,7 +33,7 @@ class NamedModel:
 def find_model(
     name: str, root: Path, *, run_id: str = "latest", env: str | None = None
 ) -> NamedModel:
-    """Returns the model that a name means.
+    """Returns the model that a name means; ValueError if it means nothing that is there.
 
     Args:
         name: `champion`; `RUN`, which is its latest checkpoint, `RUN/base`, `RUN/best`,
@@ -42,9 +42,6 @@ def find_model(
         root: `storage.root`.
         run_id: a run, or `latest`.
         env: the env whose champion is meant; by default the one promoted last.
-
-    Raises:
-        ValueError: it means nothing that is there.
     """
     if name == "champion":
         return _champion(root, env)

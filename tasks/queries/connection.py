@@ -103,10 +103,7 @@ def select(
     parameters: Mapping[str, Value],
     tables: Sequence[str],
 ) -> pl.DataFrame:
-    """Returns the rows of one SELECT; ValueError if it is not one, or DuckDB refuses it.
-
-    `tables`: the names of those there are, for messages.
-    """
+    """Returns the rows of one SELECT, else ValueError; `tables` are the names of all, for messages."""
     if _NOT_TEXT.search(sql):
         raise ValueError("the SELECT holds bytes that are no UTF-8")
     try:

@@ -159,10 +159,7 @@ def _shortened(
 
 
 def _align(column: Sequence[str], *, to_right: bool) -> list[str]:
-    """Returns cells of one width on a terminal, where some characters take two columns.
-
-    rich's tables take a second for a thousand rows.
-    """
+    """Returns cells of one width on a terminal; rich's tables take a second for a thousand rows."""
     if not all(map(str.isascii, column)):
         from rich.cells import cell_len
     sizes = [len(cell) if cell.isascii() else cell_len(cell) for cell in column]

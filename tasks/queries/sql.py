@@ -59,10 +59,7 @@ _VALUES: Mapping[str, tuple[str, str]] = {
 def ask(
     name: str, arguments: Mapping[str, Value] | None = None, *, root: Path, run: str | None = None
 ) -> pl.DataFrame:
-    """Returns the answer of a saved query, of one run (an id, or `latest`) or of all.
-
-    ValueError if query, parameter or run is unknown, or a value is of the wrong kind.
-    """
+    """Returns the answer of a saved query, of one run (an id, or `latest`) or of all."""
     query = load_query(name)
     parameters = query.bind(arguments or {})
     return _answer(query.sql, parameters, root=root, run=run, is_ours=True)

@@ -66,10 +66,7 @@ def render_answers(answers: Answers) -> str:
 
 
 def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> None:
-    """Writes the page of a model's answers (see `choose_answers`) beside the file of their rows.
-
-    A full disk costs the page and a warning.
-    """
+    """Writes the page of a model's answers beside their rows, if the disk has room."""
     answers = choose_answers(rows, problems, most=ON_PAGE)
     try:
         write_text_atomically(file.with_suffix(PAGE), render_answers(answers))

@@ -103,10 +103,7 @@ def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
 
 
 def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], list[Sample]]:
-    """Returns the rollouts of the highest and of the lowest score; of equals, by advantage.
-
-    So the best are those that training reinforced most, the worst those that it punished most.
-    """
+    """Returns the rollouts of the highest and of the lowest score; of equals, by advantage."""
 
     def asked(order: str) -> list[Sample]:
         rows = sql.run_query(
