@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> list[dict[str, Any]]:
-    """Deletes what need not stay; returns rows of all checkpoints and of deleted files of rollouts."""
+    """Deletes what need not stay; returns a row per checkpoint and per deleted rollout file."""
     decisions = prune(
         run.path,
         keep_last=config.checkpoints.keep_last,

@@ -103,7 +103,7 @@ def select(
     parameters: Mapping[str, Value],
     tables: Sequence[str],
 ) -> pl.DataFrame:
-    """Returns the rows of one SELECT, else ValueError; `tables` are the names of all, for messages."""
+    """Returns the rows of one SELECT, else ValueError; `tables`: all there are, for messages."""
     if _NOT_TEXT.search(sql):
         raise ValueError("the SELECT holds bytes that are no UTF-8")
     try:
