@@ -28,10 +28,18 @@ class Report:
     learning_curve_uri: str | None  # an SVG data URI; None before the first step
 
 
-def write_report(run_folder: Path) -> Report:
-    """Writes `report.html` into a run's folder, and returns it; ValueError if there is no run."""
-    report = make_report(run_folder)
-    write_text_atomically(report.html, report.page)
+def write_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
+    """Writes `report.html` into a run's folder, and returns it; ValueError if there is no run.
+
+    As the last stage of a run it may not find room on the disk: the run's reason says so.
+    """
+    report = make_report(run_folder, is_last_stage=is_last_stage)
+    write = partial(write_text_atomically, report.html, report.page)
+    if is_last_stage:
+        remedy = f"`countdown-train report {run_folder.name}` writes it"
+        write_unless_full(RunFolder(run_folder), report.html.name, write, remedy=remedy)
+    else:
+        write()
     return report
 
 
@@ -50,23 +58,11 @@ def make_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
     )
 
 
-def write_last_report(run: RunFolder) -> Report:
-    """Writes the report that ends a run, if the disk has room, and returns it."""
-    report = make_report(run.path, is_last_stage=True)
-    write_unless_full(
-        run,
-        report.html.name,
-        partial(write_text_atomically, report.html, report.page),
-        remedy=f"`countdown-train report {run.run_id}` writes it",
-    )
-    return report
-
-
 @task(name="report", task_run_name="write report.html")
 @redacting_errors()
 def report_task(run: RunFolder) -> Path:
     """Writes the report that ends a run; artifact `report` shows it in short."""
-    report = write_last_report(run)
+    report = write_report(run.path, is_last_stage=True)
     page = report.html.resolve()
     create_markdown_artifact(
         f"{report.markdown}\n{as_picture(report.learning_curve_uri) or ''}\nThe whole report, with "

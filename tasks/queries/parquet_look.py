@@ -122,7 +122,7 @@ def _text_column(file: Path, wanted: str | None) -> str:
 def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return bool(pa.types.is_struct(kind.value_type) and "content" in kind.value_type.names)
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _histogram(unit: str, lengths: npt.NDArray[np.int64]) -> list[str]:

@@ -33,7 +33,7 @@ from tasks.prefect_ui.chart import (
     thinned,
 )
 from tasks.report_page.data import Comparison, ReportData
-from tasks.report_page.samples import ON_PAGE, Answers, Row, choose_answers
+from tasks.report_page.samples import ON_PAGE, Row, choose_answers
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _HEADLINE: Final = "runs beside one another</h1>"
@@ -55,21 +55,11 @@ def render_markdown(data: ReportData) -> str:
     return template.render(data=data, run=data.record)
 
 
-def render_comparison(comparison: Comparison) -> str:
-    """Returns the page of several runs beside one another, self-contained as a report is."""
-    return _page("compare.html.j2", comparison=comparison, charts=overlaid(comparison.curves))
-
-
-def render_answers(answers: Answers) -> str:
-    """Returns the page of a model's right and wrong answers, self-contained as a report is."""
-    return _page("answers.html.j2", answers=answers)
-
-
 def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> None:
     """Writes the page of a model's answers beside their rows, if the disk has room."""
     answers = choose_answers(rows, problems, most=ON_PAGE)
     try:
-        write_text_atomically(file.with_suffix(PAGE), render_answers(answers))
+        write_text_atomically(file.with_suffix(PAGE), _page("answers.html.j2", answers=answers))
     except OSError as error:
         if not is_disk_full(error):
             raise
@@ -95,7 +85,8 @@ def write_comparison(comparison: Comparison, page: Path) -> Path | None:
             if len(name) > _LONGEST_NAME:
                 name = hashlib.sha256(name.encode()).hexdigest()[:12]
             moved = page.rename(page.with_name(f"{page.stem}-{name}{page.suffix}"))
-    write_text_atomically(page, render_comparison(comparison))
+    drawn = overlaid(comparison.curves)
+    write_text_atomically(page, _page("compare.html.j2", comparison=comparison, charts=drawn))
     return moved
 
 
