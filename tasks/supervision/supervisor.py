@@ -13,17 +13,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from rl_core.errors import Stalled, WorkerDied
+from rl_core.system import process_group
 from rl_core.system.atomic import open_own
 from rl_core.system.child_process import Child, how_it_ended, pack, unpack
 from rl_core.system.log_file import Log
 from rl_core.system.process_env import credentials_for
-from rl_core.system.process_group import (
-    PROCESS_GROUP,
-    dump_stacks,
-    end_process_group,
-    new_process_group,
-    sweep_sessions,
-)
 from rl_core.system.redaction import redact_error
 from rl_core.system.signals import GRACE_S, StopSignals
 from tasks.supervision.worker_logs import TRAINER_LOGGER, worker_logs
@@ -80,7 +74,7 @@ def call_supervised(
     """
     log_file = log_folder / f"{name}.log"
     log_folder.mkdir(exist_ok=True)
-    group = new_process_group()
+    group = process_group.new_process_group()
     outcome: dict[str, Any] = {}
     with StopSignals(grace_s + _SHUTDOWN_S) as stop:
         with os.fdopen(open_own(log_file, os.O_WRONLY | os.O_APPEND), "ab") as log:
@@ -89,7 +83,7 @@ def call_supervised(
                 name,
                 output=log,
                 needs=["ray"] if joins_ray else [],
-                environment={PROCESS_GROUP: group},
+                environment={process_group.PROCESS_GROUP: group},
             )
         try:
             with worker_logs(log_folder, logger):
@@ -109,8 +103,8 @@ def call_supervised(
                 raise
         finally:
             child.close()
-            end_process_group(group)
-            sweep_sessions()
+            process_group.end_process_group(group)
+            process_group.sweep_sessions()
         code = child.process.returncode
         if stop.requested():
             if "done" not in outcome and code not in _STOPPED:
@@ -170,7 +164,7 @@ def _pass_on(stop: StopSignals, child: Child, logger: Log) -> signal.Signals:
 def _stalled(phase: str, silent_s: float, stall_s: float, group: str, logger: Log) -> Stalled:
     detail = f"no progress for {silent_s:.0f} s (watchdog.stall_s={stall_s:g})"
     logger.error("stalled in %s: %s", phase, detail)
-    dump_stacks(group)
+    process_group.dump_stacks(group)
     time.sleep(_DUMP_S)
     return Stalled(phase, f"{detail}; the stacks of its threads end the files in workers/")
 
