@@ -26,19 +26,12 @@ class Reply:
     question: Question
     response: str
     num_tokens: int
-    is_cut: bool
-    """It reached the longest response that is allowed."""
+    is_cut: bool  # it reached the longest response that is allowed
     scored: ScoredText | None
 
 
 def read_question(config: RunConfig, text: str, answer: str | None = None) -> Question:
-    """Returns a person's question in the env's own prompt.
-
-    `answer` is for problems that do not tell it themselves, if it is to be scored.
-
-    Raises:
-        ValueError: it is no such problem, or no such answer.
-    """
+    """Returns a person's question in the env's prompt; `answer`, if needed, is to score it."""
     if any("\ud800" <= character <= "\udfff" for character in text + (answer or "")):
         raise ValueError("the question holds bytes that are no UTF-8")
     return config.env.read_question(text, answer)
@@ -54,11 +47,9 @@ def ask_model(
 ) -> Iterator[Reply]:
     """Yields the model's responses, question after question.
 
-    With transformers: in seconds, where vLLM takes half a minute to be there. `samples` are drawn
-    per question at `evaluation.temperature`; None: one response, greedily.
-
-    Raises:
-        ValueError: a question has a token that the model does not know, or too many of them.
+    By transformers, which is ready in seconds (vLLM: half a minute). `samples` are drawn per
+    question at `evaluation.temperature`; None: one response, greedily. ValueError if a question has
+    a token that the model does not know, or too many of them.
     """
     on_gpu = config.resources.rollout_gpus > 0
     threads = config.resources.learner_threads
@@ -79,7 +70,14 @@ def ask_model(
         for number, question in enumerate(asked)
     ]
     check_embedded((request.prompt_ids for request in requests), tokenizer)
-    _check_length(config, model, max(len(request.prompt_ids) for request in requests))
+    shape = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    known = shape.get("text_config", shape).get("max_position_embeddings")
+    limit = config.data.max_prompt_length if known is None else known
+    if (num_tokens := max(len(request.prompt_ids) for request in requests)) > limit:
+        raise ValueError(
+            f"the question has {num_tokens:,} tokens, and {model} reads at most {limit:,}: "
+            "ask a shorter one"
+        )
     temperature = 0.0 if samples is None else config.evaluation.temperature
     sampling = SamplingSettings(config.data.max_response_length, temperature)
     engine = _engine(config, model, on_gpu=on_gpu)
@@ -96,17 +94,6 @@ def ask_model(
             known = question.is_scored
             scored = rewards.submit(text, question.problem).result() if known else None
             yield Reply(question, text, len(ids), is_cut, scored)
-
-
-def _check_length(config: RunConfig, model: Path, num_tokens: int) -> None:
-    shape = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    known = shape.get("text_config", shape).get("max_position_embeddings")
-    limit = config.data.max_prompt_length if known is None else known
-    if num_tokens > limit:
-        raise ValueError(
-            f"the question has {num_tokens:,} tokens, and {model} reads at most {limit:,}: "
-            "ask a shorter one"
-        )
 
 
 def _engine(config: RunConfig, model: Path, *, on_gpu: bool) -> HfEngine:

@@ -1,7 +1,7 @@
 """Base model: the folder that training starts from: named, named and fine-tuned, or home-made.
 
-What is made is cached by its settings. Not the making: `rl_core/sft/train.py` has the home-made
-model, `rl_core/sft/tune.py` the fine-tuning (SFT), which runs in a watched process.
+What is made is cached by its settings. `rl_core/sft/train.py` makes the home-made model,
+`rl_core/sft/tune.py` fine-tunes (SFT), in a watched process.
 """
 
 from __future__ import annotations
@@ -29,19 +29,14 @@ from tasks.supervision.supervisor import call_supervised
 
 RECIPE_VERSION: Final = 5
 """Part of the cache key: raise it when the same settings would make another model."""
-SFT_RECIPE_VERSION: Final = 3
-"""Likewise, of fine-tuned models."""
+SFT_RECIPE_VERSION: Final = 3  # likewise, of fine-tuned models
 _LOG_INTERVAL_S: Final = 10.0
 
-OnStep = Callable[[int, int, float], None]
 _logger = logging.getLogger(__name__)
 
 
 def base_model(config: RunConfig, data: Path) -> Path:
-    """Returns the folder of the base model; makes or fetches it where it is not there yet.
-
-    The home-made model, which a run without `model.path` has, learns from the train split.
-    """
+    """Returns the folder of the base model; makes or fetches it if it is not there yet."""
     folder = made_folder(config)
     if folder is None:
         from rl_core.data.prompts import resolve_model
@@ -61,14 +56,27 @@ def base_model(config: RunConfig, data: Path) -> Path:
 
 
 def made_folder(config: RunConfig) -> Path | None:
-    """Returns where the model that these settings make lies, there or not; None if they make none.
-
-    Raises:
-        ValueError: a file of `sft.data` is not there.
-    """
+    """Returns where the model that these settings make lies, there or not; else None."""
     if config.model.path is None:
         return home_made_folder(config)
-    return None if config.sft.data is None else _tuned_folder(config, config.model.path)
+    if config.sft.data is None:
+        return None
+    # Of a hub's model the name counts, of a local folder what is in it.
+    local = local_folder(config.model.path, config.storage.root)
+    name = local.resolve().name
+    settings = {
+        "sft": config.sft.model_dump(mode="json", exclude={"data", "save_freq"}),
+        "data": data_digest(config) or generator_settings(config.env, config.data),
+        "max_response_length": config.data.max_response_length,
+        "template": config.env.prompt_template,
+        "model": model_digest(local) if local.is_dir() else config.model.path,
+        "lora": (config.model.lora_rank, config.model.lora_alpha),
+        "dtype": config.compute_dtype,
+        "recipe": SFT_RECIPE_VERSION,
+    }
+    # Of a checkpoint the name says little: step_000100.
+    owner = f"{local.resolve().parents[1].name}-" if name.startswith("step_") else ""
+    return _folder_of(config, f"sft-{owner}{name}", settings)
 
 
 def home_made_folder(config: RunConfig) -> Path:
@@ -81,32 +89,13 @@ def home_made_folder(config: RunConfig) -> Path:
     return _folder_of(config, config.env.slug, settings)
 
 
-def _tuned_folder(config: RunConfig, model: str) -> Path:
-    """Of a hub's model the name counts, of a local folder what is in it."""
-    local = local_folder(model, config.storage.root)
-    name = local.resolve().name
-    settings = {
-        "sft": config.sft.model_dump(mode="json", exclude={"data", "save_freq"}),
-        "data": data_digest(config) or generator_settings(config.env, config.data),
-        "max_response_length": config.data.max_response_length,
-        "template": config.env.prompt_template,
-        "model": model_digest(local) if local.is_dir() else model,
-        "lora": (config.model.lora_rank, config.model.lora_alpha),
-        "dtype": config.compute_dtype,
-        "recipe": SFT_RECIPE_VERSION,
-    }
-    # Of a checkpoint the name says little: step_000100.
-    owner = f"{local.resolve().parents[1].name}-" if name.startswith("step_") else ""
-    return _folder_of(config, f"sft-{owner}{name}", settings)
-
-
 def _folder_of(config: RunConfig, name: str, settings: dict[str, Any]) -> Path:
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     return config.storage.root / "models" / f"{name}-{digest[:12]}"
 
 
 def is_complete(folder: Path) -> bool:
-    """Says whether a model that was made lies there; it appears whole, so one file tells."""
+    """Says whether a model that was made lies there; it appears as a whole."""
     return (folder / "warm_start.json").is_file()
 
 
@@ -129,7 +118,7 @@ def _run_name(parameters: dict[str, Any]) -> str:
 
 @stage("base-model", _run_name, _cache_key)
 def base_model_task(config: RunConfig, data: Path) -> Path:
-    """Makes or finds the base model in a flow run, with what was measured as a table artifact."""
+    """Makes or finds the base model in a flow run; a table artifact shows its report."""
     folder = base_model(config, data)
     if made_folder(config) is not None:
         create_table_artifact(
@@ -141,12 +130,8 @@ def base_model_task(config: RunConfig, data: Path) -> Path:
 
 
 def cached_base_model(config: RunConfig, data: Path) -> Path:
-    """Runs the task: cached where the settings are unchanged and the folder is still there.
-
-    An SFT whose process was lost is taken up where it was, as often as training is retried.
-    """
-    folder = made_folder(config)
-    if folder is not None:
+    """Runs the task; an SFT whose process was lost is taken up where it was."""
+    if (folder := made_folder(config)) is not None:
         is_there = is_complete(folder)
     else:
         is_there = local_folder(str(config.model.path), config.storage.root).is_dir()
@@ -220,8 +205,7 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
     _logger.info("base model of %s parameters: %s", f"{number:,}", shown)
 
 
-def _log_steps(what: str) -> OnStep:
-    """Returns a callback that logs a line every `_LOG_INTERVAL_S`."""
+def _log_steps(what: str) -> Callable[[int, int, float], None]:
     logged_at = time.monotonic()
 
     def on_step(step: int, last_step: int, loss: float) -> None:

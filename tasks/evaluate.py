@@ -48,15 +48,16 @@ def evaluate_run(
 ) -> list[EvaluationSummary]:
     """Evaluates base model and latest checkpoint, and returns a summary of each.
 
-    In a watched process, as training; where all rows are known, without it and without engines. The
-    latest checkpoint, not the best: `best` was chosen on these very problems, so its accuracy is
-    too rosy. See `evaluate_with` for what is written.
-
-    Raises:
-        WorkerDied: the evaluator was killed, or one of its workers was.
-        Stalled: nothing moved for `watchdog.stall_s`.
+    In a watched process, as training; if all rows are known, without it and without engines. Not
+    the best checkpoint, which was chosen on these very problems: its accuracy is too rosy. See
+    `evaluate_with` for what is written, `call_supervised` for errors.
     """
-    if _are_known(Evaluator(config, data), run, model_path):
+    evaluator = Evaluator(config, data)
+    is_known = evaluator.may_reuse and evaluator.rows_file("base", model_path).exists()
+    if is_known and (newest := latest(run.path)) is not None:  # which reads all of it
+        is_known = evaluator.rows_file(checkpoint_name(newest.path), newest.path).exists()
+        is_known = is_known and _champion_to_ask(evaluator, model_path) is None
+    if is_known:
         return evaluate_with(None, config, run, data, model_path)
     summaries = call_supervised(
         evaluate_for_parent,
@@ -71,21 +72,10 @@ def evaluate_run(
     return summaries or []
 
 
-def _are_known(evaluator: Evaluator, run: RunFolder, model_path: Path) -> bool:
-    """Says whether there is nobody to ask: not the run's models, and not the champion."""
-    if not evaluator.may_reuse or not evaluator.rows_file("base", model_path).exists():
-        return False
-    newest = latest(run.path)  # which reads all of it
-    if newest is None:
-        return True
-    is_known = evaluator.rows_file(checkpoint_name(newest.path), newest.path).exists()
-    return is_known and _champion_to_ask(evaluator, model_path) is None
-
-
 def evaluate_for_parent(
     reporter: Reporter, *, config: RunConfig, run: RunFolder, data: Path, model_path: Path
 ) -> list[EvaluationSummary]:
-    """Evaluates with engines of its own, in a process whose parent hears of it."""
+    """Evaluates with engines of its own, in a watched process."""
     with Workers.start(
         config,
         model_path,
@@ -103,10 +93,9 @@ def evaluate_with(
     """Evaluates both models with engines that hold the base model's weights; None: all is known.
 
     Writes `eval/base.parquet` and `eval/step_000100.parquet`, and `accuracy_before` and
-    `accuracy_after` in `run.json`. Asked otherwise than the run's own settings say, both models'
-    rows lie beside those, and `run.json` stays: see `rl_core/evaluation/files.py`. The champion of
-    these problems is asked too where its rows under these settings are missing, so that the
-    checkpoint can be compared with it.
+    `accuracy_after` in `run.json`. If `config` asks otherwise than the run's own settings, the rows
+    lie beside those, and `run.json` stays: see `rl_core/evaluation/files.py`. The champion of these
+    problems is asked too, if its rows under these settings are missing, to be compared with.
     """
     evaluator = Evaluator(config, data, run)
     is_own = evaluator.is_own_of(run)
@@ -136,11 +125,7 @@ def evaluate_with(
 def record_rows(
     evaluator: Evaluator, run: RunFolder, rows: Rows, *, model: str, step: int, is_own: bool
 ) -> EvaluationSummary:
-    """Writes one model's rows into the run's folder and returns their summary.
-
-    A full disk costs the file, and the run's reason says so. `is_own`: the run's own settings ask
-    this; else the rows lie beside its own.
-    """
+    """Writes a model's rows into the run's folder if the disk has room; returns their summary."""
     labelled = evaluator.label(rows, run_id=run.run_id, model=model, step=step)
 
     def write() -> None:
@@ -209,7 +194,6 @@ def _champion_to_ask(evaluator: Evaluator, model_path: Path) -> PromotedContende
 
 
 def _ask_champion(evaluator: Evaluator, engines: Engines, champion: PromotedContender) -> None:
-    """Evaluates the champion, if its checkpoint is whole."""
     folder = evaluator.config.storage.root / champion.checkpoint
     with ExitStack() as held:
         try:
@@ -223,18 +207,13 @@ def _ask_champion(evaluator: Evaluator, engines: Engines, champion: PromotedCont
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What was found out about the models that were asked."""
+    """What was found out about one model, or about two that are compared."""
 
     summaries: tuple[EvaluationSummary, ...]
-    """Of the model, and of the one it was compared with."""
-    files: tuple[Path, ...]
-    """Where their rows lie; fewer where a full disk did not take them."""
+    files: tuple[Path, ...]  # where their rows lie; fewer if a full disk did not take them
     comparison: Comparison | None
-    """The first model against the second."""
-    answers: tuple[Answers, ...] = ()
-    """Some of each model's."""
-    pages: tuple[Path, ...] = ()
-    """Beside the rows: right and wrong answers, to be looked at."""
+    answers: tuple[Answers, ...] = ()  # some of each model's
+    pages: tuple[Path, ...] = ()  # beside the rows: right and wrong answers, to be looked at
 
 
 def evaluate_models(
@@ -244,10 +223,7 @@ def evaluate_models(
 
     Rows lie under `<storage.root>/evaluations`, those of a run's model also in the run's `eval/`:
     beside the run's own evaluation, unless this is what the run's own settings ask.
-
-    Raises:
-        FileNotFoundError: a checkpoint was pruned since it was named.
-        ValueError: a checkpoint is damaged.
+    FileNotFoundError if a checkpoint was pruned since it was named, ValueError if it is damaged.
     """
     evaluator = Evaluator(config, data)
     models = [one for one in (model, against) if one is not None]
@@ -262,10 +238,7 @@ def evaluate_models(
 def evaluated_of_run(
     config: RunConfig, run: RunFolder, data: Path, models: Sequence[str]
 ) -> Evaluated:
-    """Returns what `evaluate_run` has left in a run's folder of these models (`step_000100`).
-
-    One whose rows a full disk did not take is left out.
-    """
+    """Returns what `evaluate_run` has left of these models (`step_000100`) in a run's folder."""
     evaluator = Evaluator(config, data)
     found = (run.evaluations.find(model, evaluator.evaluation) for model in models)
     files = list(filter(None, found))
@@ -296,30 +269,22 @@ def evaluate_models_task(
 ) -> dict[str, Any]:
     """Evaluates in a flow run; the tables of `evaluate_task`, and the numbers for programs."""
     evaluated = evaluate_models(config, data, model, against)
-    names = [one.name for one in (model, against) if one is not None]
-    summaries = [
-        replace(summary, model=name)
-        for summary, name in zip(evaluated.summaries, names, strict=True)
-    ]
-    verdict = f"{names[0]} against {names[1]}: {evaluated.comparison}" if against else names[0]
+    named = zip(evaluated.summaries, evaluated.answers, strict=True)
+    summaries = [replace(summary, model=answers.model) for summary, answers in named]
+    names, comparison = [summary.model for summary in summaries], evaluated.comparison
+    verdict = f"{names[0]} against {names[1]}: {comparison}" if comparison else names[0]
     show_tables(summaries, f"{verdict}, on the test split, with 95% intervals.")
     show_answers(evaluated.answers, evaluated.pages)
-    return as_numbers(evaluated, names)
-
-
-def as_numbers(evaluated: Evaluated, names: Sequence[str]) -> dict[str, Any]:
-    """Returns plain values: `models`, called by these names, `comparison` and `files`."""
-    comparison = evaluated.comparison
     return {
         "models": [
             {
-                "model": name,
+                "model": summary.model,
                 "problems": summary.num_problems,
                 "accuracy": summary.accuracy.value,
                 "accuracy_low": summary.accuracy.low,
                 "accuracy_high": summary.accuracy.high,
             }
-            for name, summary in zip(names, evaluated.summaries, strict=True)
+            for summary in summaries
         ],
         "comparison": comparison and {"verdict": comparison.verdict, **asdict(comparison)},
         "files": [str(file) for file in evaluated.files],

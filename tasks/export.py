@@ -46,8 +46,8 @@ def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
         base = settings.get("model", {}).get("path")
         if base is not None and not Path(base).expanduser().is_absolute():
             front.append(f"base_model: {base.removeprefix('modelscope:')}")
-        lines += _how(model, settings, base)
-        lines += _accuracy(model, model.run, root)
+        lines += _how(model, model.run, settings)
+        lines += ["", "## Accuracy", "", *_accuracy(model, model.run, root)]
         if settings:
             # What decides what is learned: not where files and machines are.
             own = {name: value for name, value in settings.items() if name not in _OF_THE_MACHINE}
@@ -56,18 +56,16 @@ def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
     return "\n".join(["---", *front, "---", "", *lines, ""])
 
 
-def _how(model: NamedModel, settings: dict[str, Any], base: str | None) -> list[str]:
-    run = model.run
-    assert run is not None, "a model of no run was not made here"
+def _how(model: NamedModel, run: RunFolder, settings: dict[str, Any]) -> list[str]:
     record = run.read()
-    data, algorithm = settings.get("data", {}), settings.get("algorithm", {})
-    env = settings.get("env", {})
+    data, algorithm, env = (settings.get(name, {}) for name in ("data", "algorithm", "env"))
+    base = settings.get("model", {}).get("path") or "made at home, warm-started on search traces"
     files = ", ".join(data.get("train_files") or ()) or "generated, or the env's own source"
     lines = [
         "",
         "## Data and training",
         "",
-        f"- Base model: {base or 'made at home, warm-started on search traces'}.",
+        f"- Base model: {base}.",
         f"- Problems: `{env.get('name')}`, {files}; prompts by `{env.get('prompt_template')}`.",
         f"- Reinforcement learning by `{algorithm.get('estimator')}`: {model.step} steps of "
         f"{data.get('train_batch_size')} prompts x {algorithm.get('group_size')}.",
@@ -86,11 +84,9 @@ def _how(model: NamedModel, settings: dict[str, Any], base: str | None) -> list[
 def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
     rows = sql.ask("evaluation_summary", root=root, run=run.run_id).to_dicts()
     shown = [row for row in rows if row["model"] in ("base", model.model)]
-    heading = ["", "## Accuracy", ""]
     if not any(row["model"] == model.model for row in shown):
-        return [*heading, _tested(model, run, root)]
+        return [_tested(model, run, root)]
     return [
-        *heading,
         "Greedy, on problems that were not trained on; 95% (Wilson) intervals.",
         "",
         markdown_table(
@@ -109,7 +105,7 @@ def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
 
 
 def _tested(model: NamedModel, run: RunFolder, root: Path) -> str:
-    """Returns what the tests of training said of a step that was not evaluated after it."""
+    """Returns what the tests of training said, if the step was not evaluated after it."""
     rows = sql.run_query(
         "select accuracy from checkpoints where step = $step",
         {"step": model.step},
@@ -132,11 +128,8 @@ def _tested(model: NamedModel, run: RunFolder, root: Path) -> str:
 def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path:
     """Writes a model's folder, whole or not at all, and returns it.
 
-    `dtype` is one of `DTYPES`; whole numbers stay what they are.
-
-    Raises:
-        ValueError: there is something at `to`, or a weight is too large for the type.
-        OSError: no room.
+    `dtype` is one of `DTYPES`; whole numbers stay what they are. ValueError if there is something
+    at `to`, or a weight is too large for the type.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ValueError(f"to={to} is there already: name a folder that is not, or empty it")
@@ -160,7 +153,7 @@ def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path
 
 
 def _write_weights(file: Path, target: Path, dtype: torch.dtype) -> None:
-    """Casts one file, which is all that is in memory at a time."""
+    """Casts one file: no more is in memory at a time."""
     weights = load_file(file)
     for name, weight in weights.items():
         if weight.is_floating_point():
@@ -175,7 +168,7 @@ def _write_weights(file: Path, target: Path, dtype: torch.dtype) -> None:
 
 
 def check_push(name: str) -> None:
-    """Raises ValueError where a model could not be pushed, before anything is written."""
+    """Raises ValueError if a model could not be pushed, before anything is written."""
     if not _REPOSITORY.fullmatch(name):
         raise ValueError(f"push={name} must be OWNER/NAME of the Hugging Face hub")
     if hubs_are_off():
@@ -185,10 +178,8 @@ def check_push(name: str) -> None:
 def push_folder(folder: Path, name: str) -> str:
     """Uploads a folder and returns the repository's address; a new one is private.
 
-    The hub is `HF_ENDPOINT`'s, the token that of `hf auth login` or `HF_TOKEN`.
-
-    Raises:
-        ValueError: the hub refuses or does not answer; the folder stays.
+    The hub is `HF_ENDPOINT`'s, the token that of `hf auth login` or `HF_TOKEN`. ValueError if the
+    hub refuses or does not answer; the folder stays.
     """
     hub = HfApi()
     try:

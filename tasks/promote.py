@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,63 +31,46 @@ def promote_run(config: RunConfig, run: RunFolder, data: Path, model_path: Path)
     """
     try:
         with reading_latest(run.path) as checkpoint:
-            promotion = _promote(config, run, data, model_path, checkpoint)
+            promotion = (
+                _refused("the run has no checkpoint")
+                if checkpoint is None
+                else _promote(config, run, data, model_path, checkpoint)
+            )
     except StoreError as error:
-        promotion = Promotion(
-            False,
-            f"not promoted: {error}; countdown-train evaluate run_id={run.run_id} tries again",
-            None,
-        )
+        promotion = _refused(f"{error}; countdown-train evaluate run_id={run.run_id} tries again")
     except OSError as error:
         if not is_disk_full(error):
             raise
-        promotion = Promotion(False, f"not promoted: the disk is full ({error})", None)
+        promotion = _refused(f"the disk is full ({error})")
     _logger.info("champion: %s", promotion.reason)
     run.update(champion=promotion.reason)
     return promotion
 
 
+def _refused(why: str) -> Promotion:
+    return Promotion(False, f"not promoted: {why}", None)
+
+
 def _promote(
-    config: RunConfig, run: RunFolder, data: Path, model_path: Path, checkpoint: Checkpoint | None
+    config: RunConfig, run: RunFolder, data: Path, model_path: Path, checkpoint: Checkpoint
 ) -> Promotion:
-    """Compares, and has the store of the run know the outcome."""
-    judge = partial(_compare, config, run, data, model_path, checkpoint)
-    if config.storage.url is None or checkpoint is None:
-        return judge()
-    evaluator, root = Evaluator(config, data), config.storage.root
-    rows = evaluator.rows_file(checkpoint_name(checkpoint.path), checkpoint.path)
-    manifest = checkpoint.path.resolve() / MANIFEST
-    needed = (manifest.relative_to(root.resolve()), rows.relative_to(root))
-    return promote_published(
-        config.storage,
-        config.env.name,
-        evaluator.problem_set,
-        judge,
-        needed=tuple(path.as_posix() for path in needed),
-    )
-
-
-def _compare(
-    config: RunConfig, run: RunFolder, data: Path, model_path: Path, checkpoint: Checkpoint | None
-) -> Promotion:
+    """Compares, and publishes the outcome if the run has a store."""
     root, evaluator = config.storage.root, Evaluator(config, data)
-    if checkpoint is None:
-        return Promotion(False, "not promoted: the run has no checkpoint", None)
-    base_rows = evaluator.known_rows("base", model_path)
-    rows = evaluator.known_rows(checkpoint_name(checkpoint.path), checkpoint.path)
-    if base_rows is None or rows is None:
-        return Promotion(False, "not promoted: the rows of its evaluation were not kept", None)
-    summary = summarise(rows)
     folder = checkpoint.path.resolve().relative_to(root.resolve())
-    file = evaluator.rows_file(checkpoint_name(checkpoint.path), checkpoint.path)
+    name = checkpoint_name(checkpoint.path)
+    file = evaluator.rows_file(name, checkpoint.path).relative_to(root)
 
-    def champion_rows(champion: PromotedContender) -> Rows | None:
+    def rows_of(champion: PromotedContender) -> Rows | None:
         path = root / champion.checkpoint
         return evaluator.known_rows(checkpoint_name(path), path)
 
-    return promote(
-        root,
-        Contender(
+    def judge() -> Promotion:
+        base_rows = evaluator.known_rows("base", model_path)
+        rows = evaluator.known_rows(name, checkpoint.path)
+        if base_rows is None or rows is None:
+            return _refused("the rows of its evaluation were not kept")
+        summary = summarise(rows)
+        contender = Contender(
             run_id=run.run_id,
             step=checkpoint.step,
             checkpoint=str(folder),
@@ -96,15 +78,21 @@ def _compare(
             accuracy=summary.accuracy.value,
             num_problems=summary.num_problems,
             evaluation=evaluator.settings,
-            rows=str(file.relative_to(root)),
-        ),
-        env=config.env.name,
-        problems=evaluator.problem_set,
-        now=utc_now(),
-        rows=rows,
-        base_rows=base_rows,
-        champion_rows=champion_rows,
-    )
+            rows=str(file),
+        )
+        return promote(
+            root,
+            contender,
+            env=config.env.name,
+            problems=evaluator.problem_set,
+            now=utc_now(),
+            rows=rows,
+            base_rows=base_rows,
+            champion_rows=rows_of,
+        )
+
+    needed = ((folder / MANIFEST).as_posix(), file.as_posix())
+    return promote_published(config.storage, config.env.name, evaluator.problem_set, judge, needed)
 
 
 @stage("promote", "compare with the champion", once_per_training)

@@ -26,11 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> list[dict[str, Any]]:
-    """Deletes what need not stay, and says what became of each checkpoint.
-
-    Returns:
-        A row per checkpoint, newest first, then one per file of rollouts that is deleted.
-    """
+    """Deletes what need not stay; returns a row per checkpoint and per deleted rollout file."""
     decisions = prune(
         run.path,
         keep_last=config.checkpoints.keep_last,
@@ -79,8 +75,12 @@ def _run_name(parameters: dict[str, Any]) -> str:
 @stage("prune", _run_name, once_per_training)
 def prune_task(config: RunConfig, run: RunFolder) -> None:
     """Prunes in a flow run; a table artifact says what was kept, deleted and why."""
+    rows = prune_run(config, run)
+    for row in rows:
+        made = (row["created_at"] or "")[:19].replace("T", " ")
+        row |= {"bytes": f"{row['bytes']:,}", "created_at": made}
     create_table_artifact(
-        [_cells(row) for row in prune_run(config, run)],
+        rows,
         key="checkpoints",
         description=(
             f"Checkpoints of {run.run_id}: latest, best, a champion and the newest "
@@ -94,13 +94,10 @@ def prune_task(config: RunConfig, run: RunFolder) -> None:
 def prune_runs(
     runs: Sequence[tuple[RunConfig | str, RunFolder]], *, dry_run: bool
 ) -> list[dict[str, Any]]:
-    """Prunes runs one by one; what keeps one from it is no reason to stop at the others.
+    """Prunes runs one by one; returns their rows, and one per run that was left alone.
 
-    A run in progress is left alone: it makes room for itself, by settings that may be others. So is
-    one for whose settings there is a reason why they cannot be read.
-
-    Returns:
-        The rows of `prune_run`, each with its `run`, and one per run that was left alone.
+    A run in progress is: it makes room for itself, by settings that may be others. So is one that
+    comes with the reason why its settings cannot be read.
     """
     rows: list[dict[str, Any]] = []
     for config, run in runs:
@@ -109,7 +106,15 @@ def prune_runs(
                 raise ValueError(config)
             if run.read().status == "running":
                 raise ValueError("in progress: it prunes itself")
-            _refuse_if_elsewhere(config, run)
+            if (
+                url := config.storage.url
+            ) is not None:  # here only as a question was asked about it
+                name = Spool(config.storage.root, url).name()
+                if is_written_elsewhere(ObjectStore(url), run.run_id, name):
+                    raise ValueError(
+                        f"written by another machine: prune it there, or bring it here with "
+                        f"`countdown-train prune run_id={run.run_id} storage.root={url}`"
+                    )
             with mirrored(config.storage, run.run_id):
                 found = prune_run(config, run, dry_run=dry_run)
         except (OSError, ValueError, StoreError) as error:
@@ -117,18 +122,6 @@ def prune_runs(
             found = [{"what": "all", "decision": LEFT_ALONE, "why": str(error)}]
         rows += [{"run": run.run_id, **row} for row in found]
     return rows
-
-
-def _refuse_if_elsewhere(config: RunConfig, run: RunFolder) -> None:
-    """Leaves alone what lies here only because a question was asked about it."""
-    if config.storage.url is None:
-        return
-    spool = Spool(config.storage.root, config.storage.url)
-    if is_written_elsewhere(ObjectStore(spool.url), run.run_id, spool.name()):
-        raise ValueError(
-            f"written by another machine: prune it there, or bring it here with "
-            f"`countdown-train prune run_id={run.run_id} storage.root={spool.url}`"
-        )
 
 
 @task(name="prune-runs", task_run_name="prune all runs, dry_run={dry_run}")
@@ -154,8 +147,3 @@ def prune_runs_task(
         "deleted": len(deleted),
         "bytes": total_bytes,
     }
-
-
-def _cells(row: dict[str, Any]) -> dict[str, Any]:
-    made = (row["created_at"] or "")[:19].replace("T", " ")
-    return row | {"bytes": f"{row['bytes']:,}", "created_at": made}

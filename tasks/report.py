@@ -21,30 +21,29 @@ from tasks.report_page.page import render_html, render_markdown
 class Report:
     """What is written and what the Prefect UI shows."""
 
-    html: Path
-    """Where the page goes."""
+    html: Path  # where the page goes
     page: str
     markdown: str
-    learning_curve_uri: str | None
-    """An SVG data URI; None before the first step."""
+    learning_curve_uri: str | None  # an SVG data URI; None before the first step
 
 
-def write_report(run_folder: Path) -> Report:
-    """Writes `report.html` into a run's folder, from what lies there, and returns it.
+def write_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
+    """Writes `report.html` into a run's folder, and returns it; ValueError if there is no run.
 
-    Raises:
-        ValueError: there is no run at that path.
+    As the last stage of a run it may not find room on the disk: the run's reason says so.
     """
-    report = make_report(run_folder)
-    write_text_atomically(report.html, report.page)
+    report = make_report(run_folder, is_last_stage=is_last_stage)
+    write = partial(write_text_atomically, report.html, report.page)
+    if is_last_stage:
+        remedy = f"`countdown-train report {run_folder.name}` writes it"
+        write_unless_full(RunFolder(run_folder), report.html.name, write, remedy=remedy)
+    else:
+        write()
     return report
 
 
 def make_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
-    """Returns the report of a run, not yet written.
-
-    `is_last_stage`: the run ends with this report, so `running` is shown as `finished`.
-    """
+    """Returns the report; as `is_last_stage` of a run, it shows `running` as `finished`."""
     run = RunFolder(run_folder)
     data = gather(run)
     rows = run.metrics.read()
@@ -58,26 +57,11 @@ def make_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
     )
 
 
-def write_last_report(run: RunFolder) -> Report:
-    """Writes the report that ends a run, and returns it.
-
-    A full disk costs the file, and the run's reason says so.
-    """
-    report = make_report(run.path, is_last_stage=True)
-    write_unless_full(
-        run,
-        report.html.name,
-        partial(write_text_atomically, report.html, report.page),
-        remedy=f"`countdown-train report {run.run_id}` writes it",
-    )
-    return report
-
-
 @task(name="report", task_run_name="write report.html")
 @redacting_errors()
 def report_task(run: RunFolder) -> Path:
     """Writes the report that ends a run; artifact `report` shows it in short."""
-    report = write_last_report(run)
+    report = write_report(run.path, is_last_stage=True)
     page = report.html.resolve()
     create_markdown_artifact(
         f"{report.markdown}\n{as_picture(report.learning_curve_uri) or ''}\nThe whole report, with "

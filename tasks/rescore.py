@@ -28,9 +28,7 @@ def rescore_run(config: RunConfig, run: RunFolder, data: Path, changed: str) -> 
 
     `changed` are the changed settings in words: the file's name, and what SQL calls it by. Scores
     of the same change are replaced, but for those of rollouts that are not there any more.
-
-    Raises:
-        ValueError: a rollout's problem is not in the data set.
+    ValueError if a rollout's problem is not in the data set.
     """
     problems = {problem.index: problem for problem in read_problems(data / "train.parquet")}
     path = _file_of(run.path / "rescored", changed)

@@ -37,7 +37,7 @@ class Start(BaseModel):
     why: str
     """In one sentence; beginning with `the champion RUN/step_000100` if it is that one."""
     is_as_asked: bool = True
-    """False if there is a champion, but it cannot be used."""
+    """False if there is a champion that cannot be used."""
     seed: int = 0
 
     @property
@@ -53,10 +53,7 @@ def champion_of(config: RunConfig, data: Path) -> Champion | None:
 
 
 def champion_to_train(config: RunConfig) -> Start:
-    """Returns the champion's checkpoint, or None, and in words why.
-
-    The champion of other problems will not do: it may have been trained on these tests.
-    """
+    """Returns the champion of these problems: another may have been trained on these tests."""
     root, env = config.storage.root, config.env.name
     if config.storage.url is not None:
         store = ObjectStore(config.storage.url)
@@ -77,8 +74,8 @@ def champion_to_train(config: RunConfig) -> Start:
         return _unusable(f"{name} {why}")
     path = config.model.path
     instead = "" if path is None else f", instead of model.path={path}"
-    accuracy = f"accuracy {champion.current.accuracy:.3f}"
-    return Start(folder=folder, why=f"{name}, {accuracy}{instead}")
+    said = f"{name}, accuracy {champion.current.accuracy:.3f}{instead}"
+    return Start(folder=folder, why=said)
 
 
 def _unusable(why: str) -> Start:
@@ -94,7 +91,12 @@ def _why_unusable(config: RunConfig, champion: Champion, folder: Path) -> str | 
         shape = ModelShape.from_folder(folder)
     except (OSError, ValueError) as error:
         return f"cannot be read ({error})"
-    wanted = _wanted_shape(config, shape)
+    made = made_folder(config)
+    if made is not None and is_complete(made):
+        wanted: ModelShape | None = ModelShape.from_folder(made)
+    elif (wanted := model_shape(config)) is not None and config.model.path is None:
+        # The home-made model is not here: its tokenizer finds at most so many tokens.
+        wanted = replace(wanted, vocab_size=min(wanted.vocab_size, shape.vocab_size))
     if wanted is None or wanted == shape:
         return None
     other = ", ".join(
@@ -105,26 +107,11 @@ def _why_unusable(config: RunConfig, champion: Champion, folder: Path) -> str | 
     return f"is not of the size that the settings ask for: {other}"
 
 
-def _wanted_shape(config: RunConfig, found: ModelShape) -> ModelShape | None:
-    """Returns the shape of the model that these settings make; None if nothing here tells it.
-
-    The home-made model has as many tokens as its tokenizer found in the problems, at most
-    `base_model.vocab_size`: if that model is not here, any number up to that is right.
-    """
-    made = made_folder(config)
-    if made is not None and is_complete(made):
-        return ModelShape.from_folder(made)
-    wanted = model_shape(config)
-    if wanted is None or config.model.path is not None:
-        return wanted
-    return replace(wanted, vocab_size=min(wanted.vocab_size, found.vocab_size))
-
-
 def next_seed(config: RunConfig) -> int:
     """Returns the seed of the next night: one more than the highest of the nights that are over.
 
-    With the same seed a night that starts from the same champion would repeat the night before. An
-    interrupted night is not over: the next one may continue it, which needs the same settings.
+    With the same seed, a night from the same champion would repeat the night before. An interrupted
+    night is not over: the next one may continue it, which needs the same settings.
     """
     seeds = [config.seed]
     for run in RunFolder.all_under(config.storage.root):
@@ -136,20 +123,14 @@ def next_seed(config: RunConfig) -> int:
     return max(seeds)
 
 
-def start_of(config: RunConfig, start_from: StartFrom) -> Start:
-    """Returns model and seed of a night."""
-    bring_records(config.storage)
-    if start_from == "champion":
-        start = champion_to_train(config)
-    else:
-        start = Start(folder=None, why="start_from=afresh")
-    return start.model_copy(update={"seed": next_seed(config)})
-
-
 @stage("start", "choose the model to start from", once_per_flow_run)
 def start_task(config: RunConfig, start_from: StartFrom) -> Start:
-    """Returns where a flow run starts: its retries start from the same."""
-    start = start_of(config, start_from)
+    """Returns model and seed of a flow run: its retries start from the same."""
+    bring_records(config.storage)
+    start = Start(folder=None, why="start_from=afresh")
+    if start_from == "champion":
+        start = champion_to_train(config)
+    start = start.model_copy(update={"seed": next_seed(config)})
     logger = get_run_logger()
     say = logger.info if start.is_as_asked else logger.warning
     say("starting %s%s, seed=%d", "from " if start.folder else "", start.sentence, start.seed)

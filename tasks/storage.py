@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from rl_core.checkpoints.champion import all_champions
 from rl_core.config.operations import StorageConfig
@@ -35,9 +33,6 @@ from rl_core.system.atomic import write_bytes_atomically
 from tasks.base_model import made_folder
 from tasks.queries.run_tables import find_runs
 
-_RUNS: Final = "runs/"
-_logger = logging.getLogger(__name__)
-
 
 def bring_inputs(config: RunConfig, store: ObjectStore) -> list[str]:
     """Brings what settings need beside a run, and returns the folders that are published, too."""
@@ -63,15 +58,14 @@ def bring_runs(
 ) -> None:
     """Brings the paths wanted of the runs chosen, as far as they have changed, if there is a store.
 
-    Raises:
-        StoreError: the store does not answer.
+    StoreError if the store does not answer; so do all functions below.
     """
     if storage.url is None:
         return
     store, spool = ObjectStore(storage.url), Spool(storage.root, storage.url)
     runs: dict[str, dict[str, Entry]] = {}
-    for key, entry in store.list(_RUNS).items():
-        run_id, _, path = key.removeprefix(_RUNS).partition("/")
+    for key, entry in store.list("runs/").items():
+        run_id, _, path = key.removeprefix("runs/").partition("/")
         runs.setdefault(run_id, {})[path] = entry
     for run_id, there in runs.items():
         if not chosen(run_id) or is_current(spool, run_id, wanted, there):
@@ -83,32 +77,26 @@ def bring_runs(
 
 
 def bring_records(storage: StorageConfig) -> None:
-    """Brings what tells the runs of a store apart; see `bring_runs`."""
+    """Brings the records of all runs; see `bring_runs`."""
     bring_runs(storage, records)
 
 
 def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
-    """Brings the run of a checkpoint that somebody names, with its inputs, or all champions.
-
-    `run_id`: of which a name without a run is; None: the latest.
-
-    Raises:
-        StoreError: the store does not answer.
-    """
+    """Brings the run of a named checkpoint, by default `run_id` or the latest, or all champions."""
     if storage.url is None:
         return
     bring_records(storage)
     if name == "champion":
-        bring_files(
-            ObjectStore(storage.url), storage.root, "champions", lambda file: file[0] != "."
-        )
+        store = ObjectStore(storage.url)
+        bring_files(store, storage.root, "champions", lambda file: file[0] != ".")
         for champion in all_champions(storage.root):
             bring_champion(storage, champion.env, champion.problems)
             bring_inputs_of_run(storage, RunFolder.under(storage.root, champion.current.run_id))
         return
-    is_of_run = (storage.root / "runs" / name.partition("/")[0]).is_dir()
-    latest = next((path.name for path in reversed(find_runs(storage.root))), None)
-    named = name.partition("/")[0] if is_of_run else run_id or latest
+    named: str | None = name.partition("/")[0]
+    if not (storage.root / "runs" / str(named)).is_dir():
+        latest = next((path.name for path in reversed(find_runs(storage.root))), None)
+        named = run_id or latest
     bring_runs(storage, everything, chosen=lambda found: found == named)
     if named is not None:
         bring_inputs_of_run(storage, RunFolder.under(storage.root, named))
@@ -126,14 +114,10 @@ def bring_inputs_of_run(storage: StorageConfig, run: RunFolder) -> None:
 
 @contextmanager
 def published(config: RunConfig) -> Iterator[None]:
-    """Has a run here, as the store knows it, and publishes it within the block.
+    """Brings a run as the store knows it, and publishes it within the block.
 
     The run, named in the settings, need not exist. Data set, base model and champions come with it,
-    where the store has them.
-
-    Raises:
-        ValueError: another machine is at work on the run.
-        StoreError: the store does not answer.
+    if the store has them. ValueError if another machine is at work on the run.
     """
     assert config.run_id is not None, "choose_run has named it"
     with mirrored(config.storage, config.run_id, bring=partial(bring_inputs, config)):
@@ -142,11 +126,7 @@ def published(config: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def inputs_published(config: RunConfig) -> Iterator[None]:
-    """Has data set and base model here, where the store has them, and publishes them at the end.
-
-    Raises:
-        StoreError: the store does not answer.
-    """
+    """Brings data set and base model, if the store has them, and publishes them at the end."""
     storage = config.storage
     if storage.url is None:
         yield

@@ -11,12 +11,7 @@ from prefect.logging import get_run_logger
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import Log
-from tasks.prefect_ui.attempts import (
-    attempt_name,
-    settings_in_force,
-    show_attempts,
-    telling_of_the_end,
-)
+from tasks.prefect_ui import attempts
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.prefect_ui.progress import TrainingProgress
 from tasks.preflight_checks.hours import plan_steps
@@ -36,13 +31,9 @@ def train_supervised(
 ) -> int:
     """Trains like `train_model`, in a watched process, and returns the last step done.
 
-    When it is asked to stop it finishes the update that is under way, and saves. What it prints is
+    If it is asked to stop, it finishes the update that is under way, and saves. What it prints is
     in `workers/trainer.log`. With `evaluates` its engines then answer what the evaluation will ask.
-
-    Raises:
-        WorkerDied: the trainer was killed, or one of its workers was.
-        Stalled: nothing moved for `watchdog.stall_s`.
-        Exception: whatever else `train_model` raised.
+    Errors are those of `train_model` and of `call_supervised`.
     """
     last_done = 0
 
@@ -73,13 +64,13 @@ def train_supervised(
     return last_done if steps is None else steps
 
 
-@stage("train", attempt_name, once_per_flow_run)
+@stage("train", attempts.attempt_name, once_per_flow_run)
 def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> int:
     """Trains inside a flow run: progress artifact, retries by the flow's condition."""
     logger = get_run_logger()
     in_task = TaskRunContext.get() is not None
-    show_attempts(run, logger)
-    in_force = settings_in_force(config, run)
+    attempts.show_attempts(run, logger)
+    in_force = attempts.settings_in_force(config, run)
     shown = TrainingProgress(
         logger,
         on_console="console" in config.trainer.logger,
@@ -89,7 +80,7 @@ def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) 
         earlier=run.metrics.read(),
         artifacts_of=run if in_task else None,
     )
-    with telling_of_the_end(config, run), shown as progress:
+    with attempts.telling_of_the_end(config, run), shown as progress:
         return train_supervised(
             in_force,
             run,

@@ -32,8 +32,7 @@ from tasks.queries.saved_questions import SQL_FOLDER, Value, load_check
 from tasks.queries.sql import CheckSession, open_checks
 from tasks.validation import LengthReport, Render, look_at_prompts, report_lengths
 
-SHOWN_ROWS = 3
-"""Offending rows that an error and the table show."""
+SHOWN_ROWS = 3  # offending rows that an error and the table show
 _SHOWN_CHARACTERS = 200
 
 Result = dict[str, Any]
@@ -47,10 +46,8 @@ class Validation:
     """What was found."""
 
     checks: list[Result]
-    lengths: LengthReport | None
-    """None where the checks before it failed."""
-    rendered: str = ""
-    """The first training prompt, as the model reads it."""
+    lengths: LengthReport | None  # None if the checks before it failed
+    rendered: str = ""  # the first training prompt, as the model reads it
 
 
 class ValidationFailed(ValueError):  # noqa: N818  # what happened, not a kind of error
@@ -68,9 +65,7 @@ class ValidationFailed(ValueError):  # noqa: N818  # what happened, not a kind o
 def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> Validation:
     """Returns what was checked, all of it passed; the model's tokenizer measures the prompts.
 
-    Raises:
-        DatasetError: a file is missing, truncated or damaged.
-        ValidationFailed: a check found rows.
+    DatasetError if a file is missing, truncated or damaged, ValidationFailed if a check found rows.
     """
     from rl_core.data.prompts import (  # transformers takes seconds to load
         count_tokens,
@@ -89,12 +84,7 @@ def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> Validat
 
 
 def check_without_tokenizer(config: RunConfig, data: Path) -> int:
-    """Returns how many checks passed of those that need no tokenizer.
-
-    Raises:
-        DatasetError: a file is missing, truncated or damaged.
-        ValidationFailed: a check found rows.
-    """
+    """Returns how many checks passed of those that need no tokenizer; errors as above."""
     return len(run_checks(config, data, _read_splits(data)))
 
 
@@ -104,13 +94,17 @@ def check_dataset(
     count_tokens: CountTokens,
     render: Render = lambda messages: messages[-1]["content"],
 ) -> Validation:
-    """Does the work of `validate_dataset`, with any way to count prompts' tokens and render one."""
+    """Does the work of `validate_dataset`, with any tokenizer."""
     started = time.monotonic()
     splits = _read_splits(data)
     results = run_checks(config, data, splits)
     are_templated = all(result["status"] == "ok" for result in results)
     if config.data.train_files:
-        results += _look_at_prompts(config, splits, data)
+        for check, proves, refuses, broken in look_at_prompts(config, splits):
+            results.append(_result(check, proves, pl.DataFrame(broken, infer_schema_length=None)))
+            if broken and not refuses:
+                _warn(results[-1])
+        _raise_if_failed(Validation(results, None), data)
     lengths = measure_prompts(config.env, splits, count_tokens, are_templated=are_templated)
     limit = config.data.max_prompt_length
     results += [_length_result(split, lengths, limit) for split in splits]
@@ -120,27 +114,6 @@ def check_dataset(
     took_s = time.monotonic() - started
     _logger.info("%s: %d checks passed in %.1f s; %s", data, len(results), took_s, report.verdict)
     return Validation(results, report, rendered)
-
-
-def _look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table], data: Path) -> list[Result]:
-    """Returns what is true of prompts that the env did not write.
-
-    Raises:
-        ValidationFailed: the model would read something else than was meant.
-    """
-    rows = (
-        (split, row["extra_info"]["index"], row["prompt"])
-        for split, table in splits.items()
-        for row in table.select(["extra_info", "prompt"]).to_pylist()
-    )
-    results = []
-    for check, proves, refuses, broken in look_at_prompts(config, rows):
-        result = _result(check, proves, pl.DataFrame(broken, infer_schema_length=None))
-        results.append(result)
-        if broken and not refuses:
-            _warn(result)
-    _raise_if_failed(Validation(results, None), data)
-    return results
 
 
 def check_files(env: TextEnv) -> list[Path]:
@@ -178,7 +151,7 @@ def measure_prompts(
     """Returns `split`, `index` and `prompt_tokens` of every problem, in the files' order.
 
     `are_templated`: every prompt was proved to be the env's template, filled. Then it is measured
-    by its parts where that is proved to be exact.
+    by its parts if that is proved to be exact.
     """
     of_numbers = env.overrides(TextEnv.prompt_of_numbers)
     columns = ["prompt", "nums", "target"] if of_numbers else ["prompt"]
@@ -201,13 +174,12 @@ def measure_prompts(
 def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) -> list[Result]:
     """Returns one row per SQL check, all of them passed.
 
-    Raises:
-        ValidationFailed: a check found rows; the columns are checked first, and alone.
-        DatasetError: a column is of a type that no check could read.
+    ValidationFailed if a check found rows: the columns are checked first, and alone. DatasetError
+    if a column is of a type that no check could read.
     """
-    columns, *others = check_files(config.env)
-    env = config.env
-    if config.data.train_files:
+    env, is_own = config.env, bool(config.data.train_files)
+    columns, *others = check_files(env)
+    if is_own:
         others = [path for path in others if path.stem not in env.checks_of_generator]
     sizes = config.data.model_dump(include={"train_size", "test_size"})
     parameters = env.check_parameters(**sizes)
@@ -229,10 +201,9 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
         results += [
             _run_check(session, path, parameters, notes.get(path.stem, "")) for path in others
         ]
-    if config.data.train_files:
-        for result in results:
-            if result["check"] in env.checks_of_template and result["status"] == "failed":
-                _warn(result)
+    for result in results:
+        if is_own and result["check"] in env.checks_of_template and result["status"] == "failed":
+            _warn(result)
     _raise_if_failed(Validation(results, None), data)  # rows with nulls, say, hold no prompts
     return results
 
@@ -287,10 +258,10 @@ def _raise_if_failed(validation: Validation, data: Path) -> None:
         return
     first, *others = failed
     if validation.lengths is not None:  # it comes last: nothing else has failed
-        few = [result for result in failed if result["rows"] <= SHOWN_ROWS]
         named = "".join(
             f"; in {result['check'].removeprefix('prompt_tokens_')}: {result['first rows']}"
-            for result in few
+            for result in failed
+            if result["rows"] <= SHOWN_ROWS
         )
         raise ValidationFailed(f"{data}: {validation.lengths.verdict}{named}", validation)
     also = f" (failed too: {', '.join(result['check'] for result in others)})" if others else ""
@@ -306,7 +277,11 @@ def _show(validation: Validation, data: Path) -> None:
     if failed := [result["check"] for result in checks if result["status"] == "failed"]:
         verdict = f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}."
     create_table_artifact(
-        [_cells(result) for result in checks],
+        [  # failures are seen at once, and problems' text is text
+            {name: result[name] for name in ("status", "check", "rows")}
+            | {name: plain(result[name]) for name in ("proves", "first rows")}
+            for result in checks
+        ],
         key="validation",
         description=f"{verdict} Data set: {data}",
     )
@@ -324,13 +299,6 @@ def _show(validation: Validation, data: Path) -> None:
             key="prompt-lengths",
             description="How many prompts have how many tokens, by split.",
         )
-
-
-def _cells(result: Result) -> Result:
-    """Returns a check's row for the UI, failures to be seen at once and problems' text as text."""
-    first = ("status", "check", "rows", "proves")
-    cells = {name: result[name] for name in first} | {"first rows": plain(result["first rows"])}
-    return cells | {"proves": plain(result["proves"])}
 
 
 def _frame(table: pa.Table) -> pl.DataFrame:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import polars as pl
+import pyarrow as pa
 
 from rl_core.config.run import RunConfig
 from rl_core.types import Message
@@ -17,10 +18,8 @@ CANDIDATES = (32, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4
 """Limits that people set."""
 _MOST_BINS = 16
 _BAR = 30
-_TOO_FAR = 2.0
-"""A limit this many times the longest prompt is called a waste."""
-Counts: TypeAlias = dict[int, int]
-"""How many prompts take so many tokens."""
+_TOO_FAR = 2.0  # a limit this many times the longest prompt is called a waste
+Counts: TypeAlias = dict[int, int]  # how many prompts take so many tokens
 _TAGS: Final = re.compile(
     r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|user|assistant|system|end)\|>"
     r"|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
@@ -29,18 +28,14 @@ _TAGS: Final = re.compile(
 Prompt = Sequence[Message]
 Finding = tuple[str, str, bool, list[dict[str, Any]]]
 """A check's name, what it proves and how to mend it, whether it refuses, the rows that break it."""
-Render = Callable[[Prompt], str]
-"""Messages -> the text that the model reads."""
+Render = Callable[[Prompt], str]  # messages -> the text that the model reads
 
 
 @dataclass(frozen=True)
 class LengthReport:
     """Token counts of all prompts of a data set, summed up."""
 
-    verdict: str
-    """One sentence on `data.max_prompt_length`."""
-    smallest_limit: int
-    """The longest prompt, in tokens: the least limit that rejects none."""
+    verdict: str  # one sentence on `data.max_prompt_length`
     histogram: list[dict[str, Any]]
     """One row per length, or range of lengths: `tokens`, and the prompts of each split."""
     limits: list[dict[str, Any]]
@@ -67,7 +62,6 @@ def report_lengths(lengths: pl.DataFrame, limit: int) -> LengthReport:
     prompts = dict(lengths.group_by("prompt_tokens").len().sort("prompt_tokens").iter_rows())
     return LengthReport(
         verdict=_verdict(prompts, limit),
-        smallest_limit=max(prompts),
         histogram=_histogram(lengths, min(prompts), max(prompts)),
         limits=_limits(prompts, limit),
     )
@@ -141,8 +135,8 @@ def _share(part: int, total: int) -> str:
     return ">99.9%" if part < total and percent == "100.0%" else percent
 
 
-def look_at_prompts(config: RunConfig, rows: Iterable[tuple[str, int, Prompt]]) -> list[Finding]:
-    """Returns what was looked at; `rows` are split, index and messages of each problem."""
+def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[Finding]:
+    """Returns what is true of prompts that the env did not write."""
     is_chat, mark = config.env.prompt_template == "chat", config.env.answer_mark
     looks: list[tuple[str, str, Callable[[Prompt], object]]] = [
         (
@@ -166,6 +160,11 @@ def look_at_prompts(config: RunConfig, rows: Iterable[tuple[str, int, Prompt]]) 
     ]
     broken: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in looks}
     first, has_mark = None, False
+    rows = (
+        (split, row["extra_info"]["index"], row["prompt"])
+        for split, table in splits.items()
+        for row in table.select(["extra_info", "prompt"]).to_pylist()
+    )
     for split, index, messages in rows:
         row = {"split": split, "index": index, "text": messages[-1]["content"]}
         first = first or row

@@ -26,15 +26,13 @@ _METRIC = re.compile(
     r"^(?P<name>[\w/.@=-]+):(?:np\.\w+\()?"
     r"(?P<value>[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|nan|NaN|inf|Infinity))\)?$"
 )
-_OURS: Final = {"actor/entropy": "actor/entropy_loss"}
-"""Names that verl has changed since, by today's."""
-_MOST_LINES: Final = 2_000
-"""Of a dictionary of settings: verl's has 130 to 400."""
-_TEST_SCORE: Final = re.compile(r"val/test_score/.+|val-core/.+/(?:reward|score)/mean@\d+")
-"""verl's names of the mean score of a test, per data source."""
-_TEST_ACCURACY: Final = re.compile(r"val-core/.+/acc/mean@\d+")
-NOT_FINITE: Final = "not_finite/"
-"""Before the name of a metric, in the steps in which it is no finite number."""
+_OURS: Final = {"actor/entropy": "actor/entropy_loss"}  # verl has changed the name since
+_MOST_LINES: Final = 2_000  # of a dictionary of settings: verl's has 130 to 400
+_TESTS: Final = {
+    "val/score": re.compile(r"val/test_score/.+|val-core/.+/(?:reward|score)/mean@\d+"),
+    "val/accuracy": re.compile(r"val-core/.+/acc/mean@\d+"),
+}
+"""The mean over all data sources: verl's names of one of them."""
 _OTHERS: Final = {
     "TRL": re.compile(r"\{'loss': [^}]*'(?:reward|rewards/[^']+)': "),
     "OpenRLHF": re.compile(r"Episode \[\d+/\d+\].*policy_loss=|\bpolicy_loss=.*\bact_lr="),
@@ -60,16 +58,12 @@ def read_log(text: str) -> dict[int, Row]:
 
 
 def other_trainer(text: str) -> str | None:
-    """Returns whose log it is where it is TRL's or OpenRLHF's, which are not read."""
+    """Returns whose log it is if it is TRL's or OpenRLHF's, which are not read."""
     return next((name for name, pattern in _OTHERS.items() if pattern.search(text)), None)
 
 
 def logged_settings(text: str) -> dict[str, Any]:
-    """Returns verl's settings as such a log holds them before the first step, by dotted key.
-
-    verl prints them resolved, as a dictionary in Python's writing; empty where that is not there,
-    or cut short.
-    """
+    """Returns verl's settings, which a log has as a dictionary before the first step, or {}."""
     lines = [COLOURS.sub("", line) for line in text.splitlines()]
     # The prefix names the process that wrote a line.
     said = [(found[0] if (found := PREFIX.match(line)) else "", line) for line in lines]
@@ -85,7 +79,7 @@ def logged_settings(text: str) -> dict[str, Any]:
 
 
 def _dictionary(lines: list[str]) -> dict[str, Any] | None:
-    """Reads a dictionary that begins in the first line, and ends where its brackets do."""
+    """Reads a dictionary that begins in the first line and ends where its brackets do."""
     for end, line in enumerate(lines[:_MOST_LINES], start=1):
         if not line.rstrip().endswith("}"):
             continue
@@ -105,36 +99,26 @@ def _rows(text: str) -> Iterator[tuple[int, Row]]:
 
 
 def _metrics(text: str) -> Iterator[tuple[str, float]]:
-    tests: dict[str, list[float]] = {"val/score": [], "val/accuracy": []}
-    for item in text.split(" - "):
-        match = _METRIC.match(item.strip())
-        if match is None:
-            continue
-        value = float(match["value"])
-        name = _OURS.get(match["name"], match["name"])
-        if not math.isfinite(value):
-            yield f"{NOT_FINITE}{name}", 1.0
-            continue
-        yield name, value
-        if _TEST_SCORE.fullmatch(name):
-            tests["val/score"].append(value)
-        elif _TEST_ACCURACY.fullmatch(name):
-            tests["val/accuracy"].append(value)
-    for name, values in tests.items():
-        if values:
-            yield name, fmean(values)
+    finite: dict[str, float] = {}
+    for match in filter(None, (_METRIC.match(item.strip()) for item in text.split(" - "))):
+        name, value = _OURS.get(match["name"], match["name"]), float(match["value"])
+        if math.isfinite(value):
+            finite[name] = value
+        else:
+            yield f"not_finite/{name}", 1.0
+    yield from finite.items()
+    for mean, pattern in _TESTS.items():
+        if values := [value for name, value in finite.items() if pattern.fullmatch(name)]:
+            yield mean, fmean(values)
 
 
 def import_log(
     file: Path, *, root: Path, run_id: str, settings: RunConfig | None = None
 ) -> RunFolder:
-    """Makes a run of a log, and returns its folder.
+    """Makes a run of a log, and returns its folder; ValueError if no step is in it.
 
-    Step times, which such a log does not hold, are counted back from the file's own time. With
-    `settings`, they count for runs of the same shape.
-
-    Raises:
-        ValueError: no step is in it, or a run of that name exists.
+    Such a log has no times of day: they are counted back from the file's own time. With `settings`,
+    the steps' seconds count for runs of the same shape.
     """
     text = file.read_text(encoding="utf-8", errors="replace")
     rows, failure = read_log(text), find_failure(text)
@@ -143,7 +127,13 @@ def import_log(
     run = RunFolder.under(root, run_id)
     if run.path.exists():
         raise ValueError(f"a run {run_id} exists already: choose another name with run_id=NAME")
-    steps = _steps(rows, datetime.fromtimestamp(file.stat().st_mtime, UTC))
+    steps: list[dict[str, Any]] = []
+    time = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+    for step, row in sorted(rows.items(), reverse=True):
+        epoch = int(row.get("training/epoch", row.get("epoch", 0)))
+        head = {"step": step, "epoch": epoch, "time": time.isoformat(timespec="milliseconds")}
+        steps.insert(0, head | {k: v for k, v in row.items() if k != "epoch"})
+        time -= timedelta(seconds=row.get("timing_s/step", 0.0))
     why = f": {failure.says}: {failure.line}" if failure else ""
     record = RunRecord(
         run_id=run_id,
@@ -162,15 +152,3 @@ def import_log(
         write_text_atomically(run.path / "config.yaml", settings_as_yaml(settings))
     write_text_atomically(run.path / "run.json", record.model_dump_json(indent=2) + "\n")
     return run
-
-
-def _steps(rows: dict[int, Row], ended: datetime) -> list[dict[str, Any]]:
-    """Returns the rows of `metrics.jsonl`, oldest first."""
-    steps: list[dict[str, Any]] = []
-    time = ended
-    for step, row in sorted(rows.items(), reverse=True):
-        epoch = int(row.get("training/epoch", row.get("epoch", 0)))
-        head = {"step": step, "epoch": epoch, "time": time.isoformat(timespec="milliseconds")}
-        steps.append(head | {k: v for k, v in row.items() if k != "epoch"})
-        time -= timedelta(seconds=row.get("timing_s/step", 0.0))
-    return steps[::-1]

@@ -15,15 +15,7 @@ from rl_core.system.redaction import is_secret, is_secret_name
 from rl_core.system.words import printable
 from tasks.importers.shell_script import Command, Script, Word
 from tasks.importers.verl_rules import translate
-from tasks.importers.verl_table import (
-    NAMES,
-    PLAIN_NAMES,
-    Given,
-    Settings,
-    finding,
-    meaning,
-    nested,
-)
+from tasks.importers.verl_table import NAMES, PLAIN_NAMES, Given, Settings, finding, meaning, nested
 from tasks.preflight_checks.finding import Finding
 
 _SETTING = re.compile(r"^\+{0,2}(?P<key>[A-Za-z_]\w*(?:\.[\w-]+)+)=(?P<value>.*)$", re.DOTALL)
@@ -37,18 +29,16 @@ _OF_ANY_SHELL: Final = ("HOME", "PWD", "USER")
 
 @dataclass(frozen=True)
 class Imported:
-    """A script as settings of ours."""
+    """A script as settings of ours (dotted keys), and what is wrong with it."""
 
     settings: Settings
-    """Our dotted keys; a preset holds these."""
     findings: list[Finding]
 
     def preset(self, source: str) -> str:
         """Returns the settings as the text of a preset file."""
         head = f"# Made from {printable(source)} by countdown-train import.\n"
         settings = dict(self.settings)
-        env = settings.pop("env.name")
-        choice = {"defaults": [{"override /env": env}]}
+        choice = {"defaults": [{"override /env": settings.pop("env.name")}]}
         return head + yaml.safe_dump(choice | nested(settings), sort_keys=False)
 
 
@@ -59,13 +49,13 @@ def import_script(
 ) -> Imported:
     """Returns what a launch script asks for, in our settings, and what is wrong with it.
 
-    Of `variables`, which the user names, one that changes nothing is a finding; `shell` is the
-    environment beside them.
-
-    Raises:
-        ValueError: no command in it looks like a trainer's.
+    `variables` are given by the user: one that changes nothing is a finding. `shell` is the
+    environment beside them. ValueError if no command in it looks like a trainer's.
     """
-    variables, shell = _without_secrets(variables or {}), _without_secrets(shell or {})
+    variables, shell = (
+        {name: value for name, value in (given or {}).items() if not is_secret(name, value)}
+        for given in (variables, shell)
+    )
     script = Script(text, {**shell, **variables})
     command, words = _training_command(text, script)
     given, doubles = _settings(words)
@@ -92,29 +82,29 @@ def import_settings(values: Mapping[str, Any]) -> Imported:
     return Imported(*translate(given, 1))
 
 
-def _without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if not is_secret(name, value)}
-
-
 def _training_command(text: str, script: Script) -> tuple[Command, list[Word]]:
     """Returns the command that trains, and its words with those that were cut off from it."""
-    named = [any("main_ppo" in word.text for word in command.words) for command in script.commands]
-    # Text that is no script, and shows commands, has settings too: none of verl's, or ours.
-    counts = [
-        sum(map(_is_setting, command.words)) if is_named or _is_verls(command) else 0
-        for command, is_named in zip(script.commands, named, strict=True)
-    ]
-    if not any(counts):
+    ranks = [_rank(command) for command in script.commands]
+    if (best := max(ranks, default=(False, 0))) == (False, 0):
         raise ValueError(_why_no_settings(text, script))
-    is_it = [is_named and count > 0 for is_named, count in zip(named, counts, strict=True)]
-    chosen = is_it.index(True) if any(is_it) else counts.index(max(counts))
-    first, *later = script.commands[chosen:]
-    cut_off = [command for command in later if _is_setting(command.words[0])]
+    first, *later = script.commands[ranks.index(best) :]
+    cut_off = [command for command in later if _SETTING.match(command.words[0].text)]
     return first, [word for command in (first, *cut_off) for word in command.words]
 
 
+def _rank(command: Command) -> tuple[bool, int]:
+    """Returns whether it starts verl and has settings, else how many settings of verl it has."""
+    keys = [match["key"] for word in command.words if (match := _SETTING.match(word.text))]
+    if any("main_ppo" in word.text for word in command.words):
+        return bool(keys), 0  # the first such command
+    # Text that is no script, and shows commands, has settings too: none of verl's, or ours.
+    is_known = any(key in NAMES or meaning(key, "") is not None for key in keys)
+    is_verls = is_known and Path(command.words[0].text).name != "countdown-train"
+    return False, len(keys) if is_verls else 0
+
+
 def _why_no_settings(text: str, script: Script) -> str:
-    """Says what a text without a command that trains has instead."""
+
     for whose, pattern in _OTHERS.items():
         if re.search(pattern, text):
             return (
@@ -142,19 +132,8 @@ def _why_no_settings(text: str, script: Script) -> str:
     )
 
 
-def _is_verls(command: Command) -> bool:
-    """Says whether a setting is one that verl has, and the command none of ours."""
-    keys = [match["key"] for word in command.words if (match := _SETTING.match(word.text))]
-    is_known = any(key in NAMES or meaning(key, "") is not None for key in keys)
-    return is_known and Path(command.words[0].text).name != "countdown-train"
-
-
-def _is_setting(word: Word) -> bool:
-    return _SETTING.match(word.text) is not None
-
-
 def _line_findings(text: str, script: Script, words: list[Word]) -> Iterator[Finding]:
-    """What is said of lines that do not do what they look like."""
+    """Names lines that do not do what they look like."""
     before = ""
     for i, line in enumerate(text.split("\n"), start=1):
         is_comment = i in script.comments and before.endswith("\\")
@@ -163,14 +142,14 @@ def _line_findings(text: str, script: Script, words: list[Word]) -> Iterator[Fin
             yield finding("assigns_nothing", i, name=assigned[1])
         if not is_comment and not _BROKEN.match(line):
             continue
-        lost = [word.text for word in words if word.line > i and _is_setting(word)]
+        lost = [word.text for word in words if word.line > i and _SETTING.match(word.text)]
         loses = f" and loses {len(lost)} settings, from {lost[0]!r} on" if lost else ""
         if lost or not is_comment:
             yield finding("ends_at_a_comment" if is_comment else "ends_at_a_blank", i, loses=loses)
 
 
 def _command_findings(text: str, script: Script, command: Command) -> Iterator[Finding]:
-    """What is said of the command that trains, and of what it stands in."""
+    """Names what hides values of the command that trains, or its exit code."""
     for word in command.words:
         if (named := _CONFIG_NAME.match(word.text)) and named[1]:
             yield finding("configuration", word.line, name=named[1])
@@ -189,16 +168,18 @@ def _command_findings(text: str, script: Script, command: Command) -> Iterator[F
 def _variable_findings(
     script: Script, given: Mapping[str, Given], variables: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """What is said of variables that the script wants from outside, one line for each."""
+    """Names variables that the script needs from outside, and those given in vain."""
+    named: set[str] = set()
     for name, line in script.unset.items():
-        lost = [key for key, one in given.items() if _uses(one, name)]
+        use = re.compile(rf"\$\{{?{re.escape(name)}\b")
+        lost = [key for key, one in given.items() if use.search(one.value)]
+        named.update(lost)
         if lost:
             say = "unset" if any(key in NAMES for key in lost) else "unset_without_a_meaning"
             say = "secret" if is_secret_name(name) else say
             yield finding(say, line, name=name, keys=", ".join(lost))
     for key, one in given.items():
-        is_named = any(_uses(one, name) for name in script.unset)
-        if "$" in one.value and key in NAMES and not is_named:
+        if "$" in one.value and key in NAMES and key not in named:
             yield finding("known_when_it_runs", one.line, key=key, value=one.value)
     for name, value in variables.items():
         if name in script.assigned:
@@ -223,17 +204,12 @@ def _inherited(
             yield finding("of_this_shell", from_outside[name], name=name)
 
 
-def _uses(one: Given, name: str) -> bool:
-    return re.search(rf"\$\{{?{re.escape(name)}\b", one.value) is not None
-
-
 def _settings(words: list[Word]) -> tuple[dict[str, Given], list[Finding]]:
     """Returns the settings, the last of each key, and what is said of doubles."""
     given: dict[str, Given] = {}
     findings = []
     for word in words:
-        match = _SETTING.match(word.text)
-        if match is None:
+        if (match := _SETTING.match(word.text)) is None:
             continue
         key, value = match["key"], match["value"]
         if key in given:
@@ -248,7 +224,7 @@ def _settings(words: list[Word]) -> tuple[dict[str, Given], list[Finding]]:
 
 
 def _key_findings(given: Mapping[str, Given]) -> Iterator[Finding]:
-    """What is said of keys that do nothing, by the reason, and of those that nobody knows."""
+    """Names keys that do nothing, by the reason, and those that verl is not known to have."""
     idle: dict[str, list[str]] = {}
     for key, one in given.items():
         if key in NAMES:

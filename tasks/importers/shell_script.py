@@ -25,8 +25,7 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _MOST_EXPANDED: Final = 10_000_000
 """Characters that variables stand for in all: 40 lines of `A=$A$A` would fill any memory."""
 _SUM: Final = re.compile(r"\$?\(\(([\w\s${:}()+*/%-]*)\)\)")
-_NAME: Final = re.compile(r"\$?\{?\b([A-Za-z_]\w*)(?::?-(\d+)(?=\}))?\}?")
-"""Of a variable within a sum, with the default of `${NAME:-8}`."""
+_NAME: Final = re.compile(r"\$?\{?\b([A-Za-z_]\w*)(?::?-(\d+)(?=\}))?\}?")  # in a sum: ${NAME:-8}
 _NOT_FOLLOWED: Final = frozenset(
     {"for_statement", "c_style_for_statement", "while_statement", "function_definition"}
 )
@@ -45,7 +44,6 @@ class Word:
 
     text: str
     line: int
-    """Counted from 1."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +52,14 @@ class Command:
 
     words: tuple[Word, ...]
     piped_into: tuple[str, ...]
-    around: Word | None
-    """The first line of the loop or function that it stands in."""
+    around: Word | None  # the first line of the loop or function that it stands in
 
 
 class Script:
     """What a shell would run, in the order of the file; what the grammar cannot read is skipped.
 
-    Args:
-        source: the script.
-        variables: the environment that it would be started in.
-
-    Raises:
-        ValueError: it is nested too deeply, or a variable grows too long.
+    `variables`: the environment that the script would be started in. ValueError if it is nested too
+    deeply, or a variable grows too long.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str] | None = None) -> None:
@@ -75,18 +68,13 @@ class Script:
         self._arrays: dict[str, list[Word]] = {}
         self._expanded = 0
         self._around: Word | None = None
-        self.values: dict[str, str] = {}
-        """What variables hold in the end."""
-        self.comments: set[int] = set()
-        """Lines with a comment."""
-        self.unset: dict[str, int] = {}
-        """Variables that nothing sets, with the first line that uses them: they stay as written."""
-        self.from_outside: dict[str, int] = {}
-        """Variables whose value came from outside; likewise."""
-        self.askable: dict[str, None] = {}
-        """All that something outside could set."""
-        self.assigned: dict[str, int] = {}
-        """Variables that the script sets without regard to what they are outside, with the line."""
+        self.values: dict[str, str] = {}  # what variables hold in the end
+        self.comments: set[int] = set()  # lines with a comment
+        # Variables, with the first line that uses them:
+        self.unset: dict[str, int] = {}  # nothing sets them, they stay as written
+        self.from_outside: dict[str, int] = {}  # their value came from outside
+        self.assigned: dict[str, int] = {}  # the script sets them, whatever they are outside
+        self.askable: dict[str, None] = {}  # all that something outside could set
         # A byte's place must be that of its character: those beyond ASCII, of which some crash the
         # grammar's scanner, become points.
         tree = Parser(_LANGUAGE).parse(_NOT_ASCII.sub(".", source).encode())
@@ -120,32 +108,26 @@ class Script:
         return self._source[node.start_byte : node.end_byte]
 
     def _taken(self, node: Node) -> Sequence[Node]:
-        """Returns the parts of a statement that are run."""
         if node.type == "if_statement":
-            return self._branch(node)
+            others = [n for n in node.named_children if n.type in ("elif_clause", "else_clause")]
+            for clause in (node, *others):
+                parts = [part for part in clause.named_children if part not in others]
+                if clause.type == "else_clause":
+                    return parts
+                if not parts or self._holds(parts[0]):
+                    return parts[1:]
+            return ()
         if node.type != "case_statement":
             return node.named_children
         subject = node.child_by_field_name("value")
         value = self._expand(subject) if subject is not None else ""
         for item in node.named_children:
+            patterns = map(self._expand, item.children_by_field_name("value"))
             # Of a value that only a program would tell, the first way is taken for the usual one.
             if item.type == "case_item" and (
-                "$" in value
-                or any(
-                    fnmatchcase(value, self._expand(pattern))
-                    for pattern in item.children_by_field_name("value")
-                )
+                "$" in value or any(fnmatchcase(value, pattern) for pattern in patterns)
             ):
                 return item.named_children
-        return ()
-
-    def _branch(self, node: Node) -> Sequence[Node]:
-        """Returns the statements of the first way whose condition holds."""
-        others = [n for n in node.named_children if n.type in ("elif_clause", "else_clause")]
-        for clause in (node, *others):
-            parts = [part for part in clause.named_children if part not in others]
-            if clause.type == "else_clause" or not parts or self._holds(parts[0]):
-                return parts if clause.type == "else_clause" else parts[1:]
         return ()
 
     def _holds(self, node: Node) -> bool:

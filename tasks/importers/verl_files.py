@@ -27,14 +27,10 @@ from tasks.preflight_checks.plans import model_shape
 _TRAIN: Final = "data.train_files"
 _MODEL: Final = "actor_rollout_ref.model.path"
 _REWARDS: Final = ("custom_reward_function.path", "reward.custom_reward_function.path")
-_FIELDS: Final = ("data_source", "prompt", "reward_model")
-_LARGE_BYTES: Final = 10**9
-"""Of a checkpoint: writing one takes seconds, so not after each step."""
-_AT_LEAST: Final = 3
-"""Checkpoints that the quota has room for: latest, best, and the one being written."""
+_LARGE_BYTES: Final = 10**9  # of a checkpoint: writing one takes seconds, so not after each step
+_AT_LEAST: Final = 3  # checkpoints in the quota: latest, best, and the one being written
 _ROUND_BYTES: Final = 10**10
-_BYTES_PER_PARAMETER: Final = 3 * 4
-"""The weight and both moments, in float32."""
+_BYTES_PER_PARAMETER: Final = 3 * 4  # the weight and both moments, in float32
 
 
 def add_files(asked: Asked) -> None:
@@ -44,7 +40,11 @@ def add_files(asked: Asked) -> None:
     rewards = [key for key in _REWARDS if isinstance(asked.plain(key), str)]
     here, missing = _here(settings.pop(_TRAIN, ()))
     tests, missing_tests = _here(settings.pop("data.test_files", ()))
-    row = _first_row(here)
+    row: Record = {}
+    with suppress(StopIteration, OSError, ValueError):  # none is here, or it cannot be read
+        columns = (column for its in ENVS.values() for column in its.own_columns)
+        fields = ("data_source", "prompt", "reward_model", *columns)
+        row = next(read_records(next(filter(None, map(_path_here, here))), fields))[1]
     source = row.get("data_source")
     if not row:
         env = _env_by_name(asked)
@@ -93,9 +93,9 @@ def num_problems(asked: Asked) -> int | None:
 
 
 def weigh_checkpoints(asked: Asked) -> None:
-    """Says what all checkpoints take, which verl keeps, against the disk of this machine.
+    """Gives checkpoints a quota that they fit into, and saves large ones less often.
 
-    Gives them a quota that they fit into, and mends saving after each step.
+    Says what all that verl keeps take, against the free disk of this machine.
     """
     settings, key = asked.settings, "trainer.save_freq"
     every, problems = settings.get(key), num_problems(asked)
@@ -111,8 +111,7 @@ def weigh_checkpoints(asked: Asked) -> None:
         per_epoch = steps_per_epoch(problems, config.data.train_batch_size)
     except (ValueError, OSError, RuntimeError):  # of settings, or of a path that no disk can hold
         return  # said of the preset as a whole
-    kept = asked.count("trainer.max_actor_ckpt_to_keep")
-    free = shutil.disk_usage(".").free
+    kept, free = asked.count("trainer.max_actor_ckpt_to_keep"), shutil.disk_usage(".").free
     total = min(num_saves, kept or num_saves) * size
     too_often = every == 1 and size > _LARGE_BYTES
     if total <= free and not too_often:
@@ -156,7 +155,6 @@ def _add_model(asked: Asked) -> None:
 
 
 def _add_reward(asked: Asked, key: str) -> None:
-    """A file and a function's name become module:function."""
     file, name = Path(asked.plain(key)), asked.plain(key.replace("path", "name"))
     function = str(name or "compute_score")
     if file.stem.isidentifier() and function.isidentifier():
@@ -167,7 +165,6 @@ def _add_reward(asked: Asked, key: str) -> None:
 
 
 def _path_here(name: str) -> Path | None:
-    """Returns the path of a file or folder that is on this machine."""
     with suppress(OSError, ValueError, RuntimeError):  # too long a name, no such user
         path = Path(name).expanduser()
         return path if path.exists() else None
@@ -185,7 +182,7 @@ def _here(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _say_missing(asked: Asked, key: str, missing: Sequence[str], env: str | None) -> None:
-    """Says what becomes of files that are not here: the env's are made, others are left out."""
+    """Says that the env's files are made, and that others are left out."""
     named = [name for name in missing if _env_in(name) is not None]
     made = [n for n in named or missing if env is not None and _env_in(n) in (env, None)]
     for names, remedy in (
@@ -211,12 +208,3 @@ def _env_whose(fits: Callable[[type[TextEnv]], bool]) -> str | None:
     """Returns the first env that fits, the default one last: its peer's name is in any path."""
     names = sorted(ENVS, key=lambda name: name == DEFAULT_ENV)
     return next((name for name in names if fits(ENVS[name])), None)
-
-
-def _first_row(files: Sequence[str]) -> Record:
-    """Returns the first row of files that are here; nothing if they cannot be read."""
-    fields = (*_FIELDS, *(column for env in ENVS.values() for column in env.own_columns))
-    try:
-        return next(read_records(next(filter(None, map(_path_here, files))), fields))[1]
-    except (StopIteration, OSError, ValueError):
-        return {}

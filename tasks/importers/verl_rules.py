@@ -26,19 +26,14 @@ from tasks.preflight_checks.finding import Finding
 _ACTOR: Final = "actor_rollout_ref.actor."
 _ROLLOUT: Final = "actor_rollout_ref.rollout."
 _RESPONSES: Final = "actor_rollout_ref.rollout.n"
-_SMALLEST_GROUP: Final = 8
-"""Responses per prompt that a preset gets if the script's number makes no group."""
-_RESAMPLED_AT_MOST: Final = 10
-"""Rounds of dynamic sampling if verl has no limit."""
+_SMALLEST_GROUP: Final = 8  # responses per prompt if the script's number makes no group
+_RESAMPLED_AT_MOST: Final = 10  # rounds of dynamic sampling if verl has no limit
 _SCHEDULES: Final = ("lr_scheduler_type", "warmup_style", "lr_decay_style")
 _CHECKPOINTING: Final = "model.gradient_checkpointing"
 
 
 def translate(given: Mapping[str, Given], line: int) -> tuple[Settings, list[Finding]]:
-    """Returns verl's settings as ours, and what is said of them.
-
-    A value with a `$` left in it cannot be read. Their command begins in `line`.
-    """
+    """Returns the settings of verl's command in `line` as ours, and what is said of them."""
     unread = {key: one for key, one in given.items() if "$" in one.value}
     asked = Asked({key: one for key, one in given.items() if key not in unread}, unread, line)
     for rule in (
@@ -51,7 +46,7 @@ def translate(given: Mapping[str, Given], line: int) -> tuple[Settings, list[Fin
 
 
 def _same(asked: Asked) -> None:
-    """Takes over what has the same meaning; how settings go together is said at a run's start."""
+    """Takes over what has the same meaning; a run's start checks how settings go together."""
     config = RunConfig()
     for key in filter(SAME.__contains__, asked.given):
         ours, value, limit = SAME[key], asked.plain(key), TABLE["limits"].get(key)
@@ -82,19 +77,16 @@ def _defaults(asked: Asked) -> None:
 def _unlisted(asked: Asked) -> None:
     """Takes over names that the table lists, and the nearest of any other."""
     for key, row in TABLE["unlisted"].items():
-        value, ours = asked.plain(key), NEAREST[key]
-        if value is None:
+        if (value := asked.plain(key)) is None:
             continue
-        known = VALUES[ours]
+        ours, known = NEAREST[key], VALUES[NEAREST[key]]
         nearest = next((name for name in known if str(value).startswith(name)), None)
-        asked.settings[ours] = known[nearest] if nearest else row["ours"]
+        asked.settings[ours] = taken = known[nearest] if nearest else row["ours"]
         if value != nearest:
-            taken = asked.settings[ours]
             asked.say(row["says"], key, known=", ".join(known), ours=ours, taken=taken)
 
 
 def _estimator(asked: Asked) -> None:
-    """How rewards become advantages."""
     key, ours = "algorithm.adv_estimator", "algorithm.estimator"
     name, known = asked.plain(key), VALUES["algorithm.estimator"]
     if name is None:

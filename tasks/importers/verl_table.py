@@ -13,21 +13,16 @@ import yaml
 
 from tasks.preflight_checks.finding import Finding
 
-Settings = dict[str, Any]
-"""Our dotted keys and their values."""
-
-
+Settings = dict[str, Any]  # our dotted keys and their values
 TABLE: Final[dict[str, Any]] = yaml.load(
     Path(__file__).with_name("verl.yaml").read_text(encoding="utf-8"),
     getattr(yaml, "CSafeLoader", yaml.SafeLoader),  # 40 times as fast
 )
-SAME: Final[dict[str, str]] = TABLE["same"]
-"""verl's key -> ours, with the same meaning."""
+SAME: Final[dict[str, str]] = TABLE["same"]  # verl's key -> ours, with the same meaning
 NEAREST: Final[dict[str, str]] = TABLE["nearest"]
 """verl's key -> the nearest of ours: `verl_rules.py` decides."""
 NAMES: Final = SAME | NEAREST
-VALUES: Final[dict[str, dict[str, str]]] = TABLE["values"]
-"""Ours -> verl's value -> our value."""
+VALUES: Final[dict[str, dict[str, str]]] = TABLE["values"]  # ours -> verl's value -> our value
 _PATTERNS: Final = [
     (pattern, reason, table)
     for table in ("otherwise", "lacking", "idle")
@@ -39,10 +34,7 @@ PLAIN_NAMES: Final = (*NAMES, *(pattern for pattern, _, _ in _PATTERNS if "*" no
 
 
 def meaning(key: str, value: str) -> tuple[str, bool] | None:
-    """Returns why a setting of verl's does nothing here, and whether it asks for what we lack.
-
-    None if verl is not known to have such a setting.
-    """
+    """Returns why a setting of verl's does nothing here, and whether it asks for what we lack."""
     is_off = value.strip(" '\"").lower() in TABLE["asks_for_nothing"]
     for pattern, reason, table in _PATTERNS:
         if fnmatchcase(key, pattern):
@@ -56,7 +48,6 @@ class Given:
 
     value: str
     line: int
-    """Counted from 1."""
 
     @property
     def plain(self) -> Any:
@@ -82,8 +73,7 @@ class Asked:
     given: Mapping[str, Given]
     unread: Mapping[str, Given]
     """Given as well, with values that only running the script would tell."""
-    line: int
-    """Where the command begins."""
+    line: int  # the command's first
     settings: Settings = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
@@ -120,16 +110,14 @@ def finding(sentence: str, line: int, /, **facts: Any) -> Finding:
     """Returns what `verl.yaml` says of a line of the script; mistakes are warnings."""
     level: Literal["warning", "ok"] = "warning" if sentence in TABLE["mistakes"] else "ok"
     message, remedy = TABLE["mistakes"].get(sentence) or TABLE["notes"][sentence]
-    return Finding(f"line {line}", level, message.format(**facts), remedy.format(**facts))
+    said = message.format(**facts), remedy.format(**facts)
+    return Finding(f"line {line}", *said, level=level)
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns dotted keys as sections within sections."""
+    """Returns settings of ours (`section.name`) by section."""
     sections: dict[str, Any] = {}
     for key, value in settings.items():
-        *path, last = key.split(".")
-        section = sections
-        for part in path:
-            section = section.setdefault(part, {})
-        section[last] = value
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
     return sections

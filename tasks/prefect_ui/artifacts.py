@@ -38,15 +38,13 @@ _INTERVALS_S: Final[Mapping[ArtifactKind, float]] = {
     "markdown": 30.0,
 }
 """Seconds between two updates of an artifact, at least."""
-_LAST_UPDATE_S = 5.0
-"""Seconds that the end of training waits for its last update."""
+_LAST_UPDATE_S = 5.0  # seconds that the end of training waits for its last update
 _PUNCTUATION: Final = re.compile(r"[!-/:-@\[-`{-~]")
 _LOOK_ALIKES: Final = str.maketrans("<>", "\u2039\u203a")
 _ROOM: Final = 88
 """Characters of a table's row in a window of 1280 pixels, where Prefect's page wraps no cell."""
 _BETWEEN_COLUMNS: Final = 3
-_LONGEST_WORD: Final = 36
-"""Characters; a longer one is broken."""
+_LONGEST_WORD: Final = 36  # characters; a longer one is broken
 _STARTS_A_BLOCK: Final = re.compile(r"[-+*#>=~`]|\d+[.)]")
 _logger = logging.getLogger(__name__)
 
@@ -56,7 +54,7 @@ def create_markdown_artifact(
 ) -> None:
     """Shows a page, in place of an earlier one of this flow run and key.
 
-    `is_first`: it is of the flow run and of no task run, which the flow run's page lists first.
+    `is_first`: as one of the flow run and of no task run, which the flow run's page lists first.
     """
     with _unless_away(key):
         _put("markdown", redact(markdown), key, redact(description), is_first)
@@ -72,10 +70,7 @@ def create_table_artifact(rows: Sequence[Mapping[str, Any]], *, key: str, descri
 def fitted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns a table with rounded numbers, lists in words, and cells as narrow as the page needs.
 
-    The widest columns are wrapped first.
-
-    Args:
-        rows: of any columns; the page shows those of the first row only, so each row gets all.
+    The widest columns are wrapped first. Each row gets all columns: the page shows the first row's.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = [{name: _in_a_cell(row.get(name)) for name in names} for row in rows]
@@ -128,27 +123,24 @@ def beside(call: Callable[[], object]) -> None:
 
 
 def plain(text: str) -> str:
-    """Returns text of unknown origin for a table's cell, which one of Prefect's UIs takes for HTML.
+    """Returns text of unknown origin for a table's cell.
 
-    It would load the images and leave out the tags in it; the other UI shows cells as they are, so
-    angle brackets become those of quotations and a link is taken apart.
+    One of Prefect's UIs takes a cell for HTML, the other shows it as it is: so angle brackets
+    become those of quotations, and a link is taken apart.
     """
     return text.translate(_LOOK_ALIKES).replace("](", "] (")
 
 
 def quoted(text: str) -> str:
-    """Returns text of unknown origin as a quotation in markdown, in which nothing means anything.
+    """Returns text of unknown origin as a quotation in markdown, with each mark escaped.
 
-    Every character that could is escaped, which both of Prefect's UIs understand; of code blocks
-    the one wraps no line, and the other shows white on white.
+    Of a code block, one of Prefect's UIs wraps no line, and the other shows it white on white.
     """
-    return "\n".join(f"> {_literal(line)}  " for line in text.split("\n"))
-
-
-def _literal(line: str) -> str:
-    shown = printable(line)
-    indent = len(shown) - len(shown.lstrip(" "))
-    return "\u00a0" * indent + _PUNCTUATION.sub(r"\\\g<0>", shown[indent:])
+    lines = []
+    for line in map(printable, text.split("\n")):
+        indent = len(line) - len(line.lstrip(" "))
+        lines.append("> " + "\u00a0" * indent + _PUNCTUATION.sub(r"\\\g<0>", line[indent:]) + "  ")
+    return "\n".join(lines)
 
 
 def dialogue(head: str, asked: str, answered: str) -> str:
@@ -157,10 +149,9 @@ def dialogue(head: str, asked: str, answered: str) -> str:
 
 
 class LiveArtifacts:
-    """Artifacts of one task run that a thread keeps up to date.
+    """Artifacts of the flow or task run it is made in, which a thread keeps up to date.
 
-    Made inside a flow or task run, whose artifacts they become. What is shown is made by the thread
-    too, so that neither work nor a server that hangs is in anybody's way.
+    The thread also makes what is shown: neither that nor a server that hangs delays training.
     """
 
     def __init__(self) -> None:
@@ -176,10 +167,7 @@ class LiveArtifacts:
         self._thread.start()
 
     def show(self, key: str, kind: ArtifactKind, make: Callable[[], Any], description: str) -> None:
-        """Shows this soon, unless something newer comes before.
-
-        `make` returns what is shown; None leaves the artifact as it is.
-        """
+        """Shows what `make` returns (None: nothing) soon, unless something newer comes before."""
         with self._changing:
             self._pending[key] = kind, make, description
 
@@ -195,22 +183,23 @@ class LiveArtifacts:
             for key in list(self._pending):
                 if is_closing or time.monotonic() >= self._not_before.get(key, 0.0):
                     with self._changing:
-                        pending = self._pending.pop(key)
-                    self._show(key, *pending)
+                        kind, make, description = self._pending.pop(key)
+                    self._show(key, kind, make, description)
+                    self._not_before[key] = time.monotonic() + _INTERVALS_S[kind]
 
     def _show(
         self, key: str, kind: ArtifactKind, make: Callable[[], Any], description: str
     ) -> None:
         try:
             with _unless_away(key):
-                data = make()
-                if data is not None and key in self._made:
+                if (data := make()) is None:
+                    return
+                if key in self._made:
                     _update(self._made[key], redact_all(data), description)
-                elif data is not None:
+                else:
                     self._made[key] = _put(kind, redact_all(data), key, description)
         except (OSError, ValueError) as error:
             _logger.warning("the artifact %s could not be made: %s", key, first_line(error))
-        self._not_before[key] = time.monotonic() + _INTERVALS_S[kind]
 
 
 @contextmanager
@@ -223,7 +212,7 @@ def _unless_away(key: str) -> Iterator[None]:
 
 
 def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bool = False) -> UUID:
-    """Creates an artifact, or updates that of an earlier attempt, so that a key is there once."""
+    """Creates an artifact, or updates that of an earlier attempt: a key is there once."""
     client = get_client(sync_client=True)
     task_run, flow_run = get_task_and_flow_run_ids()
     data = json.dumps(data) if kind == "table" else data

@@ -1,4 +1,4 @@
-"""Attempts at training: what a retry changes, where that is kept, and how the Prefect UI shows it.
+"""Attempts at training: what a retry changes, and how the Prefect UI shows it.
 
 Kept in `run.json`, so that a restart and a manual retry in the UI go on with what was found out.
 `config.yaml` stays what the user asked for.
@@ -36,8 +36,8 @@ def settings_in_force(config: RunConfig, run: RunFolder) -> RunConfig:
 def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -> Changes | None:
     """Returns what a retry after this error shall change, or None: no retry would help.
 
-    Nothing changes after a process died for the first time; when it dies again, the machine's
-    memory is what the next attempt takes less of. A Ray that was too slow to start holds none.
+    Nothing changes after a process died for the first time. If it dies again, the next attempt
+    takes less of the machine's memory. A Ray that was too slow to start holds none.
     """
     in_force = settings_in_force(config, run)
     if isinstance(error, OutOfMemory):
@@ -51,17 +51,13 @@ def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -
 
 
 def settings_that_help(config: RunConfig, run: RunFolder, error: OutOfMemory) -> list[str]:
-    """Returns, as one would type them, settings of which each makes room where it was missing."""
+    """Returns settings, as one would type them: each makes room where it was missing."""
     return remedies(settings_in_force(config, run), error, _shape(run))
 
 
 @contextmanager
 def telling_of_the_end(config: RunConfig, run: RunFolder) -> Iterator[None]:
-    """Has an out-of-memory error say so where no further recovery step helps.
-
-    Raises:
-        OutOfMemory: with what was tried.
-    """
+    """Adds to an out-of-memory error what was tried, if no further recovery step helps."""
     try:
         yield
     except OutOfMemory as error:
@@ -83,10 +79,9 @@ def attempt_name(parameters: dict[str, Any]) -> str:
     after = ", continued" if why.startswith("continued") else f" after {why}"
     changed = [name for name, (_, new) in last.changes.items() if new is True]
     others = {name: change for name, change in last.changes.items() if name not in changed}
-    in_short = [name.rpartition(".")[2].replace("_", " ") for name in changed]
-    other = " ".join(filter(None, (", ".join(in_short), in_words(others), last.asked)))
-    number = f"train attempt {len(attempts)}{after}"
-    return f"{number}: {other or 'the same settings'}, from step {last.from_step}"
+    in_short = ", ".join(name.rpartition(".")[2].replace("_", " ") for name in changed)
+    other = " ".join(filter(None, (in_short, in_words(others), last.asked))) or "the same settings"
+    return f"train attempt {len(attempts)}{after}: {other}, from step {last.from_step}"
 
 
 def show_attempts(run: RunFolder, logger: Log) -> None:

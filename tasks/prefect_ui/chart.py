@@ -1,9 +1,8 @@
-"""One chart as SVG, in the colours of whatever page it is put on, and what a hover on it says.
+"""One chart as SVG, in the colours of the page that it is put on, and what a hover on it says.
 
-Also four small ones as a picture: the learning curve in the Prefect UI, drawn while training.
-By hand: a plotting library takes longer to load than all charts take to draw, which the Prefect UI
-wants again and again while training needs the processor. The words of a hover are written here;
-`hover.js` of the report's templates only finds the nearest.
+Also four small ones as a picture: the learning curve in the Prefect UI, drawn while training. By
+hand: a plotting library takes longer to load than all charts take to draw, and training needs the
+processor. The words of a hover are written here; the report's `hover.js` only finds the nearest.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Final, Literal
 
@@ -38,15 +37,11 @@ PALETTE: Final = {
 COLOURS: Final = (
     *("test", "too_long", "correct", "bad_syntax", "wrong_value", "wrong_numbers", "muted"),
 )
-"""Of series that have no meaning in common, in this order."""
-MOST_POINTS: Final = 160
-"""Of a series: a longer one is drawn as means of as many steps as it takes."""
-WIDTH, HEIGHT = 440, 270
-"""Of a drawing, in units of its view box, which are pixels in the Prefect UI."""
-_LEFT, _RIGHT, _BOTTOM = 58, 432, 228
-"""Of the plot in it; its top leaves room for the legend."""
-_LINE, _LETTER = 19, 6.7
-"""A line's height and a letter's width, about."""
+"""Of series without a colour of their own, in this order."""
+MOST_POINTS: Final = 160  # of a series: a longer one is drawn as means of as many steps as it takes
+WIDTH, HEIGHT = 440, 270  # of a drawing, in units of its view box: pixels in the Prefect UI
+_LEFT, _RIGHT, BOTTOM = 58, 432, 228  # of the plot in it; its top leaves room for the legend
+_LINE, _LETTER = 19, 6.7  # a line's height and a letter's width, about
 
 Point = tuple[float, float]
 Look = Literal["line", "bold", "dots", "dashes", "bars", "area"]
@@ -56,8 +51,7 @@ _STROKES: Final[Mapping[Look, str]] = {
     "dots": "2.8",
     "dashes": "2;stroke-dasharray:7 4",
 }
-_HEAD: Final = 30
-"""Of the learning curve: height of the title, and of each chart's name."""
+_HEAD: Final = 30  # of the learning curve: height of the title, and of each chart's name
 _CHARTS: Final = {
     "accuracy": (("reward/accuracy", "training", "train"), ("val/accuracy", "test", "test")),
     "score, partial credit included": (("critic/score/mean", "", "test"),),
@@ -69,41 +63,30 @@ _CHARTS: Final = {
 
 @dataclass(frozen=True)
 class Series:
-    """What is drawn in one colour."""
+    """What is drawn in one colour (a name of `PALETTE`)."""
 
     name: str
-    """In the legend and in a hover's words."""
     colour: str
-    """A name of `PALETTE`."""
-    points: Sequence[Point]
-    """Finite, by x; a stack's have the same x in every series."""
+    points: Sequence[Point]  # finite, by x; a stack's have the same x in every series
     look: Look = "line"
-    span: int = 1
-    """Steps that each point is the mean of."""
-    band: Sequence[Point] = ()
-    """Lowest and highest at each point: of an interval, or of an area."""
+    span: int = 1  # steps that each point is the mean of
+    band: Sequence[Point] = ()  # lowest and highest at each point: of an interval, or of an area
 
 
 @dataclass(frozen=True)
 class Chart:
     """A chart and what a pointer on it finds."""
 
-    drawing: str
-    """What stands in an `<svg>` of `WIDTH` by `HEIGHT`."""
-    x: list[float] = field(default_factory=list)
-    """Where there is something to say, in the view box's units, ascending."""
-    says: list[str] = field(default_factory=list)
-    """What, at each x: `step 12: train 0.25 · test 0.5 (step 10)`."""
-    top: float = 0.0
-    bottom: float = _BOTTOM
-    """Of the plot, in the view box's units."""
-    at_rest: str = ""
-    """What stands there while nobody points: the end of a curve."""
+    drawing: str  # what stands in an `<svg>` of `WIDTH` by `HEIGHT`
+    top: float  # of the plot, in the view box's units
+    x: list[float]  # where there is something to say, likewise, ascending
+    says: list[str]  # at each x: `step 12: train 0.25 · test 0.5 (step 10)`
+    at_rest: str  # what stands there while nobody points: the end of a curve
 
     @property
     def hover(self) -> str:
         """As JSON, for the page's script."""
-        at = {"x": self.x, "says": self.says, "top": self.top, "bottom": self.bottom}
+        at = {"x": self.x, "says": self.says, "top": self.top, "bottom": BOTTOM}
         return json.dumps(at, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -117,45 +100,44 @@ def draw(
     says_at: Mapping[float, str] | None = None,
     legend_columns: int = 3,
 ) -> Chart | None:
-    """Returns a chart, None without a point; from 0 upwards where nothing is negative.
+    """Returns a chart, None without a point; from 0 upwards if nothing is negative.
 
     Args:
         series: from the lowest layer up.
-        y_label: what is measured.
-        x_label: what it is measured over; `step` is a unit, too.
+        y_label: beside the y axis.
+        x_label: below the x axis.
         y_top: of the y axis; by default a little more than the highest.
-        x_ticks: where the x axis has words, and which; by default round numbers.
+        x_ticks: words of the x axis; by default round numbers.
         says_at: what a hover calls each x, by default `step 12`.
-        legend_columns: names beside one another.
+        legend_columns: names beside one another, at most.
     """
     drawn = [thinned(one) for one in series if one.points]
     if not drawn:
         return None
     at = sorted({x for one in drawn for x, _ in one.points})
     is_area = drawn[0].look == "area"
-    has_legend = len(drawn) > 1 or is_area
-    legend = _legend(drawn, legend_columns) if has_legend else []
-    top = 12.0 + (4 + _LINE * len(legend) if legend else 0)
+    legend, rows = _legend(drawn, legend_columns) if len(drawn) > 1 or is_area else ([], 0)
+    top = 12.0 + (4 + _LINE * rows if rows else 0)
     low, high = at[0], at[-1]
     margin = 0.5 if drawn[0].look == "bars" else (high - low) * 0.04 or 0.5
     x_range = (low, max(high, low + 1)) if is_area else (low - margin, high + margin)
-    plot = _Plot(x_range, _y_range(drawn, y_top), top)
+    heights = [y for one in drawn for pair in one.band for y in pair]
+    heights += [y for one in drawn if one.look != "area" for _, y in one.points]
+    lowest, highest = min(0.0, *heights), max(0.0, *heights)
+    room = (highest - lowest) * 0.05 or 1.0
+    y_range = (lowest - room if lowest < 0 else lowest, highest + room if y_top is None else y_top)
+    plot = _Plot(x_range, y_range, top)
     if x_ticks is None:
         x_ticks = {x: f"{x:.6g}" for x in ticks(*plot.x, whole=True)}
     parts = [
-        *(part for row in legend for part in row),
+        *legend,
         *_frame(plot, x_ticks, x_label, y_label),
         *(shape for i, one in enumerate(drawn) for shape in _shapes(plot, one, i, len(drawn))),
     ]
     named = says_at or {x: f"{x_label} {x:g}" for x in at}
     says = [_say(x, named, drawn) for x in at]
-    return Chart(
-        "".join(parts),
-        x=[plot.place(x, 0)[0] for x in at],
-        says=says,
-        at_rest="" if drawn[0].look == "bars" else says[-1],
-        top=plot.top,
-    )
+    at_rest = "" if drawn[0].look == "bars" else says[-1]
+    return Chart("".join(parts), top, [plot.place(x, 0)[0] for x in at], says, at_rest)
 
 
 def stacked(series: Sequence[Series]) -> list[Series]:
@@ -181,10 +163,7 @@ def thinned(series: Series) -> Series:
 
 
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Returns round numbers from `low` to `high`, evenly spaced: two to six.
-
-    Their distance is 1, 2 or 5 times a power of ten.
-    """
+    """Returns two to six round numbers, whose distance is 1, 2 or 5 times a power of ten."""
     rough = max((high - low) / 5, 1e-12)
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= rough * (1 - 1e-9))
@@ -206,8 +185,7 @@ class _Plot:
     """Where the numbers of a chart lie."""
 
     x: Point
-    y: Point
-    """The range of each axis."""
+    y: Point  # the range of each axis
     top: float
 
     def place(self, x: float, y: float) -> Point:
@@ -216,20 +194,11 @@ class _Plot:
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return (
             round(_LEFT + right * (_RIGHT - _LEFT), 1),
-            round(_BOTTOM - up * (_BOTTOM - self.top), 1),
+            round(BOTTOM - up * (BOTTOM - self.top), 1),
         )
 
 
-def _y_range(series: Sequence[Series], top: float | None) -> Point:
-    heights = [y for one in series for pair in one.band for y in pair]
-    heights += [y for one in series if one.look != "area" for _, y in one.points]
-    low, high = min(0.0, *heights), max(0.0, *heights)
-    margin = (high - low) * 0.05 or 1.0
-    return low - margin if low < 0 else low, high + margin if top is None else top
-
-
 def _frame(plot: _Plot, x_ticks: Mapping[float, str], x_label: str, y_label: str) -> Iterable[str]:
-    """Yields the grid and all words around the plot."""
     line = f'style="stroke:{_css("grid")}"'
     for y in ticks(*plot.y):
         at = plot.place(0, y)[1]
@@ -237,34 +206,31 @@ def _frame(plot: _Plot, x_ticks: Mapping[float, str], x_label: str, y_label: str
         yield text(_LEFT - 6, at + 4, f"{y:.6g}", anchor="end")
     for x, words in x_ticks.items():
         at = plot.place(x, plot.y[0])[0]
-        yield f'<path d="M{at} {plot.top:g}V{_BOTTOM}" {line}/>'
+        yield f'<path d="M{at} {plot.top:g}V{BOTTOM}" {line}/>'
         # An area ends at its last step, and so its name may be longer than the margin.
         inside = min(at, WIDTH - _LETTER * len(words) / 2)
-        yield text(inside, _BOTTOM + 17, words, anchor="middle", more=' class="x"')
-    middle = (plot.top + _BOTTOM) / 2
+        yield text(inside, BOTTOM + 17, words, anchor="middle", more=' class="x"')
+    middle = (plot.top + BOTTOM) / 2
     yield text((_LEFT + _RIGHT) / 2, HEIGHT - 6, x_label, anchor="middle")
     turned = f' transform="rotate(-90 13 {middle:g})"'
     yield text(13, middle, y_label, anchor="middle", more=turned)
 
 
-def _legend(series: Sequence[Series], columns: int) -> list[list[str]]:
-    """Returns rows of names above the plot, where they cover no data."""
+def _legend(series: Sequence[Series], columns: int) -> tuple[list[str], int]:
+    """Returns names above the plot, where they cover no data, and the number of their rows."""
     room = (_RIGHT - _LEFT) / (26 + _LETTER * max(len(one.name) for one in series))
     columns = max(1, min(columns, int(room), len(series)))
-    rows: list[list[str]] = []
+    marks: list[str] = []
     for i, one in enumerate(series):
         row, column = divmod(i, columns)
         x, y = _LEFT + column * (_RIGHT - _LEFT) / columns, 17 + row * _LINE
-        if column == 0:
-            rows.append([])
         mark = f'<path d="M{x:g} {y - 4:g}h14" style="stroke:{_css(one.colour)};stroke-width:'
         mark += f'{_STROKES.get(one.look, "9")}"/>'
-        rows[-1] += [mark, text(x + 20, y, one.name, colour="ink")]
-    return rows
+        marks += [mark, text(x + 20, y, one.name, colour="ink")]
+    return marks, row + 1
 
 
 def _shapes(plot: _Plot, series: Series, index: int, count: int) -> Iterable[str]:
-    """Yields what is drawn of one series."""
     colour = _css(series.colour)
     steps = [x for x, _ in series.points]
     if series.look == "bars":
@@ -272,7 +238,7 @@ def _shapes(plot: _Plot, series: Series, index: int, count: int) -> Iterable[str
         for x, y in series.points:
             left, top = plot.place(x - 0.38 + index * width, y)
             right, _ = plot.place(x - 0.38 + (index + 1) * width, y)
-            box = f'x="{left}" y="{top}" width="{right - left:.1f}" height="{_BOTTOM - top:.1f}"'
+            box = f'x="{left}" y="{top}" width="{right - left:.1f}" height="{BOTTOM - top:.1f}"'
             yield f'<rect {box} style="fill:{colour}"/>'
         return
     if series.band:
@@ -353,7 +319,6 @@ def as_picture(uri: str | None) -> str | None:
 
 
 def _points(rows: Sequence[Mapping[str, Any]], metric: str) -> list[tuple[float, float]]:
-    """Returns a metric by step, without what is no number."""
     return [
         (float(row["step"]), float(value))
         for row in rows

@@ -1,8 +1,8 @@
 """What Prefect keeps and shows of a flow run: results of its stages, its log, tags to find it by.
 
 Results are what Retry in the UI need not make again: a path, a few numbers or nothing, as JSON in
-the folder of Prefect's setting `PREFECT_RESULTS_LOCAL_STORAGE_PATH` (by default
-`~/.prefect/storage`). Where one is lost, or could not be kept, its stage runs again.
+`PREFECT_RESULTS_LOCAL_STORAGE_PATH` (by default `~/.prefect/storage`). If one is lost, its stage
+runs again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,7 @@ from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.errors import first_line
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.log_file import (
-    OUR_LOGGERS,
-    PREFECTS_RUN_LOGGERS,
-    RedactingFormatter,
-    listening,
-)
+from rl_core.system.log_file import OUR_LOGGERS, PREFECTS_RUN_LOGGERS, RedactingFormatter, listening
 from rl_core.system.redaction import redacting_errors
 from tasks.prefect_ui.artifacts import beside
 
@@ -48,7 +43,7 @@ class _RunLog(APILogHandler):
 
 @contextmanager
 def logs_in_ui() -> Iterator[None]:
-    """Has the UI show what our loggers say within the block, from INFO up: all of a flow's body.
+    """Has the UI show what our loggers say within the block, from INFO up.
 
     Credentials are blotted out of that, of what Prefect's own run loggers say, and of errors.
     """
@@ -72,7 +67,7 @@ def logs_in_ui() -> Iterator[None]:
 
 
 def tag_flow_run(config: RunConfig) -> None:
-    """Adds preset, env and estimator to the tags of this flow run, beside whatever goes on."""
+    """Adds preset, env and estimator to the tags of this flow run, in a thread."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return
@@ -114,15 +109,20 @@ def stage(
 
 
 def once_per_flow_run(context: TaskRunContext, inputs: Mapping[str, Any]) -> str:
-    """Returns a cache key that a stage of a flow run has in common with its retries alone."""
+    """Returns a cache key that a stage of a flow run has in common with its retries only."""
     own = context.task_run.flow_run_id or context.task_run.id
-    facts = {name: _plain(value) for name, value in inputs.items()}
+    facts = {
+        name: value.model_dump(mode="json")
+        if isinstance(value, RunConfig)
+        else str(value.path if isinstance(value, RunFolder) else value)
+        for name, value in inputs.items()
+    }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return f"{context.task.name}-{own}-{digest[:16]}"
 
 
 def once_per_training(context: TaskRunContext, inputs: Mapping[str, Any]) -> str:
-    """Returns a key as `once_per_flow_run` does, which is another one when training has gone on."""
+    """Returns a key as `once_per_flow_run` does, another one if training has gone on."""
     metrics = inputs["run"].metrics.path
     trained_at = metrics.stat().st_mtime_ns if metrics.exists() else None
     return once_per_flow_run(context, {**inputs, "trained_at": trained_at})
@@ -132,9 +132,3 @@ def is_trained(run: RunFolder) -> bool:
     """Says whether the last step that a run did still has its checkpoint."""
     steps = run.metrics.last_step()
     return any(checkpoint.step == steps for checkpoint in list_checkpoints(run.path))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, RunConfig):
-        return value.model_dump(mode="json")
-    return str(value.path if isinstance(value, RunFolder) else value)

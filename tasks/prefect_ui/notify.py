@@ -26,8 +26,7 @@ from prefect.logging import get_run_logger
 from rl_core.system.log_file import Log
 from rl_core.system.redaction import redacting_errors
 
-WEBHOOK_S: Final = 10.0
-"""Seconds, all in all, that a webhook may take to answer."""
+WEBHOOK_S: Final = 10.0  # seconds, all in all, that a webhook may take to answer
 COMMAND_S: Final = 60.0
 _BLOCK_NAME: Final = re.compile(r"[a-z0-9-]+")
 _THREAD: Final = "notify"
@@ -43,8 +42,7 @@ class Listeners:
 
     webhook: str | None = field(default=None, repr=False)
     """A URL, or better the name of an environment variable or a Prefect Secret block with it."""
-    command: tuple[str, ...] = ()
-    """A program and its arguments, no shell; it reads the object from its standard input."""
+    command: tuple[str, ...] = ()  # a program and its arguments, no shell
 
 
 def notify(listeners: Listeners, message: Mapping[str, Any], log: Log) -> None:
@@ -58,11 +56,10 @@ def notify(listeners: Listeners, message: Mapping[str, Any], log: Log) -> None:
 
 def deliver(listeners: Listeners, message: Mapping[str, Any]) -> dict[str, str | None]:
     """Tells all listeners; returns who was told, with None, or why he was not."""
-    text = json.dumps(message)
-    webhook, command = listeners.webhook, listeners.command
+    text, command = json.dumps(message), listeners.command
     told: dict[str, str | None] = {}
-    if webhook is not None:
-        told["the webhook"] = _with_url(webhook, lambda url: _post(url, text.encode()))
+    if listeners.webhook is not None:
+        told["the webhook"] = _with_url(listeners.webhook, lambda url: _post(url, text.encode()))
     if command:
         told[f"the command {command[0]}"] = _run(command, text)
     return told
@@ -87,11 +84,15 @@ def notify_task(listeners: Listeners, message: Mapping[str, Any]) -> None:
 def webhook_url(webhook: str) -> str:
     """Returns the URL that is given, or that an environment variable or a Secret block holds.
 
-    Raises:
-        ValueError: none of the three; the message does not repeat what may be a secret.
+    ValueError if it is none of the three; the message does not repeat what may be a secret.
     """
-    url = webhook if "://" in webhook else os.environ.get(webhook) or _secret(webhook)
-    if url is None:
+    url = webhook if "://" in webhook else os.environ.get(webhook)
+    if not url and _BLOCK_NAME.fullmatch(webhook):  # not a URL without its scheme, say
+        from prefect.blocks.system import Secret
+
+        with suppress(Exception):  # no such block, no server
+            url = str(Secret.load(webhook).get())  # type: ignore[union-attr]  # no coroutine here
+    if not url:
         raise ValueError(
             "it is neither a URL nor names an environment variable of the worker or a Prefect "
             "Secret block"
@@ -108,8 +109,8 @@ def webhook_url(webhook: str) -> str:
 def _with_url(webhook: str, act: Callable[[str], str | None]) -> str | None:
     """Returns what `act` does with the URL, or why there is none.
 
-    In a thread that is left behind where it takes too long: a limit of the client's would hold per
-    byte, and not for looking up a host's name.
+    In a thread that is left behind if it takes too long: a client's limit would hold per byte, and
+    not for looking up a host's name.
     """
     outcome: list[str | None] = []
 
@@ -143,19 +144,8 @@ def _post(url: str, body: bytes) -> str | None:
         return f"{host}: {type(cause).__name__}"  # its text may hold the URL
 
 
-def _secret(name: str) -> str | None:
-    from prefect.blocks.system import Secret
-
-    if not _BLOCK_NAME.fullmatch(name):  # a URL without its scheme, say: no server is to see it
-        return None
-    try:
-        return str(Secret.load(name).get())  # type: ignore[union-attr]  # no loop: it is no coroutine
-    except Exception:  # noqa: BLE001  # no such block, no such name, no server
-        return None
-
-
 def _run(command: tuple[str, ...], text: str) -> str | None:
-    """Returns None, or how the command failed; all that it started in its group ends with it."""
+    """Returns None, or how the command failed; its process group ends with it."""
     try:
         process = subprocess.Popen(
             command,

@@ -23,8 +23,7 @@ from tasks.prefect_ui.artifacts import LiveArtifacts, dialogue
 from tasks.prefect_ui.chart import as_picture, learning_curve
 
 LOG_INTERVAL_S = 30.0
-DIAGNOSIS_STEPS = 5
-"""Between two diagnoses; more of a run of more than 500 steps."""
+DIAGNOSIS_STEPS = 5  # between two diagnoses; more of a run of more than 500 steps
 _DIAGNOSES_PER_RUN = 100
 HEADLINES: Final = {
     "reward/accuracy": "accuracy {:.3f}",
@@ -35,12 +34,9 @@ HEADLINES: Final = {
     "rollout/tokens_per_s": "{:,.0f} tokens/s",
 }
 """Metrics by which people judge a run, and how a line shows them."""
-_SAMPLES: Final = 4
-"""Responses shown of the last step."""
+_SAMPLES: Final = 4  # responses shown of the last step
 _LONGEST_PROMPT: Final = 1_000
-_LONGEST_RESPONSE: Final = 1_500
-"""Characters: the beginning and the end of what is longer."""
-_GAP: Final = "\n[...]\n"
+_LONGEST_RESPONSE: Final = 1_500  # characters: the beginning and the end of what is longer
 
 
 def describe(metrics: dict[str, float]) -> str:
@@ -57,12 +53,12 @@ class TrainingProgress:
     Args:
         logger: receives a line per step, which log.txt keeps; terminal and Prefect's UI show one
             every `LOG_INTERVAL_S`, and each test result.
-        on_console: whether the terminal shows a bar, and the lines (which log.txt has in any case).
-        budget: whose price is shown beside the time left.
-        config: the settings in force, from which the diagnosis takes its advice; None if unknown.
+        on_console: whether the terminal shows a bar, and the lines.
+        budget: has the price that is shown beside the time left.
+        config: the settings in force, for the diagnosis' advice.
         planned: seconds per step, which count until enough steps are measured.
         earlier: metrics of the steps before this attempt, for diagnosis and learning curve.
-        artifacts_of: the run, where a Prefect run is there to hold artifacts of it.
+        artifacts_of: the run, if a Prefect run is there to hold its artifacts.
     """
 
     def __init__(
@@ -76,16 +72,14 @@ class TrainingProgress:
         earlier: Iterable[Mapping[str, Any]] = (),
         artifacts_of: RunFolder | None = None,
     ) -> None:
-        self._logger = logger
-        self._on_console = on_console
-        self._budget, self._config = budget, config
+        self._logger, self._on_console = logger, on_console
+        self._budget, self._config, self._planned = budget, config, planned
         self._run = artifacts_of
         self._artifacts = LiveArtifacts() if artifacts_of is not None else None
         self._bar: tqdm | None = None
         self._logged_at = float("-inf")
         self._rows = {int(row["step"]): row for row in earlier}
         self._told: set[tuple[str, str]] = set()
-        self._planned = planned
         self._step_seconds = [
             float(row["timing_s/step"]) for row in self._rows.values() if row.get("timing_s/step")
         ]
@@ -101,7 +95,7 @@ class TrainingProgress:
             self._artifacts.close()
 
     def on_step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
-        """Shows one step; called by the trainer loop."""
+        """Shows one step."""
         now = time.monotonic()
         if self._bar is None:
             self._bar = tqdm(
@@ -128,7 +122,6 @@ class TrainingProgress:
         self._show(step, last_step, text)
 
     def _show(self, step: int, last_step: int, text: str) -> None:
-        """Hands over what the UI shall show of this step; it is made by a thread of its own."""
         if self._artifacts is None or self._run is None:
             return
         percent = 100.0 * step / last_step
@@ -153,9 +146,9 @@ class TrainingProgress:
 
     def _diagnose(self, step: int, metrics: dict[str, float]) -> None:
         """Says what is wrong, each thing and each advice once, and shows all of it in the UI."""
-        # Each message brings names of its own: a hundred copies per step, all night, are much.
+        # Each message has its own copies of the names: interned, as a night has many messages.
         self._rows[step] = {sys.intern(name): x for name, x in metrics.items()} | {"step": step}
-        # It reads all steps again, so that after many it may not look as often.
+        # It reads all steps again: after many, it looks less often.
         if step - self._diagnosed_at < max(DIAGNOSIS_STEPS, step // _DIAGNOSES_PER_RUN):
             return
         self._diagnosed_at = step - step % DIAGNOSIS_STEPS
@@ -175,13 +168,11 @@ def latest_samples(rollouts: RolloutLog) -> str | None:
     rows = samples_of_step(rollouts.folder, most=_SAMPLES)
     if not rows:
         return None
-    parts = [f"Of step {rows[0]['step']}:", *map(_as_markdown, rows)]
+    parts, gap = [f"Of step {rows[0]['step']}:"], "\n[...]\n"
+    for row in rows:
+        counts = f"score {row['score']:g}, {row['response_tokens']} tokens, {row['finish_reason']}"
+        prompt = without_middle(row["prompt"], _LONGEST_PROMPT, gap)
+        response = without_middle(row["response"], _LONGEST_RESPONSE, gap)
+        parts.append(dialogue(f"{row['verdict']}: {counts}", prompt, response))
     more = f"countdown-train sql samples_of_a_verdict --run {rollouts.run_id} -p verdict=correct"
     return "\n\n".join([*parts, f"More of them: `{more}`"]) + "\n"
-
-
-def _as_markdown(row: dict[str, Any]) -> str:
-    counts = f"score {row['score']:g}, {row['response_tokens']} tokens, {row['finish_reason']}"
-    prompt = without_middle(row["prompt"], _LONGEST_PROMPT, _GAP)
-    response = without_middle(row["response"], _LONGEST_RESPONSE, _GAP)
-    return dialogue(f"{row['verdict']}: {counts}", prompt, response)

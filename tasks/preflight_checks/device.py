@@ -39,10 +39,9 @@ print(json.dumps({"torch": torch.__version__, "arches": arches, "cards": cards})
 """
 _NUMA: Final = "libnuma.so.1"
 _WHEELS: Final = {12: "CUDA 12.8 or newer (cu128)", 10: "CUDA 12.8 or newer (cu128)"}
-"""By the major compute capability: what a torch wheel must be built with to know the card."""
+"""What a torch wheel must be built with to know a card, by its major compute capability."""
 _OLD_WHEELS: Final = "CUDA 12.6 (cu126), the last that knows cards so old"
-_BUSY_SHARE: Final = 0.1
-"""Of a card's memory: more than this in other hands is worth a word."""
+_BUSY_SHARE: Final = 0.1  # of a card's memory: more than this in other hands is worth a word
 
 
 @dataclass(frozen=True)
@@ -59,70 +58,65 @@ class Card:
 class DeviceFacts:
     """What was found out about this machine's GPUs."""
 
-    torch: str
-    """Version, with its build: `2.13.0+cu128`."""
-    arches: tuple[str, ...]
-    """What that build has kernels for: `sm_80`, `compute_90`, ..."""
+    torch: str  # version, with its build: `2.13.0+cu128`
+    arches: tuple[str, ...]  # what that build has kernels for: `sm_80`, `compute_90`, ...
     cards: tuple[Card, ...]
     driver: str | None
-    neighbours: tuple[str, ...]
-    """Other processes on the cards, as `nvidia-smi` names them."""
+    neighbours: tuple[str, ...]  # other processes on the cards, as `nvidia-smi` names them
 
 
 def device_findings(config: RunConfig) -> Iterator[Finding]:
     """Yields what was found about the device that the settings want."""
-    wanted = max(config.resources.learner_gpus, config.resources.rollout_gpus)
     torch = version_of("torch") or "no torch"
-    if wanted == 0:
-        yield _cpu_finding(config, torch)
-        if config.rollout.engine == "vllm" and config.resources.ray_address is None:
-            try:
-                ctypes.CDLL(_NUMA)
-            except OSError:  # vLLM's first call would fail without naming it
-                yield fatal(
-                    "device",
-                    f"vLLM on a CPU wants the library {_NUMA}, which is not installed",
-                    "apt-get install libnuma1 (elsewhere numactl-libs or numactl), or "
-                    "rollout.engine=hf",
-                )
+    if not config.resources.learner_gpus and not config.resources.rollout_gpus:
+        yield from _cpu_findings(config, torch)
     elif torch.endswith("+cpu"):
         yield fatal(
             "device",
             f"resources ask for a GPU, and torch {torch} is a build without CUDA",
             "GPU=1 make env, or a preset for the CPU (quickstart)",
         )
+    elif (facts := read_device()) is None:
+        yield warning("device", f"torch {torch} did not tell its cards", "try nvidia-smi")
     else:
-        facts = read_device()
-        if facts is None:
-            yield warning("device", f"torch {torch} did not tell its cards", "try nvidia-smi")
-        else:
-            yield from judge_device(facts)
-            wanted, there = len(card_tenants(config)), len(facts.cards)
-            if config.resources.ray_address is None and 0 < there < wanted:
-                yield fatal(  # it would be waited for
-                    "device",
-                    f"learner and engines want {wanted} cards, and there "
-                    f"{'is' if there == 1 else 'are'} {there}",
-                    "fewer rollout.num_engines, shares of a card (resources.learner_gpus and "
-                    "resources.rollout_gpus of 0.5), or a cluster (resources.ray_address)",
-                )
+        yield from judge_device(facts)
+        wanted, there = len(card_tenants(config)), len(facts.cards)
+        if config.resources.ray_address is None and 0 < there < wanted:
+            yield fatal(  # it would be waited for
+                "device",
+                f"learner and engines want {wanted} cards, and there "
+                f"{'is' if there == 1 else 'are'} {there}",
+                "fewer rollout.num_engines, shares of a card (resources.learner_gpus and "
+                "resources.rollout_gpus of 0.5), or a cluster (resources.ray_address)",
+            )
 
 
-def _cpu_finding(config: RunConfig, torch: str) -> Finding:
+def _cpu_findings(config: RunConfig, torch: str) -> Iterator[Finding]:
     if config.compute_dtype == "bfloat16" and not has_fast_bfloat16():
-        return warning(
+        yield warning(
             "device",
             f"CPU, torch {torch}: here model.dtype=bfloat16 takes two to four times as long as "
             "float32 (only AMX and AMD's AVX-512 BF16 are faster)",
             "model.dtype=auto",
         )
-    faster = config.compute_dtype == "float32" and config.model.path and has_fast_bfloat16()
-    hint = "; model.dtype=auto takes its bfloat16: a model of 135M learned 1.5 times as fast"
-    return ok("device", f"CPU, torch {torch}{hint if faster else ''}")
+    else:
+        faster = config.compute_dtype == "float32" and config.model.path and has_fast_bfloat16()
+        hint = "; model.dtype=auto takes its bfloat16: a model of 135M learned 1.5 times as fast"
+        yield ok("device", f"CPU, torch {torch}{hint if faster else ''}")
+    if config.rollout.engine == "vllm" and config.resources.ray_address is None:
+        try:
+            ctypes.CDLL(_NUMA)
+        except OSError:  # vLLM's first call would fail without naming it
+            yield fatal(
+                "device",
+                f"vLLM on a CPU wants the library {_NUMA}, which is not installed",
+                "apt-get install libnuma1 (elsewhere numactl-libs or numactl), or "
+                "rollout.engine=hf",
+            )
 
 
 def quantization_findings(config: RunConfig) -> Iterator[Finding]:
-    """Settings that want fewer bits than the installed packages know."""
+    """Names settings that want fewer bits than the installed packages know."""
     wanting = {
         "actor.optimizer=adamw_8bit": config.actor.optimizer == "adamw_8bit",
         "model.load_in_4bit=true": config.model.load_in_4bit,
@@ -200,7 +194,7 @@ def has_kernels(capability: tuple[int, int], arches: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=1)
 def read_device() -> DeviceFacts | None:
-    """Returns what torch and nvidia-smi say, or None where torch does not answer."""
+    """Returns what torch and nvidia-smi say; None if torch does not answer."""
     found = ask_python(_PROBE)
     if found is None:
         return None
@@ -214,14 +208,14 @@ def read_device() -> DeviceFacts | None:
 
 
 def cards_here() -> tuple[Card, ...]:
-    """Returns the cards of this machine; none where torch computes on CPUs alone."""
+    """Returns the cards of this machine; none if this torch computes on CPUs only."""
     if (version_of("torch") or "").endswith("+cpu") or (facts := read_device()) is None:
         return ()
     return facts.cards
 
 
 def ask_python(program: str, **environment: str) -> Any:
-    """Returns the JSON that a program of its own prints last, or None where it does not answer."""
+    """Returns the JSON that a Python program prints last; None if it prints none."""
     said = _lines([sys.executable, "-P", "-c", program], environment_of_child() | environment)
     with suppress(ValueError, IndexError):
         return json.loads(said[-1])
@@ -230,18 +224,13 @@ def ask_python(program: str, **environment: str) -> Any:
 
 def _lines(command: list[str], environment: dict[str, str] | None = None) -> list[str]:
     """Returns what a command prints; nothing if it fails."""
-    try:
+    timeout = _PROBE_TIMEOUT_S
+    with suppress(OSError, subprocess.SubprocessError):
         said = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-            check=True,
-            env=environment,
+            command, capture_output=True, text=True, timeout=timeout, check=True, env=environment
         )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return said.stdout.splitlines()
+        return said.stdout.splitlines()
+    return []
 
 
 def _capability(arch: str) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 
@@ -11,7 +12,7 @@ class Finding:
     """One thing that was checked."""
 
     check: str
-    level: Literal["ok", "warning", "fatal"]
+    level: Literal["ok", "warning", "fatal"] = field(kw_only=True)
     message: str
     remedy: str = ""
     overrides: str = ""
@@ -23,19 +24,9 @@ class Finding:
         return f"{self.message}: {self.remedy}" if self.remedy else self.message
 
 
-def ok(check: str, message: str, remedy: str = "") -> Finding:
-    """Returns a finding that is as it should be."""
-    return Finding(check, "ok", message, remedy)
-
-
-def warning(check: str, message: str, remedy: str = "", overrides: str = "") -> Finding:
-    """Returns a finding that a run can do with."""
-    return Finding(check, "warning", message, remedy, overrides)
-
-
-def fatal(check: str, message: str, remedy: str = "") -> Finding:
-    """Returns a finding that would stop a run."""
-    return Finding(check, "fatal", message, remedy)
+ok = partial(Finding, level="ok")
+warning = partial(Finding, level="warning")
+fatal = partial(Finding, level="fatal")
 
 
 def refused(check: str, error: object) -> Finding:

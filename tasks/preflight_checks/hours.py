@@ -17,7 +17,7 @@ from rl_core.system.cards import CardFigures, cards_of, find_card, named_card
 from rl_core.system.words import GIB
 from tasks.hours import TimePlan, estimates
 from tasks.preflight_checks.device import ask_python, cards_here
-from tasks.preflight_checks.finding import Finding
+from tasks.preflight_checks.finding import Finding, ok, warning
 from tasks.preflight_checks.plans import model_shape
 
 _LATER = f"from step {MEASURED_FROM} on progress shows what is measured"
@@ -37,13 +37,13 @@ for _ in range(20):
     bandwidth = max(bandwidth, 2 * data.nbytes / (time.process_time() - start))
 print(json.dumps([flops, bandwidth]))
 """
-"""One thread's rate of a matrix product in float32, and of copying, undisturbed: CPU time, and the
-best of many that are short (0.5 and 2 ms). The first product prepares the library. By the clock,
-what others run meanwhile would count, and a busy machine may leave no product undisturbed."""
+"""One thread's rate of a matrix product in float32, and of copying: by CPU time, as a busy machine
+disturbs the clock, and the best of many that are short (0.5 and 2 ms). The first product prepares
+the library."""
 
 
 def time_findings(config: RunConfig) -> Iterator[Finding]:
-    """Hours and price; a budget that ends training early is worth a warning, not more."""
+    """Hours and price; a budget that ends training early is a warning."""
     try:
         problems = count_problems(config)
         machines = planned_machines(config)
@@ -59,9 +59,8 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
         for plan in plans
     }
     limit = limits.pop() if len(limits) == 1 else None
-    yield Finding(
+    yield (warning if limit else ok)(
         "time",
-        "warning" if limit else "ok",
         said,
         f"{limit} will stop it earlier: raise it, or lower trainer.total_steps" if limit else "",
         figures={"estimates": [plan.figures() for plan in plans]},
@@ -71,7 +70,7 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
 def plan_steps(config: RunConfig, run: RunFolder) -> Spread | None:
     """Returns seconds per step by what is known before training, and notes them in `run.json`.
 
-    None where nothing is known, or where it may be one of several cards.
+    None if nothing is known, or if the card may be one of several.
     """
     if (before := run.read().planned_step_s) is not None:
         return before  # of an earlier attempt
@@ -84,11 +83,8 @@ def plan_steps(config: RunConfig, run: RunFolder) -> Spread | None:
 
 def _in_words(plans: list[TimePlan], machines: list[Machine]) -> str:
     if not plans:
-        why = (
-            "the model's shape is not known"
-            if machines
-            else "the rates of the device are not known (resources.card=NAME plans for a card)"
-        )
+        why = "the rates of the device are not known (resources.card=NAME plans for a card)"
+        why = "the model's shape is not known" if machines else why
         return f"no run of this shape yet, and {why}: {_LATER}"
     if len(plans) == 1:
         is_guess = plans[0].estimate.basis == "roofline"
@@ -101,7 +97,7 @@ def _in_words(plans: list[TimePlan], machines: list[Machine]) -> str:
 
 
 def _sft_in_words(config: RunConfig, machines: list[Machine]) -> str:
-    """What SFT takes before the first step, where one machine is planned for."""
+    """What SFT takes before the first step, if one machine is planned for."""
     shape = model_shape(config)
     if config.sft.data is None or shape is None or len(machines) != 1:
         return ""
@@ -112,10 +108,9 @@ def _sft_in_words(config: RunConfig, machines: list[Machine]) -> str:
 
 
 def planned_machines(config: RunConfig) -> list[Machine]:
-    """Returns what the settings plan for: `resources.card`, else the card or CPU that is there.
+    """Returns what the settings plan for; nothing if its rates are not known.
 
-    Where no card is named or there, those of `resources.gpu_memory_gib`; none where nothing here
-    tells its rates.
+    `resources.card`, else the card or CPU that is there, else cards of `resources.gpu_memory_gib`.
     """
     gpus = (config.resources.learner_gpus, config.resources.rollout_gpus)
     if 0 in gpus:
@@ -149,14 +144,14 @@ def _this_cpu(config: RunConfig) -> list[Machine]:
         return []
     flops, bandwidth = rates
     num_cores, resources = len(os.sched_getaffinity(0)), config.resources
+    threads = resources.learner_ranks * resources.learner_threads
     # Engines work while the learner waits, all at the same time.
     crowded = max(1.0, config.rollout.num_engines * resources.rollout_threads / num_cores)
     return [
         Machine(
             name="this CPU, undisturbed",
             on_gpu=False,
-            learner_flops=flops
-            * min(resources.learner_ranks * resources.learner_threads, num_cores),
+            learner_flops=flops * min(threads, num_cores),
             engine_flops=flops * resources.rollout_threads / crowded,
             bandwidth=bandwidth / crowded,
         )

@@ -42,13 +42,10 @@ from tasks.preflight_checks.device import cards_here
 from tasks.preflight_checks.finding import Finding, fatal, ok, warning
 
 _FLOAT32: Final = 4
-_VERSIONS_IN_FLIGHT: Final = 4
-"""Ray's store is made for so many times the weights, see cluster.py."""
-_SAVE_S_PER_GB: Final = 2.4
-"""Of a snapshot and its write, on a busy machine (benchmarks/checkpoints.py)."""
+_VERSIONS_IN_FLIGHT: Final = 4  # Ray's store is made for so many times the weights, see cluster.py
+_SAVE_S_PER_GB: Final = 2.4  # snapshot and write, on a busy machine (benchmarks/checkpoints.py)
 _NO_HELP: Final = "data.train_batch_size and trainer.test_problems change nothing here"
-_STRETCHED: Final = ("linear", "dynamic")
-"""Kinds of RoPE that read `factor` times as many tokens as the config's positions."""
+_STRETCHED: Final = ("linear", "dynamic")  # RoPE of `factor` times the config's positions
 
 
 def memory_findings(config: RunConfig) -> Iterator[Finding]:
@@ -90,8 +87,8 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _what_fits(shape: ModelShape, config: RunConfig, limit: float, on_gpu: bool) -> tuple[str, str]:
-    """Returns in words what would fit, and the overrides alone."""
-    # Where the card was looked up, the levers must know its size as well.
+    """Returns in words what would fit, and the overrides."""
+    # If the card was looked up, the levers must know its size as well.
     resources = config.resources.model_copy(update={"gpu_memory_gib": limit if on_gpu else None})
 
     def need_gib(settings: RunConfig) -> float:
@@ -114,7 +111,7 @@ def _what_fits(shape: ModelShape, config: RunConfig, limit: float, on_gpu: bool)
 
 
 def machine_findings(config: RunConfig) -> Iterator[Finding]:
-    """Of a learner on a card, what the run holds of the machine's memory beside it."""
+    """What the run of a learner on a card holds of the machine's memory."""
     shape = model_shape(config)
     if shape is None or config.resources.learner_gpus == 0:
         return
@@ -132,27 +129,27 @@ def machine_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _machine_gib() -> float:
-    """What the machine has left for a run; whoever asks is in the plan, or gone by then."""
+    """What the machine has left for a run, whose plan counts this process too."""
     return (memory_left()[0] + own_bytes(os.getpid())) / GIB
 
 
 def rank_findings(config: RunConfig) -> Iterator[Finding]:
-    """Of several learner ranks, what each holds."""
+    """What each of several learner ranks holds."""
     shape, ranks = model_shape(config), config.resources.learner_ranks
     if shape is None or ranks == 1:
         return
     peak = learner_peak(memory_plan(shape, config))
-    rest = resting_learner(shape, config)
-    # The copy that a checkpoint is written from is the first rank's alone.
+    # Only the first rank has the copy that a checkpoint is written from.
     gib, resting_gib = (
-        (phase.total_bytes - phase.parts.get("snapshot", 0)) / GIB for phase in (peak, rest)
+        (phase.total_bytes - phase.parts.get("snapshot", 0)) / GIB
+        for phase in (peak, resting_learner(shape, config))
     )
     whole = (peak.parts["gathered"] + peak.parts.get("gradients", 0)) / GIB
-    message = (
+    yield ok(
+        "learner ranks",
         f"each of {ranks} holds {resting_gib:.2f} GiB at rest and {gib:.2f} at most ({peak.phase}, "
-        f"{whole:.2f} of it weights and gradient whole)"
+        f"{whole:.2f} of it weights and gradient whole)",
     )
-    yield ok("learner ranks", message)
 
 
 def disk_findings(config: RunConfig) -> Iterator[Finding]:
@@ -198,20 +195,15 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
             f"checkpoints.quota_bytes={config.checkpoints.quota_bytes} is less than one checkpoint",
             f"latest and best stay all the same; set it to {3 * plan.checkpoint_bytes} or more",
         )
-    yield from _temporary_files(compute_width(config) * shape.num_parameters)
-
-
-def _temporary_files(sent_bytes: int) -> Iterator[Finding]:
-    """Ray keeps weights on their way to the engines in shared memory, else in its temp folder."""
+    # Ray keeps weights on their way to the engines in shared memory, else in its temp folder.
     shared, spill = Path("/dev/shm"), Path(tempfile.gettempdir())
-    wanted = _VERSIONS_IN_FLIGHT * sent_bytes
+    wanted = _VERSIONS_IN_FLIGHT * compute_width(config) * shape.num_parameters
     free = shutil.disk_usage(shared).free if shared.is_dir() else 0
     if wanted <= free:
         return
     on_disk = shutil.disk_usage(spill).free
-    yield Finding(
+    yield (warning if wanted <= on_disk else fatal)(
         "disk plan",
-        "warning" if wanted <= on_disk else "fatal",
         f"Ray wants {disk_size(wanted)} for weights on their way, {shared} has {disk_size(free)} "
         f"free; it will use {spill} ({disk_size(on_disk)} free), which is slower",
         "give the machine (or container: --shm-size) more shared memory",
@@ -219,7 +211,7 @@ def _temporary_files(sent_bytes: int) -> Iterator[Finding]:
 
 
 def model_shape(config: RunConfig) -> ModelShape | None:
-    """The model's shape; None where nothing here tells it, or its kind cannot be planned."""
+    """The model's shape; None if it is not known here, or its kind cannot be planned."""
     path = config.model.path
     if path is None:
         return ModelShape.of_base_model(config.base_model)
@@ -233,7 +225,7 @@ def model_shape(config: RunConfig) -> ModelShape | None:
 
 
 def length_findings(config: RunConfig) -> Iterator[Finding]:
-    """Nothing where the longest rollout fits: vLLM would refuse another as it loads."""
+    """Refuses rollouts longer than the model reads: vLLM would, as it loads."""
     positions, data = _positions(config), config.data
     longest = data.max_prompt_length + data.max_response_length
     if positions is None or longest <= positions:
@@ -248,7 +240,6 @@ def length_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _positions(config: RunConfig) -> int | None:
-    """Returns how many tokens the model reads; None where nothing here tells it."""
     if config.model.path is None:
         return NUM_POSITIONS
     try:

@@ -1,7 +1,7 @@
 """Preflight's look at what runs beside: a Ray that is joined, Prefect, and what a killed run left.
 
-A run without resources.ray_address starts a Ray of its own on free ports: no other session and no
-port that is taken can disturb that. What a killed run leaves can still hold memory.
+A run without resources.ray_address starts a Ray of its own on free ports: no other session can
+disturb that. What a killed run leaves can still hold memory.
 """
 
 from __future__ import annotations
@@ -30,20 +30,17 @@ from rl_core.system.words import GIB
 from rl_core.workers.ray_auth import RAY_CLUSTER_FILE, address_of_auto, mode_for
 from tasks.preflight_checks.finding import Finding, fatal, ok, refused, warning
 
-_OUR_FOLDERS: Final = "/rl-"
-"""Ray's daemons name their session's folder: ours start like this."""
+_OUR_FOLDERS: Final = "/rl-"  # Ray's daemons name their session's folder: ours start like this
 _RAY_DAEMONS: Final = ("gcs_server", "raylet")
-_OUR_WORKERS: Final = ("ray::LearnerActor", "ray::RolloutActor")
-"""How Ray titles our actors' processes."""
-_PREFECT_BYTES: Final = 200 * 2**20
-"""Below so much free disk Prefect's database is soon without room."""
+_OUR_WORKERS: Final = ("ray::LearnerActor", "ray::RolloutActor")  # Ray's titles of our actors
+_PREFECT_BYTES: Final = 200 * 2**20  # with less free disk, Prefect's database soon has no room
 _NO_API: Final = "unset PREFECT_API_URL (prefect config unset PREFECT_API_URL) for a private one"
 _ASK_MACHINES: Final = "from rl_core.workers.nodes import main; main()"
 _MACHINES_WITHIN_S: Final = 60.0
 
 
 def leftover_findings() -> Iterator[Finding]:
-    """Yields what was found, and nothing about what is as it should be."""
+    """Yields what is not as it should be."""
     if left := left_processes():
         held = 0
         for process in left:
@@ -54,8 +51,9 @@ def leftover_findings() -> Iterator[Finding]:
             f"{len(left)} processes of a run that was killed hold {held / GIB:.1f} GiB",
             f"kill {' '.join(str(process.pid) for process in left)}",
         )
-    if FlowRunContext.get() is None:  # else the server has just answered
-        yield from _prefect_server()
+    url = get_current_settings().api.url
+    if FlowRunContext.get() is None and url is not None:  # else the server has just answered
+        yield from _prefect_server(url)
     yield from _prefect_disk()
 
 
@@ -64,30 +62,20 @@ def left_processes() -> list[psutil.Process]:
     orphans = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            parent = process.parent() if _is_ours(process) else process
-            if parent is None or (parent != process and not _may_be_parent(parent)):
+            words = process.cmdline() or [""]
+            is_daemon = process.name() in _RAY_DAEMONS and any(_OUR_FOLDERS in w for w in words)
+            if not is_daemon and not words[0].startswith(_OUR_WORKERS):
+                continue
+            # A driver is a Python program, an actor's parent a raylet; what adopts orphans neither.
+            parent = process.parent()
+            names = [parent.name(), *(Path(w).name for w in parent.cmdline()[:1])] if parent else []
+            if not any("python" in name or name in _RAY_DAEMONS for name in names):
                 orphans += [process, *process.children(recursive=True)]
     return list(dict.fromkeys(orphans))
 
 
-def _is_ours(process: psutil.Process) -> bool:
-    words = process.cmdline() or [""]
-    is_daemon = process.name() in _RAY_DAEMONS and any(_OUR_FOLDERS in word for word in words)
-    return is_daemon or words[0].startswith(_OUR_WORKERS)
-
-
-def _may_be_parent(process: psutil.Process) -> bool:
-    """A driver is a Python program, an actor's parent a raylet; what adopts orphans is neither."""
-    names = [process.name(), *(Path(word).name for word in process.cmdline()[:1])]
-    return any("python" in name or name in _RAY_DAEMONS for name in names)
-
-
-def _prefect_server() -> Iterator[Finding]:
-    url = get_current_settings().api.url
-    if url is None:
-        return
-    why = why_unreachable(url)
-    if why is not None:
+def _prefect_server(url: str) -> Iterator[Finding]:
+    if (why := why_unreachable(url)) is not None:
         message, remedy = f"does not answer ({why})", "`prefect server start`"
     elif (why := _why_no_prefect(url)) is not None:
         message = f"is no Prefect server ({why}): another program may have its port"
@@ -154,8 +142,7 @@ def cluster_findings(config: RunConfig) -> Iterator[Finding]:
             )
         return
     try:
-        address = address_of_auto() if wanted == "auto" else wanted
-        finding = _silence(wanted, address)
+        finding = _silence(wanted, address_of_auto() if wanted == "auto" else wanted)
         if finding is None:
             mode_for(wanted)
             finding = _machines(config, wanted)
@@ -166,7 +153,6 @@ def cluster_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _silence(wanted: str, address: str | None) -> Finding | None:
-    """Returns a finding if nothing answers there."""
     why: str | None = "ray start was not called here"
     if address is not None:
         is_asked = ":" in address and "//" not in address

@@ -19,11 +19,9 @@ _OF_A_RUN = re.compile(r"base|best|latest|step_\d{6,}")
 class NamedModel:
     """A model to evaluate."""
 
-    name: str
-    """As a table shows it: `RUN/step_000100`, `RUN/base`, or the name it was given."""
+    name: str  # as a table shows it: `RUN/step_000100`, `RUN/base`, or the name it was given
     folder: Path
     run: RunFolder | None
-    """The run it belongs to, if any."""
     step: int
 
     @property
@@ -35,7 +33,7 @@ class NamedModel:
 def find_model(
     name: str, root: Path, *, run_id: str = "latest", env: str | None = None
 ) -> NamedModel:
-    """Returns the model that a name means.
+    """Returns the model that a name means; ValueError if it means nothing that is there.
 
     Args:
         name: `champion`; `RUN`, which is its latest checkpoint, `RUN/base`, `RUN/best`,
@@ -44,9 +42,6 @@ def find_model(
         root: `storage.root`.
         run_id: a run, or `latest`.
         env: the env whose champion is meant; by default the one promoted last.
-
-    Raises:
-        ValueError: it means nothing that is there.
     """
     if name == "champion":
         return _champion(root, env)
@@ -56,12 +51,10 @@ def find_model(
     run = RunFolder.under(root, run_name)
     if run_name and run.is_there():
         return _of_run(run, what or "latest")
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        folder = folder.resolve()
-        run = RunFolder(folder.parent.parent)
+    if (folder := Path(name).expanduser()).is_dir():
+        run = RunFolder(folder.resolve().parent.parent)
         if run.is_there():
-            return _of_run(run, folder.name)
+            return _of_run(run, folder.resolve().name)
     return NamedModel(name, _resolve(name, root), None, 0)
 
 

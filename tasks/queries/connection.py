@@ -20,9 +20,7 @@ from tasks.queries.saved_questions import Value
 if TYPE_CHECKING:
     import pyarrow.dataset as pads
 
-_NOT_TEXT = re.compile("[\ud800-\udfff]")
-"""What Python makes of an argument's bytes that are no UTF-8."""
-
+_NOT_TEXT = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are no UTF-8
 _FIRST_DAY, _LAST_DAY = (date.min - date(1970, 1, 1)).days, (date.max - date(1970, 1, 1)).days
 """Of Python, counted from 1970 on."""
 
@@ -34,9 +32,9 @@ def connect(
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """An in-memory DuckDB that sees `tables` and nothing else: no extensions, no files but `files`.
 
-    Those are parquet files, and the columns of the table that they make up, by its name.
+    `files`: parquet files and their columns, by the name of the table that they make up.
     """
-    # Of a name that nobody can foresee, and readable by us only.
+    # Its name cannot be foreseen, and only we can read it.
     spill = tempfile.TemporaryDirectory(prefix="countdown-train-sql-", ignore_cleanup_errors=True)
     config: dict[str, str | bool | int] = {
         "autoinstall_known_extensions": False,
@@ -47,8 +45,7 @@ def connect(
     }
     with spill, duckdb.connect(":memory:", config=config) as connection:
         connection.execute("set TimeZone = 'UTC'")
-        # It would stand in the answer, on standard output.
-        connection.execute("set enable_progress_bar = false")
+        connection.execute("set enable_progress_bar = false")  # it is printed into the answer
         if files:
             connection.execute("set parquet_metadata_cache = true")
             everything = [file for some, _ in files.values() for file in some]
@@ -65,7 +62,6 @@ def connect(
 def _register_files(
     connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[Path], columns: pa.Schema
 ) -> None:
-    """Makes parquet files a table; a column that they lack is null."""
     source = f"read_parquet({_paths(files)}, union_by_name = true)"
     try:
         found = {row[0] for row in connection.execute(f"describe from {source}").fetchall()}
@@ -81,11 +77,7 @@ def _register_files(
 def register(
     connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table | pads.Dataset
 ) -> None:
-    """Lets a connection read one more table.
-
-    Raises:
-        ValueError: a column is of a type that DuckDB does not have.
-    """
+    """Lets a connection read one more table; ValueError if DuckDB lacks the type of a column."""
     try:
         connection.register(name, table)
     except duckdb.Error as error:
@@ -111,11 +103,7 @@ def select(
     parameters: Mapping[str, Value],
     tables: Sequence[str],
 ) -> pl.DataFrame:
-    """Returns the rows of one SELECT; `tables` are the names of those there are, for messages.
-
-    Raises:
-        ValueError: not one SELECT, or DuckDB refuses it.
-    """
+    """Returns the rows of one SELECT, else ValueError; `tables`: all there are, for messages."""
     if _NOT_TEXT.search(sql):
         raise ValueError("the SELECT holds bytes that are no UTF-8")
     try:
@@ -135,11 +123,7 @@ def select(
 
 
 def _with_dates_of_python(frame: pl.DataFrame) -> pl.DataFrame:
-    """Returns the rows; polars would panic where it has to write a year that Python does not have.
-
-    Raises:
-        ValueError: a date is infinite, or outside of the years 1 to 9999.
-    """
+    """Raises ValueError for dates outside of the years 1 to 9999, at which polars panics."""
     for column in frame.select(pl.selectors.date() | pl.selectors.datetime()):
         unit = column.dtype.time_unit if isinstance(column.dtype, pl.Datetime) else None
         per_day = 1 if unit is None else 86_400 * {"ms": 10**3, "us": 10**6, "ns": 10**9}[unit]

@@ -39,7 +39,7 @@ def first_rows(file: Path, count: int) -> pl.DataFrame:
 
 
 def columns(file: Path) -> pl.DataFrame:
-    """Returns one row per column: its name, its type as Arrow names it, how many nulls it has."""
+    """Returns one row per column: name, Arrow's type, number of nulls."""
     schema = _schema(file)
     nulls = _read(file).null_count()
     return pl.DataFrame(
@@ -64,25 +64,28 @@ class Lengths:
 
     summary: list[dict[str, Any]]
     """One row per unit: `unit` (characters, tokens), `rows`, `min`, `mean`, `p50`, ... `max`."""
-    histogram: list[str]
-    """Of the last unit, as lines of text."""
+    histogram: list[str]  # of the last unit, as lines of text
 
 
 def text_lengths(file: Path, column: str | None, count_tokens: CountTokens | None) -> Lengths:
-    """Returns how long the texts of a column are.
+    """Returns how long the texts of a column are, of strings or of conversations as in `prompt`.
 
-    It is one of strings, or of conversations as in `prompt`; by default the first of prompt,
-    question, response and text, else the first of strings.
-
-    Raises:
-        ValueError: no such column, or no column of texts; not a readable parquet file.
+    By default it is the first of prompt, question, response and text, else the first of texts.
+    ValueError if there is no such column, or the file cannot be read.
     """
     rows = _read(file, columns=[_text_column(file, column)]).to_series().drop_nulls()
     if rows.is_empty():
         raise ValueError(f"{file}: no row has a {rows.name}")
-    units = {"characters": _characters(rows)}
+    if rows.dtype == pl.String:
+        characters = rows.str.len_chars()
+    else:
+        contents = pl.element().struct.field("content").str.len_chars()
+        characters = pl.select(rows.list.eval(contents).list.sum()).to_series()
+    units = {"characters": characters.to_numpy()}
     if count_tokens is not None:
-        units["tokens"] = _tokens(rows, count_tokens)
+        num = min(len(rows), MOST_TOKENIZED)
+        chosen = np.unique(np.linspace(0, len(rows) - 1, num).astype(int))
+        units["tokens"] = np.asarray(count_tokens(rows.gather(chosen).to_list()), dtype=np.int64)
     summary = [
         {
             "unit": unit,
@@ -117,24 +120,9 @@ def _text_column(file: Path, wanted: str | None) -> str:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return True
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        return False
-    item = kind.value_type
-    return bool(pa.types.is_struct(item)) and "content" in item.names
-
-
-def _characters(rows: pl.Series) -> npt.NDArray[np.int64]:
-    if rows.dtype != pl.String:
-        contents = pl.element().struct.field("content").str.len_chars()
-        return pl.select(rows.list.eval(contents).list.sum()).to_series().to_numpy()
-    return rows.str.len_chars().to_numpy()
-
-
-def _tokens(rows: pl.Series, count: CountTokens) -> npt.NDArray[np.int64]:
-    chosen = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_TOKENIZED)).astype(int))
-    return np.asarray(count(rows.gather(chosen).to_list()), dtype=np.int64)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return bool(pa.types.is_struct(kind.value_type) and "content" in kind.value_type.names)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _histogram(unit: str, lengths: npt.NDArray[np.int64]) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -20,26 +21,21 @@ if TYPE_CHECKING:
     from tasks.queries.saved_questions import Query
 
 FORMATS = ("table", "csv", "json", "parquet")
-_LONG_TEXT = 40
-"""Cells up to this many characters are never shortened."""
+_LONG_TEXT = 40  # cells up to this many characters are never shortened
 _MOST_RECORDS = 10
 """Up to this many rows with a text longer than a line are shown one below the other."""
 _FORMULA = r"^[=+\-@\t\r]"
 """How a text begins that a spreadsheet would compute, and that may have it fetch an address."""
 _NUMBER = r"^[+-]?[0-9]+([.][0-9]*)?([eE][+-]?[0-9]+)?$"
-_LEAST_TEXT = 12
-"""Columns of longer text are narrowed to this many characters at most."""
+_LEAST_TEXT = 12  # columns of longer text are narrowed to this many characters at most
 
 
 def render(
     frame: pl.DataFrame, output_format: str, *, width: int, most_rows: int | None = None
 ) -> bytes:
-    """Returns rows in one of `FORMATS`, ready to be written to standard output.
+    """Returns rows in one of `FORMATS` (else ValueError), to be written to standard output.
 
     Of a table longer than `most_rows` the first and last ones are shown, half of these each.
-
-    Raises:
-        ValueError: there is no such format.
     """
     if output_format == "table":
         frame = frame.rename({name: printable(name) for name in frame.columns})
@@ -67,15 +63,13 @@ def render_queries(queries: Sequence[Query], *, width: int) -> str:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
-    topic = ""
-    for query in queries:
-        if query.topic != topic:
-            topic = query.topic
-            table.add_row(Text(f"{topic}:", style="dim"), "")
-        options = "  ".join(f"-p {p.name}={p.default}" for p in query.parameters)
-        table.add_row(Text(f"  {query.name}"), Text(query.description))
-        if options:
-            table.add_row("", Text(options, style="dim"))
+    for topic, some in groupby(queries, key=lambda query: query.topic):
+        table.add_row(Text(f"{topic}:", style="dim"), "")
+        for query in some:
+            table.add_row(Text(f"  {query.name}"), Text(query.description))
+            if query.parameters:
+                options = "  ".join(f"-p {p.name}={p.default}" for p in query.parameters)
+                table.add_row("", Text(options, style="dim"))
     return as_text(table, width)
 
 
@@ -91,11 +85,11 @@ def _side_by_side(columns: Iterable[Sequence[str]]) -> str:
 
 
 def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
-    """A table that is made narrower, where it is too wide, by what costs the reader least.
+    """A table that is made narrower, if it is too wide, by what costs the reader least.
 
-    What is the same in all rows is told once, above it; names of columns are folded; long texts
-    lose what all of them begin with, and share what room the short columns leave. A few rows that
-    do not fit even so are shown one below the other.
+    A text that is the same in all rows stands once above it; names of columns are folded; long
+    texts lose what all of them begin with, and share the room that the short columns leave. A few
+    rows that do not fit even so are shown one below the other.
     """
     frame, half = every, most_rows // 2
     if is_cut := every.height > most_rows:
@@ -145,8 +139,7 @@ def _width(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> int:
 
 def _without_common_start(column: Sequence[str]) -> list[str]:
     """Returns long texts without the whole words, or folders, that all of them begin with."""
-    several = len(column) > 1
-    common = os.path.commonprefix(column) if several else ""  # noqa: RUF071  texts, not paths
+    common = os.path.commonprefix(column if len(column) > 1 else [""])  # noqa: RUF071  no paths
     cut = max(common.rfind(" "), common.rfind("/")) + 1
     return [f"…{text[cut:]}" for text in column] if cut > _LEAST_TEXT else list(column)
 
@@ -166,10 +159,7 @@ def _shortened(
 
 
 def _align(column: Sequence[str], *, to_right: bool) -> list[str]:
-    """Returns cells of one width on a terminal, where some characters take two columns.
-
-    Not by rich's tables, which take a second for a thousand rows.
-    """
+    """Returns cells of one width on a terminal; rich's tables take a second for a thousand rows."""
     if not all(map(str.isascii, column)):
         from rich.cells import cell_len
     sizes = [len(cell) if cell.isascii() else cell_len(cell) for cell in column]
@@ -178,7 +168,6 @@ def _align(column: Sequence[str], *, to_right: bool) -> list[str]:
 
 
 def _records(frame: pl.DataFrame, width: int) -> bytes:
-    """One block per row, one line per value, long texts below each other: for reading responses."""
     from rich.table import Table
     from rich.text import Text
 

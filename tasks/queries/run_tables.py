@@ -27,9 +27,6 @@ def _columns(names: str, **others: pa.DataType) -> pa.Schema:
     return pa.schema({name: others.get(name, pa.string()) for name in names.split()})
 
 
-_METRIC_LINES = _columns("run_id line_number line", line_number=pa.int64())
-_RUN_RECORDS = _columns("run_id folder record")
-_SETTINGS = _columns("run_id key value")
 _DATASETS = _columns(
     "name split folder num_rows total_bytes content_hash seed made_by",
     num_rows=pa.int64(),
@@ -41,10 +38,9 @@ _CHECKPOINT_RECORDS = _columns(
 
 
 def find_runs(root: Path, run: str | None = None) -> list[Path]:
-    """Returns the folders of all runs, or of one run (an id, or `latest`), oldest first.
+    """Returns the folders of all runs, oldest first, or of one (an id, or `latest`).
 
-    Raises:
-        ValueError: `run` names no run.
+    ValueError if `run` names no run.
     """
     folder = root / "runs"
     runs = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
@@ -63,14 +59,10 @@ def find_runs(root: Path, run: str | None = None) -> list[Path]:
     return found
 
 
-def parquet_files(runs: Sequence[Path], folder: str) -> list[Path]:
-    """Returns each run's finished parquet files in a folder (`eval`, `eval/*`)."""
-    return [
-        file
-        for run in runs
-        for file in sorted(run.glob(f"{folder}/*.parquet"))
-        if not file.name.startswith(".")
-    ]
+def parquet_files(runs: Sequence[Path], pattern: str) -> list[Path]:
+    """Returns each run's finished files of a pattern (`eval/*.parquet`)."""
+    found = (file for run in runs for file in sorted(run.glob(pattern)))
+    return [file for file in found if not file.name.startswith(".")]
 
 
 @contextmanager
@@ -90,17 +82,18 @@ def metric_lines(runs: Sequence[Path]) -> pa.Table:
         for run in runs
         for number, line in enumerate(_text(run / "metrics.jsonl").split("\n"))
     ]
-    return pa.Table.from_pylist(rows, schema=_METRIC_LINES)
+    schema = _columns("run_id line_number line", line_number=pa.int64())
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 def run_records(runs: Sequence[Path]) -> pa.Table:
     """Returns one row per run: its run.json as text, `{}` where it is not there yet."""
     rows = [{"run_id": run.name, "folder": str(run), "record": _record(run)} for run in runs]
-    return pa.Table.from_pylist(rows, schema=_RUN_RECORDS)
+    return pa.Table.from_pylist(rows, schema=_columns("run_id folder record"))
 
 
 def _record(run: Path) -> str:
-    """A run's run.json; of one that was cut short or damaged only that it is so."""
+    """A run's run.json; if it is cut short or damaged, a record that says so."""
     text = _text(run / "run.json")
     with suppress(ValueError):
         if isinstance(json.loads(text or "{}"), dict):
@@ -136,12 +129,12 @@ def setting_rows(runs: Sequence[Path]) -> pa.Table:
         for run in runs
         for key, value in _settings(_text(run / "config.yaml"))
     ]
-    return pa.Table.from_pylist(rows, schema=_SETTINGS)
+    return pa.Table.from_pylist(rows, schema=_columns("run_id key value"))
 
 
 @lru_cache(maxsize=1_000)
 def _settings(text: str) -> tuple[tuple[str, str], ...]:
-    """Returns keys and values of a config.yaml; to parse it takes longer than most questions."""
+    """Cached: to parse a config.yaml takes longer than most questions."""
     found = leaves(parse_settings(text))
     return tuple((key, "null" if value is None else str(value)) for key, value in found)
 
@@ -156,10 +149,7 @@ def dataset_records(root: Path) -> pa.Table:
             footer = pq.read_metadata(file)
         except (OSError, pa.ArrowException):
             continue  # what is no parquet file is no data set
-        said = {
-            key.decode(): value.decode(errors="replace")
-            for key, value in (footer.metadata or {}).items()
-        }
+        said = footer.metadata or {}
         rows.append(
             {
                 "name": file.parent.name,
@@ -167,9 +157,9 @@ def dataset_records(root: Path) -> pa.Table:
                 "folder": str(file.parent),
                 "num_rows": footer.num_rows,
                 "total_bytes": file.stat().st_size,
-                "content_hash": said.get("countdown_train.content_sha256"),
-                "seed": said.get("countdown_train.seed"),
-                "made_by": said.get("countdown_train.generator"),
+                "content_hash": said.get(b"countdown_train.content_sha256"),
+                "seed": said.get(b"countdown_train.seed"),
+                "made_by": said.get(b"countdown_train.generator"),
             }
         )
     return pa.Table.from_pylist(rows, schema=_DATASETS)

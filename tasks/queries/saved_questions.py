@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 SQL_FOLDER = Path(__file__).resolve().parents[2] / "sql"
@@ -33,11 +34,7 @@ class Parameter:
     help: str
 
     def read(self, text: Value) -> Value:
-        """Returns `text` as a value of this parameter's kind.
-
-        Raises:
-            ValueError: `text` does not read as that kind.
-        """
+        """Returns `text` as a value of this parameter's kind; ValueError if it is none."""
         kind = self.kind
         choices = {choice: choice for choice in kind.split("|")} if "|" in kind else {}
         try:
@@ -54,23 +51,19 @@ class Query:
     """One saved question: a file of `sql/`."""
 
     name: str
-    topic: str
-    """Its folder: rollouts, metrics, evaluation or runs."""
-    description: str
-    """The header comment: what a row is, and what to ask it for."""
-    example: str
-    """A command line that asks it; empty for a data check."""
+    topic: str  # its folder: rollouts, metrics, evaluation or runs
+    description: str  # what a row is, and what to ask it for
+    example: str  # a command line that asks it; empty for a data check
     parameters: tuple[Parameter, ...]
     sql: str
 
     def bind(self, arguments: Mapping[str, Value]) -> dict[str, Value]:
-        """Returns a value for every parameter: the argument where given, else the default.
+        """Returns each parameter's value: the argument if given, else the default.
 
-        Raises:
-            ValueError: an argument is unknown or does not read as its parameter's kind.
+        ValueError if an argument is unknown or does not read as its parameter's kind.
         """
         known = {parameter.name: parameter for parameter in self.parameters}
-        for name in (name for name in arguments if name not in known):
+        for name in arguments.keys() - known:
             usage = ", ".join(f"{p.name}={p.default}" for p in self.parameters) or "none"
             hint = _nearest(name, known)
             raise ValueError(f"sql {self.name} has no parameter {name!r}{hint} (it takes: {usage})")
@@ -88,11 +81,7 @@ def list_queries() -> tuple[Query, ...]:
 
 
 def load_query(name: str) -> Query:
-    """Returns the saved query called `name`.
-
-    Raises:
-        ValueError: there is none; the message names the nearest.
-    """
+    """Returns the saved query called `name`; ValueError with the nearest name if there is none."""
     queries = {query.name: query for query in list_queries()}
     if name not in queries:
         hint = _nearest(name, queries)
@@ -102,28 +91,22 @@ def load_query(name: str) -> Query:
 
 def load_check(path: Path) -> Query:
     """Returns a file of `sql/`: lines of comment, then parameter lines, then the SELECT."""
-    sql = path.read_text(encoding="utf-8")
+    sql, example = path.read_text(encoding="utf-8"), ""
     description: list[str] = []
-    example = ""
     parameters: list[Parameter] = []
-    for line in sql.splitlines():
-        if not line.startswith("--"):
-            break
+    for line in takewhile(lambda line: line.startswith("--"), sql.splitlines()):
         text = line.removeprefix("--").strip()
         if text.startswith(_EXAMPLE):
             example = text.removeprefix(_EXAMPLE)
-            continue
-        if not text.startswith("$"):
+        elif not text.startswith("$"):
             description.append(text)
-            continue
-        match = _HEADER_PARAMETER.match(text)
-        if match is None:
+        elif (match := _HEADER_PARAMETER.match(text)) is None:
             raise ValueError(f"{path}: {line!r} does not read as `-- $name: kind = default (help)`")
-        said = Parameter(match["name"], match["kind"], match["default"], match["help"] or "")
-        parameters.append(replace(said, default=said.read(said.default)))
-    return Query(
-        path.stem, path.parent.name, " ".join(description), example, tuple(parameters), sql
-    )
+        else:
+            said = Parameter(match["name"], match["kind"], match["default"], match["help"] or "")
+            parameters.append(replace(said, default=said.read(said.default)))
+    said_of_it = " ".join(description)
+    return Query(path.stem, path.parent.name, said_of_it, example, tuple(parameters), sql)
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str:

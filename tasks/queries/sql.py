@@ -1,9 +1,9 @@
 """Asks a run's files questions in SQL: saved queries, ad-hoc SELECTs and data checks.
 
-A user's SELECT sees tables that pyarrow reads, and DuckDB no file at all: no SELECT, however
-clever, can then read or write anything else (DuckDB 2 lets a CTE hold a COPY). The saved questions
-are this project's own words: for them DuckDB opens the parquet files itself, those and no others,
-which is faster where most of the text need not be read (benchmarks/sql.py).
+For a user's SELECT pyarrow reads the files, and DuckDB may open none: no SELECT can then read or
+write anything else (DuckDB 2 lets a CTE hold a COPY). The saved questions are our own: for them
+DuckDB opens the parquet files itself, those and no others, which is faster if most of the text need
+not be read (benchmarks/sql.py).
 """
 
 from __future__ import annotations
@@ -33,6 +33,21 @@ VIEWS = (
     *("checkpoints", "settings", "runs", "datasets"),
 )
 """Each looks at earlier ones only."""
+_RECORDS = {
+    "setting_rows": ("settings", run_files.setting_rows),
+    "metric_lines": ("metrics", run_files.metric_lines),
+    "checkpoint_records": ("checkpoints", run_files.checkpoint_records),
+    "run_records": ("runs", run_files.run_records),
+}
+"""Small tables of text files: the view that needs one, and what reads it."""
+_FILES: Mapping[str, tuple[str, str, pa.Schema]] = {
+    "rollout_rows": ("rollouts", "rollouts/step*.parquet", schema.ROLLOUTS),
+    "evaluation_rows": ("all_evaluations", "eval/*.parquet", schema.EVALUATION),
+    "other_evaluation_rows": ("all_evaluations", "eval/*/*.parquet", schema.EVALUATION),
+    "held_out_rows": ("held_out", "held_out/*.parquet", schema.EVALUATION),
+    "rescore_rows": ("rescores", "rescored/*.parquet", schema.RESCORES),
+}
+"""Rows of many files: the view that needs them, where they lie in a run's folder, their columns."""
 _VALUES: Mapping[str, tuple[str, str]] = {
     "verdict": ("rollouts", "verdict"),
     "metric": ("metrics", "metric"),
@@ -44,11 +59,7 @@ _VALUES: Mapping[str, tuple[str, str]] = {
 def ask(
     name: str, arguments: Mapping[str, Value] | None = None, *, root: Path, run: str | None = None
 ) -> pl.DataFrame:
-    """Returns the answer of a saved query, of one run (an id, or `latest`) or of all.
-
-    Raises:
-        ValueError: unknown query, parameter or run, or a value of the wrong kind.
-    """
+    """Returns the answer of a saved query, of one run (an id, or `latest`) or of all."""
     query = load_query(name)
     parameters = query.bind(arguments or {})
     return _answer(query.sql, parameters, root=root, run=run, is_ours=True)
@@ -57,7 +68,7 @@ def ask(
 def values_there(
     name: str, arguments: Mapping[str, Value], *, root: Path, run: str | None = None
 ) -> str | None:
-    """Says which values there are where `ask` is asked for one that no row has."""
+    """Returns which values there are, if `ask` gets an argument that no row has; else None."""
     default = {parameter.name: parameter.default for parameter in load_query(name).parameters}
     for parameter, (view, column) in _VALUES.items():
         value = arguments.get(parameter)
@@ -83,9 +94,7 @@ def run_query(
     """Returns the rows of one read-only SELECT over the views of `sql/views`.
 
     WITH, FROM, VALUES, DESCRIBE and SUMMARIZE count as such. Runs may be writing meanwhile.
-
-    Raises:
-        ValueError: not one SELECT, or DuckDB refuses it; the message is one or two lines.
+    ValueError, in one or two lines, if it is not one SELECT or DuckDB refuses it.
     """
     return _answer(sql, parameters or {}, root=root, run=run, is_ours=False)
 
@@ -95,22 +104,21 @@ def _answer(
 ) -> pl.DataFrame:
     """Returns the rows of a SELECT; `is_ours`: its words come from `sql/`, not from a user."""
     runs = run_files.find_runs(root, run)
-    named = _named_views(sql)
-    of = {view: runs if view in named else [] for view in VIEWS}
-    asked = of["evaluations"] or of["all_evaluations"]
-    with run_files.reading_rollouts(of["rollouts"] or of["turns"]) as rollouts:
+    needed = _named_views(sql)
+    for view in reversed(VIEWS):
+        if view in needed:
+            needed |= _named_views(_select_of(view))
+    of = {view: runs if view in needed else [] for view in VIEWS}
+    with run_files.reading_rollouts(of["rollouts"]) as rollouts:
         files = {
-            "rollout_rows": rollouts,
-            "evaluation_rows": run_files.parquet_files(asked, "eval"),
-            "other_evaluation_rows": run_files.parquet_files(asked, "eval/*"),
-            "held_out_rows": run_files.parquet_files(of["held_out"], "held_out"),
-            "rescore_rows": run_files.parquet_files(of["rescores"], "rescored"),
-        }
-        own = {name: (found, _FILES[name][1]) for name, found in files.items() if found and is_ours}
+            name: run_files.parquet_files(of[view], pattern)
+            for name, (view, pattern, _) in _FILES.items()
+        } | {"rollout_rows": rollouts}
+        own = {name: (found, _FILES[name][2]) for name, found in files.items() if found and is_ours}
         others = (name for name in files if name not in own)
-        tables = {name: _dataset(files[name], _FILES[name][1]) for name in others}
+        tables = {name: _dataset(files[name], _FILES[name][2]) for name in others}
         with connect(tables | _records(root, of), own) as connection:
-            _create_views(connection, named if is_ours else VIEWS)
+            _create_views(connection, needed if is_ours else VIEWS)
             return select(connection, sql, parameters, VIEWS)
 
 
@@ -122,37 +130,27 @@ def _named_views(sql: str) -> set[str]:
 
 
 def _records(root: Path, of: Mapping[str, Sequence[Path]]) -> dict[str, pa.Table]:
-    """Returns the small tables: what text files and footers of each view's runs say."""
-    return {
-        "setting_rows": run_files.setting_rows(of["settings"]),
-        "dataset_records": run_files.dataset_records(root),
-        "metric_lines": run_files.metric_lines(of["metrics"]),
-        "checkpoint_records": run_files.checkpoint_records(of["checkpoints"]),
-        "run_records": run_files.run_records(of["runs"]),
-    }
+    """Returns the small tables of each view's runs, and what the data sets' footers say."""
+    records = {name: read(of[view]) for name, (view, read) in _RECORDS.items()}
+    return records | {"dataset_records": run_files.dataset_records(root)}
 
 
-def _create_views(connection: duckdb.DuckDBPyConnection, named: Collection[str] = VIEWS) -> None:
-    """Makes these views, and those that they look at."""
-    folder = SQL_FOLDER / "views"
-    selects = {view: (folder / f"{view}.sql").read_text(encoding="utf-8") for view in VIEWS}
-    needed = set(named)
-    for view in reversed(VIEWS):
-        if view in needed:
-            needed |= _named_views(selects[view])
+def _select_of(view: str) -> str:
+    return (SQL_FOLDER / "views" / f"{view}.sql").read_text(encoding="utf-8")
+
+
+def _create_views(connection: duckdb.DuckDBPyConnection, needed: Collection[str] = VIEWS) -> None:
     for view in VIEWS:
         if view in needed:
-            connection.execute(f"create view {view} as {selects[view]}")
+            connection.execute(f"create view {view} as {_select_of(view)}")
 
 
 def export_catalog(root: Path, file: Path) -> None:
     """Writes a DuckDB file with all views, for any DuckDB client from 1.0 on.
 
     Rollouts, rescores and answers to tests stay where they are, and new ones are seen at the next
-    query; metrics, records, settings and footers are copied as they are now.
-
-    Raises:
-        ValueError: it cannot be written, or something else is there.
+    query; metrics, records, settings and footers are copied as they are now. ValueError if it
+    cannot be written, or something else is there.
     """
     if file.exists():
         _refuse_to_replace(file)
@@ -166,7 +164,7 @@ def export_catalog(root: Path, file: Path) -> None:
             for name, table in _records(root, dict.fromkeys(VIEWS, runs)).items():
                 connection.register("copied", table)
                 connection.execute(f"create table {name} as select * from copied")
-            for name, (folder, columns) in _FILES.items():
+            for name, (_, folder, columns) in _FILES.items():
                 connection.register("empty", columns.empty_table())
                 connection.execute(f"create table no_{name} as select * from empty")
                 rows = f"select * from no_{name}"
@@ -182,13 +180,9 @@ def export_catalog(root: Path, file: Path) -> None:
 
 
 def _refuse_to_replace(file: Path) -> None:
-    """Lets only a catalogue be written anew, in which there is nothing that somebody else made.
-
-    Raises:
-        ValueError: the file is something else, or holds more.
-    """
+    """Raises ValueError unless the file is a catalogue, with no table that somebody else made."""
     advice = "choose another name with --export FILE, or move it away"
-    ours = {*VIEWS, *_RECORDS, *_FILES, *(f"no_{name}" for name in _FILES)}
+    ours = {*VIEWS, *_RECORDS, "dataset_records", *_FILES, *(f"no_{name}" for name in _FILES)}
     try:
         with duckdb.connect(str(file), read_only=True) as connection:
             select = "select table_name from information_schema.tables"
@@ -201,21 +195,6 @@ def _refuse_to_replace(file: Path) -> None:
         raise ValueError(f"{file} is there and is no catalogue of runs: {advice}")
 
 
-_RECORDS = (
-    *("setting_rows", "dataset_records", "metric_lines"),
-    *("checkpoint_records", "run_records"),
-)
-"""Tables of `_records`."""
-_FILES: Mapping[str, tuple[str, pa.Schema]] = {
-    "rollout_rows": ("rollouts/step*.parquet", schema.ROLLOUTS),
-    "evaluation_rows": ("eval/*.parquet", schema.EVALUATION),
-    "other_evaluation_rows": ("eval/*/*.parquet", schema.EVALUATION),
-    "held_out_rows": ("held_out/*.parquet", schema.EVALUATION),
-    "rescore_rows": ("rescored/*.parquet", schema.RESCORES),
-}
-"""Where the rows of many files lie in a run's folder."""
-
-
 class CheckSession:
     """Tables in memory that any number of data checks look at, through one connection."""
 
@@ -224,18 +203,14 @@ class CheckSession:
         self._tables: list[str] = []
 
     def add(self, name: str, table: pa.Table) -> None:
-        """Lets the checks read one more table.
-
-        Raises:
-            ValueError: a column is of a type that DuckDB does not have.
-        """
+        """Lets the checks read one more table; see `register`."""
         register(self._connection, name, table)
         self._tables.append(name)
 
     def unite(self, name: str, tables: Sequence[str]) -> None:
         """Lets the checks read the rows of several tables of the same columns as one.
 
-        It also has `split`, the table that a row lies in, and `index`, the one of its `extra_info`.
+        It also has `split`, the table of a row, and `index`, the one of its `extra_info`.
         """
         rows = " union all ".join(
             f"select '{table}' as split, extra_info.index, * from {table}" for table in tables
@@ -246,11 +221,7 @@ class CheckSession:
     def violations(
         self, check: Query, parameters: Mapping[str, Value] | None = None
     ) -> pl.DataFrame:
-        """Returns the rows that violate one check, whose tables have been added (none: it passes).
-
-        Raises:
-            ValueError: the SELECT does not fit the tables' columns.
-        """
+        """Returns the rows that violate a check of the added tables; none: it passes."""
         return select(self._connection, check.sql, check.bind(parameters or {}), self._tables)
 
 

@@ -22,10 +22,8 @@ from tasks.report_page.faults import Fault, LoggedWarning, faults, warnings
 from tasks.report_page.samples import Sample, Story, best_and_worst, from_the_end, samples, stories
 
 _SEARCH_ROWS = 6
-_MOST_POINTS = 120
-"""Steps of a stacked chart are summed up into at most this many columns."""
-_MOST_KINDS = 6
-"""Of files, with their sizes."""
+_MOST_POINTS = 120  # of a stacked chart: steps are summed up
+_MOST_KINDS = 6  # of files, with their sizes
 _TIMELINE = """
 select step, metric, value from metrics
 where
@@ -44,45 +42,33 @@ class ReportData:
     """Everything on the page, as rows of saved queries and plain values."""
 
     record: RunRecord
-    rows: dict[str, list[Row]]
-    """Rows of saved queries, see `_rows`."""
-    settings: str
-    """config.yaml, as it lies."""
+    rows: dict[str, list[Row]]  # rows of saved queries, see `_rows`
+    settings: str  # config.yaml, as it lies
     seconds: float | None
     """Wall time of the stages done; before the end of training, up to its last logged step."""
     price: str | None
-    """Of that time, where the settings name one."""
-    steps: str | None
-    """What a step takes, beside what was planned."""
-    left: str | None
-    """Time and price of the steps that are left, while it trains."""
+    steps: str | None  # what a step takes, beside what was planned
+    left: str | None  # time and price of the steps that are left, while it trains
     before: float | None
     """Greedy test accuracy of the base model: of the evaluation, else of the first test."""
     after: float | None
     """The same of the trained model: of the evaluation, else of the last test. Never one of each:
     the tests of training ask fewer problems."""
+    # Of the evaluation, None before it:
     num_problems: int | None
-    """That both models were asked; None before the evaluation."""
     base: Row | None
-    """The base model's row of `evaluation_summary`; None before the evaluation."""
     trained: Row | None
-    """The newest trained model's."""
     gain: Row | None
     diagnoses: list[Diagnosis]
-    """What is wrong with the run, the gravest first."""
     curve: pl.DataFrame
     verdicts: pl.DataFrame
-    steps_per_row: int
-    """Of `verdicts`."""
-    timeline: pl.DataFrame
-    """Step, metric and value of times, memory and disk."""
-    majority: dict[str, Row]
-    """Rows of `majority_vote` by model."""
+    steps_per_row: int  # of `verdicts`
+    timeline: pl.DataFrame  # step, metric and value of times, memory and disk
+    majority: dict[str, Row]  # rows of `majority_vote` by model
     best_checkpoint: Row | None
     best_elsewhere: str | None
-    """Which step the numbers of the trained model are of, and why, where `best` is another."""
-    num_tested: int
-    """Problems that a test of training asks; 0 where no answers were kept."""
+    """Which step the numbers of the trained model are of, and why, if `best` is another."""
+    num_tested: int  # problems that a test of training asks; 0 if no answers were kept
     faults: list[Fault]
     warnings: list[LoggedWarning]
     stories: list[Story]
@@ -95,11 +81,7 @@ class ReportData:
 
 
 def gather(run: RunFolder) -> ReportData:
-    """Returns what there is to report of a run, finished or not.
-
-    Raises:
-        ValueError: there is no such run.
-    """
+    """Returns what there is to report of a run, finished or not; ValueError if there is none."""
     record = run.read()
 
     def ask(query: str, **arguments: Value) -> pl.DataFrame:
@@ -155,7 +137,7 @@ def gather(run: RunFolder) -> ReportData:
         best=best,
         worst=worst,
         samples=samples(run, from_step=from_step),
-        phases=_with_start_up(ask("time_by_phase").to_dicts(), record.timings_s.get("train")),
+        phases=_phases(ask("time_by_phase").to_dicts(), record.timings_s.get("train", 0.0)),
         disk=shown | ({"the rest": rest} if rest else {}),
     )
 
@@ -171,12 +153,9 @@ def _rows(
 ) -> dict[str, list[Row]]:
     """Returns tables that the page shows as they are; one that would say nothing has no rows."""
 
-    def of_models(query: str) -> list[Row]:
-        return [row for row in ask(query).to_dicts() if row["model"] in models]
-
-    def several(query: str) -> list[Row]:
-        rows = of_models(query)
-        return rows if len(rows) > 1 else []  # a single one would repeat the headline
+    def of_models(query: str, *, at_least: int = 1) -> list[Row]:
+        rows = [row for row in ask(query).to_dicts() if row["model"] in models]
+        return rows if len(rows) >= at_least else []
 
     steps_per_row = max(1, -(-last // _SEARCH_ROWS))
     solutions = of_models("accuracy_by_num_solutions")
@@ -189,8 +168,9 @@ def _rows(
         "turns": ask("turns_by_step", steps_per_row=steps_per_row).to_dicts(),
         "turns_used": ask("accuracy_by_turns", from_step=from_step).to_dicts(),
         "by_num_solutions": solutions if is_known else [],
-        "by_num_operands": several("accuracy_by_operands"),
-        "by_data_source": several("accuracy_by_data_source"),
+        # A single row would repeat the headline.
+        "by_num_operands": of_models("accuracy_by_operands", at_least=2),
+        "by_data_source": of_models("accuracy_by_data_source", at_least=2),
         # For k = 1, 2, 4, ...: all others lie between.
         "pass_at_k": [row for row in of_models("pass_at_k") if row["k"].bit_count() == 1],
         "evaluation_verdicts": of_models("evaluation_verdicts"),
@@ -202,10 +182,9 @@ def _rows(
     }
 
 
-def _with_start_up(phases: list[Row], train_s: float | None) -> list[Row]:
+def _phases(phases: list[Row], train_s: float) -> list[Row]:
     """Returns the phases of the steps, and what else the stage took: Ray, engines, models."""
-    rest = (train_s or 0.0) - sum(row["total_s"] for row in phases)
-    if train_s is None or rest <= 0:
+    if (rest := train_s - sum(row["total_s"] for row in phases)) <= 0:
         return phases
     rows = [*phases, {"phase": "start-up and what no phase counts", "total_s": rest}]
     return [{**row, "share": row["total_s"] / train_s} for row in rows]
@@ -229,27 +208,19 @@ def _last(rows: list[Row]) -> Row | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of saved questions about the chosen runs alone."""
+    """Rows of saved questions about the chosen runs, in the order in which they were named."""
 
     run_ids: list[str]
-    """In the order in which they were named."""
-    overview: pl.DataFrame
-    """One row per run, the best first: `compare_runs`."""
+    overview: pl.DataFrame  # one row per run, the best first: `compare_runs`
     settings: pl.DataFrame
-    """One row per setting that differs, one column per run: null where it has no such setting."""
-    paired: pl.DataFrame
-    """One row per two models that answered the same problems: `compare_models`."""
-    curves: dict[str, pl.DataFrame]
-    """`learning_curve` by run."""
+    """One row per setting that differs, one column per run: null if it has no such setting."""
+    paired: pl.DataFrame  # one row per two models that answered the same problems: `compare_models`
+    curves: dict[str, pl.DataFrame]  # `learning_curve` by run
     diagnoses: dict[str, list[Diagnosis]]
 
 
 def compare_runs(root: Path, names: Sequence[str]) -> Comparison:
-    """Returns the comparison of some runs, named by their ids or `latest`.
-
-    Raises:
-        ValueError: there is no such run, or fewer than two are named.
-    """
+    """Compares runs, named by their ids or `latest`; ValueError if fewer than two are there."""
     folders = {path.name: path for name in names for path in run_files.find_runs(root, name)}
     if len(folders) < 2:
         raise ValueError("compare takes two or more runs: countdown-train compare RUN RUN")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ _LINE = re.compile(
 class Fault:
     """One thing that went wrong, and how the run went on."""
 
-    where: str
-    """`attempt 2`, `step 12`, `checkpoint`."""
+    where: str  # `attempt 2`, `step 12`, `checkpoint`
     what: str
     how: str
 
@@ -34,10 +34,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class LoggedWarning:
-    """A line of the log, once for all lines that say the same."""
+    """The first of all lines of the log that say the same."""
 
-    time: str
-    """Of the first, UTC."""
+    time: str  # UTC
     level: str
     message: str
     count: int
@@ -84,19 +83,15 @@ def warnings(run: Path) -> list[LoggedWarning]:
         return []
     for match in filter(None, map(_LINE.fullmatch, lines)):
         key = re.sub(r"\d+", "0", match["message"])  # step by step the same
-        before = seen.get(key)
-        seen[key] = LoggedWarning(
-            before.time if before else match["time"].replace("T", " "),
-            match["level"],
-            before.message if before else match["message"],
-            before.count + 1 if before else 1,
-        )
+        time, level, message = match["time"].replace("T", " "), match["level"], match["message"]
+        before = seen.get(key, LoggedWarning(time, level, message, 0))
+        seen[key] = replace(before, level=level, count=before.count + 1)
     return list(seen.values())[:_MOST_WARNINGS]
 
 
 def _out_of_memory(rows: Iterable[dict[str, Any]]) -> list[Fault]:
     """Returns, by phase, how often a pass did not fit and what fitted then."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     first: dict[str, int] = {}
     left: dict[str, str] = {}
     for row in rows:
@@ -104,16 +99,16 @@ def _out_of_memory(rows: Iterable[dict[str, Any]]) -> list[Fault]:
             phase = name.removeprefix("memory/oom/")
             if phase == name or not value:
                 continue
-            counts[phase] = counts.get(phase, 0) + int(value)
+            counts[phase] += int(value)
             first.setdefault(phase, row["step"])
             for unit, kind in (("tokens", "budget_tokens"), ("sequences", "budget_seqs")):
                 if (budget := row.get(f"memory/{kind}/{phase}")) is not None:
                     left[phase] = f", {budget:g} {unit} at a time since"
     return [
         Fault(
-            f"step {first[phase]}",
+            f"step {step}",
             f"out of memory in {phase}, {counted(counts[phase], 'time')}",
             f"split and done again, the result unchanged{left.get(phase, '')}",
         )
-        for phase in sorted(counts, key=lambda phase: first[phase])
+        for phase, step in first.items()
     ]

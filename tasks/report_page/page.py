@@ -25,6 +25,7 @@ from tasks.prefect_ui.chart import (
     COLOURS,
     PALETTE,
     Chart,
+    Look,
     Point,
     Series,
     draw,
@@ -32,14 +33,13 @@ from tasks.prefect_ui.chart import (
     thinned,
 )
 from tasks.report_page.data import Comparison, ReportData
-from tasks.report_page.samples import ON_PAGE, Answers, Row, choose_answers
+from tasks.report_page.samples import ON_PAGE, Row, choose_answers
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _HEADLINE: Final = "runs beside one another</h1>"
 """Of the page of a comparison, by which it is known."""
 _LONGEST_NAME: Final = 150
-_MOST_AREAS = 6
-"""Of a stack of phases or processes; the smallest are summed up."""
+_MOST_AREAS = 6  # of a stack of phases or processes; the smallest are summed up
 _logger = logging.getLogger(__name__)
 
 
@@ -55,24 +55,11 @@ def render_markdown(data: ReportData) -> str:
     return template.render(data=data, run=data.record)
 
 
-def render_comparison(comparison: Comparison) -> str:
-    """Returns the page of several runs beside one another, self-contained as a report is."""
-    return _page("compare.html.j2", comparison=comparison, charts=overlaid(comparison.curves))
-
-
-def render_answers(answers: Answers) -> str:
-    """Returns the page of a model's right and wrong answers, self-contained as a report is."""
-    return _page("answers.html.j2", answers=answers)
-
-
 def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> None:
-    """Writes the page of a model's answers (see `choose_answers`) beside the file of their rows.
-
-    A full disk costs the page and a warning.
-    """
+    """Writes the page of a model's answers beside their rows, if the disk has room."""
     answers = choose_answers(rows, problems, most=ON_PAGE)
     try:
-        write_text_atomically(file.with_suffix(PAGE), render_answers(answers))
+        write_text_atomically(file.with_suffix(PAGE), _page("answers.html.j2", answers=answers))
     except OSError as error:
         if not is_disk_full(error):
             raise
@@ -82,8 +69,7 @@ def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> 
 def write_comparison(comparison: Comparison, page: Path) -> Path | None:
     """Writes the page of a comparison; returns where a page of other runs went that was there.
 
-    Raises:
-        ValueError: what is there is no page of a comparison.
+    ValueError if what is there is no page of a comparison.
     """
     moved = None
     if page.exists():
@@ -99,12 +85,13 @@ def write_comparison(comparison: Comparison, page: Path) -> Path | None:
             if len(name) > _LONGEST_NAME:
                 name = hashlib.sha256(name.encode()).hexdigest()[:12]
             moved = page.rename(page.with_name(f"{page.stem}-{name}{page.suffix}"))
-    write_text_atomically(page, render_comparison(comparison))
+    drawn = overlaid(comparison.curves)
+    write_text_atomically(page, _page("compare.html.j2", comparison=comparison, charts=drawn))
     return moved
 
 
 def _page(template: str, **values: object) -> str:
-    """Returns a page that may run its own script alone, by that script's hash."""
+    """Returns a page that may only run its own script, by that script's hash."""
     script = (_TEMPLATES / "hover.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     palette = {name.replace("_", "-"): colour for name, colour in PALETTE.items()}
@@ -120,9 +107,8 @@ def _environment(*, autoescape: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    kinds = {kind: partial(_shown, kind=kind) for kind in _KINDS}
-    environment.filters |= {"shown": _shown, "in_markdown": _in_markdown, **kinds}
-    environment.filters |= {"setting": _setting}
+    environment.filters |= {kind: partial(_shown, kind=kind) for kind in _KINDS}
+    environment.filters |= {"shown": _shown, "in_markdown": _in_markdown, "setting": _setting}
     return environment
 
 
@@ -226,22 +212,15 @@ _OVERLAID = (
 
 def overlaid(curves: Mapping[str, pl.DataFrame]) -> dict[str, Chart]:
     """Returns charts with one line per run (rows of `learning_curve` by run): title to chart."""
+
+    def line(i: int, run: str, column: str) -> Series:
+        look: Look = "line" if i < len(COLOURS) else "dashes"
+        return Series(run, COLOURS[i % len(COLOURS)], _points(curves[run], column), look)
+
     return _drawn(
         {
-            title: draw(
-                [
-                    Series(
-                        run,
-                        COLOURS[i % len(COLOURS)],
-                        _points(curve, column),
-                        "line" if i < len(COLOURS) else "dashes",
-                    )
-                    for i, (run, curve) in enumerate(curves.items())
-                ],
-                label,
-                legend_columns=1,
-            )
-            for title, column, label in _OVERLAID
+            title: draw([line(i, run, column) for i, run in enumerate(curves)], y, legend_columns=1)
+            for title, column, y in _OVERLAID
         }
     )
 
@@ -267,10 +246,10 @@ def _verdicts(shares: pl.DataFrame, steps_per_row: int) -> Chart | None:
         return None
     table = shares.pivot("verdict", index="step", values="share").fill_null(0).sort("step")
     known = [name for name in PALETTE if name in table.columns]
-    other = sorted(set(table.columns) - {"step", *known})
-    order = sorted(known, key=lambda name: (name != "correct", name == "no_answer"))
-    spare = [name for name in COLOURS if name not in known]  # an env's own verdicts have none
-    colours = {name: name for name in order} | dict(zip(other, cycle(spare), strict=False))
+    known.sort(key=lambda name: (name != "correct", name == "no_answer"))
+    other = sorted(set(table.columns) - {"step", *known})  # an env's own verdicts have no colour
+    spare = [name for name in COLOURS if name not in known]
+    colours = {name: name for name in known} | dict(zip(other, cycle(spare), strict=False))
     series = [
         Series(name, colour, _points(table, name), span=steps_per_row)
         for name, colour in colours.items()
@@ -283,19 +262,19 @@ def _stack(
 ) -> Chart | None:
     """Returns the metrics of a prefix on top of one another, the largest below."""
     hidden = [f"{prefix}{name}" for name in without]
-    rows = timeline.filter(
-        pl.col("metric").str.starts_with(prefix) & ~pl.col("metric").is_in(hidden)
-    ).with_columns(pl.col("metric").str.strip_prefix(prefix))
+    metric = pl.col("metric")
+    rows = timeline.filter(metric.str.starts_with(prefix) & ~metric.is_in(hidden))
     if rows.is_empty():
         return None
+    rows = rows.with_columns(metric.str.strip_prefix(prefix))
     sums = rows.group_by("metric").agg(pl.sum("value")).sort("value", "metric", descending=True)
     shown = sums["metric"].to_list()
     if len(shown) > _MOST_AREAS:
-        shown = shown[: _MOST_AREAS - 1]
-        is_shown = pl.col("metric").is_in(shown)
-        named = pl.when(is_shown).then(pl.col("metric")).otherwise(pl.lit("the rest"))
-        rows = rows.with_columns(named.alias("metric"))
-        shown.append("the rest")
+        shown[_MOST_AREAS - 1 :] = ["the rest"]
+        is_rest = ~metric.is_in(shown)
+        rows = rows.with_columns(
+            metric=pl.when(is_rest).then(pl.lit("the rest")).otherwise("metric")
+        )
     table = rows.pivot("metric", index="step", values="value", aggregate_function="sum")
     table = table.fill_null(0).sort("step")
     series = [
@@ -313,18 +292,11 @@ def _metric(timeline: pl.DataFrame, metric: str, name: str, colour: str = "test"
 def _before_and_after(rows: Sequence[Row], column: str, x_label: str) -> Chart | None:
     names = {float(i): str(row[column]) for i, row in enumerate(rows)}
     of = x_label.partition(" ")[0]
-    series = [
-        Series(
-            label,
-            colour,
-            [(i, row[value] or 0.0) for i, row in zip(names, rows, strict=True)],
-            "bars",
-        )
-        for label, colour, value in (
-            ("before", "base", "base_accuracy"),
-            ("after", "test", "accuracy"),
-        )
-    ]
+    before, after = (
+        [(float(i), row[value] or 0.0) for i, row in enumerate(rows)]
+        for value in ("base_accuracy", "accuracy")
+    )
+    series = [Series("before", "base", before, "bars"), Series("after", "test", after, "bars")]
     says = {
         i: f"{name} {of}, {row['problems']} problems"
         for (i, name), row in zip(names.items(), rows, strict=True)

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -32,10 +31,8 @@ _LONGEST_SAMPLE = 4_000
 """Characters of a sample's response that are shown, before and after its answer."""
 _LONGEST_ANSWER_IN_A_STORY = 600
 _LONGEST_TRUTH = 80
-_MOST_TESTS = 5
-"""Answers shown of a problem: the first, the last, and where the verdict changed."""
-_EXTREMES = 2
-"""Best samples, and as many of the worst."""
+_MOST_TESTS = 5  # answers shown of a problem: the first, the last, and where the verdict changed
+_EXTREMES = 2  # best samples, and as many of the worst
 _EXTREMES_QUERY = """
 select step, prompt_index, verdict, score, answer, response, prompt, truth, advantage_mean
 from rollouts
@@ -45,17 +42,18 @@ limit $limit
 """
 _BEST = "score desc, advantage_mean desc nulls last"
 _WORST = "score asc, advantage_mean asc nulls last"
-
-IN_TERMINAL: Final = 3
-"""Right answers shown, and as many wrong ones."""
+_EVALUATED_QUERY = """
+select prompt_index, step, prompt, response, answer, verdict, score, ground_truth
+from evaluations
+where mode = 'greedy' and (model = 'base' or step = (select max(step) from evaluations))
+"""
+IN_TERMINAL: Final = 3  # right answers shown, and as many wrong ones
 ON_PAGE: Final = 12
 IN_ARTIFACT: Final = 4
-_MOST_CELLS: Final = 2_000
-"""Of the picture, one per problem."""
+_MOST_CELLS: Final = 2_000  # of the picture, one per problem
 _LONGEST_QUESTION: Final = 300
 _LONGEST_LINE: Final = 60
-_LONGEST_IN_ARTIFACT: Final = 1_500
-"""Characters around the answer."""
+_LONGEST_IN_ARTIFACT: Final = 1_500  # characters around the answer
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,9 @@ class Story:
     """One held-out problem through training."""
 
     title: str
-    problem: str
-    """Short, of its ground truth: `19, 11, 9 -> 118`, `the answer is Paris`."""
+    problem: str  # short, of its ground truth: `19, 11, 9 -> 118`, `the answer is Paris`
     prompt: str
-    tests: list[Sample]
-    """The first, the last, and those in between where the verdict changed, oldest first."""
+    tests: list[Sample]  # the first, the last, and those at which the verdict changed, oldest first
     num_tests: int
     num_correct: int
 
@@ -98,18 +94,16 @@ def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
         root=run.root,
         run=run.run_id,
     )
-    asked: list[Row] = [
-        {"verdict": verdict, "from_step": from_step, "limit": 1} for verdict in counts["verdict"]
-    ]
-    ask = partial(sql.ask, "samples_of_a_verdict", root=run.root, run=run.run_id)
-    return [as_sample(row) for arguments in asked for row in ask(arguments).to_dicts()]
+    rows: list[Row] = []
+    for verdict in counts["verdict"]:
+        asked = {"verdict": verdict, "from_step": from_step, "limit": 1}
+        found = sql.ask("samples_of_a_verdict", asked, root=run.root, run=run.run_id)
+        rows += found.to_dicts()
+    return list(map(as_sample, rows))
 
 
 def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], list[Sample]]:
-    """Returns the rollouts of the highest and of the lowest score; of equals, by advantage.
-
-    So the best are those that training reinforced most, and the worst those it punished most.
-    """
+    """Returns the rollouts of the highest and of the lowest score; of equals, by advantage."""
 
     def asked(order: str) -> list[Sample]:
         rows = sql.run_query(
@@ -128,12 +122,13 @@ def stories(run: RunFolder) -> list[Story]:
     """Returns held-out problems that show what training did, at most one of each kind.
 
     Kinds: wrong first and right later (the earliest to stay so), right first and wrong later, never
-    right (the one with the most near misses). Taken from the tests of training, of a run that kept
-    none from the evaluation of base and trained model.
+    right (the one with the most near misses). Taken from the tests of training; if none were kept,
+    from the evaluation of base and trained model.
     """
     rows = run.held_out.read()
     if len({row["step"] for row in rows}) < 2:
-        rows = _evaluated(run)
+        frame = sql.run_query(_EVALUATED_QUERY, root=run.root, run=run.run_id)
+        rows = frame.unique(["prompt_index", "step"], keep="first", maintain_order=True).to_dicts()
     rows.sort(key=lambda row: (row["prompt_index"], row["step"]))
     problems = [list(group) for _, group in groupby(rows, key=lambda row: row["prompt_index"])]
     problems = [tests for tests in problems if len(tests) > 1]
@@ -154,18 +149,6 @@ def stories(run: RunFolder) -> list[Story]:
     ]
 
 
-def _evaluated(run: RunFolder) -> list[Row]:
-    """Returns the greedy answers of the base model and of the newest trained one."""
-    frame = sql.run_query(
-        "select prompt_index, step, prompt, response, answer, verdict, score, "
-        "ground_truth from evaluations "
-        "where mode = 'greedy' and (model = 'base' or step = (select max(step) from evaluations))",
-        root=run.root,
-        run=run.run_id,
-    )
-    return frame.unique(["prompt_index", "step"], keep="first", maintain_order=True).to_dicts()
-
-
 def _story(title: str, tests: Sequence[Row]) -> Story:
     changes = [new for old, new in pairwise(tests[:-1]) if old["verdict"] != new["verdict"]]
     shown = [tests[0], *changes[: _MOST_TESTS - 2], tests[-1]]
@@ -181,12 +164,11 @@ def _story(title: str, tests: Sequence[Row]) -> Story:
 
 def problem_in_words(ground_truth: str | None) -> str:
     """Returns a problem's truth, a line of moderate length; empty where a row has none."""
-    try:
+    with suppress(ValueError):
         truth = json.loads(ground_truth or "")
-    except ValueError:
-        return ""
-    other = f"the answer is {cut(in_one_line(shown_truth(truth)), _LONGEST_TRUTH)}"
-    return _numbers_in(truth) or other
+        other = f"the answer is {cut(in_one_line(shown_truth(truth)), _LONGEST_TRUTH)}"
+        return _numbers_in(truth) or other
+    return ""
 
 
 def _is_right(row: Row) -> bool:
@@ -235,7 +217,7 @@ def cut_around_answer(
 
 
 def from_the_end(verdicts: pl.DataFrame) -> int:
-    """Returns the step from which on samples are taken: the last fifth of those with rollouts."""
+    """Returns the first step of the last fifth of those with rollouts."""
     last = int(verdicts["step"].max() or 0)  # type: ignore[arg-type]  # an int column, or empty
     return max(1, last - last // 5)
 
@@ -245,17 +227,14 @@ class Answers:
     """What a model answered greedily: all verdicts, and some answers in full."""
 
     model: str
-    run_id: str
-    """Empty where the model is of no run."""
+    run_id: str  # empty if the model is of no run
     evaluation: str
     summary: EvaluationSummary
-    verdicts: Mapping[str, int]
-    """How often each, the most frequent first."""
+    verdicts: Mapping[str, int]  # the most frequent first
     cells: tuple[tuple[int, str], ...]
-    """Problem and verdict, by problem; of very many the first."""
+    """Problem and verdict of each problem; of very many the first."""
     right: tuple[Sample, ...]
-    wrong: tuple[Sample, ...]
-    """One of each verdict in turn."""
+    wrong: tuple[Sample, ...]  # one of each verdict in turn
 
     @property
     def name(self) -> str:
@@ -292,18 +271,13 @@ def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: in
 
 
 def as_table(answers: Answers) -> list[dict[str, str]]:
-    """Returns a few answers for a terminal, which no text in them can steer, right ones first."""
-    return [
-        {
-            "verdict": one.verdict,
-            "problem": printable(_line(one.problem)),
-            "answer": printable(
-                _line(one.answer.strip()) or f"... {in_one_line(one.before)[-_LONGEST_LINE:]}"
-            ),
-            "tokens": str(one.tokens),
-        }
-        for one in (*answers.right[:IN_TERMINAL], *answers.wrong[:IN_TERMINAL])
-    ]
+    """Returns a few answers for a terminal, without control characters, right ones first."""
+    rows = []
+    for one in (*answers.right[:IN_TERMINAL], *answers.wrong[:IN_TERMINAL]):
+        answer = _line(one.answer.strip()) or f"... {in_one_line(one.before)[-_LONGEST_LINE:]}"
+        row = {"verdict": one.verdict, "problem": printable(_line(one.problem))}
+        rows.append(row | {"answer": printable(answer), "tokens": str(one.tokens)})
+    return rows
 
 
 def show_answers(several: Sequence[Answers], pages: Sequence[Path]) -> None:
@@ -318,14 +292,12 @@ def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
     parts = []
     for one in several:
         parts.append(f"## {one.name}: {one.num_right} of {one.summary.num_problems} right")
-        parts += map(_as_markdown, (*one.right[:IN_ARTIFACT], *one.wrong[:IN_ARTIFACT]))
+        for some in (*one.right[:IN_ARTIFACT], *one.wrong[:IN_ARTIFACT]):
+            before, after = some.before[-_LONGEST_IN_ARTIFACT:], some.after[:_LONGEST_IN_ARTIFACT]
+            head = f"{some.verdict}, {some.tokens} tokens"
+            parts.append(dialogue(head, some.problem, before + some.answer + after))
     parts += [f"More of them: {page.resolve()}" for page in pages]
     return "\n\n".join(parts) + "\n"
-
-
-def _as_markdown(one: Sample) -> str:
-    text = one.before[-_LONGEST_IN_ARTIFACT:] + one.answer + one.after[:_LONGEST_IN_ARTIFACT]
-    return dialogue(f"{one.verdict}, {one.tokens} tokens", one.problem, text)
 
 
 def _in_words(row: Row, asked: Mapping[int, Problem]) -> str:

@@ -28,10 +28,7 @@ _logger = logging.getLogger("tasks.supervision.child")  # its __name__ is __main
 
 
 class Reporter(logging.Handler):
-    """Tells the parent what happens; a parent that is gone hears nothing.
-
-    As a handler of loggers it tells what they say.
-    """
+    """Sends what happens to the parent, if it is still there; as a log handler, also records."""
 
     def __init__(self, parent: Channel) -> None:
         super().__init__(logging.INFO)
@@ -39,27 +36,32 @@ class Reporter(logging.Handler):
         self._told: tuple[str, float] = ("", 0.0)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tells one log record."""
+        """Sends one log record."""
         self._send(log=[record.name, record.levelno, self.format(record)])
 
     def step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
-        """Tells that a step is done."""
+        """Sends that a step is done."""
         self._send(step=[step, last_step, {name: float(value) for name, value in metrics.items()}])
 
     def progress(self, phase: str) -> None:
-        """Tells that a phase has begun or is a piece further, unless that was said just now."""
+        """Sends that a phase has begun or is a piece further, unless that was sent just now."""
         told, told_at = self._told
         if phase != told or time.monotonic() - told_at > _PROGRESS_INTERVAL_S:
             self._told = phase, time.monotonic()
             self._send(progress=phase)
 
     def done(self, result: object) -> None:
-        """Tells what came of the call, as its last word."""
+        """Sends the call's result, as the last message."""
         self._send(done=pack(result))
 
     def error(self, error: Exception) -> None:
-        """Tells what ended the call, as its last word."""
-        self._send(error=_packed(error))
+        """Sends what ended the call, as the last message: itself, or in words."""
+        try:
+            text = pack(error)
+            unpack(text)
+        except Exception:  # noqa: BLE001  # a foreign exception's own code runs here
+            text = pack(RuntimeError(f"{type(error).__name__}: {first_line(error)}"))
+        self._send(error=text)
 
     def _send(self, **message: Any) -> None:
         with suppress(OSError):
@@ -74,38 +76,24 @@ def main() -> NoReturn:
     dump_stacks_on_request()
     asked = parent.receive()
     borrow(asked["lent"])
-    watch = threading.Thread(
-        target=_leave_with_parent, args=(parent, leaving_s(asked["grace_s"])), daemon=True
-    )
-    watch.start()
-    reporter = Reporter(parent)
-    _log_to(reporter)
-    sys.exit(_work(sys.argv[1], asked["job"], reporter))
-
-
-def _work(name: str, job: str, reporter: Reporter) -> int:
-    """Returns the exit code."""
-    try:
-        function, arguments = unpack(job)
-        result = function(reporter, **arguments)
-    except Exception as error:  # whatever it is, the parent raises it
-        _logger.exception("%s failed:", name)
-        reporter.error(error)
-        return 1
-    reporter.done(result)
-    return 0
-
-
-def _log_to(reporter: Reporter) -> None:
-    """Sends our loggers' records to the parent, and to this process's own log."""
-    own = logging.StreamHandler()
+    leaving = (parent, leaving_s(asked["grace_s"]))
+    threading.Thread(target=_leave_with_parent, args=leaving, daemon=True).start()
+    reporter, own = Reporter(parent), logging.StreamHandler()
     own.setFormatter(RedactingFormatter())
-    for name in ("rl_core", "tasks"):
-        logger = logging.getLogger(name)
+    for logger in map(logging.getLogger, ("rl_core", "tasks")):
         logger.setLevel(logging.INFO)
         logger.addHandler(reporter)
         logger.addHandler(own)
         logger.propagate = False
+    try:
+        function, arguments = unpack(asked["job"])
+        result = function(reporter, **arguments)
+    except Exception as error:  # whatever it is, the parent raises it
+        _logger.exception("%s failed:", sys.argv[1])
+        reporter.error(error)
+        sys.exit(1)
+    reporter.done(result)
+    sys.exit(0)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
@@ -122,16 +110,6 @@ def _leave_with_parent(parent: Channel, within_s: float) -> None:
     time.sleep(within_s)
     end_process_group(os.environ[PROCESS_GROUP])
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _packed(error: Exception) -> str:
-    """Returns an error that can be unpacked: itself, or what it says."""
-    try:
-        text = pack(error)
-        unpack(text)
-    except Exception:  # noqa: BLE001  # a foreign exception's own code runs here
-        return pack(RuntimeError(f"{type(error).__name__}: {first_line(error)}"))
-    return text
 
 
 if __name__ == "__main__":

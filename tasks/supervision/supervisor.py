@@ -13,23 +13,16 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from rl_core.errors import Stalled, WorkerDied
+from rl_core.system import process_group
 from rl_core.system.atomic import open_own
 from rl_core.system.child_process import Child, how_it_ended, pack, unpack
 from rl_core.system.log_file import Log
 from rl_core.system.process_env import credentials_for
-from rl_core.system.process_group import (
-    PROCESS_GROUP,
-    dump_stacks,
-    end_process_group,
-    new_process_group,
-    sweep_sessions,
-)
 from rl_core.system.redaction import redact_error
 from rl_core.system.signals import GRACE_S, StopSignals
 from tasks.supervision.worker_logs import TRAINER_LOGGER, worker_logs
 
-_SHUTDOWN_S: Final = 8.0
-"""Seconds that a child has, beyond its grace period, to save and to end its workers."""
+_SHUTDOWN_S: Final = 8.0  # that a child has, beyond its grace period, to save and end its workers
 _EXIT_S: Final = 5.0
 _STOPPED: Final = tuple(
     code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number)
@@ -57,9 +50,9 @@ def call_supervised(
 ) -> _Result | None:
     """Returns `function(reporter, **arguments)`, called in a child process; None if it was stopped.
 
-    SIGINT and SIGTERM are handed to the child, which ends what it does as it sees fit; then they
-    are raised here as they would have been. However this function ends, no process that the child
-    started outlives it. If this process dies, the child leaves by itself.
+    SIGINT and SIGTERM are handed to the child, which saves and ends; then they are raised here as
+    they would have been. However this function ends, no process that the child started outlives it.
+    If this process dies, the child leaves by itself.
 
     Args:
         function: one of a module of ours; its first argument is the child's `Reporter`.
@@ -69,10 +62,10 @@ def call_supervised(
         stall_s: seconds without any progress after which it is ended.
         logger: gets the workers' warnings and errors.
         grace_s: how long after SIGTERM the child works on.
-        on_step: called with what the child tells by `Reporter.step`.
+        on_step: called with what the child sends by `Reporter.step`.
         joins_ray: it gets the token of a Ray that is not its own.
-        lends: variables that it is lent besides, for a reward function.
-        logs_to_wandb: it is lent wandb's key, for the process of its own that needs it.
+        lends: variables that it gets besides, for a reward function.
+        logs_to_wandb: it gets wandb's key, for the process that uploads.
 
     Raises:
         WorkerDied: the child was killed.
@@ -81,7 +74,7 @@ def call_supervised(
     """
     log_file = log_folder / f"{name}.log"
     log_folder.mkdir(exist_ok=True)
-    group = new_process_group()
+    group = process_group.new_process_group()
     outcome: dict[str, Any] = {}
     with StopSignals(grace_s + _SHUTDOWN_S) as stop:
         with os.fdopen(open_own(log_file, os.O_WRONLY | os.O_APPEND), "ab") as log:
@@ -90,7 +83,7 @@ def call_supervised(
                 name,
                 output=log,
                 needs=["ray"] if joins_ray else [],
-                environment={PROCESS_GROUP: group},
+                environment={process_group.PROCESS_GROUP: group},
             )
         try:
             with worker_logs(log_folder, logger):
@@ -110,8 +103,8 @@ def call_supervised(
                 raise
         finally:
             child.close()
-            end_process_group(group)
-            sweep_sessions()
+            process_group.end_process_group(group)
+            process_group.sweep_sessions()
         code = child.process.returncode
         if stop.requested():
             if "done" not in outcome and code not in _STOPPED:
@@ -131,8 +124,7 @@ def _messages(
 ) -> Iterator[dict[str, Any]]:
     """Yields the child's messages until it ends, and hands it a stop that is asked for meanwhile.
 
-    Raises:
-        Stalled: they tell of no progress for `stall_s`.
+    Raises Stalled if they tell of no progress for `stall_s`.
     """
     told: signal.Signals | None = None
     phase, moved_at = "start", time.monotonic()
@@ -160,7 +152,6 @@ def _messages(
 
 
 def _pass_on(stop: StopSignals, child: Child, logger: Log) -> signal.Signals:
-    """Has the child stop as this process was asked to, and returns the signal."""
     assert stop.asked_by is not None
     limit = "Ctrl-C again does not wait for that"
     if stop.asked_by is signal.SIGTERM:
@@ -171,10 +162,9 @@ def _pass_on(stop: StopSignals, child: Child, logger: Log) -> signal.Signals:
 
 
 def _stalled(phase: str, silent_s: float, stall_s: float, group: str, logger: Log) -> Stalled:
-    """Has all processes say where they stand, and returns the error."""
     detail = f"no progress for {silent_s:.0f} s (watchdog.stall_s={stall_s:g})"
     logger.error("stalled in %s: %s", phase, detail)
-    dump_stacks(group)
+    process_group.dump_stacks(group)
     time.sleep(_DUMP_S)
     return Stalled(phase, f"{detail}; the stacks of its threads end the files in workers/")
 
@@ -193,7 +183,6 @@ def _tell(
 
 
 def _how(code: int, log_file: Path) -> str:
-    """Returns how the child ended and what it said last."""
     lines = log_file.read_text(errors="replace").splitlines()
     said = [line.strip() for line in lines if line.strip()][-_LINES_SHOWN:]
     return f"{how_it_ended(code)}; {log_file} ends with: {' | '.join(said) or '(nothing)'}"

@@ -28,10 +28,7 @@ def train_for_parent(
     model_path: Path,
     evaluates: bool,
 ) -> int:
-    """Trains as `train_model` does, in a process whose parent hears of it through the reporter.
-
-    With `evaluates` its engines then answer the test problems, see `ask_trained`.
-    """
+    """Trains as `train_model`, in a watched process; if it `evaluates`, see `ask_trained`."""
     ask = partial(ask_trained, config, run, data, model_path)
     with training(run, wait_s=leaving_s(config.trainer.stop_grace_s)):
         return train_model(

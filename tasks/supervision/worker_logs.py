@@ -1,4 +1,4 @@
-"""What learner and engines say, passed on to the logger of whoever asked for them.
+"""What learner and engines say, passed on to the logger of the process that started them.
 
 Each process writes all of its output to a file of its own, and there it stays. Passed on are the
 lines of loggers that people should see: warnings and errors, and everything from INFO up of our
@@ -20,13 +20,10 @@ from typing import Final
 from rl_core.system.log_file import Log, redact
 from rl_core.system.words import cut, printable
 
-TRAINER_LOGGER: Final = "tasks.train"
-"""What the trainer logs under this name goes to the logger of whoever asked for the training."""
+TRAINER_LOGGER: Final = "tasks.train"  # the caller's own logger gets what the trainer logs here
 _POLL_S: Final = 2.0
-_READ_BYTES: Final = 2**16
-"""Of a file in one look; of more, only the end is read."""
-_LINES: Final = 20
-"""Passed on of a file in `_WINDOW_S`; the others are counted."""
+_READ_BYTES: Final = 2**16  # of a file in one look; of more, only the end is read
+_LINES: Final = 20  # passed on of a file in `_WINDOW_S`; the others are counted
 _WINDOW_S: Final = 60.0
 _LINE_CHARACTERS: Final = 500
 _REMEMBERED: Final = 1_000
@@ -80,7 +77,7 @@ class _Tail:
         self._window: tuple[float, int] = (float("-inf"), 0)
 
     def look(self, logger: Log, *, at_end: bool) -> None:
-        """Tells what is new of it: a line that differs in its numbers only was told before."""
+        """Passes on what is new, once for all lines that differ only in their numbers."""
         size = self.path.stat().st_size
         start = max(self._offset, size - _READ_BYTES)
         with self.path.open("rb") as file:
@@ -112,8 +109,8 @@ class _Tail:
 def worker_logs(folder: Path, logger: Log) -> Iterator[None]:
     """Passes on what learner and engines say within the block, each thing once: `engine_0: text`.
 
-    A thread looks into their files in a run's `workers/` now and then: it costs the workers
-    nothing, and a worker that writes without end costs no more than the last of it.
+    A thread looks into their files in a run's `workers/` now and then: that costs the workers
+    nothing, and of a worker that writes without end only the last lines are read.
     """
     tails = {path: _Tail(path, from_start=False) for path in _files(folder)}
     over = threading.Event()

@@ -12,7 +12,7 @@ from rl_core.runs.run_folder import RunFolder, write_unless_full
 from rl_core.system.disk_reserve import RESERVE_BYTES, hold_reserve
 from tasks.evaluate import evaluate_with
 from tasks.promote import promote_run
-from tasks.report import write_last_report, write_report
+from tasks.report import write_report
 from tests.support.faults import leave_free, mounted_small_disk
 from tests.tasks.test_evaluate import KnowingEngines, finished_run, settings, write_data
 
@@ -47,7 +47,7 @@ def test_a_full_disk_costs_rows_and_report_but_no_number_and_not_the_run(
             evaluate_with(KnowingEngines(tiny_model_path), config, run, data, tiny_model_path)
         promotion = promote_run(config, run, data, tiny_model_path)
         with stage("report"):
-            report = write_last_report(run)
+            report = write_report(run.path, is_last_stage=True)
     record = run.read()
     assert (record.status, record.accuracy_before, record.accuracy_after) == ("finished", 0.25, 1.0)
     assert promotion.reason == "not promoted: the rows of its evaluation were not kept"

@@ -219,7 +219,7 @@ def test_prompt_lengths_are_measured_against_the_limit(sound, tmp_path):
     assert train["check"] == "prompt_tokens_train"
     assert "=256 tokens (min 1, mean 128.5, p99 253, max 256)" in train["proves"]
     assert "(min 7, mean 7.0, p99 7, max 7)" in test["proves"]
-    assert validation.lengths.smallest_limit == 256
+    assert "1 to 256 tokens, which is the smallest limit" in validation.lengths.verdict
 
     lengths = iter(list(range(3, 259)) + [7] * 12)
     with pytest.raises(ValidationFailed) as caught:
@@ -277,7 +277,7 @@ def test_word_problems_are_measured_one_by_one(tmp_path, tiny_model_path):
     with pytest.raises(ValidationFailed, match=r"1 of 3 prompts \(33\.3%\) are rejected") as caught:
         validate_dataset(config, tmp_path / "data", tiny_model_path)
     report = caught.value.validation.lengths
-    assert report.smallest_limit == max(lengths)
+    assert report.verdict.endswith(f"the smallest limit that keeps all is {max(lengths)}")
     assert sum(row["train"] for row in report.histogram) == 2
 
 

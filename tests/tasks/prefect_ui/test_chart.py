@@ -4,7 +4,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.prefect_ui.chart import MOST_POINTS, WIDTH, Chart, Series, draw, stacked, thinned, ticks
+from tasks.prefect_ui.chart import (
+    BOTTOM,
+    MOST_POINTS,
+    WIDTH,
+    Chart,
+    Series,
+    draw,
+    stacked,
+    thinned,
+    ticks,
+)
 
 
 def shapes(chart: Chart | None, kind: str) -> list[ElementTree.Element]:
@@ -43,7 +53,7 @@ def test_where_a_hover_looks_is_where_the_line_is():
     (first, middle, last) = drawn
     assert middle[0] - first[0] == pytest.approx(last[0] - middle[0], abs=0.2)
     assert last[1] == pytest.approx((first[1] + middle[1]) / 2, abs=0.1)
-    assert all(chart.top <= y <= chart.bottom for _, y in drawn)
+    assert all(chart.top <= y <= BOTTOM for _, y in drawn)
     found = json.loads(chart.hover)
     assert found["x"] == chart.x
     assert found["says"] == ["step 0: a 1", "step 5: a 3", "step 10: a 2"]
