@@ -5,7 +5,6 @@ The stages are those of `countdown_train.py`; here is what a night has beside th
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
@@ -16,6 +15,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 from prefect.logging.loggers import flow_run_logger
+from prefect.utilities.callables import get_call_parameters
 
 from flows.countdown_train import own_name, run_pipeline, settings_of
 from flows.errors import one_line
@@ -38,9 +38,7 @@ from tasks.start import StartFrom, start_task
 @redacting_errors()
 def tell_of_crash(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Has the worker tell of a night whose process died, which cannot tell itself."""
-    call = inspect.signature(nightly.fn).bind(**flow_run.parameters)
-    call.apply_defaults()
-    asked = call.arguments
+    asked = get_call_parameters(nightly.fn, (), flow_run.parameters)
     night = Night(flow_run, settings_of(asked["preset"], asked["overrides"]))
     run = _run_of(night)
     if run is not None:
@@ -48,11 +46,10 @@ def tell_of_crash(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) ->
             return  # it told of that itself, and its process ended with an exit code as it should
         assert night.config is not None
         night = Night(flow_run, night.config.model_copy(update={"run_id": run.run_id}))
-    reason, _ = killed(night, state.message)
+    reason = killed(night, state.message)
     if "failed" in asked["events"]:
-        log = flow_run_logger(flow_run)
         listeners = Listeners(asked["webhook"] or None, tuple(asked["command"]))
-        notify(listeners, message("failed", night, reason), log)
+        notify(listeners, message("failed", night, reason), flow_run_logger(flow_run))
 
 
 @flow(name="nightly", on_crashed=[tell_of_crash])

@@ -27,7 +27,7 @@ from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS
 from rl_core.runs.settings_file import leaves, settings_as_yaml
 from rl_core.section import Section
-from rl_core.system.words import LINES, printable
+from rl_core.system.words import LINES, in_one_line, printable
 from tasks.importers.verl_table import NAMES, meaning
 
 _WIDTH: Final = 100
@@ -61,9 +61,8 @@ class Setting:
     """Its type and its bounds."""
     default: str
     presets: Mapping[str, str]
-    """The values of the presets that set it."""
+    """Its values in the presets that set it."""
     verl: tuple[str, ...]
-    """Its names in verl."""
 
 
 def explain(words: Sequence[str]) -> None:
@@ -128,7 +127,11 @@ def _say_in_force(found: Sequence[Setting], config: RunConfig) -> None:
         say(f"{in_words(setting)}\n  {'here':9} {value} with preset={config.preset}")
 
 
-_preset = cache(read_preset)
+@cache
+def _presets() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Returns of each preset its env, and what it sets by dotted key."""
+    read = {name: read_preset(name) for name in _PRESETS}
+    return {name: (env, dict(leaves(settings))) for name, (env, settings) in read.items()}
 
 
 @cache
@@ -156,11 +159,10 @@ def _named(key: str) -> list[Setting]:
 def in_words(setting: Setting) -> str:
     """Returns all that is known of a setting, one fact per line."""
     only = f"  (env={setting.env})" if setting.env else ""
-    presets = ", ".join(f"{name} {value}" for name, value in setting.presets.items())
     facts = {
         "allowed": setting.allowed,
         "default": setting.default,
-        "presets": presets,
+        "presets": ", ".join(f"{name} {value}" for name, value in setting.presets.items()),
         "verl": ", ".join(setting.verl),
     }
     lines = [f"{setting.key}{only}", *_wrapped(setting.meaning, "  ")]
@@ -202,7 +204,11 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
             words.get(name, ""),
             _allowed(schema[name]),
             _text(schema[name].get("default")),
-            _said_by_presets(key, env),
+            {
+                preset: _text(said[key])
+                for preset, (its_env, said) in _presets().items()
+                if key in said and env in (None, its_env)
+            },
             tuple(verl for verl, ours in NAMES.items() if ours == key),
         )
 
@@ -220,9 +226,7 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
         for field, after in pairwise(definition.body):
             if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
                 paragraphs = inspect.cleandoc(ast.literal_eval(after.value)).split("\n\n")
-                found[ast.unparse(field.target)] = "\n".join(
-                    " ".join(p.split()) for p in paragraphs
-                )
+                found[ast.unparse(field.target)] = "\n".join(map(in_one_line, paragraphs))
     return found
 
 
@@ -241,17 +245,6 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     kind = "a path" if schema.get("format") == "path" else _KINDS[schema["type"]]
     bounds = [said.format(schema[name]) for name, said in _BOUNDS.items() if name in schema]
     return f"{kind} {', '.join(bounds)}" if bounds else kind
-
-
-def _said_by_presets(key: str, env: str | None) -> dict[str, str]:
-    section, _, name = key.rpartition(".")
-    said = {}
-    for preset in _PRESETS:
-        its_env, settings = _preset(preset)
-        values = settings.get(section, {}) if section else settings
-        if name in values and env in (None, its_env):
-            said[preset] = _text(values[name])
-    return said
 
 
 def _setting_lines(setting: Setting, name: str, value: Any, indent: str) -> list[str]:

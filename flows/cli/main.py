@@ -12,8 +12,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 from io import TextIOWrapper
-from types import FrameType
-from typing import Final, NoReturn
+from pkgutil import resolve_name
+from typing import Any, Final, NoReturn
 
 from flows.cli.commands import BAD_INPUT, COMMANDS, PROGRAM, parse
 from flows.errors import BadInputError, RunFailedError, SettingsError, one_line
@@ -56,13 +56,13 @@ def run_command(arguments: Sequence[str]) -> int:
     """Runs one command and returns its exit code; says on stderr what went wrong."""
     options = parse(arguments)
     try:
-        command = COMMANDS[options.pop("command")].load()
-        command(options.pop("words"), **options)
+        command = COMMANDS[options.pop("command")]
+        resolve_name(f"flows.cli.{command.function}")(options.pop("words"), **options)
         sys.stdout.flush()
     except (SettingsError, BadInputError) as error:
         return _say(str(error), BAD_INPUT)
     except KeyboardInterrupt as error:
-        return _say(f"interrupted: {error}" if str(error) else "interrupted", FAILED)
+        return _say(f"interrupted: {error}".removesuffix(": "), FAILED)
     except RunFailedError as error:
         return _say(str(error), FAILED)
     except BrokenPipeError:
@@ -82,5 +82,5 @@ def _say(message: str, code: int) -> int:
     return code
 
 
-def _raise_interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+def _raise_interrupt(signum: int, frame: Any) -> NoReturn:
     raise KeyboardInterrupt(signal.Signals(signum).name)

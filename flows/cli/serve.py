@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
@@ -64,8 +65,9 @@ _LEAVE_S: Final = 45.0
 """For a run to finish its step, save and leave, see rl_core/system/signals.py."""
 _STOP_S: Final = 15.0
 _POLL_S: Final = 0.5
-_RESTARTS: Final = (3, 600.0)
-"""At most so many restarts of the server within so many seconds."""
+_RESTARTS: Final = 3
+"""At most so many restarts of the server within `_RESTARTS_S`."""
+_RESTARTS_S: Final = 600.0
 _LINES_SHOWN: Final = 3
 _LOG_BYTES: Final = 10 * 2**20
 """Of a log, and as much of its `.1`."""
@@ -84,11 +86,11 @@ def serve(words: Sequence[str]) -> None:
         signal.signal(signal.SIGHUP, signal.default_int_handler)
     with suppress(KeyboardInterrupt), _Processes() as processes:
         url, restart_server = _server(processes)
-        names = _pool_and_automations()
+        names = ", ".join(_pool_and_automations())
         for line in before_the_deploy(night):
             say(f"note         {line}")
         processes.call(*_DEPLOY)
-        say(f"deployments  from deployments/prefect.yaml, and the automations {', '.join(names)}")
+        say(f"deployments  from deployments/prefect.yaml, and the automations {names}")
         processes.start("worker", *_WORKER)
         say(f"night        {next_night(night)}")
         say(f"worker       takes one run at a time; logs in {processes.logs}")
@@ -128,10 +130,7 @@ def _server(processes: _Processes) -> tuple[str, Callable[[], None] | None]:
     _refuse_taken(host, port)
     os.environ["PREFECT_API_URL"] = url
     refresh_global_settings_context()  # the server's pages get the URL from it
-    try:
-        safe = server_environment(get_current_settings())
-    except (OSError, ValueError) as error:
-        raise BadInputError(str(error)) from None
+    safe = server_environment(get_current_settings())
     if own.auth_string is None:
         login, where = safe[SERVER_AUTH_STRING], f"`cat {login_file(settings.home)}`"
     else:
@@ -141,7 +140,12 @@ def _server(processes: _Processes) -> tuple[str, Callable[[], None] | None]:
     def start() -> None:
         command = ("server", "start", "--host", host, "--port", str(port))
         processes.start("server", *command, environment=safe)
-        processes.wait_for_server(url)
+        deadline = time.monotonic() + _START_S
+        while not _answers(url):
+            processes.refuse_dead()
+            if time.monotonic() > deadline:
+                raise RunFailedError(f"the server did not start; see {processes.logs}")
+            time.sleep(_POLL_S)
 
     start()
     say(f"server       {url.removesuffix('/api')}")
@@ -170,11 +174,10 @@ def _look_at_login(url: str) -> None:
 
 def _run_it(url: str) -> str:
     """Returns the command that starts a run from any folder and terminal."""
-    variables = {"PREFECT_API_URL": url, "PREFECT_PLUGINS_ENABLED": "true"}
+    words = [f"PREFECT_API_URL={shlex.quote(url)}", "PREFECT_PLUGINS_ENABLED=true"]
     if "PREFECT_HOME" in os.environ:
-        variables["PREFECT_HOME"] = str(get_current_settings().home)
+        words.append(f"PREFECT_HOME={shlex.quote(str(get_current_settings().home))}")
     program = shlex.quote(str(Path(sys.executable).with_name("prefect")))
-    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return " ".join([*words, program, "deployment run countdown-train/countdown-train"])
 
 
@@ -288,17 +291,9 @@ class _Processes:
             what = f"`prefect {' '.join(arguments)}` failed ({done.returncode})"
             raise RunFailedError(f"{what}\n{_end_of(done.stdout + done.stderr)}")
 
-    def wait_for_server(self, url: str) -> None:
-        deadline = time.monotonic() + _START_S
-        while not _answers(url):
-            self._refuse_dead()
-            if time.monotonic() > deadline:
-                raise RunFailedError(f"Prefect did not start in {_START_S:.0f} s; see {self.logs}")
-            time.sleep(_POLL_S)
-
     def watch(self, start_server: Callable[[], None] | None) -> NoReturn:
         """Restarts the server, if it was started here; raises when another process ends."""
-        restarts: list[float] = []
+        restarts: deque[float] = deque(maxlen=_RESTARTS)
         while True:
             for name in self._started:
                 _cut(self.logs / f"{name}.log")
@@ -306,10 +301,10 @@ class _Processes:
                 say(f"{self._how_it_ended('server')}: it is started again, and runs go on")
                 start_server()
                 continue  # if it ended again meanwhile, that is another restart
-            self._refuse_dead()
+            self.refuse_dead()
             time.sleep(_POLL_S)
 
-    def _refuse_dead(self) -> None:
+    def refuse_dead(self) -> None:
         for name, process in self._started.items():
             if process.poll() is not None:
                 said = _end_of((self.logs / f"{name}.log").read_text(errors="replace"))
@@ -320,10 +315,9 @@ class _Processes:
         return f"the {name} ended ({ended}), see {self.logs / name}.log"
 
     def _environment(self) -> dict[str, str]:
-        # deployments/prefect.yaml reads PWD. Prefect's own lines belong in the logs.
-        quiet = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
-        own = {name: value for name, value in os.environ.items() if name != quiet}
-        return {**own, _MARK: self._mark, "PWD": str(_ROOT)}
+        own = {**os.environ, _MARK: self._mark, "PWD": str(_ROOT)}  # prefect.yaml reads PWD
+        own.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)  # its lines belong in the logs
+        return own
 
     def _marked(self, but: Sequence[int]) -> list[psutil.Process]:
         """Returns the living processes that descend from the commands, except these."""
@@ -342,12 +336,11 @@ class _Processes:
                 process.poll()  # else it would stay as a zombie
 
 
-def _again(restarts: list[float]) -> bool:
+def _again(restarts: deque[float]) -> bool:
     now = time.monotonic()
-    most, within_s = _RESTARTS
-    restarts[:] = [at for at in restarts if now - at < within_s]
-    if len(restarts) >= most:
-        say(f"the server is not started again: {most} restarts in {within_s / 60:g} minutes")
+    if len(restarts) == _RESTARTS and now - restarts[0] < _RESTARTS_S:
+        minutes = f"{_RESTARTS_S / 60:g} minutes"
+        say(f"the server is not started again: {_RESTARTS} restarts in {minutes}")
         return False
     restarts.append(now)
     return True

@@ -87,8 +87,8 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
     return {**told, "text": redact("\n".join(lines))}
 
 
-def killed(night: Night, said: str | None) -> tuple[str, str | None]:
-    """Returns why a process is gone that could not tell it itself, and what to do; noted, too.
+def killed(night: Night, said: str | None) -> str:
+    """Returns why a night's process is gone, which could not report it, and notes it in `run.json`.
 
     `said` is the message of the state that Prefect's worker gave the flow run.
     """
@@ -96,14 +96,11 @@ def killed(night: Night, said: str | None) -> tuple[str, str | None]:
     reason = f"its process ended: {how_it_ended(int(found[1]))}" if found else said or "it died"
     if found and int(found[1]) == -9:
         reason = "its process was killed by SIGKILL (often by the kernel for want of memory)"
-    run = night.run
-    if run is None:
-        return reason, None
-    step = last_saved(run)
-    following = f"Retry goes on from step {step}" if step else "Retry starts it again"
-    if run.read().status != "finished":
-        run.update(status="interrupted", reason=reason, next_step=following)
-    return reason, following
+    if night.run is not None and night.run.read().status != "finished":
+        step = last_saved(night.run)
+        following = f"Retry goes on from step {step}" if step else "Retry starts it again"
+        night.run.update(status="interrupted", reason=reason, next_step=following)
+    return reason
 
 
 def _facts(night: Night, run: RunFolder) -> dict[str, Any]:

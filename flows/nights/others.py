@@ -21,12 +21,7 @@ from zoneinfo import ZoneInfo
 from httpx import HTTPError
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterId,
-    FlowRunFilter,
-    FlowRunFilterExpectedStartTime,
-)
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
@@ -66,11 +61,10 @@ def refusing_others(tell: TellOfRefused) -> Iterator[None]:
     if own is None or own.deployment_id is None:
         yield
         return
-    flow_run = own.id
 
     def look() -> None:
         with get_client(sync_client=True) as client:
-            refuse_others(client, client.read_flow_run(flow_run), tell)
+            refuse_others(client, client.read_flow_run(own.id), tell)
 
     thread = look_on(look, is_over)
     try:
@@ -168,12 +162,22 @@ def unseen(
     known = {_due(run) for run in runs if not _never_started(run, there)}
     known |= set() if own is None else {_due(own)}
     missed = [due for due in _due_times(there, since, until) if due not in known]
-    lost = [run for run in runs if _is_lost(run, since)]
+    lost = [
+        run.name
+        for run in runs
+        if (state := run.state) is not None
+        and state.type is StateType.CRASHED
+        and state.timestamp > since
+        and str(state.message).startswith(_NO_HEARTBEAT)
+    ]
     said = []
     if missed:
-        said.append(f"{_nights(missed)} did not start in time: no server or no worker was there")
+        times = ", ".join(f"{due:%Y-%m-%d %H:%M}" for due in missed[-_SHOWN:])
+        more = f" and {len(missed) - _SHOWN} before" if len(missed) > _SHOWN else ""
+        nights = f"the night{'s' if missed[1:] else ''} of {times}{more}"
+        said.append(f"{nights} did not start in time: no server or no worker was there")
     if lost:
-        names = ", ".join(run.name for run in lost[:_SHOWN])
+        names = ", ".join(lost[:_SHOWN])
         said.append(f"{names} ended without a word: its machine or its worker was gone")
     return "; ".join(said) or None
 
@@ -186,21 +190,6 @@ def _never_started(run: FlowRun, there: DeploymentResponse) -> bool:
         options = there.concurrency_options
         return options is None or options.collision_strategy.value != "ENQUEUE"
     return state.name == "Missed" or state.message == _LIMIT_REACHED
-
-
-def _is_lost(run: FlowRun, since: datetime) -> bool:
-    state = run.state
-    if state is None or state.type is not StateType.CRASHED or state.timestamp <= since:
-        return False
-    return str(state.message).startswith(_NO_HEARTBEAT)
-
-
-def _nights(times: Sequence[datetime]) -> str:
-    shown = ", ".join(f"{due:%Y-%m-%d %H:%M}" for due in times[-_SHOWN:])
-    if len(times) == 1:
-        return f"the night of {shown}"
-    more = len(times) - _SHOWN
-    return f"the nights of {shown}" + (f" and {more} before" if more > 0 else "")
 
 
 def _due(run: FlowRun) -> datetime:
@@ -226,11 +215,10 @@ def _due_times(there: DeploymentResponse, since: datetime, until: datetime) -> l
 
 def _runs_of(client: SyncPrefectClient, deployment_id: Any) -> list[FlowRun]:
     """Returns the latest flow runs of a deployment that are due."""
+    due = {"expected_start_time": {"before_": datetime.now(UTC)}}
     return client.read_flow_runs(
-        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id])),
-        flow_run_filter=FlowRunFilter(
-            expected_start_time=FlowRunFilterExpectedStartTime(before_=datetime.now(UTC))
-        ),
+        deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [deployment_id]}}),
+        flow_run_filter=FlowRunFilter.model_validate(due),
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
         limit=_RUNS_READ,
     )

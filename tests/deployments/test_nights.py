@@ -169,7 +169,7 @@ def test_pruning_leaves_what_must_stay_and_says_why(place: Place) -> None:
 def test_a_killed_night_is_told_of_by_the_worker_and_goes_on_from_the_same_champion(
     place: Place, survived: Ledger
 ) -> None:
-    config = settings_of_run(place.first, place.root)
+    config = settings_of_run(place.first)
     champion = crown(config, place.first, Path(str(place.first.read().data)))
     place.hook.told.clear()
     night = place.night("trainer.total_steps=40")

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -211,7 +212,7 @@ def test_a_server_that_ends_again_and_again_is_given_up(
 def test_restarts_that_are_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(serve.time, "monotonic", lambda: now[0])
-    restarts: list[float] = []
+    restarts: deque[float] = deque(maxlen=serve._RESTARTS)
     for now[0] in (0.0, 1.0, 602.0, 700.0, 701.0):
         assert serve._again(restarts)
     now[0] = 1_200.0
