@@ -20,6 +20,7 @@ from flows.errors import BadInputError, RunFailedError, SettingsError, one_line
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.redaction import redact
 from rl_core.system.words import in_one_line, printable
+from tasks.preflight_checks.finding import PreflightError
 
 FINE: Final = 0
 FAILED: Final = 1
@@ -59,7 +60,7 @@ def run_command(arguments: Sequence[str]) -> int:
         command = COMMANDS[options.pop("command")]
         resolve_name(f"flows.cli.{command.function}")(options.pop("words"), **options)
         sys.stdout.flush()
-    except (SettingsError, BadInputError) as error:
+    except (SettingsError, BadInputError, PreflightError) as error:
         return _say(str(error), BAD_INPUT)
     except KeyboardInterrupt as error:
         return _say(f"interrupted: {error}".removesuffix(": "), FAILED)

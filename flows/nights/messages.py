@@ -1,4 +1,4 @@
-"""What a night tells: one object for programs, whose `text` says all of it for people."""
+"""A night's messages: one object for programs, whose `text` says all of it for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flows.runs.run_record import last_saved
 from flows.runs.summary import accuracy_in_words, intervals_of
 from rl_core.checkpoints.champion import PromotedContender
 from rl_core.config.run import RunConfig
-from rl_core.runs.run_folder import RunFolder, RunRecord
+from rl_core.runs.run_folder import RunFolder
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.log_file import redact
 from tasks.start import Start, champion_of
@@ -50,7 +50,7 @@ class Night:
         return run if run.is_there() else None
 
     def champion(self) -> PromotedContender | None:
-        """Returns the champion of the run's problems; None, too, if nothing tells it."""
+        """Returns the champion of the run's problems; None, too, if it cannot be read."""
         data = self.run.read().data if self.run else None
         if self.config is None or data is None:
             return None
@@ -74,10 +74,8 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
     }
     lines = [f"the night{f' of {night.due}' if night.due else ''} {event}: {reason}"]
     if night.run is not None:
-        facts = _facts(night, night.run)
-        told |= facts
-        lines[0] = f"{night.run.run_id} {event}: {reason}"
-        lines += _lines(facts, night, night.run.read())
+        told |= _facts(night, night.run)
+        lines = [f"{night.run.run_id} {event}: {reason}", *_lines(told, night)]
     if night.start is not None and not night.start.is_as_asked:
         lines.append(f"warning: it started {night.start.sentence}")
     if told["flow_run"]:
@@ -107,7 +105,7 @@ def _facts(night: Night, run: RunFolder) -> dict[str, Any]:
     record, champion = run.read(), night.champion()
     report = run.path / "report.html"
     try:
-        intervals = intervals_of(record, run.root)
+        intervals = intervals_of(run)
     except Exception:  # the message is sent whatever fails
         _logger.exception("the intervals of the accuracies are not known:")
         intervals = {}
@@ -127,16 +125,16 @@ def _facts(night: Night, run: RunFolder) -> dict[str, Any]:
     }
 
 
-def _lines(facts: dict[str, Any], night: Night, record: RunRecord) -> list[str]:
+def _lines(facts: dict[str, Any], night: Night) -> list[str]:
     lines = []
-    if record.accuracy_before is not None or record.accuracy_after is not None:
+    if facts["accuracy_before"] is not None or facts["accuracy_after"] is not None:
         before, after = (
             accuracy_in_words(facts[f"accuracy_{when}"], facts[f"accuracy_{when}_interval"])
             for when in ("before", "after")
         )
         lines.append(f"accuracy {before} -> {after}")
-    start = f", started from {record.started_from}" if night.start and night.start.folder else ""
-    lines.append(f"{record.steps} steps in {facts['minutes']:g} min on {platform.node()}{start}")
-    if record.next_step:
-        lines.append(f"what to do next: {record.next_step}")
+    start = f", started from {facts['started_from']}" if night.start and night.start.folder else ""
+    lines.append(f"{facts['steps']} steps in {facts['minutes']:g} min on {facts['host']}{start}")
+    if facts["next_step"]:
+        lines.append(f"what to do next: {facts['next_step']}")
     return lines
