@@ -89,7 +89,7 @@ def refuse_others(client: SyncPrefectClient, own: FlowRun, tell: TellOfRefused) 
     for run in _runs_of(client, own.deployment_id):
         if run.state is None or run.state.message != _LIMIT_REACHED or run.id == own.id:
             continue
-        is_missed = run.auto_scheduled and _due(run) < missed_before
+        is_missed = run.auto_scheduled and (run.expected_start_time or began) < missed_before
         why = (
             "Missed: no server or worker was there when it was due."
             if is_missed
@@ -159,8 +159,9 @@ def unseen(
 
     `own`: the night that asks, which did start.
     """
-    known = {_due(run) for run in runs if not _never_started(run, there)}
-    known |= set() if own is None else {_due(own)}
+    known = {run.expected_start_time for run in runs if not _never_started(run, there)}
+    if own is not None:
+        known.add(own.expected_start_time)
     missed = [due for due in _due_times(there, since, until) if due not in known]
     lost = [
         run.name
@@ -190,11 +191,6 @@ def _never_started(run: FlowRun, there: DeploymentResponse) -> bool:
         options = there.concurrency_options
         return options is None or options.collision_strategy.value != "ENQUEUE"
     return state.name == "Missed" or state.message == _LIMIT_REACHED
-
-
-def _due(run: FlowRun) -> datetime:
-    assert run.expected_start_time is not None
-    return run.expected_start_time
 
 
 def _due_times(there: DeploymentResponse, since: datetime, until: datetime) -> list[datetime]:
