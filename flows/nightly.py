@@ -38,7 +38,7 @@ from tasks.start import Start, StartFrom, start_task
 
 @redacting_errors()
 def tell_of_crash(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Has the worker tell of a night whose process died, which cannot tell itself."""
+    """Sends the message of a night whose process died; Prefect calls it in the worker."""
     asked = get_call_parameters(nightly.fn, (), flow_run.parameters)
     config = settings_of(asked["preset"], asked["overrides"])
     night = Night(flow_run, config)
@@ -71,11 +71,12 @@ def nightly(
             them stands before `preset`. The seed is that of the first night; each later night adds
             one.
         start_from: The champion of the same test problems, which is then also the reference of the
-            KL penalty, or the base model of the settings (afresh), as where no champion is yet.
+            KL penalty, or the base model of the settings (afresh, also if no champion is there).
         webhook: Receives a JSON object (POST) for each of the events. Name an environment
-            variable of the worker or a Prefect Secret block that holds the URL: a URL itself is
-            seen here by all who see the run.
-        command: A program and its arguments, which gets the same on its standard input. No shell.
+            variable of the worker or a Prefect Secret block that holds the URL: all who see the
+            run see a URL that is written here.
+        command: A program and its arguments, without a shell; it reads the same object from its
+            standard input.
         events: What a message is sent for. failed: the night ended with an error or was killed.
             promoted: its model is the new champion. finished: it is not. refused: another night was
             not over when it was due. missed: earlier nights did not start, or ended unseen.
@@ -131,7 +132,7 @@ def _started(config: RunConfig, start_from: StartFrom) -> Iterator[tuple[RunConf
 
 
 def _missed(own: FlowRun | None) -> str | None:
-    """Returns which nights did not run before this one; nothing of that may end this one."""
+    """Returns which nights did not run before this one; an error is only logged."""
     if own is None:
         return None
     try:

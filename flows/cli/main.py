@@ -37,7 +37,7 @@ _DEFAULTS: Final = {
 def main() -> NoReturn:
     """Runs the command line and exits; the entry point `countdown-train`."""
     if "_ARGCOMPLETE" in os.environ:
-        from flows.cli.completion import answer_shell  # a TAB, for which alone it is loaded
+        from flows.cli.completion import answer_shell  # only a TAB needs it
 
         answer_shell()
     apply_defaults()
@@ -68,7 +68,7 @@ def run_command(arguments: Sequence[str]) -> int:
         return _say(str(error), FAILED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone
-    except Exception as error:  # noqa: BLE001  # whatever it is, a person reads one line
+    except Exception as error:  # noqa: BLE001  # a person reads one line of any error
         if type(error) is ValueError:
             return _say(in_one_line(error), BAD_INPUT)
         return _say(one_line(error), FAILED)

@@ -41,7 +41,7 @@ _NO_HEARTBEAT: Final = "No heartbeat"
 """How the message of `deployments/automations.yaml` begins."""
 _LAST_LOOK_S: Final = 5.0
 _TIME_TO_START: Final = timedelta(minutes=2)
-"""So soon no night counts as missed: server and worker need that long, and other nights wait."""
+"""Less late, a night is not missed: server and worker need time, and other nights may wait."""
 _RUNS_READ: Final = 100
 _FILE: Final = "deployments/night.yaml"
 _SHOWN: Final = 3

@@ -43,7 +43,7 @@ _TIMELINES: Final = {"memory/peak_gib/": "", "memory/host_gib/": "host "}
 _STEPS_KEPT: Final = 20
 _STEPS_IN_TABLE: Final = 8
 _MISTAKES: Final = (BadInputError, SettingsError, PreflightError)
-"""Worded for the person who made them: where in the program they were found helps nobody."""
+"""Their messages tell the user all: a traceback would not help."""
 _logger = logging.getLogger(__name__)
 
 
