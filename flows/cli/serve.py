@@ -18,7 +18,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Final, NoReturn
@@ -46,6 +46,7 @@ from flows.prefect_patches.login import (
     login_file,
     server_environment,
 )
+from flows.prefect_patches.private_server import answers
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.network import LOOPBACK
 from rl_core.system.process_group import environment_of, members
@@ -117,7 +118,7 @@ def notify(words: Sequence[str]) -> None:
 def _server(processes: _Processes) -> tuple[str, Callable[[], None] | None]:
     """Returns the URL of the settings' server, or of one that is started here, and its restart."""
     settings = get_current_settings()
-    if settings.api.url is not None and _answers(settings.api.url):
+    if settings.api.url is not None and answers(settings.api.url):
         _look_at_login(settings.api.url)
         say(f"server       {settings.api.url.removesuffix('/api')}")
         return settings.api.url, None
@@ -141,7 +142,7 @@ def _server(processes: _Processes) -> tuple[str, Callable[[], None] | None]:
         command = ("server", "start", "--host", host, "--port", str(port))
         processes.start("server", *command, environment=safe)
         deadline = time.monotonic() + _START_S
-        while not _answers(url):
+        while not answers(url):
             processes.refuse_dead()
             if time.monotonic() > deadline:
                 raise RunFailedError(f"the server did not start; see {processes.logs}")
@@ -193,13 +194,6 @@ def _refuse_taken(host: str, port: int) -> None:
             ) from None
 
 
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
-
-
 def _pool_and_automations() -> list[str]:
     """Makes or updates them, and returns the automations' names.
 
@@ -233,7 +227,7 @@ def says_the_same(there: AutomationCore, automation: AutomationCore) -> bool:
     return there.model_dump(include=fields) == automation.model_dump(include=fields)
 
 
-class _Processes:
+class _Processes(AbstractContextManager["_Processes"]):
     """Prefect's long-running commands, which end in `__exit__` with all that they started.
 
     Each has its own session, so a terminal's Ctrl-C reaches only this process. It stops the worker
@@ -245,9 +239,6 @@ class _Processes:
         self.logs.mkdir(parents=True, exist_ok=True)
         self._mark = secrets.token_hex(8)
         self._started: dict[str, subprocess.Popen[bytes]] = {}
-
-    def __enter__(self) -> _Processes:
-        return self
 
     def __exit__(self, *error: object) -> None:
         for signum in _STOPS:
