@@ -70,7 +70,7 @@ def explain(words: Sequence[str]) -> None:
     if not words:
         raise BadInputError("explain takes a KEY, as actor.lr, or KEY=VALUE (config lists all)")
     (key, equals, value), others = words[0].partition("="), words[1:]
-    ours, found = NAMES.get(key, key), _named(key)
+    ours, found = NAMES.get(key, key), find_settings(key)
     if not found and (reason := meaning(key, "")) is not None:
         say(f"{key}: verl's, without a meaning here: {reason[0]}")
         return
@@ -82,7 +82,8 @@ def explain(words: Sequence[str]) -> None:
             say(f"{setting.key:32} {setting.meaning.partition('. ')[0].splitlines()[0]}")
         return
     else:
-        found = find_settings(key)
+        if not found:
+            check_key(key, ())  # names the nearest
         if not equals and others:
             _say_in_force(found, compose(others))
             return
@@ -91,8 +92,8 @@ def explain(words: Sequence[str]) -> None:
         say("\n\n".join(map(in_words, found)))
     if equals:
         envs = {setting.env for setting in found}
-        if len(envs) == 1 and not any(word.startswith(("env=", "preset=")) for word in others):
-            others = [*(f"env={env}" for env in envs if env), *others]
+        is_open = len(envs) == 1 and not any(w.startswith(("env=", "preset=")) for w in others)
+        others = [*(f"env={env}" for env in envs if env and is_open), *others]
         config = compose([f"{ours}={value}", *others])
         beside = [f"preset={config.preset}", *(w for w in others if not w.startswith("preset="))]
         say(f"\n{ours}={value} is allowed with {' '.join(beside)}")
@@ -141,17 +142,7 @@ def all_settings() -> tuple[Setting, ...]:
 
 
 def find_settings(key: str) -> list[Setting]:
-    """Returns the settings of that name (ours or verl's), of every env that has one, or of a group.
-
-    Raises:
-        SettingsError: there is no such setting; it names the nearest.
-    """
-    if not (found := _named(key)):
-        check_key(key, ())
-    return found
-
-
-def _named(key: str) -> list[Setting]:
+    """Returns the settings of that name (ours or verl's) in all envs, or those of a group."""
     name = f"{NAMES.get(key, key)}."
     return [setting for setting in all_settings() if f"{setting.key}.".startswith(name)]
 
