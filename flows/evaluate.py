@@ -19,7 +19,6 @@ from flows.errors import BadInputError  # noqa: E402
 from flows.runs.lookup import refuse_unnamed_code, settings_of_run, where_and_others  # noqa: E402
 from flows.runs.state import heeding_the_server  # noqa: E402
 from flows.settings.compose import compose  # noqa: E402
-from rl_core.config.operations import StorageConfig  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.data.dataset import generator_settings  # noqa: E402
 from rl_core.storage.mirror import mirrored  # noqa: E402
@@ -98,7 +97,18 @@ def choose(asked: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
         ]
     except ValueError as error:
         raise BadInputError(str(error)) from None
-    return Chosen(models, *_settings_and_data(models[0], where.storage, overrides))
+    model, arguments = models[0], ("checkpoint", "against")
+    if model.run is None:
+        return Chosen(models, compose(overrides, arguments=arguments), None)
+    base = settings_of_run(model.run, where.storage, overrides)
+    changes = [t for t in where_and_others(overrides)[1] if not t.startswith("env=")]
+    config = compose(changes, base=base, arguments=arguments)
+    refuse_unnamed_code(config, overrides, ray=True)
+    data = model.run.read().data
+    ours, its = (generator_settings(one.env, one.data) for one in (config, base))
+    if data is None or not Path(data).is_dir() or ours != its:
+        return Chosen(models, config, None)
+    return Chosen(models, config, Path(data))
 
 
 def render(evaluated: Evaluated, names: Sequence[str]) -> str:
@@ -120,20 +130,3 @@ def render(evaluated: Evaluated, names: Sequence[str]) -> str:
     lines += [f"rows: {file}" for file in evaluated.files]
     lines += [f"right and wrong answers: {page}" for page in evaluated.pages]
     return "\n".join(lines)
-
-
-def _settings_and_data(
-    model: NamedModel, storage: StorageConfig, overrides: Sequence[str]
-) -> tuple[RunConfig, Path | None]:
-    arguments = ("checkpoint", "against")
-    if model.run is None:
-        return compose(overrides, arguments=arguments), None
-    base = settings_of_run(model.run, storage, overrides)
-    changes = [t for t in where_and_others(overrides)[1] if not t.startswith("env=")]
-    config = compose(changes, base=base, arguments=arguments)
-    refuse_unnamed_code(config, overrides, ray=True)
-    data = model.run.read().data
-    ours, its = (generator_settings(one.env, one.data) for one in (config, base))
-    if data is None or not Path(data).is_dir() or ours != its:
-        return config, None
-    return config, Path(data)

@@ -45,7 +45,12 @@ def data(words: Sequence[str], *, output_format: str) -> None:
         raise BadInputError(f"data {look} takes one FILE at a time, not {' and '.join(places)}")
     if "column" in asked and look != "lengths":
         raise BadInputError(f"data {look} shows all columns: column= is for lengths")
-    config, run = _settings_and_run(asked.get("run_id"), settings)
+    run: RunFolder | None = None
+    if "run_id" in asked:
+        of_run = run_first([asked["run_id"], *settings], "data")
+        config, run = existing_run(of_run, arguments=_ARGUMENTS)
+    else:
+        config = compose(settings, arguments=_ARGUMENTS)
     place, why = (Path(places[0]).expanduser(), "") if places else _dataset(config, run, settings)
     files = _files(place, asked.get("split"), why)
     if look == "lengths":
@@ -55,14 +60,6 @@ def data(words: Sequence[str], *, output_format: str) -> None:
     if output_format == "table":
         say(describe_file(files[0]))
     show_rows(frame, output_format)
-
-
-def _settings_and_run(
-    run_id: str | None, settings: list[str]
-) -> tuple[RunConfig, RunFolder | None]:
-    if run_id is None:
-        return compose(settings, arguments=_ARGUMENTS), None
-    return existing_run(run_first([run_id, *settings], "data"), arguments=_ARGUMENTS)
 
 
 def _is_run(word: str, settings: list[str]) -> bool:
