@@ -8,7 +8,7 @@ Not here: what a stage does (`tasks/`), and how the command line shows it (`flow
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID, uuid4
 
@@ -18,20 +18,18 @@ apply_defaults()  # a Prefect worker starts this module without our command line
 hide_cuda_only_packages()
 
 from prefect import Task, flow  # noqa: E402  # transformers and vLLM come with the tasks below
-from prefect.client.schemas.objects import (  # noqa: E402
-    FlowRun,
-    RunInput,
-    State,
-    TaskRun,
-    TaskRunResult,
-)
-from prefect.context import FlowRunContext  # noqa: E402
+from prefect.client.schemas.objects import RunInput, State, TaskRun, TaskRunResult  # noqa: E402
 from prefect.task_engine import run_task  # noqa: E402
 from prefect.utilities.callables import get_call_parameters  # noqa: E402
 
 from flows.errors import one_line  # noqa: E402
 from flows.runs.run_record import choose_run, recorded, tell_the_end_plainly  # noqa: E402
-from flows.runs.state import heeding_the_server, outlive_lost_leases, take_over  # noqa: E402
+from flows.runs.state import (  # noqa: E402
+    heeding_the_server,
+    outlive_lost_leases,
+    own_flow_run,
+    take_over,
+)
 from flows.settings.compose import PresetName, compose, own_settings  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.errors import OutOfMemory, Stalled, WorkerDied  # noqa: E402
@@ -82,7 +80,7 @@ def countdown_train(
 
 
 def settings_of(preset: str, overrides: Sequence[str]) -> RunConfig:
-    """Returns the settings that a form asks for; a preset among the overrides stands before."""
+    """Returns the settings that a form asks for; a preset among the overrides takes precedence."""
     is_named = any(text.startswith("preset=") for text in overrides)
     return compose(overrides if is_named else [f"preset={preset}", *overrides])
 
@@ -100,37 +98,31 @@ def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
     bring_records(config.storage)
     config = choose_run(config, own_name())
     with published(config), started(config) as run:
-        _run_stages(config, run, record, call)
+        run.update(own_settings=own_settings(config), **record)
+        with heeding_the_server(), recorded(run) as stage:
+            take_over(run)
+            with stage("generate"):
+                data = call(dataset_task(config), config)
+            with stage("base_model"):
+                model_path = cached_base_model(config, data)
+                keep_curve(model_path, run.path)
+            with stage("validate"):
+                call(validate_task, config, data, model_path)
+            run.update(model=str(model_path), data=str(data))
+            with stage("train"):
+                steps = call(retried_train(config, run), config, run, data, model_path)
+                run.update(steps=steps)
+            with stage("prune"):
+                call(prune_task, config, run)
+            with stage("evaluate"):  # an engine that was too large for training still is
+                in_force = settings_in_force(config, run)
+                call(retried_evaluate(config, run), in_force, run, data, model_path)
+            with stage("promote"):
+                call(promote_task, config, run, data, model_path)
+            run.update(status="finished", finished_at=utc_now())  # or its report says "running"
+            with stage("report"):
+                call(report_task, run)
     return run
-
-
-def _run_stages(
-    config: RunConfig, run: RunFolder, record: Mapping[str, str | None], call: Chain
-) -> None:
-    run.update(own_settings=own_settings(config), **record)
-    with heeding_the_server(), recorded(run) as stage:
-        take_over(run)
-        with stage("generate"):
-            data = call(dataset_task(config), config)
-        with stage("base_model"):
-            model_path = cached_base_model(config, data)
-            keep_curve(model_path, run.path)
-        with stage("validate"):
-            call(validate_task, config, data, model_path)
-        run.update(model=str(model_path), data=str(data))
-        with stage("train"):
-            steps = call(retried_train(config, run), config, run, data, model_path)
-            run.update(steps=steps)
-        with stage("prune"):
-            call(prune_task, config, run)
-        with stage("evaluate"):  # an engine that was too large for training still is
-            in_force = settings_in_force(config, run)
-            call(retried_evaluate(config, run), in_force, run, data, model_path)
-        with stage("promote"):
-            call(promote_task, config, run, data, model_path)
-        run.update(status="finished", finished_at=utc_now())  # or its report would say "running"
-        with stage("report"):
-            call(report_task, run)
 
 
 class Chain:
@@ -148,19 +140,10 @@ class Chain:
         before: set[RunInput] = {TaskRunResult(id=self._before)} if self._before else set()
         self._before = uuid4()
         parameters = get_call_parameters(task.fn, args, kwargs)
-        result = run_task(
-            task,
-            task_run_id=self._before,
-            parameters=parameters,
-            # Prefect knows dependencies of parameters only: the first one gets another.
-            dependencies={next(iter(parameters)): before},
-        )
+        # Prefect knows dependencies of parameters only: the first one gets another.
+        after = {next(iter(parameters)): before}
+        result = run_task(task, self._before, parameters=parameters, dependencies=after)
         return cast("_Result", result)
-
-
-def is_worth_retrying(error: object) -> bool:
-    """Says whether another attempt may do better: memory or a process was lost."""
-    return isinstance(error, OutOfMemory | WorkerDied | Stalled)
 
 
 def retried_train(config: RunConfig, run: RunFolder) -> Task[..., int]:
@@ -168,7 +151,7 @@ def retried_train(config: RunConfig, run: RunFolder) -> Task[..., int]:
 
     def lost_memory_or_a_process(task: Task[..., Any], task_run: TaskRun, state: State) -> bool:
         error = state.data
-        if not isinstance(error, Exception) or not is_worth_retrying(error):
+        if not isinstance(error, OutOfMemory | WorkerDied | Stalled):
             return False
         changes = changes_for_retry(config, run, error)
         if changes is None:  # no recovery step is left
@@ -205,17 +188,12 @@ def retried_evaluate(config: RunConfig, run: RunFolder) -> Task[..., None]:
 
 
 def own_name() -> str | None:
-    """Returns a name that all attempts of this flow run share, see `name_of`."""
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None or context.flow_run.created is None:
-        return None
-    return name_of(context.flow_run)
+    """Returns a name that only this flow run's attempts share: its start (UTC), and its own name.
 
-
-def name_of(flow_run: FlowRun) -> str:
-    """Returns a name that only this flow run has: when it was to start (UTC), and its own name.
-
-    Not when it was made: a schedule makes flow runs days before.
+    The start is when it was due, since a schedule makes flow runs days before.
     """
+    flow_run = own_flow_run()
+    if flow_run is None or flow_run.created is None:
+        return None
     due = flow_run.expected_start_time or flow_run.created
     return f"{due:%Y%m%d-%H%M%S}-{flow_run.name}"

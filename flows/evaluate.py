@@ -19,10 +19,8 @@ from flows.errors import BadInputError  # noqa: E402
 from flows.runs.lookup import refuse_unnamed_code, settings_of_run, where_and_others  # noqa: E402
 from flows.runs.state import heeding_the_server  # noqa: E402
 from flows.settings.compose import compose  # noqa: E402
-from rl_core.config.operations import StorageConfig  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.data.dataset import generator_settings  # noqa: E402
-from rl_core.evaluation.summary import EvaluationSummary  # noqa: E402
 from rl_core.storage.mirror import mirrored  # noqa: E402
 from tasks.evaluate import Evaluated, evaluate_models_task  # noqa: E402
 from tasks.evaluation_tables import measures  # noqa: E402
@@ -30,7 +28,7 @@ from tasks.generate import cached_dataset  # noqa: E402
 from tasks.prefect_ui.flow_run import logs_in_ui  # noqa: E402
 from tasks.queries.checkpoint_names import NamedModel, find_model  # noqa: E402
 from tasks.queries.render import plain_table  # noqa: E402
-from tasks.report_page.samples import Answers, as_table  # noqa: E402
+from tasks.report_page.samples import as_table  # noqa: E402
 from tasks.storage import bring_model, inputs_published  # noqa: E402
 
 
@@ -99,48 +97,36 @@ def choose(asked: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
         ]
     except ValueError as error:
         raise BadInputError(str(error)) from None
-    return Chosen(models, *_settings_and_data(models[0], where.storage, overrides))
+    model, arguments = models[0], ("checkpoint", "against")
+    if model.run is None:
+        return Chosen(models, compose(overrides, arguments=arguments), None)
+    base = settings_of_run(model.run, where.storage, overrides)
+    changes = [t for t in where_and_others(overrides)[1] if not t.startswith("env=")]
+    config = compose(changes, base=base, arguments=arguments)
+    refuse_unnamed_code(config, overrides, ray=True)
+    data = model.run.read().data
+    ours, its = (generator_settings(one.env, one.data) for one in (config, base))
+    if data is None or not Path(data).is_dir() or ours != its:
+        return Chosen(models, config, None)
+    return Chosen(models, config, Path(data))
 
 
 def render(evaluated: Evaluated, names: Sequence[str]) -> str:
     """Returns a table with a row per number and a column per model, the verdict and the files."""
-    numbers = [_numbers(summary) for summary in evaluated.summaries]
+    numbers = [
+        measures(summary)
+        | {f"{of.label} ({of.num_problems})": str(of.accuracy) for of in summary.groups}
+        for summary in evaluated.summaries
+    ]
     rows = [[name, *(of_model[name] for of_model in numbers)] for name in numbers[0]]
-    lines = [plain_table(["", *names], rows), *map(_answers, evaluated.answers)]
+    lines = [plain_table(["", *names], rows)]
+    for answers in evaluated.answers:
+        of = f"{answers.num_right} of {answers.summary.num_problems} right"
+        shown = as_table(answers)
+        table = plain_table(list(shown[0]), [list(row.values()) for row in shown])
+        lines.append(f"{answers.name}: {of}\n{table}")
     if evaluated.comparison is not None:
         lines.append(f"{names[0]} against {names[1]}: {evaluated.comparison}\n")
     lines += [f"rows: {file}" for file in evaluated.files]
     lines += [f"right and wrong answers: {page}" for page in evaluated.pages]
     return "\n".join(lines)
-
-
-def _answers(answers: Answers) -> str:
-    rows = as_table(answers)
-    of = f"{answers.num_right} of {answers.summary.num_problems} right"
-    table = plain_table(list(rows[0]), [list(row.values()) for row in rows])
-    return f"{answers.name}: {of}\n{table}"
-
-
-def _numbers(summary: EvaluationSummary) -> dict[str, str]:
-    groups = {f"{of.label} ({of.num_problems})": str(of.accuracy) for of in summary.groups}
-    return measures(summary) | groups
-
-
-def _settings_and_data(
-    model: NamedModel, storage: StorageConfig, overrides: Sequence[str]
-) -> tuple[RunConfig, Path | None]:
-    arguments = ("checkpoint", "against")
-    if model.run is None:
-        return compose(overrides, arguments=arguments), None
-    base = settings_of_run(model.run, storage.root, url=storage.url, words=overrides)
-    changes = [t for t in where_and_others(overrides)[1] if not t.startswith("env=")]
-    config = compose(changes, base=base, arguments=arguments)
-    refuse_unnamed_code(config, overrides, ray=True)
-    data = model.run.read().data
-    if data is not None and Path(data).is_dir() and _problems_of(config) == _problems_of(base):
-        return config, Path(data)
-    return config, None
-
-
-def _problems_of(config: RunConfig) -> object:
-    return generator_settings(config.env, config.data)

@@ -5,7 +5,6 @@ The stages are those of `countdown_train.py`; here is what a night has beside th
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
@@ -16,6 +15,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 from prefect.logging.loggers import flow_run_logger
+from prefect.utilities.callables import get_call_parameters
 
 from flows.countdown_train import own_name, run_pipeline, settings_of
 from flows.errors import one_line
@@ -25,6 +25,7 @@ from flows.nights.settings import EVENTS, Event
 from flows.runs.run_record import choose_run
 from flows.runs.state import own_flow_run
 from flows.settings.compose import PresetName
+from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import reading
 from rl_core.system.log_file import redact
@@ -32,27 +33,25 @@ from rl_core.system.redaction import redacting_errors
 from tasks.prefect_ui.flow_run import logs_in_ui
 from tasks.prefect_ui.notify import Listeners, notify, notify_task, warn_of_mistakes
 from tasks.preflight import preflight_validation, refuse_fatal
-from tasks.start import StartFrom, start_task
+from tasks.start import Start, StartFrom, start_task
 
 
 @redacting_errors()
 def tell_of_crash(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Has the worker tell of a night whose process died, which cannot tell itself."""
-    call = inspect.signature(nightly.fn).bind(**flow_run.parameters)
-    call.apply_defaults()
-    asked = call.arguments
-    night = Night(flow_run, settings_of(asked["preset"], asked["overrides"]))
-    run = _run_of(night)
-    if run is not None:
-        if run.read().status == "failed":
-            return  # it told of that itself, and its process ended with an exit code as it should
-        assert night.config is not None
-        night = Night(flow_run, night.config.model_copy(update={"run_id": run.run_id}))
-    reason, _ = killed(night, state.message)
+    """Sends the message of a night whose process died; Prefect calls it in the worker."""
+    asked = get_call_parameters(nightly.fn, (), flow_run.parameters)
+    config = settings_of(asked["preset"], asked["overrides"])
+    night = Night(flow_run, config)
+    for run in RunFolder.all_under(config.storage.root):  # it may go on with that of a night before
+        with suppress(ValueError):  # what lies there is no run
+            if night.due is not None and run.read().night == night.due:
+                night = Night(flow_run, config.model_copy(update={"run_id": run.run_id}))
+    if night.run is not None and night.run.read().status == "failed":
+        return  # it told of that itself, and its process ended with an exit code as it should
+    reason = killed(night, state.message)
     if "failed" in asked["events"]:
-        log = flow_run_logger(flow_run)
         listeners = Listeners(asked["webhook"] or None, tuple(asked["command"]))
-        notify(listeners, message("failed", night, reason), log)
+        notify(listeners, message("failed", night, reason), flow_run_logger(flow_run))
 
 
 @flow(name="nightly", on_crashed=[tell_of_crash])
@@ -72,11 +71,12 @@ def nightly(
             them stands before `preset`. The seed is that of the first night; each later night adds
             one.
         start_from: The champion of the same test problems, which is then also the reference of the
-            KL penalty, or the base model of the settings (afresh), as where no champion is yet.
+            KL penalty, or the base model of the settings (afresh, also if no champion is there).
         webhook: Receives a JSON object (POST) for each of the events. Name an environment
-            variable of the worker or a Prefect Secret block that holds the URL: a URL itself is
-            seen here by all who see the run.
-        command: A program and its arguments, which gets the same on its standard input. No shell.
+            variable of the worker or a Prefect Secret block that holds the URL: all who see the
+            run see a URL that is written here.
+        command: A program and its arguments, without a shell; it reads the same object from its
+            standard input.
         events: What a message is sent for. failed: the night ended with an error or was killed.
             promoted: its model is the new champion. finished: it is not. refused: another night was
             not over when it was due. missed: earlier nights did not start, or ended unseen.
@@ -101,11 +101,11 @@ def nightly(
             log.warning("%s", missed)
             tell("missed", Night(), missed)
         try:
-            night = Night(night.flow_run, settings_of(preset, overrides))
-            with _started(night, start_from) as night:
-                assert night.config is not None
-                assert night.start is not None
-                run = run_pipeline(night.config, night=night.due, started_from=night.start.sentence)
+            config = settings_of(preset, overrides)
+            night = Night(night.flow_run, config)
+            with _started(config, start_from) as (config, start):
+                night = Night(night.flow_run, config, start)
+                run = run_pipeline(config, night=night.due, started_from=start.sentence)
         except Exception as error:
             tell("failed", night, redact(one_line(error)))
             raise
@@ -118,10 +118,8 @@ def nightly(
 
 
 @contextmanager
-def _started(night: Night, start_from: StartFrom) -> Iterator[Night]:
-    """Yields the night with its run; the model that it starts from stays on the disk meanwhile."""
-    config = night.config
-    assert config is not None
+def _started(config: RunConfig, start_from: StartFrom) -> Iterator[tuple[RunConfig, Start]]:
+    """Yields the settings of the night's run; the model that it starts from stays on the disk."""
     if config.model.path is not None:  # which the champion would replace
         refuse_fatal(preflight_validation(config))
     start = start_task(config, start_from)
@@ -130,12 +128,11 @@ def _started(night: Night, start_from: StartFrom) -> Iterator[Night]:
         changes["model"] = config.model.model_copy(update={"path": str(start.folder)})
     with reading(start.folder) if start.folder is not None else nullcontext():
         # It may lose its place, and with it what keeps it from being pruned.
-        chosen = choose_run(config.model_copy(update=changes), own_name())
-        yield Night(night.flow_run, chosen, start)
+        yield choose_run(config.model_copy(update=changes), own_name()), start
 
 
 def _missed(own: FlowRun | None) -> str | None:
-    """Returns which nights did not run before this one; nothing of that may end this one."""
+    """Returns which nights did not run before this one; an error is only logged."""
     if own is None:
         return None
     try:
@@ -144,13 +141,3 @@ def _missed(own: FlowRun | None) -> str | None:
     except (HTTPError, PrefectException, ValueError) as error:
         get_run_logger().warning("which nights are missing is not known: %s", one_line(error))
         return None
-
-
-def _run_of(night: Night) -> RunFolder | None:
-    """Returns the run that a night worked on, which may be one of a night before."""
-    assert night.config is not None
-    for run in RunFolder.all_under(night.config.storage.root):
-        with suppress(ValueError):  # what lies there is no run
-            if night.due is not None and run.read().night == night.due:
-                return run
-    return night.run

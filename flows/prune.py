@@ -10,6 +10,7 @@ from prefect import flow
 from flows.errors import BadInputError
 from flows.runs.lookup import changed_settings, find_run, where_and_others
 from flows.settings.compose import compose
+from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.lock import close_lost_runs
 from rl_core.runs.run_folder import RunFolder
@@ -20,12 +21,12 @@ from tasks.queries.run_tables import find_runs
 
 @flow(name="prune")
 def prune(dry_run: bool = False, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Holds checkpoints and rollouts of all runs to their quotas, around who works or reads there.
+    """Holds checkpoints and rollouts of all runs to their quotas, except what is in use.
 
     Args:
         dry_run: Only says what would be deleted.
-        overrides: KEY=VALUE each; storage.root says where the runs are, run_id=RUN takes one run
-            alone, and others (checkpoints.keep_last=1) change what each run's own settings keep.
+        overrides: KEY=VALUE each; storage.root says where the runs are, run_id=RUN takes only one
+            run, and others (checkpoints.keep_last=1) change what each run's own settings keep.
 
     Returns:
         Numbers of `runs` looked at and `left_alone`, of checkpoints and files `deleted` (or that
@@ -34,19 +35,18 @@ def prune(dry_run: bool = False, overrides: tuple[str, ...] = ()) -> dict[str, A
     with logs_in_ui():
         places, changes = where_and_others(overrides)
         where = compose(places)
-        root = where.storage.root
-        close_lost_runs(root)
+        storage = where.storage
+        close_lost_runs(storage.root)
         if where.run_id is not None:
             runs = [find_run(places)]
         else:
-            runs = [RunFolder(folder) for folder in find_runs(root)]
-        url = where.storage.url
-        return prune_runs_task([(_settings(run, changes, url), run) for run in runs], dry_run)
+            runs = [RunFolder(folder) for folder in find_runs(storage.root)]
+        return prune_runs_task([(_settings(run, changes, storage), run) for run in runs], dry_run)
 
 
-def _settings(run: RunFolder, changes: Sequence[str], url: str | None) -> RunConfig | str:
+def _settings(run: RunFolder, changes: Sequence[str], storage: StorageConfig) -> RunConfig | str:
     """Returns a run's settings with the changes, or why they cannot be read."""
     try:
-        return changed_settings(run, changes, url=url)
+        return changed_settings(run, changes, storage)
     except BadInputError as error:
         return str(error)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.metadata import version
 from typing import Any, Final, NoReturn
 
@@ -51,12 +49,6 @@ class Command:
     """Words that it takes beside settings."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By flag, as argparse takes them."""
-
-    def load(self) -> Callable[..., None]:
-        """Imports the command's module, and returns its function."""
-        module, _, name = self.function.partition(":")
-        function: Callable[..., None] = getattr(import_module(f"flows.cli.{module}"), name)
-        return function
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -240,7 +232,7 @@ def build_parser(
         epilog="Settings are KEY=VALUE: preset=tinyzero-3b actor.lr=1e-6; `config` prints all, "
         "`explain KEY` says what one means.",
     )
-    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {version(PROGRAM)}")
     parsers = parser.add_subparsers(
         metavar="COMMAND", dest="command", required=True, parser_class=_Parser
     )
@@ -264,12 +256,9 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """
     parser = build_parser()
     first, rest = (arguments[0], list(arguments[1:])) if arguments else ("help", [])
-    if first == "--version":
-        sys.stdout.write(f"{PROGRAM} {version(PROGRAM)}\n")
-        parser.exit(0)
     if first == "help":
         first, rest = (rest[0], ["--help"]) if rest else ("--help", [])
-    if first.startswith("-") and first not in ("-h", "--help"):
+    if first.startswith("-") and first not in ("-h", "--help", "--version"):
         parser.error(f"unknown option {first}{did_you_mean(first, ['--help', '--version'])}")
     if first not in COMMANDS and not first.startswith("-"):
         parser.error(f"unknown command {first!r}{did_you_mean(first, COMMANDS)}")
@@ -278,9 +267,8 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     if unknown:
         its = [*COMMANDS[first].options, "--help"]
         parser.error(f"unknown option {unknown[0]}{did_you_mean(unknown[0], its)}")
-    words = [*options.words, *more]
-    del options.version
-    return {**vars(options), "words": _without_blanks(words, asks=first == "ask")}
+    words = _without_blanks([*options.words, *more], asks=first == "ask")
+    return {**vars(options), "words": words}
 
 
 def take_arguments(

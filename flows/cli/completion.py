@@ -6,7 +6,8 @@ The shell runs this program at each TAB (argcomplete), so neither Hydra nor Duck
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import argcomplete
@@ -27,11 +28,12 @@ def print_script(words: Sequence[str], shell: str) -> None:
 
 def answer_shell() -> None:
     """Answers a shell that asks how a word may go on, and ends the process."""
-    argcomplete.autocomplete(build_parser(_completer), always_complete_options=False)
+    parser = build_parser(lambda command: partial(suggestions, command))
+    argcomplete.autocomplete(parser, always_complete_options=False)
 
 
-def suggestions(command: str, prefix: str) -> Iterable[str]:
-    """Returns the words that may stand where `prefix` is being written."""
+def suggestions(command: str, prefix: str, **others: object) -> Iterable[str]:
+    """Returns words that may be meant by `prefix`; argcomplete drops those that begin otherwise."""
     key, equals, _ = prefix.partition("=")
     if equals:
         return [f"{key}={value}" for value in _values(key)]
@@ -47,22 +49,15 @@ def suggestions(command: str, prefix: str) -> Iterable[str]:
     return [*own, "preset=", "env=", *(f"{key}{equals}" for key in all_keys())]
 
 
-def _completer(command: str) -> Callable[..., Iterable[str]]:
-    return lambda prefix, **_: [w for w in suggestions(command, prefix) if w.startswith(prefix)]
-
-
 def _values(key: str) -> Iterable[str]:
     """Returns the values that a key may have, if they can be listed."""
+    fixed = {**CHOICES, "split": ("train", "test"), "dry_run": ("true", "false")}
     if key == "env":
         return env_names()
-    if key in CHOICES:
-        return CHOICES[key]
+    if key in fixed:
+        return fixed[key]
     if key in ("run_id", "checkpoint", "against"):
         return _runs()
-    if key == "split":
-        return ("train", "test")
-    if key == "dry_run":
-        return ("true", "false")
     section, _, name = key.rpartition(".")
     field = RunConfig.model_fields.get(section)
     models: list[Any] = [field.annotation] if field else []

@@ -45,13 +45,20 @@ def data(words: Sequence[str], *, output_format: str) -> None:
         raise BadInputError(f"data {look} takes one FILE at a time, not {' and '.join(places)}")
     if "column" in asked and look != "lengths":
         raise BadInputError(f"data {look} shows all columns: column= is for lengths")
+    run: RunFolder | None = None
+    if "run_id" in asked:
+        of_run = run_first([asked["run_id"], *settings], "data")
+        config, run = existing_run(of_run, arguments=_ARGUMENTS)
+    else:
+        config = compose(settings, arguments=_ARGUMENTS)
+    place, why = (Path(places[0]).expanduser(), "") if places else _dataset(config, run, settings)
+    files = _files(place, asked.get("split"), why)
     if look == "lengths":
-        _lengths(output_format, places, asked, settings)
+        _show_lengths(files, asked.get("column"), *_tokenizer(config, run), output_format)
         return
-    (file,) = _files(places, asked, settings, default="train")
-    frame = first_rows(file, count) if look == "head" else columns(file)
+    frame = first_rows(files[0], count) if look == "head" else columns(files[0])
     if output_format == "table":
-        say(describe_file(file))
+        say(describe_file(files[0]))
     show_rows(frame, output_format)
 
 
@@ -63,66 +70,8 @@ def _is_run(word: str, settings: list[str]) -> bool:
     return word == "latest" or RunFolder.under(root, word).is_there()
 
 
-def _lengths(
-    output_format: str, places: list[str], asked: dict[str, str], settings: list[str]
-) -> None:
-    files = _files(places, asked, settings, default=None)
-    tokenizer, count_tokens = _tokenizer(asked, settings)
-    found = [text_lengths(file, asked.get("column"), count_tokens) for file in files]
-    rows = [
-        {"file": str(file)} | row
-        for file, lengths in zip(files, found, strict=True)
-        for row in lengths.summary
-    ]
-    if output_format != "table":
-        show_rows(rows, output_format)
-        return
-    for file, lengths in zip(files, found, strict=True):
-        say(describe_file(file))
-        show_rows(lengths.summary)
-        say("\n".join([*lengths.histogram, ""]))
-    say(tokenizer)
-
-
-def _files(
-    places: list[str], asked: dict[str, str], settings: list[str], *, default: str | None
-) -> list[Path]:
-    """Returns the files of `places` (a file, a folder, or none: then of a data set).
-
-    `default`: the split to take if none is named; None for all.
-    """
-    if places:
-        place = Path(places[0]).expanduser()
-        if not place.is_dir():
-            return [place]
-        folder, why = place, ""
-    else:
-        folder, why = _dataset(asked, settings)
-    split = asked.get("split", default)
-    there = sorted(file for file in folder.glob("*.parquet") if not file.name.startswith("."))
-    if not there:
-        raise BadInputError(f"{folder} holds no parquet file{why}")
-    if split is None:
-        return sorted(there, key=lambda file: file.stem == "test")
-    chosen = [file for file in there if file.stem == split]
-    if chosen or "split" not in asked:
-        return chosen or there[:1]
-    names = ", ".join(file.stem for file in there)
-    raise BadInputError(f"no split={split} in {folder} (there are: {names})")
-
-
-def _settings_and_run(
-    asked: dict[str, str], settings: list[str]
-) -> tuple[RunConfig, RunFolder | None]:
-    if "run_id" not in asked:
-        return compose(settings, arguments=_ARGUMENTS), None
-    of_run = run_first([asked["run_id"], *settings], "data")
-    return existing_run(of_run, arguments=_ARGUMENTS)
-
-
-def _dataset(asked: dict[str, str], settings: list[str]) -> tuple[Path, str]:
+def _dataset(config: RunConfig, run: RunFolder | None, settings: list[str]) -> tuple[Path, str]:
     """Returns the folder of a data set, and why it may be empty."""
-    config, run = _settings_and_run(asked, settings)
     if run is None:
         words = " ".join(["countdown-train generate", *settings])
         return dataset_folder(config), f" yet, it is preset={config.preset}'s: {words}"
@@ -132,9 +81,46 @@ def _dataset(asked: dict[str, str], settings: list[str]) -> tuple[Path, str]:
     return Path(folder), f": the data set of {run.run_id} was deleted"
 
 
-def _tokenizer(asked: dict[str, str], settings: list[str]) -> tuple[str, CountTokens | None]:
+def _files(place: Path, split: str | None, why: str) -> list[Path]:
+    """Returns a file, or those of a folder that have the split: `train` first, `test` last."""
+    if not place.is_dir() and not why:
+        return [place]
+    there = sorted(
+        place.glob("[!.]*.parquet"),
+        key=lambda file: (file.stem != "train", file.stem == "test", file),
+    )
+    if not there:
+        raise BadInputError(f"{place} holds no parquet file{why}")
+    chosen = [file for file in there if split in (None, file.stem)]
+    if not chosen:
+        names = ", ".join(file.stem for file in there)
+        raise BadInputError(f"no split={split} in {place} (there are: {names})")
+    return chosen
+
+
+def _show_lengths(
+    files: Sequence[Path],
+    column: str | None,
+    tokenizer: str,
+    count_tokens: CountTokens | None,
+    output_format: str,
+) -> None:
+    rows = []
+    for file in files:
+        lengths = text_lengths(file, column, count_tokens)
+        rows += [{"file": str(file)} | row for row in lengths.summary]
+        if output_format == "table":
+            say(describe_file(file))
+            show_rows(lengths.summary)
+            say("\n".join([*lengths.histogram, ""]))
+    if output_format == "table":
+        say(tokenizer)
+    else:
+        show_rows(rows, output_format)
+
+
+def _tokenizer(config: RunConfig, run: RunFolder | None) -> tuple[str, CountTokens | None]:
     """Returns in words whose tokens are counted, and a tokenizer that is here; fetches none."""
-    config, run = _settings_and_run(asked, settings)
     model = _base_model(config) if run is None else run.read().model
     is_chat = config.env.prompt_template == "chat"
     if model is None:

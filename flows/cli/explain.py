@@ -27,7 +27,7 @@ from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS
 from rl_core.runs.settings_file import leaves, settings_as_yaml
 from rl_core.section import Section
-from rl_core.system.words import LINES, printable
+from rl_core.system.words import LINES, in_one_line, printable
 from tasks.importers.verl_table import NAMES, meaning
 
 _WIDTH: Final = 100
@@ -61,9 +61,8 @@ class Setting:
     """Its type and its bounds."""
     default: str
     presets: Mapping[str, str]
-    """The values of the presets that set it."""
+    """Its values in the presets that set it."""
     verl: tuple[str, ...]
-    """Its names in verl."""
 
 
 def explain(words: Sequence[str]) -> None:
@@ -71,7 +70,7 @@ def explain(words: Sequence[str]) -> None:
     if not words:
         raise BadInputError("explain takes a KEY, as actor.lr, or KEY=VALUE (config lists all)")
     (key, equals, value), others = words[0].partition("="), words[1:]
-    ours, found = NAMES.get(key, key), _named(key)
+    ours, found = NAMES.get(key, key), find_settings(key)
     if not found and (reason := meaning(key, "")) is not None:
         say(f"{key}: verl's, without a meaning here: {reason[0]}")
         return
@@ -83,7 +82,8 @@ def explain(words: Sequence[str]) -> None:
             say(f"{setting.key:32} {setting.meaning.partition('. ')[0].splitlines()[0]}")
         return
     else:
-        found = find_settings(key)
+        if not found:
+            check_key(key, ())  # names the nearest
         if not equals and others:
             _say_in_force(found, compose(others))
             return
@@ -92,8 +92,8 @@ def explain(words: Sequence[str]) -> None:
         say("\n\n".join(map(in_words, found)))
     if equals:
         envs = {setting.env for setting in found}
-        if len(envs) == 1 and not any(word.startswith(("env=", "preset=")) for word in others):
-            others = [*(f"env={env}" for env in envs if env), *others]
+        is_open = len(envs) == 1 and not any(w.startswith(("env=", "preset=")) for w in others)
+        others = [*(f"env={env}" for env in envs if env and is_open), *others]
         config = compose([f"{ours}={value}", *others])
         beside = [f"preset={config.preset}", *(w for w in others if not w.startswith("preset="))]
         say(f"\n{ours}={value} is allowed with {' '.join(beside)}")
@@ -128,7 +128,11 @@ def _say_in_force(found: Sequence[Setting], config: RunConfig) -> None:
         say(f"{in_words(setting)}\n  {'here':9} {value} with preset={config.preset}")
 
 
-_preset = cache(read_preset)
+@cache
+def _presets() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Returns of each preset its env, and what it sets by dotted key."""
+    read = {name: read_preset(name) for name in _PRESETS}
+    return {name: (env, dict(leaves(settings))) for name, (env, settings) in read.items()}
 
 
 @cache
@@ -138,17 +142,7 @@ def all_settings() -> tuple[Setting, ...]:
 
 
 def find_settings(key: str) -> list[Setting]:
-    """Returns the settings of that name (ours or verl's), of every env that has one, or of a group.
-
-    Raises:
-        SettingsError: there is no such setting; it names the nearest.
-    """
-    if not (found := _named(key)):
-        check_key(key, ())
-    return found
-
-
-def _named(key: str) -> list[Setting]:
+    """Returns the settings of that name (ours or verl's) in all envs, or those of a group."""
     name = f"{NAMES.get(key, key)}."
     return [setting for setting in all_settings() if f"{setting.key}.".startswith(name)]
 
@@ -156,11 +150,10 @@ def _named(key: str) -> list[Setting]:
 def in_words(setting: Setting) -> str:
     """Returns all that is known of a setting, one fact per line."""
     only = f"  (env={setting.env})" if setting.env else ""
-    presets = ", ".join(f"{name} {value}" for name, value in setting.presets.items())
     facts = {
         "allowed": setting.allowed,
         "default": setting.default,
-        "presets": presets,
+        "presets": ", ".join(f"{name} {value}" for name, value in setting.presets.items()),
         "verl": ", ".join(setting.verl),
     }
     lines = [f"{setting.key}{only}", *_wrapped(setting.meaning, "  ")]
@@ -202,7 +195,11 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
             words.get(name, ""),
             _allowed(schema[name]),
             _text(schema[name].get("default")),
-            _said_by_presets(key, env),
+            {
+                preset: _text(said[key])
+                for preset, (its_env, said) in _presets().items()
+                if key in said and env in (None, its_env)
+            },
             tuple(verl for verl, ours in NAMES.items() if ours == key),
         )
 
@@ -220,9 +217,7 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
         for field, after in pairwise(definition.body):
             if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
                 paragraphs = inspect.cleandoc(ast.literal_eval(after.value)).split("\n\n")
-                found[ast.unparse(field.target)] = "\n".join(
-                    " ".join(p.split()) for p in paragraphs
-                )
+                found[ast.unparse(field.target)] = "\n".join(map(in_one_line, paragraphs))
     return found
 
 
@@ -241,17 +236,6 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     kind = "a path" if schema.get("format") == "path" else _KINDS[schema["type"]]
     bounds = [said.format(schema[name]) for name, said in _BOUNDS.items() if name in schema]
     return f"{kind} {', '.join(bounds)}" if bounds else kind
-
-
-def _said_by_presets(key: str, env: str | None) -> dict[str, str]:
-    section, _, name = key.rpartition(".")
-    said = {}
-    for preset in _PRESETS:
-        its_env, settings = _preset(preset)
-        values = settings.get(section, {}) if section else settings
-        if name in values and env in (None, its_env):
-            said[preset] = _text(values[name])
-    return said
 
 
 def _setting_lines(setting: Setting, name: str, value: Any, indent: str) -> list[str]:

@@ -41,11 +41,11 @@ def import_file(words: Sequence[str]) -> None:
             _import_log(file, text, settings)
         elif (whose := other_trainer(text)) is not None:
             raise BadInputError(
-                f"{file} is a log of {whose}, which is not read: docs/coming-from.md has its names "
-                "of settings and metrics beside ours"
+                f"a log of {whose} is not read: docs/coming-from.md has its names of settings and "
+                "metrics beside ours"
             )
         elif is_of_a_program(text):
-            _say_failure(file, find_failure(text))
+            _say_failure(find_failure(text))
         else:
             output = Path(given.get("output", f"{file.stem}.yaml"))
             _import_script(file, text, output, _variables(settings))
@@ -53,11 +53,9 @@ def import_file(words: Sequence[str]) -> None:
         raise BadInputError(f"{file}: {error}") from None
 
 
-def _say_failure(file: Path, failure: Failure | None) -> None:
+def _say_failure(failure: Failure | None) -> None:
     if failure is None:
-        raise BadInputError(
-            f"{file} is a log without a step, and names no error: nothing to import"
-        )
+        raise BadInputError("a log without a step, and without an error: nothing to import")
     say(f"failed     {failure.says}\nlog says   {failure.line}\ntry        {failure.remedy}")
 
 
@@ -70,7 +68,7 @@ def _import_log(file: Path, text: str, given: list[str]) -> None:
     rows = run.metrics.read()
     say(f"{run.path}: steps {rows[0]['step']} to {rows[-1]['step']}")
     if (failure := find_failure(text)) is not None:
-        _say_failure(file, failure)
+        _say_failure(failure)
     for found in diagnose(rows):
         say(f"diagnosis  {found}")
     if settings is None:

@@ -12,14 +12,15 @@ import sys
 import warnings
 from collections.abc import Sequence
 from io import TextIOWrapper
-from types import FrameType
-from typing import Final, NoReturn
+from pkgutil import resolve_name
+from typing import Any, Final, NoReturn
 
 from flows.cli.commands import BAD_INPUT, COMMANDS, PROGRAM, parse
 from flows.errors import BadInputError, RunFailedError, SettingsError, one_line
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.redaction import redact
 from rl_core.system.words import in_one_line, printable
+from tasks.preflight_checks.finding import PreflightError
 
 FINE: Final = 0
 FAILED: Final = 1
@@ -36,7 +37,7 @@ _DEFAULTS: Final = {
 def main() -> NoReturn:
     """Runs the command line and exits; the entry point `countdown-train`."""
     if "_ARGCOMPLETE" in os.environ:
-        from flows.cli.completion import answer_shell  # a TAB, for which alone it is loaded
+        from flows.cli.completion import answer_shell  # only a TAB needs it
 
         answer_shell()
     apply_defaults()
@@ -56,18 +57,18 @@ def run_command(arguments: Sequence[str]) -> int:
     """Runs one command and returns its exit code; says on stderr what went wrong."""
     options = parse(arguments)
     try:
-        command = COMMANDS[options.pop("command")].load()
-        command(options.pop("words"), **options)
+        command = COMMANDS[options.pop("command")]
+        resolve_name(f"flows.cli.{command.function}")(options.pop("words"), **options)
         sys.stdout.flush()
-    except (SettingsError, BadInputError) as error:
+    except (SettingsError, BadInputError, PreflightError) as error:
         return _say(str(error), BAD_INPUT)
     except KeyboardInterrupt as error:
-        return _say(f"interrupted: {error}" if str(error) else "interrupted", FAILED)
+        return _say(f"interrupted: {error}".removesuffix(": "), FAILED)
     except RunFailedError as error:
         return _say(str(error), FAILED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone
-    except Exception as error:  # noqa: BLE001  # whatever it is, a person reads one line
+    except Exception as error:  # noqa: BLE001  # a person reads one line of any error
         if type(error) is ValueError:
             return _say(in_one_line(error), BAD_INPUT)
         return _say(one_line(error), FAILED)
@@ -82,5 +83,5 @@ def _say(message: str, code: int) -> int:
     return code
 
 
-def _raise_interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+def _raise_interrupt(signum: int, frame: Any) -> NoReturn:
     raise KeyboardInterrupt(signal.Signals(signum).name)

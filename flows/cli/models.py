@@ -13,6 +13,7 @@ from flows.errors import BadInputError
 from flows.runs.lookup import changed_settings, refuse_unnamed_code, where_and_others
 from flows.settings.compose import compose
 from rl_core.checkpoints.store import reading_sound
+from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder, read_problems
 from rl_core.envs.text_env import Question
@@ -21,6 +22,8 @@ from tasks.ask import Reply, ask_model, question_of, read_question
 from tasks.queries.checkpoint_names import NamedModel, find_model
 from tasks.storage import bring_model
 
+_OF_ASK: Final = COMMANDS["ask"].arguments
+_OF_EXPORT: Final = COMMANDS["export"].arguments
 _SETTING: Final = re.compile(r"[a-z][\w.]*=.*", re.DOTALL)
 _PROBLEMS: Final = "3"
 _MOST: Final = 1_000
@@ -29,9 +32,7 @@ _MOST: Final = 1_000
 def ask(words: Sequence[str]) -> None:
     """Prints the responses, and how many are right."""
     named = [word for word in words if not _SETTING.fullmatch(word)]
-    given, settings = take_arguments(
-        [w for w in words if w not in named], COMMANDS["ask"].arguments
-    )
+    given, settings = take_arguments([w for w in words if w not in named], _OF_ASK)
     if len(named) not in (1, 2):
         raise BadInputError("ask takes a CHECKPOINT and one QUESTION in quotes, or problems=N")
     if len(named) > 1 and "problems" in given:
@@ -40,7 +41,10 @@ def ask(words: Sequence[str]) -> None:
     samples = _number("samples", given["samples"]) if "samples" in given else None
     try:
         model, config = _model_and_settings(named[0], settings)
-        questions = _questions(config, model, named[1:], given.get("answer"), count)
+        if named[1:]:
+            questions = [read_question(config, named[1], given.get("answer"))]
+        else:
+            questions = _questions(config, model, count)
     except (OSError, ValueError) as error:
         raise BadInputError(in_one_line(error)) from error
     how = "greedy" if samples is None else f"{samples} samples of each question"
@@ -60,23 +64,19 @@ def export(words: Sequence[str]) -> None:
     from tasks.export import DTYPES, check_push, export_model, push_folder  # with torch
 
     named = [word for word in words if "=" not in word]
-    given, settings = take_arguments(
-        [word for word in words if "=" in word], COMMANDS["export"].arguments
-    )
+    given, settings = take_arguments([word for word in words if "=" in word], _OF_EXPORT)
     if len(named) != 1 or "to" not in given:
         raise BadInputError("export takes a CHECKPOINT (such as best, or RUN/best) and to=FOLDER")
     dtype = given.get("dtype", "bfloat16")
     if dtype not in DTYPES:
         raise BadInputError(f"dtype={dtype} is not {', '.join(DTYPES)}")
     if other := where_and_others(settings)[1]:
-        raise BadInputError(
-            f"{other[0]!r}: export takes {', '.join(COMMANDS['export'].arguments)} and storage.root"
-        )
+        raise BadInputError(f"{other[0]!r}: export takes {', '.join(_OF_EXPORT)} and storage.root")
     if "push" in given:
         check_push(given["push"])
-    model, root = _model(named[0], settings)
+    model, storage = _model(named[0], settings)
     with reading_sound(model.folder):
-        folder = export_model(model, root, dtype=dtype, to=Path(given["to"]).expanduser())
+        folder = export_model(model, storage.root, dtype=dtype, to=Path(given["to"]).expanduser())
     say(f"{model.name} as {dtype}: {folder}")
     if "push" in given:
         say(push_folder(folder, given["push"]))
@@ -88,28 +88,24 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _model(name: str, settings: Sequence[str]) -> tuple[NamedModel, Path]:
-    """Returns the model, and the root that the settings name."""
+def _model(name: str, settings: Sequence[str]) -> tuple[NamedModel, StorageConfig]:
+    """Returns the model, and where the settings have looked for it."""
     where = compose(where_and_others(settings)[0])
     bring_model(where.storage, name, where.run_id)
-    return find_model(name, where.storage.root, run_id=where.run_id or "latest"), where.storage.root
+    return find_model(name, where.storage.root, run_id=where.run_id or "latest"), where.storage
 
 
 def _model_and_settings(name: str, settings: Sequence[str]) -> tuple[NamedModel, RunConfig]:
     """Returns the model, and its run's settings, or those of the command if it has no run."""
-    model, root = _model(name, settings)
+    model, storage = _model(name, settings)
     if model.run is None:
-        return model, compose(settings, arguments=COMMANDS["ask"].arguments)
-    config = changed_settings(model.run, settings, root=root, arguments=COMMANDS["ask"].arguments)
+        return model, compose(settings, arguments=_OF_ASK)
+    config = changed_settings(model.run, settings, storage, _OF_ASK)
     refuse_unnamed_code(config, settings)
     return model, config
 
 
-def _questions(
-    config: RunConfig, model: NamedModel, texts: Sequence[str], answer: str | None, count: int
-) -> list[Question]:
-    if texts:
-        return [read_question(config, texts[0], answer)]
+def _questions(config: RunConfig, model: NamedModel, count: int) -> list[Question]:
     data = None if model.run is None else model.run.read().data
     folder = dataset_folder(config) if data is None else Path(data)
     if not (folder / "test.parquet").is_file():
@@ -117,9 +113,8 @@ def _questions(
             f"{folder} holds no test split to take problems from: countdown-train generate with "
             "these settings makes it, or ask a QUESTION"
         )
-    return [
-        question_of(config, problem) for problem in read_problems(folder / "test.parquet")[:count]
-    ]
+    problems = read_problems(folder / "test.parquet")
+    return [question_of(config, problem) for problem in problems[:count]]
 
 
 def _show(number: int, reply: Reply) -> None:

@@ -16,8 +16,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Final, NoReturn
@@ -45,6 +46,7 @@ from flows.prefect_patches.login import (
     login_file,
     server_environment,
 )
+from flows.prefect_patches.private_server import answers
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.network import LOOPBACK
 from rl_core.system.process_group import environment_of, members
@@ -64,8 +66,9 @@ _LEAVE_S: Final = 45.0
 """For a run to finish its step, save and leave, see rl_core/system/signals.py."""
 _STOP_S: Final = 15.0
 _POLL_S: Final = 0.5
-_RESTARTS: Final = (3, 600.0)
-"""At most so many restarts of the server within so many seconds."""
+_RESTARTS: Final = 3
+"""At most so many restarts of the server within `_RESTARTS_S`."""
+_RESTARTS_S: Final = 600.0
 _LINES_SHOWN: Final = 3
 _LOG_BYTES: Final = 10 * 2**20
 """Of a log, and as much of its `.1`."""
@@ -84,11 +87,11 @@ def serve(words: Sequence[str]) -> None:
         signal.signal(signal.SIGHUP, signal.default_int_handler)
     with suppress(KeyboardInterrupt), _Processes() as processes:
         url, restart_server = _server(processes)
-        names = _pool_and_automations()
+        names = ", ".join(_pool_and_automations())
         for line in before_the_deploy(night):
             say(f"note         {line}")
         processes.call(*_DEPLOY)
-        say(f"deployments  from deployments/prefect.yaml, and the automations {', '.join(names)}")
+        say(f"deployments  from deployments/prefect.yaml, and the automations {names}")
         processes.start("worker", *_WORKER)
         say(f"night        {next_night(night)}")
         say(f"worker       takes one run at a time; logs in {processes.logs}")
@@ -115,7 +118,7 @@ def notify(words: Sequence[str]) -> None:
 def _server(processes: _Processes) -> tuple[str, Callable[[], None] | None]:
     """Returns the URL of the settings' server, or of one that is started here, and its restart."""
     settings = get_current_settings()
-    if settings.api.url is not None and _answers(settings.api.url):
+    if settings.api.url is not None and answers(settings.api.url):
         _look_at_login(settings.api.url)
         say(f"server       {settings.api.url.removesuffix('/api')}")
         return settings.api.url, None
@@ -128,10 +131,7 @@ def _server(processes: _Processes) -> tuple[str, Callable[[], None] | None]:
     _refuse_taken(host, port)
     os.environ["PREFECT_API_URL"] = url
     refresh_global_settings_context()  # the server's pages get the URL from it
-    try:
-        safe = server_environment(get_current_settings())
-    except (OSError, ValueError) as error:
-        raise BadInputError(str(error)) from None
+    safe = server_environment(get_current_settings())
     if own.auth_string is None:
         login, where = safe[SERVER_AUTH_STRING], f"`cat {login_file(settings.home)}`"
     else:
@@ -141,7 +141,12 @@ def _server(processes: _Processes) -> tuple[str, Callable[[], None] | None]:
     def start() -> None:
         command = ("server", "start", "--host", host, "--port", str(port))
         processes.start("server", *command, environment=safe)
-        processes.wait_for_server(url)
+        deadline = time.monotonic() + _START_S
+        while not answers(url):
+            processes.refuse_dead()
+            if time.monotonic() > deadline:
+                raise RunFailedError(f"the server did not start; see {processes.logs}")
+            time.sleep(_POLL_S)
 
     start()
     say(f"server       {url.removesuffix('/api')}")
@@ -170,11 +175,10 @@ def _look_at_login(url: str) -> None:
 
 def _run_it(url: str) -> str:
     """Returns the command that starts a run from any folder and terminal."""
-    variables = {"PREFECT_API_URL": url, "PREFECT_PLUGINS_ENABLED": "true"}
+    words = [f"PREFECT_API_URL={shlex.quote(url)}", "PREFECT_PLUGINS_ENABLED=true"]
     if "PREFECT_HOME" in os.environ:
-        variables["PREFECT_HOME"] = str(get_current_settings().home)
+        words.append(f"PREFECT_HOME={shlex.quote(str(get_current_settings().home))}")
     program = shlex.quote(str(Path(sys.executable).with_name("prefect")))
-    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return " ".join([*words, program, "deployment run countdown-train/countdown-train"])
 
 
@@ -188,13 +192,6 @@ def _refuse_taken(host: str, port: int) -> None:
                 f"port {port} of {host} is not free ({error.strerror}): set PREFECT_API_URL="
                 f"http://{host}:{port}/api if a server is there, else PREFECT_SERVER_API_PORT"
             ) from None
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
 
 
 def _pool_and_automations() -> list[str]:
@@ -230,7 +227,7 @@ def says_the_same(there: AutomationCore, automation: AutomationCore) -> bool:
     return there.model_dump(include=fields) == automation.model_dump(include=fields)
 
 
-class _Processes:
+class _Processes(AbstractContextManager["_Processes"]):
     """Prefect's long-running commands, which end in `__exit__` with all that they started.
 
     Each has its own session, so a terminal's Ctrl-C reaches only this process. It stops the worker
@@ -242,9 +239,6 @@ class _Processes:
         self.logs.mkdir(parents=True, exist_ok=True)
         self._mark = secrets.token_hex(8)
         self._started: dict[str, subprocess.Popen[bytes]] = {}
-
-    def __enter__(self) -> _Processes:
-        return self
 
     def __exit__(self, *error: object) -> None:
         for signum in _STOPS:
@@ -288,17 +282,9 @@ class _Processes:
             what = f"`prefect {' '.join(arguments)}` failed ({done.returncode})"
             raise RunFailedError(f"{what}\n{_end_of(done.stdout + done.stderr)}")
 
-    def wait_for_server(self, url: str) -> None:
-        deadline = time.monotonic() + _START_S
-        while not _answers(url):
-            self._refuse_dead()
-            if time.monotonic() > deadline:
-                raise RunFailedError(f"Prefect did not start in {_START_S:.0f} s; see {self.logs}")
-            time.sleep(_POLL_S)
-
     def watch(self, start_server: Callable[[], None] | None) -> NoReturn:
         """Restarts the server, if it was started here; raises when another process ends."""
-        restarts: list[float] = []
+        restarts: deque[float] = deque(maxlen=_RESTARTS)
         while True:
             for name in self._started:
                 _cut(self.logs / f"{name}.log")
@@ -306,10 +292,10 @@ class _Processes:
                 say(f"{self._how_it_ended('server')}: it is started again, and runs go on")
                 start_server()
                 continue  # if it ended again meanwhile, that is another restart
-            self._refuse_dead()
+            self.refuse_dead()
             time.sleep(_POLL_S)
 
-    def _refuse_dead(self) -> None:
+    def refuse_dead(self) -> None:
         for name, process in self._started.items():
             if process.poll() is not None:
                 said = _end_of((self.logs / f"{name}.log").read_text(errors="replace"))
@@ -320,10 +306,9 @@ class _Processes:
         return f"the {name} ended ({ended}), see {self.logs / name}.log"
 
     def _environment(self) -> dict[str, str]:
-        # deployments/prefect.yaml reads PWD. Prefect's own lines belong in the logs.
-        quiet = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
-        own = {name: value for name, value in os.environ.items() if name != quiet}
-        return {**own, _MARK: self._mark, "PWD": str(_ROOT)}
+        own = {**os.environ, _MARK: self._mark, "PWD": str(_ROOT)}  # prefect.yaml reads PWD
+        own.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)  # its lines belong in the logs
+        return own
 
     def _marked(self, but: Sequence[int]) -> list[psutil.Process]:
         """Returns the living processes that descend from the commands, except these."""
@@ -342,12 +327,11 @@ class _Processes:
                 process.poll()  # else it would stay as a zombie
 
 
-def _again(restarts: list[float]) -> bool:
+def _again(restarts: deque[float]) -> bool:
     now = time.monotonic()
-    most, within_s = _RESTARTS
-    restarts[:] = [at for at in restarts if now - at < within_s]
-    if len(restarts) >= most:
-        say(f"the server is not started again: {most} restarts in {within_s / 60:g} minutes")
+    if len(restarts) == _RESTARTS and now - restarts[0] < _RESTARTS_S:
+        minutes = f"{_RESTARTS_S / 60:g} minutes"
+        say(f"the server is not started again: {_RESTARTS} restarts in {minutes}")
         return False
     restarts.append(now)
     return True

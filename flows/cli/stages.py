@@ -37,7 +37,6 @@ from tasks.base_model import base_model, keep_curve
 from tasks.generate import generate_dataset, rows_per_split
 from tasks.prefect_ui.attempts import settings_in_force
 from tasks.prefect_ui.progress import TrainingProgress
-from tasks.preflight_checks.finding import PreflightError
 from tasks.preflight_checks.hours import plan_steps
 from tasks.prune import prune_run
 from tasks.queries.run_tables import find_runs
@@ -67,7 +66,7 @@ def run(overrides: Sequence[str]) -> None:
             record = countdown_train(overrides=tuple(overrides))
     from flows.runs.summary import show_summary
 
-    show_summary(config.storage.root, record["run_id"])
+    show_summary(RunFolder.under(config.storage.root, record["run_id"]))
 
 
 def generate(overrides: Sequence[str]) -> None:
@@ -202,7 +201,7 @@ def evaluate(overrides: Sequence[str]) -> None:
         return
     from flows.runs.summary import show_summary
 
-    show_summary(config.storage.root, run.run_id)
+    show_summary(run)
 
 
 def report(words: Sequence[str]) -> None:
@@ -224,8 +223,7 @@ def rescore(words: Sequence[str]) -> None:
     strange = [word for word in changes if not word.startswith(("env.", "env="))]
     if strange:
         raise BadInputError(f"{strange[0]} changes no reward: env.* does")
-    run_ids = [] if named == ["latest"] else [f"run_id={named[0]}"]
-    config, run = existing_run([*run_ids, *where, *changes])
+    config, run = existing_run(run_first([*named, *where, *changes], "rescore"))
     refuse_unnamed_code(config, changes)
     from tasks.queries.sql import ask
 
@@ -238,10 +236,16 @@ def rescore(words: Sequence[str]) -> None:
     show_rows(rows)
 
 
-def preflight(overrides: Sequence[str], *, as_json: bool = False) -> None:
+def preflight(overrides: Sequence[str], *, as_json: bool) -> None:
     """Says what was checked, and fails where something would stop a run."""
     config = compose(overrides)
-    findings = [_planned(config, finding) for finding in checks.preflight(config)]
+    findings = []
+    for finding in checks.preflight(config):
+        # A card that is only planned for need not be here.
+        if config.resources.card and (finding.check, finding.level) == ("device", "fatal"):
+            why = f"{finding.message}: planned for resources.card={config.resources.card} only"
+            finding = replace(finding, level="warning", message=why)
+        findings.append(finding)
     if as_json:
         say(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
@@ -254,16 +258,8 @@ def preflight(overrides: Sequence[str], *, as_json: bool = False) -> None:
         raise BadInputError("preflight found what would stop a run")
 
 
-def _planned(config: RunConfig, finding: Finding) -> Finding:
-    """Returns a finding as it counts for a plan: the named card need not be here."""
-    if config.resources.card is None or (finding.check, finding.level) != ("device", "fatal"):
-        return finding
-    message = f"{finding.message}: planned for resources.card={config.resources.card} only"
-    return replace(finding, level="warning", message=message)
-
-
 def sync(overrides: Sequence[str]) -> None:
-    """Uploads to wandb what it lacks of a run, by default the latest, or of `all` that want it."""
+    """Uploads to wandb what it lacks of a run, or of `all` whose settings name it."""
     if "all" in overrides:
         settings = compose([text for text in overrides if text != "all"])
         if settings.run_id is not None:
@@ -289,10 +285,7 @@ def sync(overrides: Sequence[str]) -> None:
 def _ready(overrides: Sequence[str], look: Callable[[RunConfig], Sequence[Finding]]) -> RunConfig:
     """Returns the settings, if nothing that `look` finds would stop the command."""
     config = compose(overrides)
-    try:
-        checks.refuse_fatal(look(config))
-    except PreflightError as error:
-        raise BadInputError(str(error)) from None
+    checks.refuse_fatal(look(config))
     return config
 
 
@@ -307,8 +300,8 @@ def _data_and_model(run: RunFolder) -> tuple[Path, Path]:
 def _shown(*, links: bool = False, trains: bool = False) -> Iterator[None]:
     """Shows progress meanwhile; an error becomes `RunFailedError`, its notes the second line.
 
-    `links`: see `progress_on_stdout`. `trains`: no ValueError counts as a mistake in the settings,
-    which preflight has checked.
+    `links`: see `progress_on_stdout`. `trains`: preflight has checked the settings, so a ValueError
+    is no mistake in them.
     """
     with progress_on_stdout(links=links):
         try:

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
@@ -20,14 +21,14 @@ from flows.runs.summary import accuracy_in_words
 from rl_core.runs.lock import close_if_lost
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
-from rl_core.system.words import printable
+from rl_core.system.words import LINES, printable
 from rl_core.tracking.diagnosis import diagnose
 from rl_core.tracking.host_memory import AVAILABLE_GIB, HOST_GIB
 from rl_core.tracking.rollout_samples import samples_of_step
 from tasks.hours import last_step_of, left_of
 from tasks.report_page.samples import problem_in_words
 
-INTERVAL_S: Final = 2.0
+_INTERVAL_S: Final = 2.0
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _ASCII_BARS: Final = "_.-:=+*#"
 _SPARK_WIDTH: Final = 40
@@ -51,21 +52,19 @@ def watch(words: Sequence[str]) -> None:
     """Shows a run until it ends or Ctrl-C; once, where the output is no terminal."""
     run = find_run(run_first(words, "watch"))
     console = Console()
-    in_ascii = console.options.ascii_only
+    look = partial(view, run, in_ascii=console.options.ascii_only)
     if not console.is_terminal:
-        console.print(view(run, in_ascii=in_ascii))
+        console.print(look())
         return
     with (
         suppress(KeyboardInterrupt),  # the usual way to leave: the run goes on
-        Live(
-            view(run, in_ascii=in_ascii), console=console, screen=False, auto_refresh=False
-        ) as live,
+        Live(look(), console=console, auto_refresh=False) as live,
     ):
         while run.read().status == "running":
-            time.sleep(INTERVAL_S)
+            time.sleep(_INTERVAL_S)
             close_if_lost(run)  # killed, it can say nothing more, and would be watched for ever
-            live.update(view(run, in_ascii=in_ascii), refresh=True)
-        live.update(view(run, in_ascii=in_ascii), refresh=True)  # its end
+            live.update(look(), refresh=True)
+        live.update(look(), refresh=True)  # its end
 
 
 def view(run: RunFolder, *, in_ascii: bool = False) -> RenderableType:
@@ -111,13 +110,12 @@ def spark(values: Sequence[float], width: int = _SPARK_WIDTH, bars: str = _BARS)
 
 def _progress(run: RunFolder, rows: list[dict[str, Any]]) -> RenderableType:
     steps = max((row["step"] for row in rows), default=0)
-    grid = Table.grid(padding=(0, 1))
     last = last_step_of(run)
     said = f"step {steps}" + (f" of {last}" if last else "")
     if (left := left_of(run)) is not None:
         said += f", {left}"
-    bar = ProgressBar(total=last or max(steps, 1), completed=steps, width=_SPARK_WIDTH)
-    grid.add_row(bar, said)
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(ProgressBar(last or max(steps, 1), steps, width=_SPARK_WIDTH), said)
     return grid
 
 
@@ -170,7 +168,7 @@ def _samples(run: RunFolder) -> list[RenderableType]:
     """The newest rollouts, as the model wrote them: what a terminal obeys is taken out."""
     return [
         Panel(
-            Text("\n".join(map(printable, _end_of(str(row["response"])).split("\n")))),
+            Text(printable(_end_of(str(row["response"])), keep=LINES)),
             title=Text(printable(f"step {row['step']}: {row['verdict']}, {row['score']:g}")),
             subtitle=Text(printable(problem_in_words(row["truth"]))),
             subtitle_align="left",

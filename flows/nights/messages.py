@@ -1,4 +1,4 @@
-"""What a night tells: one object for programs, whose `text` says all of it for people."""
+"""A night's messages: one object for programs, whose `text` says all of it for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flows.runs.run_record import last_saved
 from flows.runs.summary import accuracy_in_words, intervals_of
 from rl_core.checkpoints.champion import PromotedContender
 from rl_core.config.run import RunConfig
-from rl_core.runs.run_folder import RunFolder, RunRecord
+from rl_core.runs.run_folder import RunFolder
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.log_file import redact
 from tasks.start import Start, champion_of
@@ -50,7 +50,7 @@ class Night:
         return run if run.is_there() else None
 
     def champion(self) -> PromotedContender | None:
-        """Returns the champion of the run's problems; None, too, if nothing tells it."""
+        """Returns the champion of the run's problems; None, too, if it cannot be read."""
         data = self.run.read().data if self.run else None
         if self.config is None or data is None:
             return None
@@ -74,10 +74,8 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
     }
     lines = [f"the night{f' of {night.due}' if night.due else ''} {event}: {reason}"]
     if night.run is not None:
-        facts = _facts(night, night.run)
-        told |= facts
-        lines[0] = f"{night.run.run_id} {event}: {reason}"
-        lines += _lines(facts, night, night.run.read())
+        told |= _facts(night, night.run)
+        lines = [f"{night.run.run_id} {event}: {reason}", *_lines(told, night)]
     if night.start is not None and not night.start.is_as_asked:
         lines.append(f"warning: it started {night.start.sentence}")
     if told["flow_run"]:
@@ -87,8 +85,8 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
     return {**told, "text": redact("\n".join(lines))}
 
 
-def killed(night: Night, said: str | None) -> tuple[str, str | None]:
-    """Returns why a process is gone that could not tell it itself, and what to do; noted, too.
+def killed(night: Night, said: str | None) -> str:
+    """Returns why a night's process is gone, which could not report it, and notes it in `run.json`.
 
     `said` is the message of the state that Prefect's worker gave the flow run.
     """
@@ -96,21 +94,18 @@ def killed(night: Night, said: str | None) -> tuple[str, str | None]:
     reason = f"its process ended: {how_it_ended(int(found[1]))}" if found else said or "it died"
     if found and int(found[1]) == -9:
         reason = "its process was killed by SIGKILL (often by the kernel for want of memory)"
-    run = night.run
-    if run is None:
-        return reason, None
-    step = last_saved(run)
-    following = f"Retry goes on from step {step}" if step else "Retry starts it again"
-    if run.read().status != "finished":
-        run.update(status="interrupted", reason=reason, next_step=following)
-    return reason, following
+    if night.run is not None and night.run.read().status != "finished":
+        step = last_saved(night.run)
+        following = f"Retry goes on from step {step}" if step else "Retry starts it again"
+        night.run.update(status="interrupted", reason=reason, next_step=following)
+    return reason
 
 
 def _facts(night: Night, run: RunFolder) -> dict[str, Any]:
     record, champion = run.read(), night.champion()
     report = run.path / "report.html"
     try:
-        intervals = intervals_of(record, run.root)
+        intervals = intervals_of(run)
     except Exception:  # the message is sent whatever fails
         _logger.exception("the intervals of the accuracies are not known:")
         intervals = {}
@@ -130,16 +125,16 @@ def _facts(night: Night, run: RunFolder) -> dict[str, Any]:
     }
 
 
-def _lines(facts: dict[str, Any], night: Night, record: RunRecord) -> list[str]:
+def _lines(facts: dict[str, Any], night: Night) -> list[str]:
     lines = []
-    if record.accuracy_before is not None or record.accuracy_after is not None:
+    if facts["accuracy_before"] is not None or facts["accuracy_after"] is not None:
         before, after = (
             accuracy_in_words(facts[f"accuracy_{when}"], facts[f"accuracy_{when}_interval"])
             for when in ("before", "after")
         )
         lines.append(f"accuracy {before} -> {after}")
-    start = f", started from {record.started_from}" if night.start and night.start.folder else ""
-    lines.append(f"{record.steps} steps in {facts['minutes']:g} min on {platform.node()}{start}")
-    if record.next_step:
-        lines.append(f"what to do next: {record.next_step}")
+    start = f", started from {facts['started_from']}" if night.start and night.start.folder else ""
+    lines.append(f"{facts['steps']} steps in {facts['minutes']:g} min on {facts['host']}{start}")
+    if facts["next_step"]:
+        lines.append(f"what to do next: {facts['next_step']}")
     return lines

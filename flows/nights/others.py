@@ -21,12 +21,7 @@ from zoneinfo import ZoneInfo
 from httpx import HTTPError
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterId,
-    FlowRunFilter,
-    FlowRunFilterExpectedStartTime,
-)
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
@@ -46,7 +41,7 @@ _NO_HEARTBEAT: Final = "No heartbeat"
 """How the message of `deployments/automations.yaml` begins."""
 _LAST_LOOK_S: Final = 5.0
 _TIME_TO_START: Final = timedelta(minutes=2)
-"""So soon no night counts as missed: server and worker need that long, and other nights wait."""
+"""Less late, a night is not missed: server and worker need time, and other nights may wait."""
 _RUNS_READ: Final = 100
 _FILE: Final = "deployments/night.yaml"
 _SHOWN: Final = 3
@@ -66,11 +61,10 @@ def refusing_others(tell: TellOfRefused) -> Iterator[None]:
     if own is None or own.deployment_id is None:
         yield
         return
-    flow_run = own.id
 
     def look() -> None:
         with get_client(sync_client=True) as client:
-            refuse_others(client, client.read_flow_run(flow_run), tell)
+            refuse_others(client, client.read_flow_run(own.id), tell)
 
     thread = look_on(look, is_over)
     try:
@@ -95,7 +89,7 @@ def refuse_others(client: SyncPrefectClient, own: FlowRun, tell: TellOfRefused) 
     for run in _runs_of(client, own.deployment_id):
         if run.state is None or run.state.message != _LIMIT_REACHED or run.id == own.id:
             continue
-        is_missed = run.auto_scheduled and _due(run) < missed_before
+        is_missed = run.auto_scheduled and (run.expected_start_time or began) < missed_before
         why = (
             "Missed: no server or worker was there when it was due."
             if is_missed
@@ -165,15 +159,26 @@ def unseen(
 
     `own`: the night that asks, which did start.
     """
-    known = {_due(run) for run in runs if not _never_started(run, there)}
-    known |= set() if own is None else {_due(own)}
+    known = {run.expected_start_time for run in runs if not _never_started(run, there)}
+    if own is not None:
+        known.add(own.expected_start_time)
     missed = [due for due in _due_times(there, since, until) if due not in known]
-    lost = [run for run in runs if _is_lost(run, since)]
+    lost = [
+        run.name
+        for run in runs
+        if (state := run.state) is not None
+        and state.type is StateType.CRASHED
+        and state.timestamp > since
+        and str(state.message).startswith(_NO_HEARTBEAT)
+    ]
     said = []
     if missed:
-        said.append(f"{_nights(missed)} did not start in time: no server or no worker was there")
+        times = ", ".join(f"{due:%Y-%m-%d %H:%M}" for due in missed[-_SHOWN:])
+        more = f" and {len(missed) - _SHOWN} before" if len(missed) > _SHOWN else ""
+        nights = f"the night{'s' if missed[1:] else ''} of {times}{more}"
+        said.append(f"{nights} did not start in time: no server or no worker was there")
     if lost:
-        names = ", ".join(run.name for run in lost[:_SHOWN])
+        names = ", ".join(lost[:_SHOWN])
         said.append(f"{names} ended without a word: its machine or its worker was gone")
     return "; ".join(said) or None
 
@@ -186,26 +191,6 @@ def _never_started(run: FlowRun, there: DeploymentResponse) -> bool:
         options = there.concurrency_options
         return options is None or options.collision_strategy.value != "ENQUEUE"
     return state.name == "Missed" or state.message == _LIMIT_REACHED
-
-
-def _is_lost(run: FlowRun, since: datetime) -> bool:
-    state = run.state
-    if state is None or state.type is not StateType.CRASHED or state.timestamp <= since:
-        return False
-    return str(state.message).startswith(_NO_HEARTBEAT)
-
-
-def _nights(times: Sequence[datetime]) -> str:
-    shown = ", ".join(f"{due:%Y-%m-%d %H:%M}" for due in times[-_SHOWN:])
-    if len(times) == 1:
-        return f"the night of {shown}"
-    more = len(times) - _SHOWN
-    return f"the nights of {shown}" + (f" and {more} before" if more > 0 else "")
-
-
-def _due(run: FlowRun) -> datetime:
-    assert run.expected_start_time is not None
-    return run.expected_start_time
 
 
 def _due_times(there: DeploymentResponse, since: datetime, until: datetime) -> list[datetime]:
@@ -226,11 +211,10 @@ def _due_times(there: DeploymentResponse, since: datetime, until: datetime) -> l
 
 def _runs_of(client: SyncPrefectClient, deployment_id: Any) -> list[FlowRun]:
     """Returns the latest flow runs of a deployment that are due."""
+    due = {"expected_start_time": {"before_": datetime.now(UTC)}}
     return client.read_flow_runs(
-        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id])),
-        flow_run_filter=FlowRunFilter(
-            expected_start_time=FlowRunFilterExpectedStartTime(before_=datetime.now(UTC))
-        ),
+        deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [deployment_id]}}),
+        flow_run_filter=FlowRunFilter.model_validate(due),
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
         limit=_RUNS_READ,
     )

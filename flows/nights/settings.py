@@ -137,7 +137,7 @@ def deployed(client: SyncPrefectClient) -> DeploymentResponse | None:
 
 
 def differences(there: DeploymentResponse | None, night: NightSettings) -> list[str]:
-    """Returns in words what a deploy changes on the server, where the file says otherwise."""
+    """Returns in words what a deploy changes on the server, as the file says."""
     if there is None:
         return []
     pairs: list[tuple[str, object, object]] = [
@@ -162,5 +162,5 @@ def _shown(name: str, value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """Returns a value as JSON reads it; nothing said is None, however it is written."""
+    """Returns a value as JSON reads it; an empty one is None."""
     return json.loads(json.dumps(value, default=str)) or None

@@ -11,6 +11,7 @@ import os
 import secrets
 import stat
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 AUTH_STRING: Final = "PREFECT_API_AUTH_STRING"
 """Where Prefect's clients look for the login."""
 SERVER_AUTH_STRING: Final = "PREFECT_SERVER_API_AUTH_STRING"
-_FILE: Final = "countdown-train.login"
 _LISTENS: Final = "0A"
 """As the kernel writes the state of a socket that waits for connections."""
 
@@ -35,7 +35,7 @@ def new_login() -> str:
 
 def login_file(home: Path) -> Path:
     """Returns where the login of this account's servers is kept, below PREFECT_HOME."""
-    return home / _FILE
+    return home / "countdown-train.login"
 
 
 def own_login(home: Path) -> str:
@@ -44,13 +44,11 @@ def own_login(home: Path) -> str:
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(home):
         if not os.path.lexists(file):
-            temporary = file.with_name(f".tmp-{_FILE}-{secrets.token_hex(4)}")
-            new = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(new, "w") as text:
+            with NamedTemporaryFile("w", dir=home, delete=False) as text:  # mode 0600
                 text.write(f"{new_login()}\n")
                 text.flush()
-                os.fsync(new)
-            temporary.replace(file)
+                os.fsync(text.fileno())
+            Path(text.name).replace(file)
     return _read(file)
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
     from prefect.client.schemas.responses import DeploymentResponse
 
-_STARTS_A_SERVER: Final = "server start"
 _RUNS_SHOWN: Final = 3
 
 
@@ -37,7 +36,8 @@ def setup_environment(*, ctx: HookContext) -> None:
 
     spare_loopback()
     settings = get_current_settings()
-    if _STARTS_A_SERVER in " ".join(sys.argv):
+    starts_a_server = "server start" in " ".join(sys.argv)
+    if starts_a_server:
         try:
             safe = server_environment(settings)
         except (OSError, ValueError) as error:
@@ -45,14 +45,12 @@ def setup_environment(*, ctx: HookContext) -> None:
         os.environ.update(safe)
         if SERVER_AUTH_STRING in safe:
             sys.stderr.write(f"login: the page asks once, `cat {login_file(settings.home)}`\n")
-    if _STARTS_A_SERVER in " ".join(sys.argv) or "PREFECT__SERVER_FINAL" in os.environ:
+    if starts_a_server or "PREFECT__SERVER_FINAL" in os.environ:
         lock_before_reading()
         list_newest_artifacts_first()
         say_why_late()
-    elif settings.api.auth_string is None:
-        login = login_for(ctx.api_url, settings)
-        if login is not None:
-            os.environ[AUTH_STRING] = login
+    elif settings.api.auth_string is None and (login := login_for(ctx.api_url, settings)):
+        os.environ[AUTH_STRING] = login
     if Path(sys.argv[0]).stem == "prefect" and "deployment" in sys.argv:
         accept_bare_names()
 
@@ -136,28 +134,22 @@ async def _why(session: Any, work_queue_id: Any) -> str:
 
 
 def accept_bare_names() -> None:
-    """Lets `PrefectClient.read_deployment_by_name` find a bare name, where it is unique."""
+    """Lets `PrefectClient.read_deployment_by_name` find a bare name that one deployment has."""
     from prefect.client.orchestration import PrefectClient
+    from prefect.client.schemas.filters import DeploymentFilter
+    from prefect.exceptions import ObjectNotFound
 
     by_full_name = PrefectClient.read_deployment_by_name
 
     async def by_any_name(client: PrefectClient, name: str) -> DeploymentResponse:
-        return await by_full_name(client, await _full_name(client, name))
+        if "/" not in name:
+            named = DeploymentFilter.model_validate({"name": {"any_": [name]}})
+            found = await client.read_deployments(deployment_filter=named)
+            if len(found) != 1:
+                problem = f"{len(found)} deployments are called {name!r}"
+                raise ObjectNotFound(ValueError(problem), problem)
+            flow = await client.read_flow(found[0].flow_id)
+            name = f"{flow.name}/{name}"
+        return await by_full_name(client, name)
 
     setattr(PrefectClient, "read_deployment_by_name", by_any_name)  # noqa: B010  # mypy: a method
-
-
-async def _full_name(client: PrefectClient, name: str) -> str:
-    """Returns FLOW/DEPLOYMENT for a bare name that exactly one deployment has."""
-    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
-    from prefect.exceptions import ObjectNotFound
-
-    if "/" in name:
-        return name
-    named = DeploymentFilter(name=DeploymentFilterName(any_=[name]))
-    found = await client.read_deployments(deployment_filter=named)
-    if len(found) != 1:
-        problem = f"{len(found)} deployments are called {name!r}"
-        raise ObjectNotFound(ValueError(problem), problem)
-    flow = await client.read_flow(found[0].flow_id)
-    return f"{flow.name}/{name}"

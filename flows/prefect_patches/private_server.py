@@ -61,8 +61,7 @@ def start_private_server() -> PrivateServer | None:
     settings = get_current_settings()
     if settings.api.url is not None:
         return None
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     try:
         return PrivateServer(port, settings.home)
@@ -117,7 +116,7 @@ class PrivateServer:
         """Waits until the server answers and points this process at it."""
         deadline = time.monotonic() + STARTUP_TIMEOUT_S
         with self._starting:
-            while not self._answers():
+            while not answers(self._url, trust_env=False):
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise RunFailedError(_no_server(self._last_line(), self._home))
                 time.sleep(0.1)
@@ -127,13 +126,6 @@ class PrivateServer:
         os.environ[AUTH_STRING] = self._login
         refresh_global_settings_context()
 
-    def _answers(self) -> bool:
-        try:
-            answer = httpx.get(f"{self._url}/health", timeout=5, trust_env=False)
-        except httpx.TransportError:
-            return False
-        return answer.status_code == httpx.codes.OK
-
     def _last_line(self) -> str:
         if self._process.poll() is None:
             return f"{self._url} did not answer in {STARTUP_TIMEOUT_S:.0f} s"
@@ -141,6 +133,14 @@ class PrivateServer:
         lines = self._said.read().decode(errors="replace").splitlines()
         told = [line.strip() for line in lines if line.strip() and _LAST_WORDS_OF_ALL not in line]
         return told[-1] if told else f"exit {self._process.returncode}"
+
+
+def answers(url: str, *, trust_env: bool = True) -> bool:
+    """Says whether a Prefect server answers at an API's URL; `trust_env`: through a proxy, too."""
+    try:
+        return httpx.get(f"{url}/health", timeout=5, trust_env=trust_env).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def _no_server(why: str, home: Path) -> str:

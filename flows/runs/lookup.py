@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from flows.errors import BadInputError
 from flows.settings.compose import compose
 from flows.settings.keys import check_choice
+from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.lock import close_if_lost
 from rl_core.runs.run_folder import RunFolder
@@ -44,20 +44,14 @@ def existing_run(
     """
     where, _ = where_and_others(overrides)
     run = find_run(where)
-    url = compose(where).storage.url
-    return changed_settings(run, overrides, url=url, arguments=arguments), run
+    return changed_settings(run, overrides, compose(where).storage, arguments), run
 
 
 def changed_settings(
-    run: RunFolder,
-    words: Sequence[str],
-    *,
-    root: Path | None = None,
-    url: str | None = None,
-    arguments: Sequence[str] = (),
+    run: RunFolder, words: Sequence[str], storage: StorageConfig, arguments: Sequence[str] = ()
 ) -> RunConfig:
-    """Returns a run's settings under a command's words; the rest as `settings_of_run`."""
-    base = settings_of_run(run, root, url=url, words=words)
+    """Returns a run's settings under a command's words; `storage` as for `settings_of_run`."""
+    base = settings_of_run(run, storage, words)
     changes = [word for word in where_and_others(words)[1] if word != f"env={base.env.name}"]
     return compose(changes, base=base, arguments=arguments)
 
@@ -65,10 +59,8 @@ def changed_settings(
 def refuse_unnamed_code(config: RunConfig, words: Sequence[str], *, ray: bool = False) -> None:
     """Refuses code that a run's folder chooses: a reward function, and what Ray would load.
 
-    Args:
-        config: settings of an existing run under the command's.
-        words: of the command; what these name is allowed.
-        ray: whether the command joins `resources.ray_address`, where the cluster's code runs.
+    What the command's `words` name is allowed. `ray`: the command joins `resources.ray_address`,
+    where the cluster's code runs.
     """
     env, named = config.env, {word.partition("=")[0].strip() for word in words}
     chosen = {}
@@ -104,18 +96,13 @@ def find_run(overrides: Sequence[str]) -> RunFolder:
 
 
 def settings_of_run(
-    run: RunFolder,
-    root: Path | None = None,
-    *,
-    url: str | None = None,
-    words: Sequence[str] = (),
+    run: RunFolder, storage: StorageConfig | None = None, words: Sequence[str] = ()
 ) -> RunConfig:
-    """Returns the settings that a run was started with, for its storage root or another.
+    """Returns the settings that a run was started with, for the root that it lies in or another.
 
     Args:
         run: the run.
-        root: by default the one that it lies in.
-        url: of the store that this root mirrors.
+        storage: root and store of the command, in place of the run's own.
         words: of the command: a run's `env=package.module:ENV` is imported only if it is in them.
     """
     if not (settings := read_settings(run.path)):
@@ -126,7 +113,8 @@ def settings_of_run(
         if ":" in (env := settings["env"]["name"]) and f"env={env}" in words:
             check_choice("env", env)
         settings["run_id"] = run.run_id
-        settings["storage"] |= {"root": root or run.root, "url": url}
+        where = storage or StorageConfig(root=run.root)
+        settings["storage"] |= {"root": where.root, "url": where.url}
         return RunConfig.model_validate(settings)
     except (ValueError, TypeError, KeyError) as error:
         raise BadInputError(in_one_line(error)) from None

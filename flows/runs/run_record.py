@@ -1,7 +1,7 @@
 """Which run this is, and what became of it: `run.json` from the flow's side.
 
 The last words of a run that failed (what was measured last, where memory went, what to do next) are
-in `run.json`, and the artifact `report` of its flow run.
+in `run.json` and in the artifact `report` of its flow run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
-from prefect.context import FlowRunContext
 from prefect.exceptions import Pause, TerminationSignal
 
 from flows.errors import BadInputError, SettingsError, one_line
@@ -44,7 +43,7 @@ _TIMELINES: Final = {"memory/peak_gib/": "", "memory/host_gib/": "host "}
 _STEPS_KEPT: Final = 20
 _STEPS_IN_TABLE: Final = 8
 _MISTAKES: Final = (BadInputError, SettingsError, PreflightError)
-"""Worded for the person who made them: where in the program they were found helps nobody."""
+"""Their messages tell the user all: a traceback would not help."""
 _logger = logging.getLogger(__name__)
 
 
@@ -129,7 +128,8 @@ def recorded(run: RunFolder) -> Iterator[Stage]:
             redact_error(error)  # Prefect keeps what it says as the state of the flow run
             _logger.exception("the error in full:")
             _close(run, "failed", one_line(error), **_last_words(error, run))
-            show_last_words(run)
+            if own_flow_run() is not None:
+                _show_last_words(run)
             error.add_note(f"log: {run.path / 'log.txt'}")
             raise
         _close(run, "finished", run.read().reason)
@@ -196,8 +196,13 @@ def next_step(error: BaseException, run: RunFolder) -> str:
         return _make_room(error, run, again, outcome)
     if (cause := cause_of(error)) is None:
         return f"the end of {run.path / 'log.txt'} has the error in full; {again} {outcome}"
-    facts = {"missing_gib": _missing_gib(run)} if "{missing_gib" in cause.here else {}
-    remedy = cause.here.format(error=error, run=run, workers=run.path / "workers", **facts)
+    checkpoint = max((c.size_bytes for c in list_checkpoints(run.path)), default=0)
+    wanted_gib = (checkpoint + RESERVE_BYTES) / GIB
+    wanted_gib += (_settings(run) or RunConfig()).storage.min_free_gib
+    missing_gib = max(wanted_gib - run.free_gib(), 0.1)
+    remedy = cause.here.format(
+        error=error, run=run, workers=run.path / "workers", missing_gib=missing_gib
+    )
     return f"{remedy}; {again} {outcome}"
 
 
@@ -228,18 +233,14 @@ def memory_timeline(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float 
         return {}
     measured = [row for row in last if row.keys() & names.keys()]
     timeline: dict[str, tuple[float | None, ...]] = {
-        "step": tuple(float(row["step"]) for row in measured)
+        name: tuple(None if row.get(m) is None else round(row[m], 3) for row in measured)
+        for m, name in names.items()
     }
-    for metric, name in names.items():
-        values = (row.get(metric) for row in measured)
-        timeline[name] = tuple(None if value is None else round(value, 3) for value in values)
-    return timeline
+    return {"step": tuple(float(row["step"]) for row in measured)} | timeline
 
 
-def show_last_words(run: RunFolder) -> None:
-    """Leaves what `run.json` says about a failure as an artifact, if this is a flow run."""
-    if FlowRunContext.get() is None:
-        return
+def _show_last_words(run: RunFolder) -> None:
+    """Leaves what `run.json` says about a failure as an artifact."""
     try:
         create_markdown_artifact(
             redact(as_markdown(run.read())),
@@ -281,8 +282,7 @@ def as_markdown(record: RunRecord) -> str:
 
 def _make_room(error: OutOfMemory, run: RunFolder, again: str, outcome: str) -> str:
     config = _settings(run)
-    flow_run = own_flow_run()
-    if flow_run is not None and flow_run.deployment_id is not None:
+    if (flow_run := own_flow_run()) is not None and flow_run.deployment_id is not None:
         again = f"Retry would fail again: a Custom run with the overrides run_id={run.run_id}"
     helpful = settings_that_help(config, run, error) if config else []
     if not helpful:
@@ -299,14 +299,6 @@ def _settings(run: RunFolder) -> RunConfig | None:
         return None
 
 
-def _missing_gib(run: RunFolder) -> float:
-    """Returns how many GiB more than are free the largest checkpoint needs, at least 0.1."""
-    config = _settings(run) or RunConfig()
-    checkpoint = max((c.size_bytes for c in list_checkpoints(run.path)), default=0)
-    wanted = config.storage.min_free_gib + (checkpoint + RESERVE_BYTES) / GIB
-    return max(wanted - run.free_gib(), 0.1)
-
-
 def _plain(text: str | None) -> str:
     """Returns an error's text so that markdown shows it as it is."""
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in text or "(nothing said)")
@@ -315,9 +307,7 @@ def _plain(text: str | None) -> str:
 class _End(logging.Filter):
     """Tells a mistake once, in one line, and a stop that was asked for as no crash."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._told: BaseException | None = None
+    _told: BaseException | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
@@ -334,9 +324,7 @@ class _End(logging.Filter):
 def tell_the_end_plainly() -> None:
     """Has the logs of this process's flow and task runs end with what a person can use."""
     for name in PREFECTS_RUN_LOGGERS:
-        logger = logging.getLogger(name)
-        if not any(isinstance(one, _End) for one in logger.filters):
-            logger.addFilter(_end)
+        logging.getLogger(name).addFilter(_END)
 
 
-_end: Final = _End()
+_END: Final = _End()

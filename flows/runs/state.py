@@ -1,8 +1,8 @@
 """The state that Prefect's server has of a flow run, while that runs: buttons pressed, and errors.
 
-Prefect's own process looks at it between two tasks, and training is one task of hours. After a
-restart a server takes runs for lost that could not tell it that they live; and while it was away
-for minutes the worker has given up listening for Cancel. So a thread looks here.
+Prefect looks at it only between two tasks, and training is one task of hours. After a restart a
+server takes runs for lost whose heartbeats it missed, and a worker whose server was away for
+minutes no longer looks for Cancel. So a thread of the run looks every few seconds.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from rl_core.runs.run_folder import RunFolder
 _MAINTAIN: Final = "maintain_concurrency_lease"
 _LOOK_S: Final = 5.0
 _WORKERS_TURN_S: Final = 45.0
-"""Seconds that Cancel is the worker's business: it looks every 10 s, and kills after 30 more."""
+"""Seconds in which Cancel is the worker's task: it looks every 10 s, and kills after 30 more."""
 _AWAY_S: Final = 600.0
 _PAUSED_FOR_GOOD: Final = (
     "only a run of a deployment can be suspended, and resumed: this one runs on"
 )
 _ANSWER_S: Final = 3.0
-"""Seconds that a process on its way out waits to hear whether it was cancelled."""
+"""Seconds that a process which ends waits for the server to say whether it was cancelled."""
 _cancelled: Final = threading.Event()
 """Set once the server was seen to have this process's flow run as cancelled."""
 _logger = logging.getLogger(__name__)
 
 
 def own_flow_run() -> FlowRun | None:
-    """Returns the flow run that this is, None outside of one."""
+    """Returns the flow run that this code is part of, if it is."""
     context = FlowRunContext.get()
     return None if context is None else context.flow_run
 
@@ -128,7 +128,7 @@ def take_over(run: RunFolder) -> None:
 def is_cancelled() -> bool:
     """Says whether Cancel in the UI, not any other SIGTERM, is why this process ends.
 
-    The server knows: a worker sends the same signal for both. One that is away cancelled nothing.
+    Only the server knows, since a worker sends SIGTERM for both; no answer counts as no.
     """
     flow_run = own_flow_run()
     if flow_run is not None and not _cancelled.is_set():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-from rl_core.config.run import RunConfig
+from rl_core.config.operations import StorageConfig
 from rl_core.resources.oom_recovery import in_words
-from rl_core.runs.run_folder import RunFolder, RunRecord
+from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.system.words import printable
 from rl_core.tracking.diagnosis import diagnose
@@ -16,23 +15,25 @@ from tasks.queries.sql import ask
 _LABEL_WIDTH = 17
 
 
-def show_summary(root: Path, run_id: str) -> None:
+def show_summary(run: RunFolder) -> None:
     """Prints the table of one run."""
-    lines = summary_lines(RunFolder.under(root, run_id), root)
-    sys.stdout.write("\n" + "".join(f"{printable(line)}\n" for line in lines))
+    sys.stdout.write("\n" + "".join(f"{printable(line)}\n" for line in summary_lines(run)))
 
 
-def summary_lines(run: RunFolder, root: Path) -> list[str]:
+def summary_lines(run: RunFolder) -> list[str]:
     """Returns accuracy before and after, steps, time by stage, places and next commands.
 
     Lines are not wrapped, so that a path or a command can be copied.
     """
     record = run.read()
-    where = "" if root == RunConfig().storage.root else f" storage.root={root}"
-    intervals = intervals_of(record, root)
+    where = "" if run.root == StorageConfig().root else f" storage.root={run.root}"
+    intervals = intervals_of(run)
     seconds = sum(record.timings_s.values())
     price = run.price_of(seconds)
     found = diagnose(run.metrics.read(), settings=read_settings(run.path))
+    another = f"countdown-train run preset={record.preset} seed=1{where}"
+    if record.own_settings:  # too many to type, and another run without them
+        another = "the same command with seed=1, and without run_id"
     rows = [
         ("run", f"{record.run_id}, {record.status}"),
         ("accuracy before", accuracy_in_words(record.accuracy_before, intervals.get("base"))),
@@ -54,15 +55,9 @@ def summary_lines(run: RunFolder, root: Path) -> list[str]:
         ("report", str(run.path / "report.html")),
         ("try next", f"countdown-train sql learning_curve --run {record.run_id}{where}"),
         ("", f"countdown-train sql won_and_lost --run {record.run_id}{where}"),
-        ("", _another(record, where)),
+        ("", another),
     ]
     return [f"{label:<{_LABEL_WIDTH}}{value}" for label, value in rows]
-
-
-def _another(record: RunRecord, where: str) -> str:
-    if record.own_settings:  # too many to type, and another run without them
-        return "the same command with seed=1, and without run_id"
-    return f"countdown-train run preset={record.preset} seed=1{where}"
 
 
 def accuracy_in_words(value: float | None, interval: tuple[float, float] | None = None) -> str:
@@ -72,12 +67,12 @@ def accuracy_in_words(value: float | None, interval: tuple[float, float] | None 
     return f"{value:.3f}" + (f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else "")
 
 
-def intervals_of(record: RunRecord, root: Path) -> dict[str, tuple[float, float]]:
+def intervals_of(run: RunFolder) -> dict[str, tuple[float, float]]:
     """Returns the 95% intervals of the base model's accuracy and of the model last trained."""
-    rows = ask("evaluation_summary", root=root, run=record.run_id).sort("step").to_dicts()
-    own = RunFolder.under(root, record.run_id).evaluations.own()
-    rows = [row for row in rows if row["evaluation"] == own]  # which `run.json` is of
+    rows = ask("evaluation_summary", root=run.root, run=run.run_id).sort("step").to_dicts()
+    own = run.evaluations.own()
     return {
         "base" if row["model"] == "base" else "trained": (row["accuracy_low"], row["accuracy_high"])
         for row in rows
+        if row["evaluation"] == own  # which `run.json` is of
     }

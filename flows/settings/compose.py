@@ -57,7 +57,7 @@ def compose(
     Args:
         overrides: `KEY=VALUE`, `preset=NAME`, `env=NAME` in Hydra's grammar; lists as `[a,b]`.
         base: settings of an existing run, to change instead of a preset's; its preset and env stay.
-        arguments: keys of the command itself, to be suggested like settings.
+        arguments: keys of the command itself, which are suggested as settings are.
 
     Raises:
         SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
@@ -252,22 +252,18 @@ _LIMITS: Final = {
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be below {lt}",
     "less_than_equal": "must be at most {le}",
-    "int_parsing": "must be a whole number",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_parsing": "must be a number",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "bool_parsing": "must be true or false",
-    "bool_type": "must be true or false",
-    "string_type": "must be a text",
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "finite": "must be a finite number",
+    "bool": "must be true or false",
     "string_pattern_mismatch": "must match {pattern}",
-    "tuple_type": "must be a list, [a,b]",
-    "path_type": "must be a path",
-    "model_type": "is a group of settings, NAME: VALUE below it",
-    "model_attributes_type": "is a group of settings, NAME: VALUE below it",
-    "literal_error": "must be {expected}",
+    "string": "must be a text",
+    "tuple": "must be a list, [a,b]",
+    "path": "must be a path",
+    "model": "is a group of settings, NAME: VALUE below it",
+    "literal": "must be {expected}",
 }
+"""By the type of pydantic's error, or by what that begins with."""
 
 
 def _explain(error: ErrorDetails, env: str) -> str:
@@ -282,7 +278,7 @@ def _explain(error: ErrorDetails, env: str) -> str:
         if any(key in known_keys(name) for name in ENVS):
             return of_another_env(key, env)
         return f"unknown setting {key!r}{nearest(key, known_keys(env))}"
-    limit = _LIMITS.get(error["type"])
+    limit = _LIMITS.get(error["type"]) or _LIMITS.get(error["type"].partition("_")[0])
     context = error.get("ctx", {})
     said = limit.format(**context) if limit is not None else in_one_line(error["msg"])
     if error["type"] == "literal_error" and isinstance(value, str):

@@ -31,19 +31,6 @@ def test_a_run_that_no_worker_takes_says_so(prefect: Prefect) -> None:
     assert late()[0].startswith(said)
 
 
-def test_overlapping_nights_are_refused(prefect: Prefect) -> None:
-    deployment = prefect.deployment("countdown-train-nightly")
-    assert deployment["global_concurrency_limit"]["limit"] == 1
-    assert deployment["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
-
-
-def test_presets_are_a_list_to_choose_from_in_the_form(prefect: Prefect) -> None:
-    schema = prefect.deployment("countdown-train")["parameter_openapi_schema"]
-    assert "tinyzero-0.5b-24gb" in schema["properties"]["preset"]["enum"]
-    assert schema["properties"]["overrides"]["type"] == "array"
-    assert schema.get("required", []) == []
-
-
 def test_the_bare_name_makes_a_run_of_the_default_preset(prefect: Prefect) -> None:
     said = prefect.command("deployment", "run", "countdown-train")
     assert "for deployment 'countdown-train/countdown-train'" in said

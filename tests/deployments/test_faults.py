@@ -23,6 +23,7 @@ from rl_core.system.atomic import alone_in
 from tests.rl_core.test_trainer import comparable
 from tests.support.chaos import Ledger
 from tests.support.harness import ROOT, WORKER, FlowRun, Prefect, edited, stop
+from tests.support.runs import steps_below
 from tests.support.waiting import wait_for
 
 NUM_STEPS = 60
@@ -92,8 +93,7 @@ class Place:
         return FlowRun(self.prefect, deployment, self.settings(root))
 
     def steps(self, root: str) -> list[int]:
-        files = list((self.folder / root / "runs").glob("*/metrics.jsonl"))
-        return [row["step"] for file in files for row in RunFolder(file.parent).metrics.read()]
+        return steps_below(self.folder / root)
 
     def wait_for_steps(self, root: str, num_steps: int) -> None:
         """Waits until so many more steps are done, and then for a part of a step."""

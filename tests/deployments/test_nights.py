@@ -21,6 +21,7 @@ from tests.support.champions import crown
 from tests.support.chaos import Ledger
 from tests.support.harness import WORKER, FlowRun, Prefect
 from tests.support.listeners import SECRET, Hook, hook
+from tests.support.runs import steps_below
 from tests.support.waiting import wait_for
 
 NIGHTLY = "countdown-train-nightly"
@@ -169,14 +170,13 @@ def test_pruning_leaves_what_must_stay_and_says_why(place: Place) -> None:
 def test_a_killed_night_is_told_of_by_the_worker_and_goes_on_from_the_same_champion(
     place: Place, survived: Ledger
 ) -> None:
-    config = settings_of_run(place.first, place.root)
+    config = settings_of_run(place.first)
     champion = crown(config, place.first, Path(str(place.first.read().data)))
     place.hook.told.clear()
     night = place.night("trainer.total_steps=40")
 
     def steps() -> list[int]:
-        files = (place.root / "runs").glob(f"*-{night.name}/metrics.jsonl")
-        return [row["step"] for file in files for row in RunFolder(file.parent).metrics.read()]
+        return steps_below(place.root, f"*-{night.name}")
 
     wait_for(lambda: len(steps()) > 3)
     run = place.run(night)

@@ -52,7 +52,7 @@ class Place:
         """Makes a night's checkpoint the champion, and returns its name."""
         for file in (self.root / "champions").glob("*.json"):
             file.unlink()
-        config = settings_of_run(run, self.root)
+        config = settings_of_run(run)
         checkpoint = crown(config, run, Path(str(run.read().data)))
         return f"{run.run_id}/{checkpoint.name}"
 
@@ -84,7 +84,7 @@ def test_each_night_starts_from_the_last_champion_with_a_seed_of_its_own(place: 
     for _ in range(2):
         champion = place.crown(nights[-1])
         nights.append(place.finished(f"the champion {champion}, accuracy 1.000"))
-    configs = [settings_of_run(run, place.root) for run in nights]
+    configs = [settings_of_run(run) for run in nights]
     assert configs[0].model.path is None
     assert configs[0].base_model.vocab_size == 800  # the shipped preset's, of which fewer are used
     assert len({config.seed for config in configs}) == 3

@@ -18,7 +18,7 @@ from prefect.client.schemas.sorting import ArtifactSort
 from prefect.runtime import flow_run
 
 from flows import countdown_train as module
-from flows.countdown_train import countdown_train, is_worth_retrying
+from flows.countdown_train import countdown_train
 from flows.runs.run_record import recorded
 from flows.settings.compose import PresetName
 from rl_core.checkpoints.store import save_checkpoint
@@ -38,14 +38,6 @@ def test_the_form_offers_the_presets_and_explains_both_parameters():
     assert schema["properties"]["overrides"]["default"] == []
     assert all(field["description"] for field in schema["properties"].values())
     assert schema["required"] == []
-
-
-def test_memory_and_lost_processes_are_worth_a_retry_and_mistakes_are_not():
-    assert is_worth_retrying(OutOfMemory("update", "2.3 GiB"))
-    assert is_worth_retrying(WorkerDied("engine_0", "SIGKILL"))
-    assert is_worth_retrying(Stalled("gen", "no progress for 1800 s"))
-    assert not is_worth_retrying(ValueError("a setting"))
-    assert not is_worth_retrying(None)
 
 
 class Attempts:
@@ -202,8 +194,14 @@ def test_a_process_that_died_is_started_again_as_it_was_and_then_with_less(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-def test_a_ray_that_was_too_slow_to_start_costs_no_settings(tmp_path, monkeypatch):
-    slow = WorkerDied("Ray", "it did not start (The current node timed out during startup)")
+@pytest.mark.parametrize(
+    "slow",
+    [
+        WorkerDied("Ray", "it did not start (The current node timed out during startup)"),
+        Stalled("gen", "no progress for 1800 s"),
+    ],
+)
+def test_what_was_only_slow_costs_no_settings(tmp_path, monkeypatch, slow):
     training = Training(tmp_path, Attempts(slow, slow, 300), monkeypatch)
     assert training() == 300
     assert training.changes() == ["", "", ""]

@@ -7,7 +7,6 @@ accuracies, and `benchmarks/README.md` keeps them.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import polars as pl
@@ -16,7 +15,7 @@ import pytest
 from rl_core.envs.gsm8k import score_response
 from tasks.queries.saved_questions import list_queries
 from tasks.queries.sql import ask
-from tests.support.programs import cli
+from tests.support.programs import cli, own_prefect
 
 SMALL = (
     *("data.train_size=64", "data.test_size=16", "data.train_batch_size=8"),
@@ -36,11 +35,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The storage root of one finished run, `toy`."""
     folder = tmp_path_factory.mktemp("toy")
-    environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
-    home = f"{folder}/prefect"
-    more = {"PREFECT_HOME": home, "PREFECT_RESULTS_LOCAL_STORAGE_PATH": f"{home}/storage"}
     words = ["preset=gsm8k-toy", *SMALL, "run_id=toy", f"storage.root={folder}/out"]
-    done = cli("run", *words, env=environment, more=more, timeout_s=900)
+    done = cli("run", *words, env=own_prefect(folder / "prefect"), timeout_s=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same command with seed=1" in done.stdout
     return folder / "out"

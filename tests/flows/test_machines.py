@@ -22,6 +22,7 @@ from tests.rl_core.test_trainer import comparable
 from tests.support import s3
 from tests.support.chaos import Ledger
 from tests.support.machines import Machine, ray_address, ray_machines
+from tests.support.runs import steps_below
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -77,8 +78,7 @@ class Cluster:
         return folder
 
     def steps(self) -> list[int]:
-        files = list((self.shared / "out" / "runs").glob("*/metrics.jsonl"))
-        return [json.loads(x)["step"] for x in files[0].read_text().splitlines()] if files else []
+        return steps_below(self.shared / "out")
 
     def with_store(self) -> list[str]:
         """Starts an object store on the driver's machine; returns the settings that name it."""

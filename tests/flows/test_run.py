@@ -23,7 +23,8 @@ import pytest
 from flows.cli.main import run_command
 from rl_core.evaluation.rows import read_rows
 from tasks.queries import saved_questions, sql
-from tests.support.programs import command_lines, living
+from tests.support.programs import command_lines, living, own_prefect
+from tests.support.runs import steps_below
 from tests.support.traps import SECRETS, addresses, secrets_of, set_traps, sprung
 from tests.support.waiting import wait_for
 
@@ -46,13 +47,8 @@ class Place:
         self.arguments = ["run", *overrides, f"storage.root={self.root}"]
 
     def start(self, *more: str, instead: Sequence[str] = ()) -> subprocess.Popen[str]:
-        environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
-        environment |= SECRETS | {
-            "http_proxy": "http://127.0.0.1:9",  # nothing is there: loopback needs no proxy
-            "PYTHONPATH": str(ROOT),
-            "PREFECT_HOME": str(self.home),
-            "PREFECT_RESULTS_LOCAL_STORAGE_PATH": str(self.home / "storage"),
-        }
+        environment = own_prefect(self.home) | SECRETS | {"PYTHONPATH": str(ROOT)}
+        environment["http_proxy"] = "http://127.0.0.1:9"  # nothing is there: loopback needs none
         return subprocess.Popen(
             [*PROGRAM, *(instead or self.arguments), *more],
             cwd=self.traps,
@@ -77,9 +73,7 @@ class Place:
         return record
 
     def steps(self) -> list[int]:
-        files = list((self.root / "runs").glob("*/metrics.jsonl"))
-        lines = files[0].read_text().splitlines() if files else []
-        return [json.loads(line)["step"] for line in lines]
+        return steps_below(self.root)
 
     def processes(self) -> list[psutil.Process]:
         """Living processes that inherited this place's PREFECT_HOME."""

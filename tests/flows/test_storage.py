@@ -17,6 +17,8 @@ from tests.flows.test_run import LIMIT_S, PROGRAM, ROOT
 from tests.rl_core.test_trainer import comparable
 from tests.support import s3
 from tests.support.chaos import Ledger
+from tests.support.programs import own_prefect
+from tests.support.runs import steps_below
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -44,12 +46,9 @@ def port(s3_server: int) -> int:
 def start(machine: Path, command: str, settings: list[str], port: int) -> subprocess.Popen[str]:
     """Starts a command on a machine, which is a working folder here."""
     machine.mkdir()
-    environment = {k: v for k, v in s3.without_keys().items() if k != "PREFECT_API_URL"}
-    environment |= s3.environment(port) | {
-        "PYTHONPATH": str(ROOT),
-        "PREFECT_HOME": str(machine / "prefect"),
-        "PREFECT_RESULTS_LOCAL_STORAGE_PATH": str(machine / "prefect" / "storage"),
-    }
+    environment = own_prefect(machine / "prefect") | {"PYTHONPATH": str(ROOT)}
+    environment = {k: v for k, v in environment.items() if not k.startswith("AWS_")}
+    environment |= s3.environment(port)
     return subprocess.Popen(
         [*PROGRAM, command, *settings],
         cwd=machine,
@@ -63,11 +62,6 @@ def start(machine: Path, command: str, settings: list[str], port: int) -> subpro
 
 def spool(machine: Path) -> Path:
     return next((machine / "outputs").glob("s3-*"), machine / "no-spool-yet")
-
-
-def steps(root: Path) -> int:
-    file = root / "runs" / "r" / "metrics.jsonl"
-    return len(file.read_text().splitlines()) if file.exists() else 0
 
 
 @pytest.mark.chaos
@@ -84,17 +78,17 @@ def test_a_run_on_s3_survives_its_faults_and_goes_on_elsewhere_as_if_nothing_was
     with s3.FaultyProxy(port) as proxy:
         first = start(one, "train", [*on_s3, "trainer.total_steps=1000"], proxy.port)
         for fault in FAULTS:
-            done = steps(spool(one))
-            wait_for(lambda n=done: steps(spool(one)) > n, process=first)
+            done = len(steps_below(spool(one)))
+            wait_for(lambda n=done: len(steps_below(spool(one))) > n, process=first)
             proxy.fault = fault
             wait_for(lambda f=fault: f in proxy.harmed, process=first)
-        done = steps(spool(one))
-        wait_for(lambda: steps(spool(one)) > done, process=first)  # without a store
+        done = len(steps_below(spool(one)))
+        wait_for(lambda: len(steps_below(spool(one))) > done, process=first)  # without a store
         proxy.fault = "none"
         os.kill(first.pid, signal.SIGTERM)
         _, said = first.communicate(timeout=LIMIT_S)
     assert first.returncode == 1, said
-    last_done = steps(spool(one)) - 1  # one line is that of the test before the first step
+    last_done = max(steps_below(spool(one)))
     shutil.rmtree(one)
 
     total_steps = f"trainer.total_steps={last_done + MORE_STEPS}"

@@ -14,6 +14,12 @@ import psutil
 Done = subprocess.CompletedProcess[str]
 
 
+def own_prefect(home: Path) -> dict[str, str]:
+    """Returns this environment with a PREFECT_HOME of a test's own, and without a server."""
+    there = {"PREFECT_HOME": str(home), "PREFECT_RESULTS_LOCAL_STORAGE_PATH": f"{home}/storage"}
+    return {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"} | there
+
+
 def run(
     *command: object,
     more: Mapping[str, str] | None = None,

@@ -12,3 +12,9 @@ from rl_core.runs.run_folder import RunFolder
 def new_run(root: Path, run_id: str = "r", **sections: Any) -> RunFolder:
     settings = {"run_id": run_id, "storage": {"root": root}} | sections
     return RunFolder.create(RunConfig.model_validate(settings))
+
+
+def steps_below(root: Path, run_id: str = "*") -> list[int]:
+    """Returns the steps whose metrics runs below a storage root have written so far."""
+    files = (root / "runs").glob(f"{run_id}/metrics.jsonl")
+    return [row["step"] for file in files for row in RunFolder(file.parent).metrics.read()]

@@ -65,7 +65,7 @@ def test_a_full_disk_costs_rows_and_report_but_no_number_and_not_the_run(
     assert files(disk) == before  # nothing new, no halves, nothing gone
     assert "eval/base.parquet was not written" in (run.path / "log.txt").read_text()
     assert "eval/base.parquet was not written" in report.page
-    assert any(record.reason in line for line in summary_lines(run, disk))
+    assert any(record.reason in line for line in summary_lines(run))
 
     (disk / "ballast").unlink()
     evaluate_with(KnowingEngines(tiny_model_path), config, run, data, tiny_model_path)

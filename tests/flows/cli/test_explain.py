@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from flows.cli.explain import all_settings, find_settings, in_words, yaml_with_words
-from flows.settings.compose import PresetName, SettingsError, compose
+from flows.settings.compose import PresetName, compose
 from flows.settings.keys import ENVS, known_keys
 
 PRESETS = get_args(PresetName)
@@ -65,8 +65,7 @@ def test_a_setting_is_found_by_verls_name_and_a_group_by_its_own():
     assert setting.key == "algorithm.group_size"
     assert "actor_rollout_ref.rollout.n" in setting.verl
     assert {s.key for s in find_settings("watchdog")} == {"watchdog.stall_s"}
-    with pytest.raises(SettingsError, match=r"unknown setting 'lr'; did you mean actor.lr\?"):
-        find_settings("lr")
+    assert find_settings("lr") == []
 
 
 @pytest.fixture

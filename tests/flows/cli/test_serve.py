@@ -1,30 +1,38 @@
-"""`countdown-train serve` as a person runs it: started, used, stopped, started again, broken."""
+"""`countdown-train serve` as a person runs it: started, used, stopped, started again, broken.
+
+And `notify test`, which sends what a night would.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections import deque
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
+import yaml
+from prefect.events.schemas.automations import AutomationCore
 from prefect.settings import PREFECT_HOME, temporary_settings
 
 from flows.cli import serve
 from flows.errors import RunFailedError
 from tests.flows.test_run import PROGRAM, Place
-from tests.support.harness import LIMIT_S, FlowRun, Prefect
+from tests.support.harness import LIMIT_S, ROOT, FlowRun, Prefect
+from tests.support.listeners import hook
 from tests.support.programs import command_lines
 from tests.support.waiting import wait_for
 
 _STOPPED_WITHIN_S = 300
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 class Served(Prefect):
@@ -102,6 +110,8 @@ def change_in_the_ui(served: Served) -> None:
     served.request("PATCH", path, {"active": False})
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_it_serves_and_ctrl_c_stops_all_of_it(served: Served) -> None:
     process = ready(served)
     said = [process.stdout.readline() for _ in range(6)] if process.stdout else []
@@ -149,6 +159,8 @@ def child(process: subprocess.Popen[str], name: str) -> psutil.Process:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_second_start_finds_all_as_it_was_the_server_comes_back_and_a_worker_ends_it(
     served: Served,
 ) -> None:
@@ -211,10 +223,63 @@ def test_a_server_that_ends_again_and_again_is_given_up(
 def test_restarts_that_are_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(serve.time, "monotonic", lambda: now[0])
-    restarts: list[float] = []
+    restarts: deque[float] = deque(maxlen=serve._RESTARTS)
     for now[0] in (0.0, 1.0, 602.0, 700.0, 701.0):
         assert serve._again(restarts)
     now[0] = 1_200.0
     assert not serve._again(restarts)
     now[0] = 1_203.0
     assert serve._again(restarts)
+
+
+def automation(**changes: Any) -> AutomationCore:
+    data = yaml.safe_load((ROOT / "deployments" / "automations.yaml").read_text())
+    lost: dict[str, Any] = data["automations"][0]
+    return AutomationCore.model_validate(lost | changes)
+
+
+def test_only_an_automation_that_says_something_else_is_changed() -> None:
+    """A change makes the server forget for which runs' heartbeats it waits."""
+    assert serve.says_the_same(automation(), automation())
+    assert serve.says_the_same(automation(enabled=False), automation())
+    trigger = automation().trigger.model_dump(mode="json")
+    assert not serve.says_the_same(automation(trigger=trigger | {"within": 30}), automation())
+    assert not serve.says_the_same(automation(description="other"), automation())
+
+
+@pytest.fixture
+def notify(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`notify(code, webhook="NAME")` runs `notify test` with such a night's file."""
+
+    def run(code: int, **night: object) -> Any:
+        (tmp_path / "night.yaml").write_text(json.dumps(night))
+        monkeypatch.setattr(serve, "NIGHT_FILE", tmp_path / "night.yaml")
+        return cli("notify", "test", code=code, root=None)
+
+    return run
+
+
+def test_a_message_comes_to_all_whom_the_file_names(
+    notify: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
+    command = [sys.executable, "-c", code, str(tmp_path / "told")]
+    with hook() as server:
+        monkeypatch.setenv("NIGHT_HOOK", server.url)
+        printed = notify(0, webhook="NIGHT_HOOK", command=command)
+    (told,) = server.told
+    assert told["event"] == "test"
+    assert told == json.loads((tmp_path / "told").read_text())
+    assert printed.out.splitlines() == [
+        "the webhook: got the message",
+        f"the command {sys.executable}: got the message",
+    ]
+
+
+def test_who_did_not_get_it_is_an_error_and_so_is_nobody(
+    notify: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hook(500) as server:
+        monkeypatch.setenv("NIGHT_HOOK", server.url)
+        assert "the webhook: 127.0.0.1 answered 500" in notify(1, webhook="NIGHT_HOOK").out
+    assert "names no webhook and no command" in notify(2).err

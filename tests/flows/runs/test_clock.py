@@ -42,7 +42,7 @@ def test_a_run_whose_clock_is_set_back_ends_and_goes_on_as_any_other(tmp_path, m
     assert row["steps"] == 2
     assert [row["step"] for row in run.metrics.read()] == [1, 2]
     view(run)
-    summary_lines(run, tmp_path)
+    summary_lines(run)
     assert write_report(run.path).html.exists()
     assert choose_run(config.model_copy(update={"run_id": None}), "new").run_id == "r"
     with started(config) as run, recorded(run):

@@ -188,17 +188,15 @@ def test_the_table_at_the_end_names_what_retries_changed(tmp_path):
     run = saved_run(tmp_path)
     run.add_attempt("learner died")
     run.add_attempt("out of memory in gen", {"rollout.kv_cache_mib": (128, 64)})
-    lines = [line for line in summary_lines(run, tmp_path) if line.startswith("retried")]
+    lines = [line for line in summary_lines(run) if line.startswith("retried")]
     assert lines == ["retried          from step 400 with rollout.kv_cache_mib=64"]
 
 
 def test_the_next_seed_is_no_command_without_what_the_user_set(tmp_path):
     run = saved_run(tmp_path)
-    assert summary_lines(run, tmp_path)[-1].split()[-2:] == ["seed=1", f"storage.root={tmp_path}"]
+    assert summary_lines(run)[-1].split()[-2:] == ["seed=1", f"storage.root={tmp_path}"]
     run.update(own_settings={"model.path": ("a/b", "c/d")})
-    assert summary_lines(run, tmp_path)[-1].strip() == (
-        "the same command with seed=1, and without run_id"
-    )
+    assert summary_lines(run)[-1].strip() == ("the same command with seed=1, and without run_id")
 
 
 def test_a_record_from_before_there_were_last_words_is_read(tmp_path):

@@ -71,7 +71,7 @@ def test_no_command_imports_what_a_runs_folder_names(words, imported, capsys):
 def test_a_new_run_and_the_nightly_pruning_pass_it_over(imported):
     config = RunConfig(storage=StorageConfig(root=imported.parent))
     assert choose_run(config, "new").run_id == "new"
-    left = _settings(RunFolder.under(imported.parent, "r"), (), None)
+    left = _settings(RunFolder.under(imported.parent, "r"), (), config.storage)
     assert isinstance(left, str)
     assert "names code" in left
     assert not imported.exists()

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from flows.cli.sql import storage_root
@@ -27,7 +25,3 @@ def test_the_short_way_to_the_root_ends_where_the_settings_do(overrides):
 def test_what_is_no_root_is_refused_as_any_setting(overrides):
     with pytest.raises(SettingsError):
         storage_root(overrides)
-
-
-def test_a_relative_root_stays_relative():
-    assert storage_root(["storage.root=a/b"]) == Path("a/b")

@@ -153,13 +153,8 @@ def test_no_second_start_changes_what_a_run_that_goes_on_says_of_itself(
 )
 def test_a_run_is_continued_or_gets_a_name(tmp_path, changes, flow_run, chosen):
     leave(settings(tmp_path), "first", KeyboardInterrupt())
-    assert choose_run(settings(tmp_path, **changes), flow_run).run_id == chosen
-
-
-def test_an_interrupted_run_of_the_same_settings_is_continued(tmp_path):
-    leave(settings(tmp_path), "first", KeyboardInterrupt())
-    chosen = choose_run(settings(tmp_path), "flow-run")
-    assert chosen == settings(tmp_path, run_id="first")
+    found = choose_run(settings(tmp_path, **changes), flow_run)
+    assert found == settings(tmp_path, **changes | {"run_id": chosen})
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("x")])

@@ -123,7 +123,7 @@ def test_settings_files_hold_settings_and_no_code(tmp_path, text):
     run.update(status="interrupted")
     (run.path / "config.yaml").write_text(poisoned)
     with pytest.raises((BadInputError, yaml.YAMLError)):
-        settings_of_run(run, tmp_path)
+        settings_of_run(run)
     assert run.price_of(60.0) is None
     chosen = choose_run(RunConfig.model_validate({"storage": {"root": tmp_path}}), None)
     assert chosen.run_id != "r"
