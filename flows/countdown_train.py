@@ -65,7 +65,7 @@ def countdown_train(
     Args:
         preset: Named settings to start from. quickstart and gsm8k-toy run on a laptop's CPU within
             minutes, overnight-cpu within a night; countdown-* and tinyzero-* (Countdown) and
-            gsm8k-* want a GPU and a model.
+            gsm8k-* need a GPU and a model.
         overrides: What differs from the preset, KEY=VALUE each as on the command line, such as
             trainer.total_steps=50, seed=1, algorithm.estimator=grpo or storage.root=/data/outputs
             (`countdown-train config` prints all settings). run_id=NAME goes on with a run; a

@@ -111,7 +111,7 @@ class Trainer:
     """Entered while responses are waited for, which `StopAsked` ends."""
 
     def train(self, start_step: int) -> int:
-        """Trains to the end, or until an observer wants to stop; returns the last step done.
+        """Trains to the end, or until an observer stops it; returns the last step done.
 
         It starts after step 0, or after that of the checkpoint from which `workers` resumed.
         """

@@ -258,7 +258,7 @@ def _home_made_model(config: RunConfig) -> Finding:
             f"the home-made base model knows only {' and '.join(whats)}, asked without chat tags",
             f"set model.path, or {', or '.join(choices)}"
             if env.home_made is not None
-            else f"env={env.name} wants a model that reads and answers already: model.path=FOLDER, "
+            else f"env={env.name} needs a model that reads and answers already: model.path=FOLDER, "
             "or a name such as Qwen/Qwen2.5-1.5B-Instruct",
         )
     return ok("model", "home-made base model, cached by its settings")

@@ -1,4 +1,4 @@
-"""`make env` takes a Python that the pinned packages have wheels for, or says which it wants."""
+"""`make env` takes a Python that the pinned packages have wheels for, or says which it needs."""
 
 import os
 import shutil

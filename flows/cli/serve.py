@@ -79,7 +79,7 @@ def serve(words: Sequence[str]) -> None:
     if words:
         raise BadInputError(f"serve takes no settings: {words[0]!r}")
     if not (_ROOT / "deployments" / "prefect.yaml").is_file():
-        raise BadInputError(f"serve wants a checkout: there is no deployments/ in {_ROOT}")
+        raise BadInputError(f"serve needs a checkout: there is no deployments/ in {_ROOT}")
     night = read_night()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)

@@ -93,7 +93,7 @@ def killed(night: Night, said: str | None) -> str:
     found = _EXIT_CODE.search(said or "")
     reason = f"its process ended: {how_it_ended(int(found[1]))}" if found else said or "it died"
     if found and int(found[1]) == -9:
-        reason = "its process was killed by SIGKILL (often by the kernel for want of memory)"
+        reason = "its process was killed by SIGKILL (often by the kernel, because memory ran out)"
     if night.run is not None and night.run.read().status != "finished":
         step = last_saved(night.run)
         following = f"Retry goes on from step {step}" if step else "Retry starts it again"

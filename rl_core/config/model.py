@@ -30,7 +30,7 @@ class ModelConfig(Section):
     lora_rank: int = Field(0, ge=0)
     """Rank of the adapters that learn in place of the weights, 0 to train the weights themselves.
 
-    On every linear layer of actor and critic; learning rates want to be about ten times as high.
+    On every linear layer of actor and critic; learning rates should be about ten times as high.
     """
     lora_alpha: float = Field(16.0, gt=0)
     """What adapters add is scaled by `lora_alpha / lora_rank`."""
@@ -55,7 +55,7 @@ class BaseModelConfig(Section):
 
     vocab_size: int = Field(640, ge=300, le=8_192)
     """At most: a corpus of `base` prompts is down to one token per constant phrase at about 583,
-    and to one per number as well, which Countdown wants with targets up to 99, at about 690."""
+    and to one per number as well, which Countdown needs with targets up to 99, at about 690."""
     hidden_size: int = Field(128, ge=32)
     """Width of the model: for each head a multiple of 32."""
     intermediate_size: int = Field(256, ge=32)
@@ -111,7 +111,7 @@ class SftConfig(Section):
     batch_size: int = Field(32, ge=1)
     """Examples per step."""
     lr: float = Field(1e-5, gt=0)
-    """Peak (AdamW), then down to 0 along a cosine; adapters want about ten times as much."""
+    """Peak (AdamW), then down to 0 along a cosine; adapters need about ten times as much."""
     warmup_steps: int = Field(10, ge=0)
     """First steps, in which the learning rate rises from 0."""
     lora_rank: int | None = Field(None, ge=0)

@@ -109,7 +109,7 @@ class BudgetConfig(Section):
     max_hours: float | None = Field(None, gt=0)
     """Hours of training, at most."""
     max_cost: float | None = Field(None, gt=0)
-    """Price of training, at most; wants `price_per_hour`."""
+    """Price of training, at most; needs `price_per_hour`."""
 
     @model_validator(mode="after")
     def _cost_has_a_price(self) -> BudgetConfig:

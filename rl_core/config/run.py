@@ -97,7 +97,7 @@ class DataConfig(Section):
     def _tests_what_it_trains(self) -> DataConfig:
         if self.test_files and not self.train_files:
             raise ValueError(
-                f"data.test_files={list(self.test_files)} wants data.train_files beside it"
+                f"data.test_files={list(self.test_files)} needs data.train_files beside it"
             )
         return self
 
@@ -153,7 +153,7 @@ class ActorConfig(Section):
     """AdamW's, decoupled from the gradient."""
     optimizer: OptimizerName = "adamw"
     """`adamw_8bit` keeps both moments, the critic's too, in a byte each: 2 bytes per weight that
-    learns in place of 8. It wants the package `bitsandbytes`."""
+    learns in place of 8. It needs the package `bitsandbytes`."""
     mini_batch_size: int = Field(128, ge=1)
     """Prompts per optimizer step."""
     micro_batch_tokens: int = Field(16_384, ge=1)
@@ -164,7 +164,7 @@ class ActorConfig(Section):
     ppo_epochs: int = Field(1, ge=1)
     """Passes over a step's rollouts."""
     policy_loss: Literal["ppo", "gspo", "cispo"] = "ppo"
-    """`gspo` has one ratio per response, and wants clips of about 3e-4; `cispo` clips weights."""
+    """`gspo` has one ratio per response, and needs clips of about 3e-4; `cispo` clips weights."""
     clip_eps_low: float = Field(0.2, gt=0, lt=1)
     """How far a token's ratio may fall below 1 before it is clipped."""
     clip_eps_high: float = Field(0.2, gt=0)
@@ -237,7 +237,7 @@ class RunConfig(Section):
     def has_one_update(self) -> bool:
         """Whether a step's log-probs can be those of its only update, so that a pass is saved.
 
-        A KL penalty in the reward wants them before it: then the engines' must be the same.
+        A KL penalty in the reward needs them before it: then the engines' must be the same.
         """
         algorithm = self.algorithm
         in_reward = algorithm.kl_mode == "reward" and algorithm.kl_coef > 0

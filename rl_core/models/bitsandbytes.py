@@ -16,7 +16,7 @@ def load_bitsandbytes(setting: str, device: torch.device) -> ModuleType:
         ValueError: it is not installed, or has no library for this machine's device.
     """
     if find_spec("bitsandbytes") is None:
-        raise ValueError(f"{setting} wants the package bitsandbytes: pip install bitsandbytes")
+        raise ValueError(f"{setting} needs the package bitsandbytes: pip install bitsandbytes")
     package = importlib.import_module("bitsandbytes")
     extension = importlib.import_module("bitsandbytes.cextension")
     if device.type == "cuda" and isinstance(

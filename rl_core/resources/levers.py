@@ -217,7 +217,7 @@ OTHER_RESULT: Final[tuple[Lever, ...]] = (
     Lever(
         "model.lora_rank",
         lambda c, _: [x for x in (64, 16) if x < (c.model.lora_rank or math.inf)],
-        "adapters learn, not the weights: another result, and actor.lr wants to be about ten times "
+        "adapters learn, not the weights: another result, and actor.lr should be about ten times "
         "as high",
     ),
     # Only with adapters: without them the settings exclude each other.

@@ -102,7 +102,7 @@ class Workers:
 
         With `resume_from`, a checkpoint's folder, the engines hold its weights too. Without a
         `learner` there are engines only, for an evaluation. Output goes to `learner.log`,
-        `engine_0.log`, ... in `log_folder`, by default a temporary one. `report` hears in words how
+        `engine_0.log`, ... in `log_folder`, by default a temporary one. `report` gets in words how
         far the start is; `on_progress` the name of a phase when it begins or is a piece further,
         from any thread.
 

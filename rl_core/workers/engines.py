@@ -127,7 +127,7 @@ class Engines:
         had not, or itself when it has started again.
 
         Raises:
-            OutOfMemory: not even one response fitted, or an engine was killed for want of memory.
+            OutOfMemory: not even one response fitted, or an engine was killed when memory ran out.
             WorkerDied: an engine died again and again.
         """
         self._on_progress("gen")

@@ -125,7 +125,7 @@ def mode_for(address: str) -> str | None:
     An address at which nothing answers is for Ray to complain of.
 
     Raises:
-        ValueError: the cluster refuses our token or wants one; or it takes commands from anybody,
+        ValueError: the cluster refuses our token or needs one; or it takes commands from anybody,
             and is on other machines or was not named; or the address is of Ray's client; or see
             `address_of_auto`.
     """
@@ -152,12 +152,12 @@ def mode_for(address: str) -> str | None:
     if mode == "disabled" or token is None:
         why = f"{_MODE}=disabled sends none" if mode == "disabled" else "there is none"
         raise ValueError(
-            f"resources.ray_address={address}: this Ray wants a token and {why}: set {_MODE}=token "
+            f"resources.ray_address={address}: this Ray needs a token and {why}: set {_MODE}=token "
             f"and {_TOKEN} (or {_TOKEN_FILE}, a file) to those that it was started with"
         )
     if _accepts(found, token) is False:
         raise ValueError(
-            f"resources.ray_address={address}: this Ray refuses the token of {source}: it wants "
+            f"resources.ray_address={address}: this Ray refuses the token of {source}: it needs "
             "the one that it was started with"
         )
     return None if mode else "token"

@@ -1,6 +1,6 @@
 """Preflight's look at the card: can this torch compute on it, and who else uses it.
 
-torch is asked in a process of its own, and only where the settings want a GPU: it takes seconds to
+torch is asked in a process of its own, and only where the settings need a GPU: it takes seconds to
 load, and would hold memory of the card for as long as the run is being prepared.
 """
 
@@ -66,7 +66,7 @@ class DeviceFacts:
 
 
 def device_findings(config: RunConfig) -> Iterator[Finding]:
-    """Yields what was found about the device that the settings want."""
+    """Yields what was found about the device that the settings need."""
     torch = version_of("torch") or "no torch"
     if not config.resources.learner_gpus and not config.resources.rollout_gpus:
         yield from _cpu_findings(config, torch)
@@ -84,7 +84,7 @@ def device_findings(config: RunConfig) -> Iterator[Finding]:
         if config.resources.ray_address is None and 0 < there < wanted:
             yield fatal(  # it would be waited for
                 "device",
-                f"learner and engines want {wanted} cards, and there "
+                f"learner and engines need {wanted} cards, and there "
                 f"{'is' if there == 1 else 'are'} {there}",
                 "fewer rollout.num_engines, shares of a card (resources.learner_gpus and "
                 "resources.rollout_gpus of 0.5), or a cluster (resources.ray_address)",
@@ -109,14 +109,14 @@ def _cpu_findings(config: RunConfig, torch: str) -> Iterator[Finding]:
         except OSError:  # vLLM's first call would fail without naming it
             yield fatal(
                 "device",
-                f"vLLM on a CPU wants the library {_NUMA}, which is not installed",
+                f"vLLM on a CPU needs the library {_NUMA}, which is not installed",
                 "apt-get install libnuma1 (elsewhere numactl-libs or numactl), or "
                 "rollout.engine=hf",
             )
 
 
 def quantization_findings(config: RunConfig) -> Iterator[Finding]:
-    """Names settings that want fewer bits than the installed packages know."""
+    """Names settings that need fewer bits than the installed packages know."""
     wanting = {
         "actor.optimizer=adamw_8bit": config.actor.optimizer == "adamw_8bit",
         "model.load_in_4bit=true": config.model.load_in_4bit,
@@ -125,7 +125,7 @@ def quantization_findings(config: RunConfig) -> Iterator[Finding]:
         if importlib.util.find_spec("bitsandbytes") is None:
             yield fatal(
                 "device",
-                f"{setting} wants the package bitsandbytes, which is not installed",
+                f"{setting} needs the package bitsandbytes, which is not installed",
                 "pip install bitsandbytes, or leave the setting out",
             )
     if not config.model.load_in_4bit or config.model.path is None:

@@ -204,7 +204,7 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
     on_disk = shutil.disk_usage(spill).free
     yield (warning if wanted <= on_disk else fatal)(
         "disk plan",
-        f"Ray wants {disk_size(wanted)} for weights on their way, {shared} has {disk_size(free)} "
+        f"Ray needs {disk_size(wanted)} for weights on their way, {shared} has {disk_size(free)} "
         f"free; it will use {spill} ({disk_size(on_disk)} free), which is slower",
         "give the machine (or container: --shm-size) more shared memory",
     )

@@ -187,7 +187,7 @@ def test_a_killed_night_is_told_of_by_the_worker_and_goes_on_from_the_same_champ
     (told,) = place.hook.told
     assert (told["event"], told["run_id"]) == ("failed", run.run_id)
     assert told["champion"] == f"{place.first.run_id}/step_000003"
-    assert "killed by SIGKILL (often by the kernel for want of memory)" in told["reason"]
+    assert "killed by SIGKILL (often by the kernel, because memory ran out)" in told["reason"]
     assert re.search(r"Retry goes on from step \d+", told["next_step"])
     assert f"what to do next: {told['next_step']}" in told["text"]
     assert night.id in told["flow_run"]

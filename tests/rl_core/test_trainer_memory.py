@@ -120,7 +120,7 @@ def test_an_engine_that_ran_out_of_memory_leaves_the_run_as_an_undisturbed_one(
     runs = {}
     for name, failing_calls in (("whole", {}), ("injured", {2: 9, 6: 5})):
         config = settings(tmp_path, name, "hf")
-        # Adam makes of a gradient that is all rounding as much as of any: 1e-6 wants small steps.
+        # Adam makes of a gradient that is all rounding as much as of any: 1e-6 needs small steps.
         gentle = config.actor.model_copy(update={"lr": 1e-4})
         config = config.model_copy(update={"actor": gentle})
         workers = LocalWorkers(config, tiny_model_path)

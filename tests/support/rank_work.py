@@ -77,7 +77,7 @@ def learn(
 
 
 def offloading(place: torch.device, config: RunConfig, model: Path, ranks: Ranks) -> Learner:
-    """A learner on the CPU that offloads to a place, if its settings want that, as a card does."""
+    """A learner on the CPU that offloads to a place, if its settings need that, as a card does."""
     with pytest.MonkeyPatch.context() as patch:
         at = place if config.resources.offload else None
         patch.setattr(learner_module, "offload_device", lambda *_: at)

@@ -1,4 +1,4 @@
-"""A Ray cluster of a test's own: a head on loopback that wants a token."""
+"""A Ray cluster of a test's own: a head on loopback that needs a token."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def night(tmp_path: Path) -> Night:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (-9, "its process was killed by SIGKILL (often by the kernel for want of memory)"),
+        (-9, "its process was killed by SIGKILL (often by the kernel, because memory ran out)"),
         (-11, "its process ended: killed by SIGSEGV"),
         (3, "its process ended: exit code 3"),
     ],

@@ -91,7 +91,7 @@ def test_what_was_passed_over_is_measured() -> None:
     chooser.choose(1)
     outcomes = {i: 25 if i == 3 else 50 for i in range(8)}
     assert chooser.observe(1, outcomes) == {"curriculum/passed_over_frac": 0}
-    # All but one are nearly sure, and a step wants all: it takes several passes.
+    # All but one are nearly sure, and a step needs all: it takes several passes.
     chooser.choose(2)
     assert chooser.observe(2, {})["curriculum/passed_over_frac"] > 0.5
 

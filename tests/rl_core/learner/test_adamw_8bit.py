@@ -158,5 +158,5 @@ def test_ranks_step_as_one_process_and_their_moments_resume_at_another_number():
 
 def test_a_missing_package_is_refused_in_a_line(monkeypatch):
     monkeypatch.setattr(bitsandbytes, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"^actor\.optimizer=adamw_8bit wants the package bitsand"):
+    with pytest.raises(ValueError, match=r"^actor\.optimizer=adamw_8bit needs the package bitsand"):
         make()

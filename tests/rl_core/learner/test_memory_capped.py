@@ -49,7 +49,7 @@ print(json.dumps(metrics))
 def test_a_capped_process_learns_what_one_with_all_memory_learns(
     tiny_model_path, tmp_path, settings, survived
 ):
-    """32 rows of 512 tokens at once want 180 MiB, and 100 are there."""
+    """32 rows of 512 tokens at once need 180 MiB, and 100 are there."""
     config = settings(
         data={"train_batch_size": 16, "max_response_length": 448},
         actor={"micro_batch_tokens": 16_384, "mini_batch_size": 16, "lr": 1e-5},

@@ -159,5 +159,5 @@ def test_what_cannot_be_packed_is_refused_in_a_line(tiny_model_path, monkeypatch
     with pytest.raises(ValueError, match=r"load_in_4bit=true: GPT2LMHeadModel has no linear lay"):
         pack_linear_layers(gpt, CPU)
     monkeypatch.setattr(bitsandbytes, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"^model\.load_in_4bit=true wants the package bitsandby"):
+    with pytest.raises(ValueError, match=r"^model\.load_in_4bit=true needs the package bitsandby"):
         loading.load_actor(tiny_model_path, CPU, in_4bit=True)

@@ -168,7 +168,7 @@ def test_no_two_on_a_card_load_at_once_and_nobody_is_left_out(cards):
 
 
 class RecordingActor:
-    """Stands in for learner and engine, which want a real card: notes when it loads, and where."""
+    """Stands in for learner and engine, which need a real card: notes when it loads, and where."""
 
     def __init__(self, environment: dict[str, str], log_file: Path) -> None:
         self._log_file = log_file

@@ -102,8 +102,8 @@ def test_a_token_is_sent_wherever_it_stands(given, tmp_path, monkeypatch):
     ("wanted", "given", "mode", "said"),
     [
         (TOKEN, OTHER, "", "this Ray refuses the token of RAY_AUTH_TOKEN"),
-        (TOKEN, "", "", "this Ray wants a token and there is none: set RAY_AUTH_MODE=token and"),
-        (TOKEN, TOKEN, "disabled", "this Ray wants a token and RAY_AUTH_MODE=disabled sends none"),
+        (TOKEN, "", "", "this Ray needs a token and there is none: set RAY_AUTH_MODE=token and"),
+        (TOKEN, TOKEN, "disabled", "this Ray needs a token and RAY_AUTH_MODE=disabled sends none"),
         (ANYBODY, TOKEN, "", "this Ray takes commands from whoever reaches it: start it with"),
     ],
 )

@@ -78,7 +78,7 @@ def test_more_cards_than_there_are_is_fatal(monkeypatch):
     two = RunConfig.model_validate({"resources": resources, "rollout": {"num_engines": 2}})
     known, short = device_findings(two)
     assert (known.level, short.level) == ("ok", "fatal")
-    assert short.message == "learner and engines want 3 cards, and there is 1"
+    assert short.message == "learner and engines need 3 cards, and there is 1"
     shared = {"learner_gpus": 0.5, "rollout_gpus": 0.5}
     assert len(list(device_findings(RunConfig.model_validate({"resources": shared})))) == 1
     elsewhere = {"resources": resources | {"ray_address": "auto"}}
@@ -103,8 +103,8 @@ def test_settings_for_fewer_bits_want_their_package(monkeypatch):
     assert list(quantization_findings(RunConfig())) == []
     found = list(quantization_findings(wanting))
     assert [str(one.level) for one in found] == ["fatal", "fatal"]
-    assert found[0].message.startswith("actor.optimizer=adamw_8bit wants the package bitsandbytes")
-    assert found[1].message.startswith("model.load_in_4bit=true wants the package bitsandbytes")
+    assert found[0].message.startswith("actor.optimizer=adamw_8bit needs the package bitsandbytes")
+    assert found[1].message.startswith("model.load_in_4bit=true needs the package bitsandbytes")
 
 
 def test_weights_of_4_bits_are_not_rounded_twice(tmp_path):
