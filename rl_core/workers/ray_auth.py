@@ -143,7 +143,7 @@ def mode_for(address: str) -> str | None:
     if is_open:
         if mode != "disabled" and (address == "auto" or not _is_loopback(found)):
             raise ValueError(
-                f"resources.ray_address={address}: this Ray takes commands from whoever reaches "
+                f"resources.ray_address={address}: this Ray takes commands from anyone who reaches "
                 f"it: start it with {_MODE}=token and {_TOKEN}, or set {_MODE}=disabled here, too"
             )
         return None

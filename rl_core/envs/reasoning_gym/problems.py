@@ -25,12 +25,8 @@ from rl_core.envs.reasoning_gym import DATA_SOURCE, INSTALL, ReasoningGymConfig
 from rl_core.envs.rows import Row, prompt_key, render_messages
 from rl_core.system.child_process import Child, channel_to_parent, pack, unpack
 
-_DRAW_FROM_SETS: Final = frozenset(
-    {"codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note"}
-    | {"word_ladder"}
-)
-"""Tasks that walk through sets of texts, whose order is another in each process."""
 _SAME_SETS: Final = {"PYTHONHASHSEED": "0"}
+"""Eight tasks or more walk through sets of texts, whose order is another in each process."""
 _TRIED_AT_LEAST = 50
 _TRIED_PER_ROW = 10
 """A task that gives no new question in so many tries per row has too few."""
@@ -48,7 +44,7 @@ def make_rows(
     """Returns the rows of both splits, the tasks mixed by their weights, or raises ValueError."""
     if find_spec("reasoning_gym") is None:
         raise ValueError(INSTALL)
-    if not _DRAW_FROM_SETS.isdisjoint(env.weights) and not _SAME_SETS.items() <= os.environ.items():
+    if not _SAME_SETS.items() <= os.environ.items():
         return _make_elsewhere(env=env, train_size=train_size, test_size=test_size, seed=seed)
     rows: dict[str, list[Row]] = {"train": [], "test": []}
     tests, trains = (_shares(env.weights.values(), size) for size in (test_size, train_size))
@@ -59,7 +55,7 @@ def make_rows(
         if len(problems) < size:
             raise ValueError(
                 f"env.task={name}: {len(problems)} different questions that its scorer can judge "
-                f"were found, {size} are wanted: lower data.train_size and data.test_size "
+                f"were found, {size} are needed: lower data.train_size and data.test_size "
                 "or its weight, raise env.difficulty, or leave it out"
             )
         rows["test"] += problems[:num_test]

@@ -104,7 +104,7 @@ def test_a_token_is_sent_wherever_it_stands(given, tmp_path, monkeypatch):
         (TOKEN, OTHER, "", "this Ray refuses the token of RAY_AUTH_TOKEN"),
         (TOKEN, "", "", "this Ray needs a token and there is none: set RAY_AUTH_MODE=token and"),
         (TOKEN, TOKEN, "disabled", "this Ray needs a token and RAY_AUTH_MODE=disabled sends none"),
-        (ANYBODY, TOKEN, "", "this Ray takes commands from whoever reaches it: start it with"),
+        (ANYBODY, TOKEN, "", "this Ray takes commands from anyone who reaches it: start it with"),
     ],
 )
 def test_a_refusal_is_one_line_without_the_token(wanted, given, mode, said, monkeypatch):
@@ -172,7 +172,7 @@ def test_another_users_note_is_not_taken_for_ours(tmp_path, link):
 def test_what_was_not_named_is_joined_with_a_token_only(tmp_path, monkeypatch):
     with guarded_by(ANYBODY) as port:
         (tmp_path / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
-        with pytest.raises(ValueError, match="=auto: this Ray takes commands from whoever reaches"):
+        with pytest.raises(ValueError, match="=auto: this Ray takes commands from anyone who reaches"):
             mode_for("auto")
         monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
         assert mode_for("auto") is None

@@ -44,14 +44,12 @@ import hashlib, warnings
 warnings.simplefilter("ignore", SyntaxWarning)
 from reasoning_gym.factory import DATASETS
 from rl_core.envs.reasoning_gym import ReasoningGymConfig
-from rl_core.envs.reasoning_gym.problems import _DRAW_FROM_SETS, _truth, open_task
-for task in sorted({*DATASETS} - {"composite"} - _DRAW_FROM_SETS):
-    dataset, config = open_task(task, ReasoningGymConfig(), seed=3, num_rows=3)
-    rows = [_truth(task, config, dataset[index]) for index in range(3)]
-    print(task, hashlib.md5(repr(rows).encode()).hexdigest())
-env = ReasoningGymConfig(task=tuple(sorted(_DRAW_FROM_SETS)))
-for split, rows in env.make_splits(train_size=18, test_size=6, seed=3).items():
-    print(split, hashlib.md5(repr(rows.to_pylist()).encode()).hexdigest())
+WITHOUT_ANSWERS = "boxnet composite graph_color propositional_logic rubiks_cube rush_hour".split()
+SLOW = "futoshiki sokoban zebra_puzzles".split()
+tasks = sorted({*DATASETS} - {*WITHOUT_ANSWERS, *SLOW})
+rows = ReasoningGymConfig(task=tasks).make_splits(train_size=5 * len(tasks), test_size=0, seed=3)
+for row in rows["train"].to_pylist():
+    print(row["data_source"], hashlib.md5(repr(row).encode()).hexdigest())
 """
 
 
@@ -87,7 +85,7 @@ def test_a_seed_gives_the_same_questions_in_each_process() -> None:
         for hash_seed in ("1", "2")
     ]
     one, other = (process.communicate()[0].splitlines() for process in processes)
-    assert len(one) > 90
+    assert len(one) > 450
     assert one == other
 
 
@@ -150,7 +148,7 @@ def test_a_setting_that_is_one_of_several_words_is_taken_and_scored(
             {"task": "word_sorting", "config": {"word_sorting": {"transformation": "uper"}}},
             "'uper' is not a valid TextTransformation",
         ),
-        ({"task": "gcd", "config": {"gcd": {"max_value": 2, "min_value": 1}}}, "are wanted: lower"),
+        ({"task": "gcd", "config": {"gcd": {"max_value": 2, "min_value": 1}}}, "are needed: lower"),
     ],
 )
 def test_what_the_package_cannot_give_is_said(
