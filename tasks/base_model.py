@@ -1,8 +1,4 @@
-"""Base model: the folder that training starts from: named, named and fine-tuned, or home-made.
-
-What is made is cached by its settings. `rl_core/sft/train.py` makes the home-made model,
-`rl_core/sft/tune.py` fine-tunes (SFT), in a watched process.
-"""
+"""Base model: the folder that training starts from: named, named and fine-tuned, or home-made."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Evaluate: models answer the test split, and what they reached is kept and compared.
-
-A run's base and trained model in one session of the engines, any others each in one of its own.
-"""
+"""Evaluate: models answer the test split, and what they reached is kept and compared."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Preflight: what would stop the run, found in a second and before anything is loaded or written.
-
-Engines are never imported, and of a model only small files and headers are read: the rest would
-take longer than all checks together.
-"""
+"""Preflight: what would stop the run, found before anything is loaded or written."""
 
 from __future__ import annotations
 

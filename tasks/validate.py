@@ -100,11 +100,13 @@ def check_dataset(
     results = run_checks(config, data, splits)
     are_templated = all(result["status"] == "ok" for result in results)
     if config.data.train_files:
+        looked = []
         for check, proves, refuses, broken in look_at_prompts(config, splits):
-            results.append(_result(check, proves, pl.DataFrame(broken, infer_schema_length=None)))
+            looked.append(_result(check, proves, pl.DataFrame(broken, infer_schema_length=None)))
             if broken and not refuses:
-                _warn(results[-1])
-        _raise_if_failed(Validation(results, None), data)
+                _warn(looked[-1])
+        _raise_if_failed(Validation(looked, None), data)
+        results += looked
     lengths = measure_prompts(config.env, splits, count_tokens, are_templated=are_templated)
     limit = config.data.max_prompt_length
     results += [_length_result(split, lengths, limit) for split in splits]

@@ -104,7 +104,6 @@ def _rank(command: Command) -> tuple[bool, int]:
 
 
 def _why_no_settings(text: str, script: Script) -> str:
-
     for whose, pattern in _OTHERS.items():
         if re.search(pattern, text):
             return (

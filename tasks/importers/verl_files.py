@@ -1,7 +1,4 @@
-"""What a launch script names on its own machine: problems, model, reward function, checkpoints.
-
-Data that is not on this machine is made or fetched anew, in the prompt that the model is used to.
-"""
+"""What a launch script names on its own machine: problems, model, reward function, checkpoints."""
 
 from __future__ import annotations
 

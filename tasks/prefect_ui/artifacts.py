@@ -87,13 +87,11 @@ def fitted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         wide := [name for name in names if widths[name] > min(least[name], _LONGEST_WORD)]
     ):
         widths[max(wide, key=lambda name: widths[name])] -= 1
-    return [
-        {
-            name: _wrapped(cell, widths[name]) if isinstance(cell, str) else cell
-            for name, cell in row.items()
+    for row in table:
+        row |= {
+            name: _wrapped(row[name], widths[name]) for name in names if isinstance(row[name], str)
         }
-        for row in table
-    ]
+    return table
 
 
 def _in_a_cell(value: Any) -> Any:
@@ -105,13 +103,10 @@ def _in_a_cell(value: Any) -> Any:
 
 
 def _wrapped(cell: str, width: int) -> str:
-    lines = [
-        part
-        for line in cell.split("\n")
-        for part in (
-            textwrap.wrap(line, width, break_on_hyphens=False) if len(line) > width else [line]
-        )
-    ]
+    lines: list[str] = []
+    for line in cell.split("\n"):
+        is_long = len(line) > width
+        lines += textwrap.wrap(line, width, break_on_hyphens=False) if is_long else [line]
     # A line that begins as a list or a heading would become one.
     return "\n".join(f"\u200b{line}" if _STARTS_A_BLOCK.match(line) else line for line in lines)
 

@@ -1,8 +1,4 @@
-"""Attempts at training: what a retry changes, and how the Prefect UI shows it.
-
-Kept in `run.json`, so that a restart and a manual retry in the UI go on with what was found out.
-`config.yaml` stays what the user asked for.
-"""
+"""Attempts at training, as `run.json` keeps them: what a retry changes, and how the UI shows it."""
 
 from __future__ import annotations
 

@@ -112,9 +112,8 @@ class TrainingProgress:
             left = time_left(self._step_seconds, last_step - step, self._planned, self._budget)
             text += f" · {left}" if left else ""
         self._diagnose(step, metrics)
-        if self._bar is not None:
-            self._bar.set_postfix_str(describe(metrics), refresh=False)
-            self._bar.update(step - self._bar.n)
+        self._bar.set_postfix_str(describe(metrics), refresh=False)
+        self._bar.update(step - self._bar.n)
         is_due = now - self._logged_at >= LOG_INTERVAL_S or "val/accuracy" in metrics
         shown = {"to_console": self._on_console and is_due, "send_to_api": is_due}
         self._logger.info(text, extra=shown)  # log.txt has each step

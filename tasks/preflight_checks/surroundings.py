@@ -1,8 +1,4 @@
-"""Preflight's look at what runs beside: a Ray that is joined, Prefect, and what a killed run left.
-
-A run without resources.ray_address starts a Ray of its own on free ports: no other session can
-disturb that. What a killed run leaves can still hold memory.
-"""
+"""Preflight's look at what runs beside: a Ray that is joined, Prefect, what a killed run left."""
 
 from __future__ import annotations
 

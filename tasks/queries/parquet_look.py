@@ -1,7 +1,4 @@
-"""Looks into parquet files of any origin: first rows, columns, how long their texts are.
-
-Not a check (`tasks/validate.py`): a file that no run could use is shown, too.
-"""
+"""Looks into parquet files of any origin: first rows, columns, how long their texts are."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Query:
         ValueError if an argument is unknown or does not read as its parameter's kind.
         """
         known = {parameter.name: parameter for parameter in self.parameters}
-        for name in arguments.keys() - known:
+        for name in (name for name in arguments if name not in known):
             usage = ", ".join(f"{p.name}={p.default}" for p in self.parameters) or "none"
             hint = _nearest(name, known)
             raise ValueError(f"sql {self.name} has no parameter {name!r}{hint} (it takes: {usage})")

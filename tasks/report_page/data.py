@@ -115,7 +115,7 @@ def gather(run: RunFolder) -> ReportData:
         seconds=seconds,
         price=None if seconds is None else run.price_of(seconds),
         steps=steps_in_words(run),
-        left=left_of(run) if record.status == "running" else None,
+        left=left_of(run),
         before=before if models else overview["val_before"],
         after=after if models else overview["val_after"],
         num_problems=models[0]["problems"] if models else None,

@@ -1,7 +1,4 @@
-"""What report and evaluation show of a model's own words: some problems, best and worst, answers.
-
-All of it is text that a model wrote: each of page, terminal and artifact makes it harmless.
-"""
+"""What report and evaluation show of a model's own words: problems, best and worst, answers."""
 
 from __future__ import annotations
 

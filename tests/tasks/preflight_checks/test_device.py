@@ -43,32 +43,28 @@ def test_a_build_has_kernels_for_a_card_or_not(capability, arches, runs):
     assert has_kernels(capability, arches) is runs
 
 
-def test_a_card_too_new_is_named_with_the_wheel_that_helps():
-    (found,) = judge_device(facts((12, 0), CU126))
-    assert found.level == "fatal"
-    assert "sm_120" in found.message
-    assert "built for sm_50, sm_60" in found.message
-    assert "cu128" in found.remedy
-
-
-def test_a_card_too_old_needs_an_older_wheel():
-    (found,) = judge_device(facts((6, 1), CU128))
-    assert found.level == "fatal"
-    assert "cu126" in found.remedy
-
-
-def test_a_card_in_use_names_its_users():
-    (busy,) = judge_device(facts((8, 6), CU126, free=12))
-    assert busy.level == "warning"
-    assert "50% of its memory is in use by others (python, 4096 MiB)" in busy.message
-    (idle,) = judge_device(facts((8, 6), CU126))
-    assert idle.level == "ok"
-
-
-def test_no_card_at_all_is_fatal():
-    (found,) = judge_device(DeviceFacts("2.13.0+cu128", CU128, (), None, ()))
-    assert found.level == "fatal"
-    assert "no NVIDIA driver found" in found.message
+@pytest.mark.parametrize(
+    ("found", "level", "words"),
+    [
+        (facts((12, 0), CU126), "fatal", ["sm_120", "built for sm_50, sm_60", "cu128"]),
+        (facts((6, 1), CU128), "fatal", ["cu126"]),
+        (
+            facts((8, 6), CU126, free=12),
+            "warning",
+            ["50% of its memory is in use by others (python, 4096 MiB)"],
+        ),
+        (facts((8, 6), CU126), "ok", []),
+        (
+            DeviceFacts("2.13.0+cu128", CU128, (), None, ()),
+            "fatal",
+            ["no NVIDIA driver found"],
+        ),
+    ],
+)
+def test_a_card_is_judged_with_its_remedy(found, level, words):
+    (judged,) = judge_device(found)
+    assert judged.level == level
+    assert [word for word in words if word not in str(judged)] == []
 
 
 def test_more_cards_than_there_are_is_fatal(monkeypatch):
