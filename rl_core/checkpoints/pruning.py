@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -132,8 +132,9 @@ def _protected(run_folder: Path, checkpoints: Sequence[Checkpoint]) -> dict[int,
         champions = frozenset(checkpoint.step for checkpoint in checkpoints)
     reasons = {step: ["champion"] for step in champions}
     for checkpoint in checkpoints:
-        if _is_being_read(checkpoint.path):
-            reasons.setdefault(checkpoint.step, []).append(_BEING_READ)
+        with suppress(FileNotFoundError), alone_in(checkpoint.path, wait=False) as alone:
+            if not alone:
+                reasons.setdefault(checkpoint.step, []).append(_BEING_READ)
     return {step: " and ".join(words) for step, words in reasons.items()}
 
 
@@ -147,14 +148,6 @@ def _carried_out(decision: PruningDecision) -> PruningDecision:
             remove_folder(path)
             _logger.info("%s deleted: %s", path.name, decision.reason)
     return decision if alone else replace(decision, keep=True, reason=_BEING_READ)
-
-
-def _is_being_read(path: Path) -> bool:
-    try:
-        with alone_in(path, wait=False) as alone:
-            return not alone
-    except FileNotFoundError:  # pruned a moment ago
-        return False
 
 
 def plan_pruning(
