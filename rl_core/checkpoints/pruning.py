@@ -59,6 +59,7 @@ def prune(
     If it has no room all the same, a warning says so: the save may fail, and the run goes on.
     """
     decisions: list[PruningDecision] = []
+    spare_bytes = incoming_bytes + min_free_bytes
     if (folder := checkpoints_folder(run_folder)).is_dir():
         with nullcontext() if dry_run else locked(folder):
             if not dry_run:
@@ -68,13 +69,12 @@ def prune(
                 keep_last=max(keep_last - 1, 0) if incoming_bytes else keep_last,
                 quota_bytes=quota_bytes - incoming_bytes,
                 keep_every=keep_every,
-                spare_bytes=incoming_bytes + min_free_bytes,
+                spare_bytes=spare_bytes,
             )
             if decisions and not dry_run:
                 move_pointers(run_folder)
                 decisions = [_carried_out(decision) for decision in decisions]
-    free = shutil.disk_usage(run_folder).free
-    if incoming_bytes and free < incoming_bytes + min_free_bytes:
+    if incoming_bytes and (free := shutil.disk_usage(run_folder).free) < spare_bytes:
         _logger.warning(
             "the next checkpoint takes about %s but %s are free%s",
             disk_size(incoming_bytes),
