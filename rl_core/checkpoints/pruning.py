@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -59,6 +59,7 @@ def prune(
     If it has no room all the same, a warning says so: the save may fail, and the run goes on.
     """
     decisions: list[PruningDecision] = []
+    spare_bytes = incoming_bytes + min_free_bytes
     if (folder := checkpoints_folder(run_folder)).is_dir():
         with nullcontext() if dry_run else locked(folder):
             if not dry_run:
@@ -68,13 +69,12 @@ def prune(
                 keep_last=max(keep_last - 1, 0) if incoming_bytes else keep_last,
                 quota_bytes=quota_bytes - incoming_bytes,
                 keep_every=keep_every,
-                spare_bytes=incoming_bytes + min_free_bytes,
+                spare_bytes=spare_bytes,
             )
             if decisions and not dry_run:
                 move_pointers(run_folder)
                 decisions = [_carried_out(decision) for decision in decisions]
-    free = shutil.disk_usage(run_folder).free
-    if incoming_bytes and free < incoming_bytes + min_free_bytes:
+    if incoming_bytes and (free := shutil.disk_usage(run_folder).free) < spare_bytes:
         _logger.warning(
             "the next checkpoint takes about %s but %s are free%s",
             disk_size(incoming_bytes),
@@ -132,8 +132,9 @@ def _protected(run_folder: Path, checkpoints: Sequence[Checkpoint]) -> dict[int,
         champions = frozenset(checkpoint.step for checkpoint in checkpoints)
     reasons = {step: ["champion"] for step in champions}
     for checkpoint in checkpoints:
-        if _is_being_read(checkpoint.path):
-            reasons.setdefault(checkpoint.step, []).append(_BEING_READ)
+        with suppress(FileNotFoundError), alone_in(checkpoint.path, wait=False) as alone:
+            if not alone:
+                reasons.setdefault(checkpoint.step, []).append(_BEING_READ)
     return {step: " and ".join(words) for step, words in reasons.items()}
 
 
@@ -147,14 +148,6 @@ def _carried_out(decision: PruningDecision) -> PruningDecision:
             remove_folder(path)
             _logger.info("%s deleted: %s", path.name, decision.reason)
     return decision if alone else replace(decision, keep=True, reason=_BEING_READ)
-
-
-def _is_being_read(path: Path) -> bool:
-    try:
-        with alone_in(path, wait=False) as alone:
-            return not alone
-    except FileNotFoundError:  # pruned a moment ago
-        return False
 
 
 def plan_pruning(
