@@ -102,14 +102,8 @@ def draw(
 ) -> Chart | None:
     """Returns a chart, None without a point; from 0 upwards if nothing is negative.
 
-    Args:
-        series: from the lowest layer up.
-        y_label: beside the y axis.
-        x_label: below the x axis.
-        y_top: of the y axis; by default a little more than the highest.
-        x_ticks: words of the x axis; by default round numbers.
-        says_at: what a hover calls each x, by default `step 12`.
-        legend_columns: names beside one another, at most.
+    The lowest layer comes first. By default `y_top` is a little more than the highest point,
+    `x_ticks` are round numbers, and a hover calls each x `step 12` (`says_at`).
     """
     drawn = [thinned(one) for one in series if one.points]
     if not drawn:

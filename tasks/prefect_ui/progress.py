@@ -49,16 +49,9 @@ class TrainingProgress:
     """Shows each step: in the log, as a bar, and by live artifacts of a Prefect run.
 
     These are `training` (progress and time left), `learning-curve`, `samples` and `diagnosis`.
-
-    Args:
-        logger: receives a line per step, which log.txt keeps; terminal and Prefect's UI show one
-            every `LOG_INTERVAL_S`, and each test result.
-        on_console: whether the terminal shows a bar, and the lines.
-        budget: has the price that is shown beside the time left.
-        config: the settings in force, for the diagnosis' advice.
-        planned: seconds per step, which count until enough steps are measured.
-        earlier: metrics of the steps before this attempt, for diagnosis and learning curve.
-        artifacts_of: the run, if a Prefect run is there to hold its artifacts.
+    log.txt keeps a line per step; terminal and Prefect's UI show one every `LOG_INTERVAL_S`, and
+    each test result. Seconds per step are as `planned` until enough are measured; `earlier` are
+    metrics of the steps before this attempt. `artifacts_of`: the run, if a Prefect run is there.
     """
 
     def __init__(

@@ -54,6 +54,9 @@ def call_supervised(
     they would have been. However this function ends, no process that the child started outlives it.
     If this process dies, the child leaves by itself.
 
+    WorkerDied if the child was killed, Stalled if nothing moved for `stall_s`, else the error that
+    `function` raised.
+
     Args:
         function: one of a module of ours; its first argument is the child's `Reporter`.
         arguments: the others, which can be pickled.
@@ -66,11 +69,6 @@ def call_supervised(
         joins_ray: it gets the token of a Ray that is not its own.
         lends: variables that it gets besides, for a reward function.
         logs_to_wandb: it gets wandb's key, for the process that uploads.
-
-    Raises:
-        WorkerDied: the child was killed.
-        Stalled: nothing moved for `stall_s`.
-        Exception: whatever `function` raised.
     """
     log_file = log_folder / f"{name}.log"
     log_folder.mkdir(exist_ok=True)
