@@ -159,7 +159,7 @@ def zero_spread_fraction(rewards: Tensor, group_ids: Tensor) -> float:
 
 
 def end_rewards(rewards: Tensor, response_mask: Tensor) -> Tensor:
-    """Returns each response's reward at its last token, of at least one, and 0 elsewhere."""
+    """Returns each response's reward at its last token, 0 elsewhere; no response may be empty."""
     num_tokens = response_mask.shape[-1]
     positions = torch.arange(num_tokens, device=response_mask.device)
     last = torch.where(response_mask, positions, -1).amax(dim=-1, keepdim=True)
