@@ -97,11 +97,7 @@ def is_current(spool: Spool, run_id: str, wanted: Wanted, there: Mapping[str, En
 def listing_of(store: ObjectStore, run_id: str) -> dict[str, Entry]:
     """Returns what the store has of a run, by path relative to its folder."""
     prefix = f"runs/{run_id}/"
-    return {
-        key.removeprefix(prefix): entry
-        for key, entry in store.list(prefix).items()
-        if key.startswith(prefix)
-    }
+    return {key.removeprefix(prefix): entry for key, entry in store.list(prefix).items()}
 
 
 def bring_folder(store: ObjectStore, root: Path, folder: str, last: str) -> None:
