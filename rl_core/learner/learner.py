@@ -56,12 +56,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Learner:
     """Holds the models and their optimizers; `make_experience`, then `update`, once per step.
 
-    Args:
-        config: the run's settings.
-        model_path: folder of the base model: where actor and critic start, what the reference is.
-        resume_from: a folder written by `save`; by default a fresh start.
-        budgets_file: token budgets that runs have learned, see `Microbatching`; by default none.
-        ranks: this process among the learner's; all must call each method in the same order.
+    Actor and critic start from the folder of the base model, which is also the reference, or from a
+    folder written by `save`. For `budgets_file` see `Microbatching`. All of the learner's ranks
+    must call each method in the same order.
 
     Raises:
         ValueError: for a missing or unsuitable model, or a folder that cannot be resumed from.

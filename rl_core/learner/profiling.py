@@ -22,11 +22,10 @@ _PAGES = ("VmHWM", "RssFile", "RssShmem")
 def measured(phase: str, device: torch.device, metrics: dict[str, float]) -> Iterator[None]:
     """Notes what the block costs: `timing_s/<phase>` and `memory/peak_gib/<phase>`.
 
-    The peak is of all tensors on a GPU (its queue included in the time), and on a CPU of the
-    process's own memory, as in `memory/host_gib/learner`: pages of files and of Ray's store, which
-    others share, are not in it. Of a GPU also `memory/card_gib`, all that it has, and
-    `memory/card_left_gib/<phase>`: what was left of it at the peak, beside what all processes
-    hold.
+    On a GPU the peak is of all tensors, and the time includes its queue; on a CPU it is of the
+    process's own memory, as in `memory/host_gib/learner`, without pages that others share. Of a GPU
+    also `memory/card_gib`, all that it has, and `memory/card_left_gib/<phase>`: what was left of it
+    at the peak, beside what all processes hold.
     """
     start = time.perf_counter()
     _reset_peak(device)
