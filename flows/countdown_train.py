@@ -6,8 +6,6 @@
 Not here: what a stage does (`tasks/`), and how the command line shows it (`flows/cli/main.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID, uuid4

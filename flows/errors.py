@@ -1,7 +1,5 @@
 """How a command of `countdown-train` fails; main.py has the exit codes."""
 
-from __future__ import annotations
-
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.words import cut, in_one_line, printable
 

@@ -1,7 +1,5 @@
 """Evaluation of any one model, alone or against another: from names to a table of numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The stages are those of `countdown_train.py`; here is what a night has beside them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any

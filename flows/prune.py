@@ -1,7 +1,5 @@
 """Pruning of all runs as a flow, for a schedule: what need not stay makes room for what comes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Arrow schemas of everything that lands on disk as parquet."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -1,7 +1,5 @@
 """What every group of settings is made of: a frozen model that knows all its keys."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict
 
 

@@ -3,8 +3,6 @@
 Neither Prefect nor a parent process is known here: the caller passes functions to follow the steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial

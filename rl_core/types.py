@@ -7,8 +7,6 @@ Worked example, one puzzle with two tokens of answer and B = 1, P = 3 prompt tok
     input_ids [[17, 4, 9, 8, 2]], prompt_lengths [3], response_mask [[True, True]].
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 

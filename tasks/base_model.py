@@ -1,7 +1,5 @@
 """Base model: the folder that training starts from: named, named and fine-tuned, or home-made."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """What models reached, in tables for the Prefect UI and the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A checkpoint as a folder for others, with a model card; pushed to the hub only if asked."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import re

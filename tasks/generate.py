@@ -1,7 +1,5 @@
 """Generate: the data set that the settings describe, made once and reused by content."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """How long a run will take and what it will cost: measured before, or by a roofline."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace

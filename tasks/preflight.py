@@ -1,7 +1,5 @@
 """Preflight: what would stop the run, found before anything is loaded or written."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import tempfile

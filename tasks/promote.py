@@ -1,7 +1,5 @@
 """Promote: the run's checkpoint becomes the champion of its problems, if it is better."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Prune: a run's checkpoints and rollouts against their quotas, with a reason for each."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Report: a run, finished or not, as one HTML page and as artifacts of its flow run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path

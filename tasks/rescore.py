@@ -1,7 +1,5 @@
 """Rescore: stored rollouts get the score of a changed reward, without a model."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re

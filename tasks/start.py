@@ -1,7 +1,5 @@
 """Start: the model and the seed of a night: the champion of its own problems, or afresh."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a command needs of a store, and leaves in it: nothing without `storage.url`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Train: the loop in a watched process, its progress and its attempts in Prefect's UI."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a data set's prompts are like: how long, and whether they would teach the model nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A command's module is imported only when it is called, so `--help`, a mistyped c
 answer at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import re

@@ -3,8 +3,6 @@
 The shell runs this program at each TAB (argcomplete), so neither Hydra nor DuckDB is loaded.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The command `countdown-train data`: first rows, columns and lengths of texts of parquet files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final

@@ -3,8 +3,6 @@
 What a setting means: its words from the models, its bounds, presets and verl's name.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """The command `countdown-train import`: a launch script becomes a preset, a console log a run."""
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile

@@ -4,8 +4,6 @@ Exit codes: 0 fine, 1 the run failed or was stopped, 2 bad input or settings. Wh
 or two lines on stderr; tracebacks are in the run's log.txt.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

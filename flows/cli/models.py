@@ -1,7 +1,5 @@
 """The commands `countdown-train ask CHECKPOINT [QUESTION]` and `export CHECKPOINT to=FOLDER`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands `countdown-train sql`, `runs` and `compare`: questions in SQL to the runs' files."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

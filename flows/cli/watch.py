@@ -1,7 +1,5 @@
 """The command `countdown-train watch [RUN]`: a run as it goes, in the terminal."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A night's messages: one object for programs, whose `text` says all of it for people."""
 
-from __future__ import annotations
-
 import logging
 import platform
 import re

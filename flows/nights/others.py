@@ -6,8 +6,6 @@ event of the state before, if that state is younger than five minutes, and the s
 states without events. So the night that is in the way refuses the other one itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

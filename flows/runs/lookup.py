@@ -1,7 +1,5 @@
 """Reads what a command is about: an existing run, and its settings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -4,8 +4,6 @@ The last words of a run that failed (what was measured last, where memory went, 
 in `run.json` and in the artifact `report` of its flow run.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import time

@@ -5,8 +5,6 @@ server takes runs for lost whose heartbeats it missed, and a worker whose server
 minutes no longer looks for Cancel. So a thread of the run looks every few seconds.
 """
 
-from __future__ import annotations
-
 import contextvars
 import logging
 import os

@@ -1,7 +1,5 @@
 """The short table at the end of a run: what it reached, where things lie, what to try next."""
 
-from __future__ import annotations
-
 import sys
 
 from rl_core.config.operations import StorageConfig

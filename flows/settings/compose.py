@@ -4,8 +4,6 @@ Hydra reads the overrides, OmegaConf fills in `${...}`, and the models in `rl_co
 decide. Every mistake becomes one line.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Without Hydra, so that a completion answers at once.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache

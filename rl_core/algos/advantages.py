@@ -7,8 +7,6 @@ per token. Results are 0 outside the mask, and nothing outside it matters. No fu
 gradient.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Legend: B responses, T response tokens. All log-probs are natural logs at the sampled tokens.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -7,8 +7,6 @@ in the backward pass. Blocks of words, not of tokens: each row of the head's gra
 written once, where blocks of tokens would add the whole of it up again and again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, cast
 

@@ -7,8 +7,6 @@ counted over the whole mini-batch, so the shares (losses, gradients and metrics 
 micro-batches add up to those of the unsplit mini-batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

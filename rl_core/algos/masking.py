@@ -4,8 +4,6 @@ Legend: B responses, T response tokens; tensors are [B, T]. Masks are bool, True
 response; what a tensor holds elsewhere (NaN included) never matters, and results are 0 there.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -5,8 +5,6 @@ speed where they have it, and where not a sixth more. bfloat16 products have a q
 speed where the CPU emulates them, and half of it on an Intel CPU with AVX-512 BF16 and no AMX.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import cast
 

@@ -5,8 +5,6 @@
 How a checkpoint takes the place is in `rl_core.evaluation.promotion`. Nothing here loads a model.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A checkpoint's manifest: what was written, to the byte, so that damage is seen before loading."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@
 what is being read, and how much is free.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Mapping, Sequence

@@ -9,8 +9,6 @@ a crash between a save and their update is repaired by the next save or prune. T
 what a step's folder holds; nothing here loads a model. Which checkpoints stay: pruning.py.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Container, Iterator, Sequence

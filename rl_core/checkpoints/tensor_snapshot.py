@@ -3,8 +3,6 @@
 Not the writing: learner.py knows what a checkpoint holds, background_save.py when it is written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from threading import Lock
 from typing import Final

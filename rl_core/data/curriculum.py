@@ -13,8 +13,6 @@ The choice depends only on the seed and the outcomes of earlier steps, also if r
 collected ahead: they are collected one step after the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

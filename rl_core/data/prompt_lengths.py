@@ -5,8 +5,6 @@ target add. Not every tokenizer is like that (one may merge "5, 7" into one toke
 compared with the tokenizer on a sample of the prompts, and where it is wrong once, none is trusted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """Stage 2: a model's folder, its tokenizer, and messages -> prompt text and token ids."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

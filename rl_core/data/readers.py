@@ -4,8 +4,6 @@ Those of `data.train_files` and its like, the two splits of `env.source`, and a 
 what their rows mean (`user_files`, `envs`, `sql/checks`): only which files, bytes and records.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -4,8 +4,6 @@ The place is part of a checkpoint, so a resume goes on with the problems that we
 whatever its batch size is.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path

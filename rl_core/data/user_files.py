@@ -5,8 +5,6 @@ Rows that would spoil a measurement are dropped and counted: duplicates, trainin
 split holds too, problems without a solution.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 A row is `{question, answer}`, `{prompt, ...}` or as verl writes it.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, ClassVar, Final, Literal
 

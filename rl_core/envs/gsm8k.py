@@ -4,8 +4,6 @@ Prompts are byte for byte those of the field's data, so that models and logs com
 read as people write them: "18", "18.", "18.00", "$18" and "1,800".
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections import deque

@@ -4,8 +4,6 @@ Not reasoning: answers of a few tokens, for a small model that reads and answers
 learns to say the number and nothing else, and to find it.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

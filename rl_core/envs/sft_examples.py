@@ -3,8 +3,6 @@
 Data path stage 0. Only texts are known here: `rl_core/sft/` tokenizes them and trains on them.
 """
 
-from __future__ import annotations
-
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -10,8 +10,6 @@ line's result: right in form, true in its sums, and wrong. When to go on is left
 learning.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Sequence

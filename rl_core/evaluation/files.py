@@ -7,8 +7,6 @@ An evaluation is what is asked of any model, named by `evaluation`: problems and
 of a folder are of one evaluation, so they can be compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

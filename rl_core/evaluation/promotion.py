@@ -3,8 +3,6 @@
 `summary.compare` is the judge. Nothing here loads a model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 Legend: N problems, n samples of one problem, c correct ones among them, k samples drawn of the n.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

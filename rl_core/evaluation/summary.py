@@ -4,8 +4,6 @@ Shares of greedy responses have Wilson intervals, which hold at 0 and 1 too; all
 bootstrap intervals over problems.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,6 @@ scales than the whole. Rows of real models are seldom so.
 Source: Dettmers et al. 2022 (arXiv:2110.02861).
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping, Sequence

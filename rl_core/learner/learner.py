@@ -6,8 +6,6 @@ stands still, written later, and restored (state.py).
 Not here: Ray (workers/), formulas (algos/), generation (rollout/), which checkpoints stay.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial

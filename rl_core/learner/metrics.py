@@ -3,8 +3,6 @@
 Legend: B responses, T response tokens. Names are verl's, so that dashboards and old logs compare.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

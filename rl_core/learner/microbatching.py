@@ -5,8 +5,6 @@ rounding. So one that does not fit costs its pass, and neither the step nor the 
 several ranks it costs the attempt, as the others wait for it.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path

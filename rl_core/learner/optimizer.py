@@ -1,7 +1,5 @@
 """A model with its AdamW and its learning-rate schedule: the unit that one update steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

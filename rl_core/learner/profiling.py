@@ -1,7 +1,5 @@
 """What phases cost: seconds, memory peaks, and what share of the device's arithmetic they use."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress

@@ -5,8 +5,6 @@ numbers. What is divided is the work of a pass, and the weights (sharding.py). W
 gathers weights and adds up gradients, so ranks agree first on how many there are.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

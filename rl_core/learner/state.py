@@ -1,7 +1,5 @@
 """What an exact resume needs beside the actor's weights, as safetensors and JSON (no pickle)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Which formula of algos/, and which of its terms, is what the settings ask for. W
 does: optimizer.py. Legend: b responses of a micro-batch, T response tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

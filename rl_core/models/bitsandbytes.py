@@ -1,7 +1,5 @@
 """bitsandbytes, an extra: loaded if a setting needs it, refused with a remedy if it cannot be."""
 
-from __future__ import annotations
-
 import importlib
 from importlib.util import find_spec
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Linear layers whose float32 products go where `algos.products` finds them fastest on this CPU."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

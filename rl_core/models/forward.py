@@ -4,8 +4,6 @@ Weights are float32; with `compute_dtype=bfloat16` the pass runs under autocast,
 head. Legend: B rows, T response tokens, M all sampled tokens of a batch, H hidden size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ go again; backwards once more.
 Source: Dettmers et al. 2023 (arXiv:2305.14314).
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

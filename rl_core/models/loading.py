@@ -4,8 +4,6 @@ Weights are float32 always. Modules stay in eval mode: dropout would make the ra
 policy differ from 1 before any update. Not here: forward passes (forward.py), saving (saving.py).
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from pathlib import Path

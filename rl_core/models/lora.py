@@ -8,8 +8,6 @@ Of a W in 4 bits (QLoRA) that is the W which the learner computes with, not the 
 Source: Hu et al. 2021 (arXiv:2106.09685).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

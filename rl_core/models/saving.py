@@ -1,7 +1,5 @@
 """An actor as a folder in the Hugging Face layout, which transformers and vLLM load as it lies."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

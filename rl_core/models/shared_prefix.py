@@ -3,8 +3,6 @@
 Legend: B rows, G prompts, P longest prompt, T longest response, H hidden size, N response tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import torch

@@ -1,7 +1,5 @@
 """How many bytes training writes, worked out before it: checkpoints, rollouts, tests, metrics."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from rl_core.config.run import RunConfig

@@ -4,8 +4,6 @@ All combinations of the levers are tried in the order of their cost, so the firs
 cheapest: nothing is assumed about how levers work together.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Source: `config.json` of each model as published by its authors.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, Final
 

@@ -4,8 +4,6 @@ One table, read by three: preflight searches `LEVERS` for settings that fit (fit
 the next step of a ladder in `HELPS`, and advice names what is left of both (oom_recovery.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

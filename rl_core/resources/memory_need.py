@@ -3,8 +3,6 @@
 Before anything is loaded. What is measured while a run trains: profiling.py and host_memory.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final

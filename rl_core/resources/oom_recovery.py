@@ -4,8 +4,6 @@ Only levers that keep the result, never batches, lengths or learning rates. Not 
 there are (levers.py), and micro-batches, which need no new attempt (microbatching.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from rl_core.config.run import RunConfig

@@ -3,8 +3,6 @@
 Not here: Ray (cluster.py), bytes (memory_need.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -11,8 +11,6 @@ budget costs one repeated pass in some 200 steps, and one that another program o
 small recovers.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping, Sequence

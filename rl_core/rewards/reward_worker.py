@@ -5,8 +5,6 @@ moment; a crash in the function takes nothing else with it. Told the function's 
 `{"error": ...}` when it has loaded it, then answers message by message.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import inspect

@@ -5,8 +5,6 @@ fit costs those that had not ended, and neither the step nor the run. The rule b
 shrinks and grows is that of token_budgets.py.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Iterator, Sequence

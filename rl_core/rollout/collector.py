@@ -1,7 +1,5 @@
 """Stage 3 and 4 of a step: ask the engines, score what comes back while they go on."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

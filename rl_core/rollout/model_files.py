@@ -1,7 +1,5 @@
 """What an engine must know of a model folder: its tensors, and where a response ends."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

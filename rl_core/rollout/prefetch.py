@@ -1,7 +1,5 @@
 """Rollouts of further steps while the learner works on this one (`rollout.staleness`)."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

@@ -6,8 +6,6 @@ request of its own whose prompt is all that was said, which vLLM knows from its 
 an update in mid-response it is read anew, by the new weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias

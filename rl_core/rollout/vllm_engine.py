@@ -4,8 +4,6 @@ Set the environment first (`rl_core.system.process_env`): `VLLM_ENABLE_V1_MULTIP
 the engine in-process, which starts in a third of the time, half the memory, and leaves no children.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -1,7 +1,5 @@
 """The locks of a run: one process at a time works on it; a lock vanishes with its process."""
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

@@ -1,7 +1,5 @@
 """The metrics of a run, step by step: `metrics.jsonl`, on the disk before others see them."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping

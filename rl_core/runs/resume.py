@@ -1,7 +1,5 @@
 """RESUME: the checkpoint from which training goes on, and which ones it skipped, and why."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ Earlier versions joined a hundred steps in `steps_000001_000100.parquet`: such f
 cut by a resume. Files are deleted only while no process is `reading` the folder.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """What the `config.yaml` of a run says, and what a person changed between two of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

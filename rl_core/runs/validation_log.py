@@ -5,8 +5,6 @@
 Not here: the evaluation after training, whose files in `eval/` hold every problem.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -6,8 +6,6 @@ differ in optimizer, and in how a batch is split.
 Legend: N learned tokens, H hidden size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What `sft.data` names, looked up without a model: for preflight, and for the cache's key."""
 
-from __future__ import annotations
-
 import math
 from typing import Final
 

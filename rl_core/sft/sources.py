@@ -3,8 +3,6 @@
 Prompts are tokenized as in a rollout, and responses apart from them. Data path stage 0.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ Not the trainer: it makes, once, what `model.path` otherwise names. Examples are
 they calculate well but mostly give up early, which is what reinforcement learning finds to improve.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -3,8 +3,6 @@
 Data path stage 0. The loop is fit.py's, the examples are those of sources.py.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """CHAMPIONS of a store: written by compare-and-swap, whatever machine promotes."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A checkpoint appears in the spool only when all of it is there; one without its 
 store is none.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

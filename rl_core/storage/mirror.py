@@ -3,8 +3,6 @@
 Nothing waits for the store: while it is slow or gone, training goes on in the spool.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence

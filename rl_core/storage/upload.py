@@ -5,8 +5,6 @@ manifest; manifests are deleted before the files that they name. An upload that 
 leaves a run in the store that can be read and resumed.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ never sees half a file, whatever killed the writer. Temporaries are siblings nam
 that are being deleted `.trash-*`: nobody needs them once their writer is dead.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -9,8 +9,6 @@ each). Tensor rates are dense (half of what a sheet with "sparsity" says) and wi
 TF32 unless told to.
 """
 
-from __future__ import annotations
-
 import csv
 import difflib
 import re

@@ -5,8 +5,6 @@ channel is a socket of its own, since any code may print on the standard streams
 multiprocessing would wait without limit for a reader, and for the rest of a message.)
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

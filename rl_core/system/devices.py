@@ -1,7 +1,5 @@
 """The devices that models lie on: their names, and memory that goes back to the machine."""
 
-from __future__ import annotations
-
 import ctypes
 from contextlib import suppress
 from typing import Final

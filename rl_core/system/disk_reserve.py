@@ -4,8 +4,6 @@ Only last words may use what it frees: run.json, log.txt and metrics lines. Anyt
 the reserve back first (`may_write`), and is not written if the disk has no room for that.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

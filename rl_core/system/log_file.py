@@ -1,7 +1,5 @@
 """A run's `log.txt`: what the loggers write, in UTC, with credentials blotted out."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

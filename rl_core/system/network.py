@@ -1,7 +1,5 @@
 """Whether a server answers, within seconds: only servers that the user named are asked."""
 
-from __future__ import annotations
-
 import os
 import socket
 from typing import Final

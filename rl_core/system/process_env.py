@@ -5,8 +5,6 @@ run, `process_environment` by each Ray actor for itself. Code that starts a proc
 `environment_of_child`, which holds only the credentials that the process needs.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

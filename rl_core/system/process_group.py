@@ -4,8 +4,6 @@ A SIGKILL leaves no time to tidy up. The next start finds by the mark what still
 that is free which of Ray's folders have lost their owner.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import os

@@ -4,8 +4,6 @@ A secret is recognised by the name of its variable, or by its own form. Not here
 file, which looks like any other text.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

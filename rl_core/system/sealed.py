@@ -6,8 +6,6 @@ the process for itself, so nothing that is done there outlives it. Landlock, by 
 a second wall: a kernel that is too old does not have it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Seeds derived from what they are for: results depend on neither order, batch nor machine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

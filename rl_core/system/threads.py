@@ -4,8 +4,6 @@ Not torch's own threads: they meet after every small operation, which on two cor
 of 1.6 at best and, beside a busy neighbour, lost one of 20. Results do not depend on their number.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait

@@ -1,7 +1,5 @@
 """What a run was made with: versions, commit and machine, as its record keeps them."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -3,8 +3,6 @@
 One line of an error: `rl_core/errors.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 

@@ -6,8 +6,6 @@ beginning with its end: means over its first and last steps, a quarter of them b
 words, and what to try, are in `diagnosis.yaml`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 The loop (trainer.py) calls those of all its observers in their order; training.py chooses them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A few rollouts of a step, chosen once for wandb, the Prefect UI and `watch`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

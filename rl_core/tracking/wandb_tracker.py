@@ -10,8 +10,6 @@ but for a checkpoint that was copied from another run, and for a run that was de
 which refuses such a name for ever.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -7,8 +7,6 @@ those that they would have been.
 Not here: what runs in an engine's process (actors.py).
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import threading

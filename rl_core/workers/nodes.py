@@ -3,8 +3,6 @@
 A model, a checkpoint or a log reaches another machine only by a folder that both see.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import sys

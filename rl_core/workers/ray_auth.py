@@ -5,8 +5,6 @@ them. For a cluster that is joined the token is read from the environment; a clu
 machines that checks none is refused here, unless the user says otherwise.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import tempfile

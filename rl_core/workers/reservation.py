@@ -5,8 +5,6 @@ for the rest for ever. A process that dies leaves its place to its successor; wh
 machine is gone too, Ray gives it another as soon as it has one.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any, Final

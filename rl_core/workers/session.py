@@ -1,7 +1,5 @@
 """Ray's session, a private one for this run or a cluster that is joined, and its errors."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import threading

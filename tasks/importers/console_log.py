@@ -3,8 +3,6 @@
 (main_task pid=3107) step:2 - critic/kl:-0.001 - critic/score/mean:0.036 - ...
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import math

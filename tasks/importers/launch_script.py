@@ -1,7 +1,5 @@
 """Turns a verl or TinyZero launch script into a preset of ours, and says what is wrong with it."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ Bash's grammar is tree-sitter's. Here variables and arrays are expanded, and the
 functions are not followed: their commands are read once, and know what stands around them.
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

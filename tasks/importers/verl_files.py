@@ -1,7 +1,5 @@
 """What a launch script names on its own machine: problems, model, reward function, checkpoints."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Sequence

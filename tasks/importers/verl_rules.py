@@ -1,7 +1,5 @@
 """verl's settings -> ours: those of the table, then those that need a rule."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """What verl's settings mean here (the tables of `verl.yaml`), and which of them a script sets."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Artifacts for the Prefect UI, which a run can do without: no server can stop or slow it."""
 
-from __future__ import annotations
-
 import contextvars
 import json
 import logging

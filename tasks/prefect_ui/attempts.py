@@ -1,7 +1,5 @@
 """Attempts at training, as `run.json` keeps them: what a retry changes, and how the UI shows it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path

@@ -5,8 +5,6 @@ hand: a plotting library takes longer to load than all charts take to draw, and 
 processor. The words of a hover are written here; the report's `hover.js` only finds the nearest.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math

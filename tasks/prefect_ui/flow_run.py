@@ -5,8 +5,6 @@ Results are what Retry in the UI need not make again: a path, a few numbers or n
 runs again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -3,8 +3,6 @@
 A webhook's URL is a secret: no line of a log, no error and no artifact holds more than its host.
 """
 
-from __future__ import annotations
-
 import contextvars
 import json
 import logging

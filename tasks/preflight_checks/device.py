@@ -4,8 +4,6 @@ torch is asked in a process of its own, and only where the settings need a GPU: 
 load, and would hold memory of the card for as long as the run is being prepared.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """One thing that preflight looked at, and what to do about it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Preflight's hours and price, of the device that a run is planned for: a card, or this CPU."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Preflight's arithmetic: what the run will need of memory and disk, and how long a text may be."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Preflight's look at what runs beside: a Ray that is joined, Prefect, what a killed run left."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Finds the model that somebody names: a run's checkpoint, the champion, a folder, a hub model."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Looks into parquet files of any origin: first rows, columns, how long their texts are."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ It is not a parser: files may be half-written while a run works, so text is hand
 the views of `sql/views` pick out what is whole.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

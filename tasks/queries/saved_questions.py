@@ -1,7 +1,5 @@
 """Reads the saved questions and checks of `sql/`: what they take, say of themselves, and select."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Mapping

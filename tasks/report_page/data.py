@@ -1,7 +1,5 @@
 """Gathers what a report or a comparison shows, from runs' folders: records and saved queries."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a failure means and what to do about it, by the table `failures.yaml` beside this file."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from itertools import chain

@@ -1,7 +1,5 @@
 """What a run came through: attempts, memory and disk that ended, checkpoints, warnings."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable

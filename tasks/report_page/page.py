@@ -1,7 +1,5 @@
 """Turns a report's data into charts, HTML and markdown, by the templates beside this file."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

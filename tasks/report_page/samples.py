@@ -1,7 +1,5 @@
 """What report and evaluation show of a model's own words: problems, best and worst, answers."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence

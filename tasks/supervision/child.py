@@ -1,7 +1,5 @@
 """A watched process: `python -m tasks.supervision.child NAME`, see supervisor.py."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

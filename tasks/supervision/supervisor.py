@@ -1,7 +1,5 @@
 """Work with Ray in a watched process: whatever kills or stalls it is an exception here."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -5,8 +5,6 @@ lines of loggers that people should see: warnings and errors, and everything fro
 own. What libraries print beside them (banners, progress, Python's warnings) is noise.
 """
 
-from __future__ import annotations
-
 import contextvars
 import logging
 import re

@@ -18,8 +18,6 @@ holds the first position, times or divided by the chain over the rest; a product
 where something stands below the line, a chain upside down.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, Literal, TypeAlias

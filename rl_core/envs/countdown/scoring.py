@@ -6,8 +6,6 @@ read once, left to right, with two explicit stacks, and remembered: most answers
 been seen before with other numbers.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 The gates are not the evaluation of a run: that scores any model, these read the traces as well.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ are arrays over forms and rows, so one sweep of numpy solves a whole batch of se
 No minus sign stands in front of a text or a parenthesis: of a negative sum the opposite is written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """reasoning-gym: which of its tasks, how hard, and how they are asked."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal

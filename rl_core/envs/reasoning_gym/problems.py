@@ -6,8 +6,6 @@ only if its scorer gives the package's own answer full marks, both read from the
 gives tuples and keys that are no texts back as they were: scorers compare them.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

@@ -10,8 +10,6 @@ functions of the list below; all else is refused. Every number stays small, what
 that no text takes long to read.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import math
