@@ -54,7 +54,7 @@ def prune(
 
     `incoming_bytes` are those of a checkpoint that is saved next. It will be the latest, and the
     present latest then is one of the newest `keep_last`, so one fewer stays beside latest and best.
-    If it has no room all the same, a warning says so: the save may fail, and the run goes on.
+    If it still has no room, a warning says so: the save may fail, and the run goes on.
     """
     decisions: list[PruningDecision] = []
     spare_bytes = incoming_bytes + min_free_bytes

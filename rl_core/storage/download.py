@@ -26,17 +26,17 @@ Wanted = Callable[[str], bool]
 
 
 def everything(path: str) -> bool:
-    """Wants all of a run: a resume keeps, prunes and compares all checkpoints."""
+    """Chooses all of a run: a resume keeps, prunes and compares all checkpoints."""
     return True
 
 
 def all_but_checkpoints(path: str) -> bool:
-    """Wants what `sql` and the like read: record, settings, metrics, rollouts, answers."""
+    """Chooses what `sql` and similar commands read: record, settings, metrics, rollouts, answers."""
     return not path.startswith(CHECKPOINTS) and not path.startswith(("wandb/", "tensorboard/"))
 
 
 def records(path: str) -> bool:
-    """Wants what tells runs apart: their records and settings."""
+    """Chooses what distinguishes runs: their records and settings."""
     return path in ("run.json", "config.yaml")
 
 
