@@ -31,7 +31,7 @@ def everything(path: str) -> bool:
 
 
 def all_but_checkpoints(path: str) -> bool:
-    """Chooses what `sql` and similar commands read: record, settings, metrics, rollouts, answers."""
+    """Chooses what `sql` and others read: record, settings, metrics, rollouts, answers."""
     return not path.startswith(CHECKPOINTS) and not path.startswith(("wandb/", "tensorboard/"))
 
 
