@@ -208,12 +208,15 @@ def _pool_and_automations() -> list[str]:
         with suppress(ObjectAlreadyExists):
             client.create_work_pool(pool)
         for automation in automations:
-            there = client.read_automations_by_name(automation.name)
-            if not there:
+            if not client.read_automations_by_name(automation.name):
                 client.create_automation(automation)
-            elif not says_the_same(there[0], automation):
-                automation.enabled = there[0].enabled
-                client.update_automation(there[0].id, automation)
+            # the client asks again where a busy server made one but answered 503: twice the same
+            *more, first = client.read_automations_by_name(automation.name)
+            for each in more:
+                client.delete_automation(each.id)
+            if not says_the_same(first, automation):
+                automation.enabled = first.enabled
+                client.update_automation(first.id, automation)
     return [automation.name for automation in automations]
 
 

@@ -132,6 +132,7 @@ def test_it_serves_and_ctrl_c_stops_all_of_it(served: Served) -> None:
     (line,) = refused.splitlines()
     assert line.startswith(f"countdown-train: port {served.port} of 127.0.0.1 is not free")
     change_in_the_ui(served)
+    served.post("/automations/", automation().model_dump(mode="json"))  # as a busy server may
     run = begun(served, process)
     os.killpg(process.pid, signal.SIGINT)
     code, out, err = served.ends(process)
