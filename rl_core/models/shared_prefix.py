@@ -77,27 +77,32 @@ def _continued_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
     lengths = batch.prompt_lengths[prompt_rows]
     longest = int(lengths.max())
     columns = torch.arange(longest, device=lengths.device)
-    cache = transformers.DynamicCache()
+    num_columns = batch.rollout_logprobs.shape[1] - 1
+    positions = batch.prompt_lengths.unsqueeze(-1) + torch.arange(
+        num_columns, device=lengths.device
+    )
     # Behind a shorter prompt stands what its row goes on with: hidden from the responses below.
+    prompts = batch.input_ids[prompt_rows, :longest]
+    # Past the end of a row any token will do: nothing looks at it.
+    responses = batch.input_ids.gather(1, positions.clamp(max=batch.input_ids.shape[1] - 1))
+    # Looked up at once: each lookup's gradient is a tensor of the embedding's size.
+    embedded = backbone.get_input_embeddings()(torch.cat([prompts.flatten(), responses.flatten()]))
+    cache = transformers.DynamicCache()
     read = backbone(
-        input_ids=batch.input_ids[prompt_rows, :longest], past_key_values=cache, use_cache=True
+        inputs_embeds=embedded[: prompts.numel()].view(*prompts.shape, -1),
+        past_key_values=cache,
+        use_cache=True,
     ).last_hidden_state
     last = torch.arange(len(prompt_rows), device=lengths.device) * longest + lengths - 1
     states = select_rows(read.flatten(0, 1), last).index_select(0, prompt_of_row).unsqueeze(1)
-    num_columns = batch.rollout_logprobs.shape[1] - 1
     if num_columns == 0:
         return states
     for layer in cache.layers:
         layer.keys = layer.keys.index_select(0, prompt_of_row)
         layer.values = layer.values.index_select(0, prompt_of_row)
     is_prompt = columns < batch.prompt_lengths.unsqueeze(-1)
-    positions = batch.prompt_lengths.unsqueeze(-1) + torch.arange(
-        num_columns, device=lengths.device
-    )
-    # Past the end of a row any token will do: nothing looks at it.
-    within = positions.clamp(max=batch.input_ids.shape[1] - 1)
     continued = backbone(
-        input_ids=batch.input_ids.gather(1, within),
+        inputs_embeds=embedded[prompts.numel() :].view(*responses.shape, -1),
         attention_mask=torch.cat([is_prompt, torch.ones_like(positions, dtype=torch.bool)], dim=1),
         position_ids=positions,
         past_key_values=cache,

@@ -14,7 +14,7 @@ import torch
 from transformers import DynamicCache
 
 from rl_core.data.prompts import load_tokenizer
-from rl_core.models.fast_linear import use_fast_products
+from rl_core.models.fast_linear import lay_out_for_few_rows, use_fast_products
 from rl_core.models.loading import load_causal_lm
 from rl_core.models.shared_prefix import can_share_prompts
 from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
@@ -68,6 +68,7 @@ class HfEngine(RolloutEngine):
         self._model: Any = load_causal_lm(model_path, getattr(torch, dtype)).to(self._device)
         self._model.eval()
         use_fast_products(self._model)
+        lay_out_for_few_rows(self._model)
         self._shares_prompts = can_share_prompts(self._model.get_decoder())
         if self._shares_prompts:
             self._model.set_attn_implementation(ATTENTION)

@@ -6,7 +6,7 @@ from torch import nn
 
 from rl_core.algos import matmul as products
 from rl_core.models import fast_linear, loading
-from rl_core.models.fast_linear import FastLinear, use_fast_products
+from rl_core.models.fast_linear import FastLinear, lay_out_for_few_rows, use_fast_products
 from rl_core.models.forward import forward_pass
 
 CPU = torch.device("cpu")
@@ -62,3 +62,20 @@ def test_where_torchs_own_product_is_as_fast_layers_stay_what_they_are(monkeypat
     layer = nn.Linear(2, 2)
     use_fast_products(layer)
     assert type(layer) is nn.Linear
+
+
+def test_matrices_by_columns_compute_the_same_and_take_other_weights_in_place(
+    tiny_model_path, monkeypatch
+):
+    monkeypatch.setattr(fast_linear, "prefers_onednn", lambda: False)  # as on an Intel CPU
+    ids = torch.tensor([[5, 6, 7, 8]])
+    plain = loading.load_causal_lm(tiny_model_path, torch.float32)
+    model = loading.load_causal_lm(tiny_model_path, torch.float32)
+    lay_out_for_few_rows(model)
+    head, tokens = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    assert head.T.is_contiguous()
+    assert head is tokens
+    for scale in (1.0, 0.5):
+        for name, weight in plain.state_dict().items():
+            model.state_dict()[name].copy_(weight.mul_(scale))
+        torch.testing.assert_close(model(ids).logits, plain(ids).logits, atol=1e-5, rtol=1e-5)

@@ -18,7 +18,8 @@ def counted(backbone: torch.nn.Module, batch: TrainBatch) -> tuple[Tensor, int, 
 
     def count(module: torch.nn.Module, arguments: object, keywords: dict[str, Tensor]) -> None:
         nonlocal num_tokens
-        num_tokens += keywords["input_ids"].numel()
+        ids, embedded = keywords.get("input_ids"), keywords.get("inputs_embeds")
+        num_tokens += embedded[..., 0].numel() if ids is None else ids.numel()
 
     hook = backbone.register_forward_pre_hook(count, with_kwargs=True)
     backbone.zero_grad()
@@ -45,6 +46,15 @@ def test_a_prompt_read_once_serves_its_group_as_if_it_were_read_each_time(
     num_columns = int(batch.response_lengths.max()) - 1
     assert few_tokens == num_prompts * longest + len(batch) * num_columns
     assert many_tokens == batch.input_ids.numel()
+
+
+def test_a_micro_batch_has_one_gradient_of_the_embedding(tiny_model_path, make_batch):
+    """Each lookup's is a tensor of the whole table, made and added up."""
+    backbone = loading.load_actor(tiny_model_path, CPU).get_decoder()
+    lookups = []
+    backbone.get_input_embeddings().register_forward_hook(lambda *_: lookups.append(1))
+    counted(backbone, make_batch(group_size=4))
+    assert len(lookups) == 1
 
 
 def test_a_response_of_one_token_needs_its_prompt_alone(tiny_model_path, make_rollout):
