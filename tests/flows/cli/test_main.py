@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import flows
-from flows.cli.commands import COMMANDS, GROUPS, parse
+from flows.cli.commands import COMMANDS, GROUPS
 from flows.cli.main import run_command
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
@@ -71,9 +71,7 @@ def test_what_is_no_command_ends_with_2_and_one_line(cli):
     [
         (["rnu"], "unknown command 'rnu'; did you mean run?"),
         (["evalute", "alpha"], "did you mean evaluate?"),
-        (["runs", "--hepl"], "unknown option --hepl; did you mean --help?"),
-        (["sql", "learning_curve", "--fromat=csv"], "did you mean --format?"),
-        (["--vresion"], "did you mean --version?"),
+        (["sql", "learning_curve", "--fromat=csv"], "unknown option --fromat=csv of sql"),
     ],
 )
 def test_what_is_mistyped_names_the_nearest(cli, arguments, said):
@@ -94,19 +92,6 @@ def test_the_version_and_a_commands_own_help(cli):
     own = f"countdown-train {version('countdown-train')}\n"
     assert cli("--version", root=None).out == own
     assert cli("help", "sql", root=None).out.startswith("usage: countdown-train sql ")
-
-
-@pytest.mark.parametrize(
-    "words", [["seed = 5"], ["seed", "=", "5"], ["seed=", "5"], ["seed", "=5"], ["seed =5"]]
-)
-def test_blanks_may_stand_around_an_equals_sign(words):
-    assert parse(["config", *words, "preset=gsm8k-toy"])["words"] == ["seed=5", "preset=gsm8k-toy"]
-
-
-def test_an_equals_sign_in_a_question_is_left_alone():
-    words = ["latest", "3 14 7 = 35", "x = 5", "data.max_response_length = 64"]
-    asked = ["latest", "3 14 7 = 35", "x = 5", "data.max_response_length=64"]
-    assert parse(["ask", *words])["words"] == asked
 
 
 @pytest.mark.parametrize(
@@ -191,7 +176,7 @@ def test_an_ascii_terminal_ends_no_command(tmp_path):
     run = new_run(tmp_path, "alpha")
     for step in (1, 2, 3):
         run.metrics.append(step, {"reward/accuracy": step / 10})
-    asked = {"_=#": ["watch", "alpha"], "letter": ["sql", "-q", "select 'é' as letter"]}
+    asked = {"accuracy": ["watch", "alpha"], "letter": ["sql", "-q", "select 'é' as letter"]}
     for shown, words in asked.items():
         ascii_only = {"PYTHONIOENCODING": "ascii"}
         done = programs.cli(*words, f"storage.root={tmp_path}", more=ascii_only, timeout_s=120)

@@ -68,7 +68,7 @@ def test_a_curve_as_bars_by_hand():
 def test_one_look_shows_progress_curves_memory_samples_and_what_is_wrong(cli, run):
     said = cli("watch", "one").out
     assert "step 10 of 20, 10 min left" in said
-    assert "s per step  ▁▁▁▁▁▁▁▁▁▁  60 → 60" in said
+    assert "s per step  ▁▁▁▁▁▁▁▁▁▁  60 -> 60" in said
     assert "gen 1.25" in said
     assert "no response has scored anything yet" in said
     assert "step 10: no_answer, 0" in said
@@ -78,15 +78,6 @@ def test_one_look_shows_progress_curves_memory_samples_and_what_is_wrong(cli, ru
     assert "attempt 2, continued after: out of memory in update_actor" in cli("watch", "one").out
     assert "\x1b[2J" not in said
     assert "[bold]bold[/bold]" in said  # a model's text is no markup
-
-
-def test_before_the_first_step_the_log_tells_what_the_run_does(cli, run):
-    (run.path / "metrics.jsonl").unlink()
-    (run.path / "log.txt").write_text("one\n12:00 warm start 3/900 \x1b[2J\n")
-    said = cli("watch", "one").out
-    assert "12:00 warm start 3/900" in said
-    assert "\x1b[2J" not in said
-    assert "step 0 of 20" in said
 
 
 def test_only_the_end_of_a_long_response_is_shown(run):

@@ -175,12 +175,9 @@ def test_the_page_names_reason_advice_and_numbers_and_shows_text_as_it_is():
         "|---|---:|",
         "| step | 2 |",
         "| critic/kl | 0.01234 |",
-        "",
-        "The most of the machine's memory, in GiB: learner 1.25, engine_0 0.50",
-        "",
-        "| GiB at step | 1 | 2 |",
-        "|---|---:|---:|",
-        "| ref |  | 0.50 |",
+        "| ref, GiB | 0.5 |",
+        "| learner at most, GiB | 1.25 |",
+        "| engine_0 at most, GiB | 0.5 |",
     ]
 
 

