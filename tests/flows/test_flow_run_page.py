@@ -99,8 +99,10 @@ def run_and_page(
         yield RunFolder(root / "runs" / record["run_id"]), Page(seen[0], client)
 
 
-def test_task_runs_are_named_by_what_they_do(run_and_page: tuple[RunFolder, Page]) -> None:
+def test_tags_and_task_runs_say_what_ran(run_and_page: tuple[RunFolder, Page]) -> None:
     run, page = run_and_page
+    tags = page.client.read_flow_run(page.id).tags
+    assert set(tags) == {"preset:quickstart", "env:countdown", "estimator:gae"}
     # events are written a moment later
     wait_for(lambda: len(page.task_runs()) >= 9, 30, seen=page.task_runs)
     assert page.task_runs() == {
@@ -114,12 +116,6 @@ def test_task_runs_are_named_by_what_they_do(run_and_page: tuple[RunFolder, Page
         "compare with the champion",
         "write report.html",
     }
-
-
-def test_tags_say_what_ran(run_and_page: tuple[RunFolder, Page]) -> None:
-    _, page = run_and_page
-    tags = page.client.read_flow_run(page.id).tags
-    assert set(tags) == {"preset:quickstart", "env:countdown", "estimator:gae"}
 
 
 def test_every_artifact_has_a_description_and_training_was_shown_live(

@@ -29,13 +29,6 @@ def test_bad_settings_end_with_2_before_anything_starts(fails, tmp_path, command
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
-def test_a_data_set_for_a_gpu_is_made_where_none_is(cli):
-    settings = ["preset=tinyzero-0.5b-24gb", "data.train_size=256", "data.test_size=16"]
-    rows, folder = cli("generate", *settings).out.splitlines()[-2:]
-    assert rows == "256 train + 16 test rows, of preset=tinyzero-0.5b-24gb"
-    assert sorted(path.name for path in Path(folder).iterdir()) == ["test.parquet", "train.parquet"]
-
-
 def test_validate_checks_rows_where_the_model_cannot_be_had(cli, tmp_path):
     """As for `preset=tinyzero-3b` on a laptop; HF_HUB_OFFLINE is set in tests."""
     sizes = ["data.train_size=256", "data.test_size=16"]
@@ -230,13 +223,6 @@ def test_sql_answers_in_each_format(capsysbinary, tmp_path):
     assert answer("csv").decode().splitlines()[0] == "n,last"
     assert b"last" in answer("table")
     assert answer("parquet")[:4] == b"PAR1"
-
-
-def test_sql_runs_a_saved_question_with_parameters(cli, tmp_path):
-    new_run(tmp_path, "alpha")
-    words = ["sql", "longest_responses", "--run", "latest", "-p", "limit=3"]
-    assert "(no rows)" in cli(*words).out
-    assert "longest_responses" in cli("sql", "--list", root=None).out
 
 
 @pytest.mark.parametrize(

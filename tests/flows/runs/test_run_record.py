@@ -171,11 +171,6 @@ def test_a_retry_of_a_flow_run_goes_on_with_its_own_run(tmp_path):
     assert choose_run(settings(tmp_path), "flow-run").run_id == "flow-run"
 
 
-def test_outside_of_a_flow_run_the_name_is_new_each_time(tmp_path):
-    name = choose_run(settings(tmp_path), None).run_id
-    assert RunConfig(run_id=name).run_id == name is not None
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"seed": 1})])
 def test_what_is_no_run_of_today_is_passed_over(tmp_path, text):
     run = leave(settings(tmp_path), "broken", KeyboardInterrupt())
