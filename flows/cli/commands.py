@@ -95,11 +95,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "test: send a message to those whom deployments/night.yaml names",
         words="test",
     ),
-    "preflight": Command(
-        "stages:preflight",
-        "say what would stop a run, and what it will need",
-        options={"--json": {"dest": "as_json", "action": "store_true", "help": "for programs"}},
-    ),
+    "preflight": Command("stages:preflight", "say what would stop a run, and what it will need"),
     "import": Command(
         "imports:import_file",
         "turn a verl or TinyZero launch script into a preset, or a console log into a run",

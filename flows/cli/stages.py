@@ -5,11 +5,10 @@ What loads torch, Ray or DuckDB is imported after the settings are read: a mista
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -235,7 +234,7 @@ def rescore(words: Sequence[str]) -> None:
     show_rows(rows)
 
 
-def preflight(overrides: Sequence[str], *, as_json: bool) -> None:
+def preflight(overrides: Sequence[str]) -> None:
     """Says what was checked, and fails where something would stop a run."""
     config = compose(overrides)
     findings = []
@@ -245,14 +244,11 @@ def preflight(overrides: Sequence[str], *, as_json: bool) -> None:
             why = f"{finding.message}: planned for resources.card={config.resources.card} only"
             finding = replace(finding, level="warning", message=why)
         findings.append(finding)
-    if as_json:
-        say(json.dumps([asdict(finding) for finding in findings], indent=1))
-    else:
-        for finding in findings:
-            say(f"{finding.level:8} {finding.check:9} {finding}")
-        for finding in findings:
-            if finding.overrides:  # on a line of its own, to be copied
-                say(f"{'to fit':8} {finding.check:9} {finding.overrides}")
+    for finding in findings:
+        say(f"{finding.level:8} {finding.check:9} {finding}")
+    for finding in findings:
+        if finding.overrides:  # on a line of its own, to be copied
+            say(f"{'to fit':8} {finding.check:9} {finding.overrides}")
     if any(finding.level == "fatal" for finding in findings):
         raise BadInputError("preflight found what would stop a run")
 

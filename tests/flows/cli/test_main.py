@@ -201,12 +201,6 @@ def test_preflight_ends_with_2_where_a_run_would_not_start(cli):
     assert len(printed.err.splitlines()) == 1
 
 
-def test_preflight_speaks_json_too(cli):
-    findings = json.loads(cli("preflight", "--json").out)
-    assert {finding["level"] for finding in findings} == {"ok"}
-    assert "memory" in [finding["check"] for finding in findings]
-
-
 def test_sql_answers_in_each_format(capsysbinary, tmp_path):
     run = new_run(tmp_path, "alpha")
     for step in (1, 2, 3):
