@@ -6,8 +6,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,14 +80,6 @@ class Cluster:
         machine.start_ray(self.environment, self.machines[0], CPUS[self.machines.index(machine)])
 
 
-@contextmanager
-def cluster_with(model: Path, folder: Path, cpus: Sequence[int]) -> Iterator[Cluster]:
-    with ray_machines(folder, cpus) as (machines, environment):
-        shared = folder / "shared"
-        shutil.copytree(model, shared / "model")
-        yield Cluster(machines, environment, shared)
-
-
 @pytest.mark.chaos
 def test_a_run_on_several_machines_is_one_of_one_machine_though_two_lose_their_power(
     tmp_path: Path, tiny_model_path: Path, tiny_overrides: list[str], survived: Ledger
@@ -100,7 +91,10 @@ def test_a_run_on_several_machines_is_one_of_one_machine_though_two_lose_their_p
     calm = one.run()
     assert calm.returncode == 0, calm.stderr
 
-    with cluster_with(tiny_model_path, tmp_path, CPUS) as cluster:
+    shared = tmp_path / "shared"
+    with ray_machines(tmp_path, CPUS) as (machines, environment):
+        shutil.copytree(tiny_model_path, shared / "model")
+        cluster = Cluster(machines, environment, shared)
         process = cluster.start([*settings, *PLACES])
         _, second, third, _ = cluster.machines
 

@@ -1,13 +1,7 @@
-from typing import get_args
-
 import pytest
-import yaml
 
 from flows.cli.explain import all_settings, find_settings, in_words
-from flows.settings.compose import PresetName, compose
 from flows.settings.keys import ENVS, known_keys
-
-PRESETS = get_args(PresetName)
 
 
 def test_every_setting_is_explained_in_words_of_its_own():
@@ -38,26 +32,6 @@ def test_bounds_and_defaults_are_those_of_the_models(key, allowed, default):
     (setting,) = find_settings(key)
     assert (setting.allowed, setting.default) == (allowed, default)
     assert f"  allowed   {allowed}\n" in in_words(setting)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_what_presets_say_is_what_they_set(preset):
-    config = compose([f"preset={preset}"])
-    said = 0
-    for setting in all_settings():
-        if preset in setting.presets:
-            section, _, name = setting.key.rpartition(".")
-            value = getattr(getattr(config, section) if section else config, name)
-            assert yaml.safe_load(setting.presets[preset]) == value or (
-                float(setting.presets[preset]) == value
-            )
-            said += 1
-    assert said >= 4
-
-
-def test_a_setting_of_several_envs_is_explained_for_each():
-    defaults = {setting.env: setting.default for setting in find_settings("env.format_score")}
-    assert (defaults["countdown"], defaults["gsm8k"]) == ("0.1", "0.0")
 
 
 def test_a_setting_is_found_by_verls_name_and_a_group_by_its_own():

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 import flows
 from flows.cli.commands import COMMANDS, GROUPS
 from flows.cli.main import run_command
 from rl_core.checkpoints.store import save_checkpoint
-from rl_core.config.run import RunConfig
 from rl_core.types import Completion, Problem, Rollout, ScoredText
 from tests.support import programs
 from tests.support.runs import new_run
@@ -186,12 +184,6 @@ def test_a_folder_of_prefect_that_cannot_be_written_is_one_line(tmp_path):
         "countdown-train: Prefect's folder /dev/null/x cannot be written (Not a directory): "
         "set PREFECT_HOME to a folder of yours\n"
     )
-
-
-def test_config_prints_the_resolved_settings(cli):
-    written = cli("config", "preset=tinyzero-3b", "seed=5").out
-    found = RunConfig.model_validate(yaml.safe_load(written))
-    assert (found.preset, found.seed, found.model.path) == ("tinyzero-3b", 5, "Qwen/Qwen2.5-3B")
 
 
 def test_preflight_ends_with_2_where_a_run_would_not_start(cli):

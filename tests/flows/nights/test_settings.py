@@ -2,22 +2,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tzlocal import get_localzone_name
 
 from flows.errors import BadInputError
-from flows.nights.settings import EVENTS, NIGHT_FILE, NightSettings, read_night
+from flows.nights.settings import NIGHT_FILE, NightSettings, read_night
 
 
 def written(folder: Path, text: str) -> Path:
     file = folder / "night.yaml"
     file.write_text(text)
     return file
-
-
-def test_without_a_file_a_night_is_at_one_by_the_clock_of_the_machine(tmp_path):
-    night = read_night(tmp_path / "night.yaml")
-    assert (night.cron, night.timezone) == ("0 1 * * *", get_localzone_name())
-    assert (night.preset, night.start_from, night.events) == ("quickstart", "champion", EVENTS)
 
 
 def test_the_example_says_the_defaults():
