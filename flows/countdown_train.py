@@ -7,8 +7,7 @@ Not here: what a stage does (`tasks/`), and how the command line shows it (`flow
 """
 
 from collections.abc import Sequence
-from typing import Any, ParamSpec, TypeVar, cast
-from uuid import UUID, uuid4
+from typing import Any
 
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 
@@ -16,12 +15,10 @@ apply_defaults()  # a Prefect worker starts this module without our command line
 hide_cuda_only_packages()
 
 from prefect import Task, flow  # noqa: E402  # transformers and vLLM come with the tasks below
-from prefect.client.schemas.objects import RunInput, State, TaskRun, TaskRunResult  # noqa: E402
-from prefect.task_engine import run_task  # noqa: E402
-from prefect.utilities.callables import get_call_parameters  # noqa: E402
+from prefect.client.schemas.objects import State, TaskRun  # noqa: E402
 
 from flows.errors import one_line  # noqa: E402
-from flows.runs.run_record import choose_run, recorded, tell_the_end_plainly  # noqa: E402
+from flows.runs.run_record import choose_run, recorded  # noqa: E402
 from flows.runs.state import (  # noqa: E402
     heeding_the_server,
     outlive_lost_leases,
@@ -47,11 +44,7 @@ from tasks.storage import bring_records, published  # noqa: E402
 from tasks.train import train_task  # noqa: E402
 from tasks.validate import validate_task  # noqa: E402
 
-_P = ParamSpec("_P")
-_Result = TypeVar("_Result")
-
 outlive_lost_leases()
-tell_the_end_plainly()
 
 
 @flow(name="countdown-train")
@@ -91,8 +84,7 @@ def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
     """
     tag_flow_run(config)
     # Tasks are called, not submitted: a submitted task does not see Ctrl-C or a cancellation.
-    call = Chain()
-    call(preflight_task, config)
+    preflight_task(config)
     bring_records(config.storage)
     config = choose_run(config, own_name())
     with published(config), started(config) as run:
@@ -100,48 +92,27 @@ def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
         with heeding_the_server(), recorded(run) as stage:
             take_over(run)
             with stage("generate"):
-                data = call(dataset_task(config), config)
+                data = dataset_task(config)(config)
             with stage("base_model"):
                 model_path = cached_base_model(config, data)
                 keep_curve(model_path, run.path)
             with stage("validate"):
-                call(validate_task, config, data, model_path)
+                validate_task(config, data, model_path)
             run.update(model=str(model_path), data=str(data))
             with stage("train"):
-                steps = call(retried_train(config, run), config, run, data, model_path)
+                steps = retried_train(config, run)(config, run, data, model_path)
                 run.update(steps=steps)
             with stage("prune"):
-                call(prune_task, config, run)
+                prune_task(config, run)
             with stage("evaluate"):  # an engine that was too large for training still is
                 in_force = settings_in_force(config, run)
-                call(retried_evaluate(config, run), in_force, run, data, model_path)
+                retried_evaluate(config, run)(in_force, run, data, model_path)
             with stage("promote"):
-                call(promote_task, config, run, data, model_path)
+                promote_task(config, run, data, model_path)
             run.update(status="finished", finished_at=utc_now())  # or its report says "running"
             with stage("report"):
-                call(report_task, run)
+                report_task(run)
     return run
-
-
-class Chain:
-    """Calls tasks as a plain call does; each depends on the one before it.
-
-    Prefect draws an edge only where the result of one task is an argument of another. Our stages
-    leave files and hand on no more than a path or a number.
-    """
-
-    def __init__(self) -> None:
-        self._before: UUID | None = None
-
-    def __call__(self, task: Task[_P, _Result], *args: _P.args, **kwargs: _P.kwargs) -> _Result:
-        """Returns the task's result."""
-        before: set[RunInput] = {TaskRunResult(id=self._before)} if self._before else set()
-        self._before = uuid4()
-        parameters = get_call_parameters(task.fn, args, kwargs)
-        # Prefect knows dependencies of parameters only: the first one gets another.
-        after = {next(iter(parameters)): before}
-        result = run_task(task, self._before, parameters=parameters, dependencies=after)
-        return cast("_Result", result)
 
 
 def retried_train(config: RunConfig, run: RunFolder) -> Task[..., int]:

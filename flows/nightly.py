@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
-from httpx import HTTPError
-from prefect import Flow, flow, get_client
+from prefect import Flow, flow
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 from prefect.logging.loggers import flow_run_logger
 from prefect.utilities.callables import get_call_parameters
@@ -18,7 +16,6 @@ from prefect.utilities.callables import get_call_parameters
 from flows.countdown_train import own_name, run_pipeline, settings_of
 from flows.errors import one_line
 from flows.nights.messages import Night, killed, message
-from flows.nights.others import missed_nights, refusing_others
 from flows.nights.settings import EVENTS, Event
 from flows.runs.run_record import choose_run
 from flows.runs.state import own_flow_run
@@ -76,28 +73,20 @@ def nightly(
         command: A program and its arguments, without a shell; it reads the same object from its
             standard input.
         events: What a message is sent for. failed: the night ended with an error or was killed.
-            promoted: its model is the new champion. finished: it is not. refused: another night was
-            not over when it was due. missed: earlier nights did not start, or ended unseen.
+            promoted: its model is the new champion. finished: it is not.
 
     Returns:
         The run's record, as in `run.json`.
     """
-    listeners, log = Listeners(webhook or None, tuple(command)), get_run_logger()
-    warn_of_mistakes(listeners, log)
+    listeners = Listeners(webhook or None, tuple(command))
+    warn_of_mistakes(listeners, get_run_logger())
     night = Night(own_flow_run())
 
     def tell(event: Event, of: Night, reason: str) -> None:
         if event in events:
             notify_task(listeners, message(event, of, reason))
 
-    def tell_of_refused(run: FlowRun, why: str) -> None:
-        if "refused" in events:
-            notify(listeners, message("refused", Night(run), why), log)  # a thread runs no task
-
-    with logs_in_ui(), refusing_others(tell_of_refused):
-        if (missed := _missed(night.flow_run)) is not None:
-            log.warning("%s", missed)
-            tell("missed", Night(), missed)
+    with logs_in_ui():
         try:
             config = settings_of(preset, overrides)
             night = Night(night.flow_run, config)
@@ -127,15 +116,3 @@ def _started(config: RunConfig, start_from: StartFrom) -> Iterator[tuple[RunConf
     with reading(start.folder) if start.folder is not None else nullcontext():
         # It may lose its place, and with it what keeps it from being pruned.
         yield choose_run(config.model_copy(update=changes), own_name()), start
-
-
-def _missed(own: FlowRun | None) -> str | None:
-    """Returns which nights did not run before this one; an error is only logged."""
-    if own is None:
-        return None
-    try:
-        with get_client(sync_client=True) as client:
-            return missed_nights(client, own)
-    except (HTTPError, PrefectException, ValueError) as error:
-        get_run_logger().warning("which nights are missing is not known: %s", one_line(error))
-        return None

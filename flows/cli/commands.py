@@ -6,8 +6,7 @@ answer at once.
 
 import argparse
 import difflib
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final, NoReturn
@@ -16,9 +15,6 @@ from flows.errors import BadInputError
 
 BAD_INPUT: Final = 2
 PROGRAM: Final = "countdown-train"
-RUN, QUESTION = "RUN", "QUESTION"
-"""Among a command's own words: any run of the default root, any saved question."""
-LOOKS: Final = ("head", "columns", "lengths")
 SHELLS: Final = ("bash", "zsh", "fish")
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -28,8 +24,6 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "keep and share": ("export", "prune", "sync", "serve", "notify"),
 }
 """How the help lists the commands."""
-_BLANKS: Final = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)
-_KEY: Final = re.compile(r"[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True)
@@ -43,15 +37,10 @@ class Command:
     """Stands above the options in the command's own help."""
     words: str = "KEY=VALUE"
     """Their name in the help; empty if there are none."""
-    own: tuple[str, ...] = ()
-    """Words that it takes beside settings."""
+    arguments: tuple[str, ...] = ()
+    """Keys that it takes beside settings."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By flag, as argparse takes them."""
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """The keys among its own words."""
-        return tuple(word.removesuffix("=") for word in self.own if word.endswith("="))
 
 
 _FORMAT: Final[dict[str, Any]] = {
@@ -70,32 +59,25 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "prune": Command(
         "stages:prune",
         "delete what need not stay of a RUN, by default the latest, or dry_run=true",
-        own=("dry_run=", RUN),
+        arguments=("dry_run",),
     ),
     "evaluate": Command(
         "stages:evaluate",
         "evaluate base and trained model of a RUN, by default the latest, or checkpoint=A "
         "against=B",
-        own=("checkpoint=", "against=", RUN),
+        arguments=("checkpoint", "against"),
     ),
-    "report": Command(
-        "stages:report", "write report.html of a RUN, by default the latest", own=(RUN,)
-    ),
+    "report": Command("stages:report", "write report.html of a RUN, by default the latest"),
     "rescore": Command(
         "stages:rescore",
         "score RUN's rollouts (or `latest`) by a changed reward: env.answer_from=last_line",
-        own=(RUN,),
     ),
-    "sync": Command(
-        "stages:sync",
-        "upload to wandb what it lacks of a RUN, by default the latest, or of all",
-        own=("all", RUN),
-    ),
-    "runs": Command("sql:list_runs", "list the runs, or one RUN", own=(RUN,)),
+    "sync": Command("stages:sync", "upload to wandb what it lacks of a RUN, by default the latest"),
+    "runs": Command("sql:list_runs", "list the runs, or one RUN"),
     "compare": Command(
         "sql:compare",
         "set RUN RUN... beside one another, curves in output=FILE.html",
-        own=("output=", RUN),
+        arguments=("output",),
     ),
     "export": Command(
         "models:export",
@@ -104,21 +86,16 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "and a card with data, settings and accuracy. push= uploads the folder to a private "
         "repository of the Hugging Face hub; without it nothing leaves this machine.",
         words="CHECKPOINT | KEY=VALUE",
-        own=("to=", "dtype=", "push="),
+        arguments=("to", "dtype", "push"),
     ),
-    "watch": Command("watch:watch", "show a RUN as it goes, by default the latest", own=(RUN,)),
+    "watch": Command("watch:watch", "show a RUN as it goes, by default the latest"),
     "serve": Command("serve:serve", "Prefect's server, the deployments and a worker, until Ctrl-C"),
     "notify": Command(
         "serve:notify",
         "test: send a message to those whom deployments/night.yaml names",
         words="test",
-        own=("test",),
     ),
-    "preflight": Command(
-        "stages:preflight",
-        "say what would stop a run, and what it will need",
-        options={"--json": {"dest": "as_json", "action": "store_true", "help": "for programs"}},
-    ),
+    "preflight": Command("stages:preflight", "say what would stop a run, and what it will need"),
     "import": Command(
         "imports:import_file",
         "turn a verl or TinyZero launch script into a preset, or a console log into a run",
@@ -126,7 +103,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "variable that the script takes from outside (BASE_MODEL=Qwen/Qwen2.5-3B N_GPUS=1). Of a "
         "log, settings say what it is of, where it does not itself.",
         words="FILE | KEY=VALUE | NAME=VALUE",
-        own=("output=",),
+        arguments=("output",),
     ),
     "sql": Command(
         "sql:sql",
@@ -135,7 +112,6 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "is writing. The views are rollouts, turns, rescores, metrics, evaluations, "
         "all_evaluations, held_out, checkpoints, settings, runs and datasets.",
         words="NAME | RUN | KEY=VALUE",
-        own=(QUESTION, RUN),
         options={
             "-q": {"dest": "select", "metavar": "SELECT", "help": "one SELECT over the views"},
             "--list": {"dest": "lists", "action": "store_true", "help": "list the saved questions"},
@@ -147,12 +123,6 @@ COMMANDS: Final[Mapping[str, Command]] = {
                 "metavar": "K=V",
                 "help": "a $parameter",
             },
-            "--shell": {
-                "dest": "in_shell",
-                "action": "store_true",
-                "help": "DuckDB's own shell, or harlequin",
-            },
-            "--export": {"metavar": "FILE", "help": "write the views for any DuckDB client"},
             "--format": _FORMAT,
         },
     ),
@@ -163,7 +133,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "characters and tokens the texts take. FILE is any parquet file, or a folder of them; by "
         "default the data set of a RUN or of the settings. split=test, column=response.",
         words="head [N] | columns | lengths | FILE | RUN | K=V",
-        own=(*LOOKS, "split=", "column=", RUN),
+        arguments=("split", "column"),
         options={"--format": _FORMAT},
     ),
     "ask": Command(
@@ -173,7 +143,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "RUN/base, champion, latest, a folder, a hub name). A puzzle is '3 14 7 = 35', a word "
         "problem may have answer=18. samples=N asks each N times, by evaluation.temperature.",
         words="CHECKPOINT [QUESTION] | KEY=VALUE",
-        own=("problems=", "samples=", "answer=", RUN),
+        arguments=("problems", "samples", "answer"),
     ),
     "completion": Command(
         "completion:print_script",
@@ -188,17 +158,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "=VALUE it says whether that is allowed, beside the settings that follow.",
         words="KEY[=VALUE]",
     ),
-    "config": Command(
-        "explain:print_config",
-        "print the resolved settings (--explain: with what each means)",
-        options={
-            "--explain": {
-                "dest": "explained",
-                "action": "store_true",
-                "help": "say what each setting means",
-            }
-        },
-    ),
+    "config": Command("explain:print_config", "print the resolved settings"),
 }
 
 
@@ -249,24 +209,20 @@ def build_parser(
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """Returns `command`, `words` and the command's options.
 
-    Words may stand before and after options, which argparse alone refuses. `KEY = VALUE` loses its
-    blanks.
+    Words may stand before and after options, which argparse alone refuses.
     """
     parser = build_parser()
-    first, rest = (arguments[0], list(arguments[1:])) if arguments else ("help", [])
-    if first == "help":
-        first, rest = (rest[0], ["--help"]) if rest else ("--help", [])
-    if first.startswith("-") and first not in ("-h", "--help", "--version"):
-        parser.error(f"unknown option {first}{did_you_mean(first, ['--help', '--version'])}")
-    if first not in COMMANDS and not first.startswith("-"):
-        parser.error(f"unknown command {first!r}{did_you_mean(first, COMMANDS)}")
-    options, more = parser.parse_known_args([first, *rest])
-    unknown = [word for word in more if word.startswith("-")]
-    if unknown:
-        its = [*COMMANDS[first].options, "--help"]
-        parser.error(f"unknown option {unknown[0]}{did_you_mean(unknown[0], its)}")
-    words = _without_blanks([*options.words, *more], asks=first == "ask")
-    return {**vars(options), "words": words}
+    asked = list(arguments) or ["help"]
+    if asked[0] == "help":
+        asked = [*asked[1:], "--help"]
+    if asked[0] not in COMMANDS and not asked[0].startswith("-"):
+        near = difflib.get_close_matches(asked[0], COMMANDS, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        parser.error(f"unknown command {asked[0]!r}{hint}")
+    options, more = parser.parse_known_args(asked)
+    if unknown := [word for word in more if word.startswith("-")]:
+        parser.error(f"unknown option {unknown[0]} of {options.command}")
+    return {**vars(options), "words": [*options.words, *more]}
 
 
 def take_arguments(
@@ -286,30 +242,3 @@ def take_arguments(
         else:
             taken[name] = value.strip()
     return taken, settings
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Returns `; did you mean X?` if one of the names is near, else nothing."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _without_blanks(words: Sequence[str], *, asks: bool) -> list[str]:
-    """Returns `KEY = VALUE`, as one word or as three, as `KEY=VALUE`.
-
-    `asks`: a word may be a question, whose equals sign stays.
-    """
-    joined: list[str] = []
-    for word in words:
-        before = joined[-1] if joined else ""
-        opens = before.endswith("=") and _KEY.fullmatch(before[:-1]) and "=" not in word
-        if opens or (word.startswith("=") and _KEY.fullmatch(before)):
-            joined[-1] += word
-        else:
-            joined.append(word)
-    return [
-        f"{found[1]}={found[2]}"
-        if (found := _BLANKS.fullmatch(word)) and not (asks and "." not in found[1])
-        else word
-        for word in joined
-    ]

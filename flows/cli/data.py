@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flows.cli.commands import LOOKS, take_arguments
+from flows.cli.commands import COMMANDS, take_arguments
 from flows.cli.terminal import say, show_rows
 from flows.errors import BadInputError
-from flows.runs.lookup import existing_run, run_first, where_and_others
+from flows.runs.lookup import existing_run, run_first
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder
@@ -21,31 +21,29 @@ from tasks.queries.parquet_look import (
     text_lengths,
 )
 
+_LOOKS: Final = ("head", "columns", "lengths")
 _ARGUMENTS: Final = ("split", "column", "run_id")
 _ROWS: Final = 5
 
 
 def data(words: Sequence[str], *, output_format: str) -> None:
     """Shows one file, or the lengths of each split."""
-    named = [word for word in words if "=" not in word or Path(word).exists()]
-    asked, settings = take_arguments([w for w in words if w not in named], _ARGUMENTS)
-    if not named or named[0] not in LOOKS:
-        raise BadInputError(f"data takes one of {', '.join(LOOKS)} first, and then a FILE or none")
-    look, places = named[0], named[1:]
-    count = _ROWS
-    if look == "head" and places and places[0].isdigit():
-        count = int(places.pop(0))
-    for word in [word for word in places if _is_run(word, settings)]:
-        places.remove(word)
-        if asked.setdefault("run_id", word) != word:
-            raise BadInputError(f"data takes one RUN, not {asked['run_id']} and {word}")
-    if len(places) > 1:
-        raise BadInputError(f"data {look} takes one FILE at a time, not {' and '.join(places)}")
+    look, *named = [word for word in words if "=" not in word or Path(word).exists()] or [""]
+    if look not in _LOOKS:
+        raise BadInputError(f"data takes one of {', '.join(_LOOKS)} first, and then a FILE or none")
+    asked, settings = take_arguments(
+        [word for word in words if word not in (look, *named)], COMMANDS["data"].arguments
+    )
     if "column" in asked and look != "lengths":
         raise BadInputError(f"data {look} shows all columns: column= is for lengths")
+    count = int(named.pop(0)) if look == "head" and named and named[0].isdigit() else _ROWS
+    places = [word for word in named if word.endswith(".parquet") or Path(word).exists()]
+    if len(places) > 1:
+        raise BadInputError(f"data {look} takes one FILE at a time, not {' and '.join(places)}")
     run: RunFolder | None = None
-    if "run_id" in asked:
-        of_run = run_first([asked["run_id"], *settings], "data")
+    runs = [word for word in named if word not in places]
+    if runs or any(text.startswith("run_id=") for text in settings):
+        of_run = run_first([*runs, *settings], "data")
         config, run = existing_run(of_run, arguments=_ARGUMENTS)
     else:
         config = compose(settings, arguments=_ARGUMENTS)
@@ -58,14 +56,6 @@ def data(words: Sequence[str], *, output_format: str) -> None:
     if output_format == "table":
         say(describe_file(files[0]))
     show_rows(frame, output_format)
-
-
-def _is_run(word: str, settings: list[str]) -> bool:
-    """Says whether a word that names no file names a run."""
-    if "/" in word or Path(word).exists():
-        return False
-    root = compose(where_and_others(settings)[0]).storage.root
-    return word == "latest" or RunFolder.under(root, word).is_there()
 
 
 def _dataset(config: RunConfig, run: RunFolder | None, settings: list[str]) -> tuple[Path, str]:

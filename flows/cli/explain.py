@@ -1,4 +1,4 @@
-"""The commands `countdown-train explain KEY[=VALUE]` and `config [--explain]`.
+"""The commands `countdown-train explain KEY[=VALUE]` and `config`.
 
 What a setting means: its words from the models, its bounds, presets and verl's name.
 """
@@ -14,13 +14,12 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, Final
 
-import yaml
 from pydantic import BaseModel
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.settings.compose import SettingsError, compose, read_preset
-from flows.settings.keys import CHOICES, CONF, check_key, of_another_env
+from flows.settings.compose import compose, read_preset
+from flows.settings.keys import CHOICES, CONF, check_key
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS
 from rl_core.runs.settings_file import leaves, settings_as_yaml
@@ -73,7 +72,6 @@ def explain(words: Sequence[str]) -> None:
         say(f"{key}: verl's, without a meaning here: {reason[0]}")
         return
     if key in CHOICES:
-        found = []
         _say_choices(key)
     elif not equals and not found and (like := [s for s in all_settings() if key.lower() in s.key]):
         for setting in like:
@@ -82,25 +80,18 @@ def explain(words: Sequence[str]) -> None:
     else:
         if not found:
             check_key(key, ())  # names the nearest
-        if not equals and others:
-            _say_in_force(found, compose(others))
-            return
         if ours != key:
             say(f"verl's {key} is called {ours} here")
         say("\n\n".join(map(in_words, found)))
     if equals:
-        envs = {setting.env for setting in found}
-        is_open = len(envs) == 1 and not any(w.startswith(("env=", "preset=")) for w in others)
-        others = [*(f"env={env}" for env in envs if env and is_open), *others]
         config = compose([f"{ours}={value}", *others])
         beside = [f"preset={config.preset}", *(w for w in others if not w.startswith("preset="))]
         say(f"\n{ours}={value} is allowed with {' '.join(beside)}")
 
 
-def print_config(words: Sequence[str], *, explained: bool) -> None:
+def print_config(words: Sequence[str]) -> None:
     """Prints the resolved settings as YAML."""
-    config = compose(words)
-    text = yaml_with_words(config) if explained else settings_as_yaml(config)
+    text = settings_as_yaml(compose(words))
     sys.stdout.write(printable(text, keep=LINES) if sys.stdout.isatty() else text)
 
 
@@ -113,17 +104,6 @@ def _say_choices(group: str) -> None:
         return
     say("env\n  The family of problems; env=NAME takes its defaults for all of env.*")
     say(f"  allowed   {' or '.join(CHOICES['env'])}")
-
-
-def _say_in_force(found: Sequence[Setting], config: RunConfig) -> None:
-    """Explains settings under others: those of their env, and the values in force."""
-    values = dict(leaves(config.model_dump(mode="json")))
-    own = [setting for setting in found if setting.env in (None, config.env.name)]
-    if not own:
-        raise SettingsError(of_another_env(found[0].key, config.env.name))
-    for setting in own:
-        value = json.dumps(values[setting.key])
-        say(f"{in_words(setting)}\n  {'here':9} {value} with preset={config.preset}")
 
 
 @cache
@@ -158,21 +138,6 @@ def in_words(setting: Setting) -> str:
     for name, value in facts.items():
         lines += _wrapped(value, f"  {name:9} ", " " * 12)
     return "\n".join(lines)
-
-
-def yaml_with_words(config: RunConfig) -> str:
-    """Returns the resolved settings as YAML that says what each means: a preset file, too."""
-    words = {s.key: s for s in all_settings() if s.env in (None, config.env.name)}
-    lines: list[str] = []
-    for name, value in config.model_dump(mode="json").items():
-        if isinstance(value, dict):
-            about = inspect.getdoc(type(getattr(config, name))) or ""
-            lines += ["", *_wrapped(about, "# "), f"{name}:"]
-            for inner, setting in value.items():
-                lines += _setting_lines(words[f"{name}.{inner}"], inner, setting, "  ")
-        else:
-            lines += _setting_lines(words[name], name, value, "")
-    return "\n".join(lines) + "\n"
 
 
 def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterator[Setting]:
@@ -234,15 +199,6 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     kind = "a path" if schema.get("format") == "path" else _KINDS[schema["type"]]
     bounds = [said.format(schema[name]) for name, said in _BOUNDS.items() if name in schema]
     return f"{kind} {', '.join(bounds)}" if bounds else kind
-
-
-def _setting_lines(setting: Setting, name: str, value: Any, indent: str) -> list[str]:
-    facts = [setting.allowed, f"default {setting.default}"]
-    if setting.verl:
-        facts.append(f"verl: {', '.join(setting.verl)}")
-    comment = _wrapped(f"{setting.meaning}\n({'; '.join(facts)})", f"{indent}# ")
-    written = yaml.safe_dump(value, default_flow_style=True, width=10_000).splitlines()[0]
-    return [*comment, f"{indent}{name}: {written}"]
 
 
 def _wrapped(text: str, start: str, then: str | None = None) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -38,8 +37,7 @@ from prefect.workers.process import ProcessWorker
 from flows.cli.terminal import say
 from flows.errors import BadInputError, RunFailedError
 from flows.nights.messages import Night, message
-from flows.nights.others import before_the_deploy, next_night
-from flows.nights.settings import NIGHT_FILE, read_night
+from flows.nights.settings import NIGHT_FILE, is_off, read_night
 from flows.prefect_patches.login import (
     AUTH_STRING,
     SERVER_AUTH_STRING,
@@ -70,8 +68,6 @@ _RESTARTS: Final = 3
 """At most so many restarts of the server within `_RESTARTS_S`."""
 _RESTARTS_S: Final = 600.0
 _LINES_SHOWN: Final = 3
-_LOG_BYTES: Final = 10 * 2**20
-"""Of a log, and as much of its `.1`."""
 
 
 def serve(words: Sequence[str]) -> None:
@@ -88,12 +84,13 @@ def serve(words: Sequence[str]) -> None:
     with suppress(KeyboardInterrupt), _Processes() as processes:
         url, restart_server = _server(processes)
         names = ", ".join(_pool_and_automations())
-        for line in before_the_deploy(night):
-            say(f"note         {line}")
         processes.call(*_DEPLOY)
         say(f"deployments  from deployments/prefect.yaml, and the automations {names}")
         processes.start("worker", *_WORKER)
-        say(f"night        {next_night(night)}")
+        if night.at is None or is_off():
+            say("night        none: off in deployments/night.yaml (at: null) or in the UI")
+        else:
+            say(f"night        preset={night.preset} at {night.at} ({night.timezone})")
         say(f"worker       takes one run at a time; logs in {processes.logs}")
         say(f"from another terminal: {_run_it(url)}")
         say("Ctrl-C stops all of it; a run that goes on there saves first, and Retry continues it")
@@ -289,9 +286,13 @@ class _Processes(AbstractContextManager["_Processes"]):
         """Restarts the server, if it was started here; raises when another process ends."""
         restarts: deque[float] = deque(maxlen=_RESTARTS)
         while True:
-            for name in self._started:
-                _cut(self.logs / f"{name}.log")
-            if start_server and self._started["server"].poll() is not None and _again(restarts):
+            if start_server is not None and self._started["server"].poll() is not None:
+                now = time.monotonic()
+                if len(restarts) == _RESTARTS and now - restarts[0] < _RESTARTS_S:
+                    minutes = f"{_RESTARTS_S / 60:g} minutes"
+                    say(f"the server is not started again: {_RESTARTS} restarts in {minutes}")
+                    self.refuse_dead()
+                restarts.append(now)
                 say(f"{self._how_it_ended('server')}: it is started again, and runs go on")
                 start_server()
                 continue  # if it ended again meanwhile, that is another restart
@@ -330,28 +331,10 @@ class _Processes(AbstractContextManager["_Processes"]):
                 process.poll()  # else it would stay as a zombie
 
 
-def _again(restarts: deque[float]) -> bool:
-    now = time.monotonic()
-    if len(restarts) == _RESTARTS and now - restarts[0] < _RESTARTS_S:
-        minutes = f"{_RESTARTS_S / 60:g} minutes"
-        say(f"the server is not started again: {_RESTARTS} restarts in {minutes}")
-        return False
-    restarts.append(now)
-    return True
-
-
 def _is_flow_run(process: psutil.Process | None) -> bool:
     with suppress(psutil.Error, OSError):
         return process is not None and "PREFECT__FLOW_RUN_ID" in environment_of(process)
     return False
-
-
-def _cut(log: Path) -> None:
-    """Moves a full log's content to `NAME.log.1`; the writer goes on with an empty file."""
-    with suppress(OSError):  # the disk is full, or the file is gone
-        if log.stat().st_size > _LOG_BYTES:
-            shutil.copyfile(log, log.with_name(f"{log.name}.1"))
-            os.truncate(log, 0)
 
 
 def _end_of(text: str) -> str:

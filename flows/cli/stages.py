@@ -5,11 +5,10 @@ What loads torch, Ray or DuckDB is imported after the settings are read: a mista
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ from rl_core.runs.lock import started
 from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.mirror import mirrored
 from rl_core.system.words import printable
-from rl_core.tracking.wandb_tracker import sync_runs, wants_wandb
+from rl_core.tracking.wandb_tracker import sync_run
 from tasks import preflight as checks
 from tasks.base_model import base_model, keep_curve
 from tasks.generate import generate_dataset, rows_per_split
@@ -39,7 +38,6 @@ from tasks.prefect_ui.attempts import settings_in_force
 from tasks.prefect_ui.progress import TrainingProgress
 from tasks.preflight_checks.hours import plan_steps
 from tasks.prune import prune_run
-from tasks.queries.run_tables import find_runs
 from tasks.rescore import rescore_run
 from tasks.storage import bring_inputs_of_run, bring_records, inputs_published, published
 
@@ -236,7 +234,7 @@ def rescore(words: Sequence[str]) -> None:
     show_rows(rows)
 
 
-def preflight(overrides: Sequence[str], *, as_json: bool) -> None:
+def preflight(overrides: Sequence[str]) -> None:
     """Says what was checked, and fails where something would stop a run."""
     config = compose(overrides)
     findings = []
@@ -246,40 +244,25 @@ def preflight(overrides: Sequence[str], *, as_json: bool) -> None:
             why = f"{finding.message}: planned for resources.card={config.resources.card} only"
             finding = replace(finding, level="warning", message=why)
         findings.append(finding)
-    if as_json:
-        say(json.dumps([asdict(finding) for finding in findings], indent=1))
-    else:
-        for finding in findings:
-            say(f"{finding.level:8} {finding.check:9} {finding}")
-        for finding in findings:
-            if finding.overrides:  # on a line of its own, to be copied
-                say(f"{'to fit':8} {finding.check:9} {finding.overrides}")
+    for finding in findings:
+        say(f"{finding.level:8} {finding.check:9} {finding}")
+    for finding in findings:
+        if finding.overrides:  # on a line of its own, to be copied
+            say(f"{'to fit':8} {finding.check:9} {finding.overrides}")
     if any(finding.level == "fatal" for finding in findings):
         raise BadInputError("preflight found what would stop a run")
 
 
 def sync(overrides: Sequence[str]) -> None:
-    """Uploads to wandb what it lacks of a run, or of `all` whose settings name it."""
-    if "all" in overrides:
-        settings = compose([text for text in overrides if text != "all"])
-        if settings.run_id is not None:
-            raise BadInputError(f"either all or run_id={settings.run_id}")
-        runs = [run for run in find_runs(settings.storage.root) if wants_wandb(run)]
-        if not runs:
-            raise BadInputError(
-                f"no run in {settings.storage.root / 'runs'} has wandb in trainer.logger: "
-                "run_id=RUN uploads any"
-            )
-    else:
-        runs = [existing_run(run_first(overrides, "sync"))[1].path]
+    """Uploads to wandb what it lacks of a run."""
+    run = find_run(run_first(overrides, "sync"))
     try:
-        rows = sync_runs(runs)
+        row = sync_run(run.path)
     except ConnectionError as error:
         raise RunFailedError(str(error)) from None
-    show_rows(rows)
-    failed = [str(row["run"]) for row in rows if row["result"] == "failed"]
-    if failed:
-        raise RunFailedError(f"not uploaded: {', '.join(failed)}")
+    show_rows([row])
+    if row["result"] == "failed":
+        raise RunFailedError(f"not uploaded: {run.run_id}")
 
 
 def _ready(overrides: Sequence[str], look: Callable[[RunConfig], Sequence[Finding]]) -> RunConfig:

@@ -4,7 +4,6 @@ import itertools
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
@@ -28,11 +27,9 @@ from tasks.report_page.samples import problem_in_words
 
 _INTERVAL_S: Final = 2.0
 _BARS: Final = "▁▂▃▄▅▆▇█"
-_ASCII_BARS: Final = "_.-:=+*#"
 _SPARK_WIDTH: Final = 40
 _SAMPLES: Final = 2
 _SAMPLE_CHARACTERS: Final = 400
-_LOG_BYTES: Final = 4_096
 _SHOWN: Final = (
     ("reward/accuracy", "accuracy"),
     ("val/accuracy", "test accuracy"),
@@ -50,26 +47,22 @@ def watch(words: Sequence[str]) -> None:
     """Shows a run until it ends or Ctrl-C; once, where the output is no terminal."""
     run = find_run(run_first(words, "watch"))
     console = Console()
-    look = partial(view, run, in_ascii=console.options.ascii_only)
     if not console.is_terminal:
-        console.print(look())
+        console.print(view(run))
         return
     with (
         suppress(KeyboardInterrupt),  # the usual way to leave: the run goes on
-        Live(look(), console=console, auto_refresh=False) as live,
+        Live(view(run), console=console, auto_refresh=False) as live,
     ):
         while run.read().status == "running":
             time.sleep(_INTERVAL_S)
             close_if_lost(run)  # killed, it can say nothing more, and would be watched for ever
-            live.update(look(), refresh=True)
-        live.update(look(), refresh=True)  # its end
+            live.update(view(run), refresh=True)
+        live.update(view(run), refresh=True)  # its end
 
 
-def view(run: RunFolder, *, in_ascii: bool = False) -> RenderableType:
-    """Returns what there is to see of a run: progress, curves, memory, samples, diagnosis.
-
-    `in_ascii`: the terminal shows no other characters, so its curves are of these.
-    """
+def view(run: RunFolder) -> RenderableType:
+    """Returns what there is to see of a run: progress, curves, memory, samples, diagnosis."""
     record, rows = run.read(), run.metrics.read()
     colour = {"running": "cyan", "finished": "green"}.get(record.status, "red")
     title = Text.assemble((printable(run.run_id), "bold"), "  ", (record.status, colour))
@@ -86,15 +79,14 @@ def view(run: RunFolder, *, in_ascii: bool = False) -> RenderableType:
     return Group(
         title,
         _progress(run, rows),
-        *(_last_words(run) if record.status == "running" else []),
-        _curves(rows, in_ascii=in_ascii),
+        _curves(rows),
         *_memory(rows),
         *(found or [Text("nothing stands out", "dim")]),
         *_samples(run),
     )
 
 
-def spark(values: Sequence[float], width: int = _SPARK_WIDTH, bars: str = _BARS) -> str:
+def spark(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
     """Returns a curve as one line of bars, each the mean of its share of the values."""
     if not values:
         return ""
@@ -102,8 +94,8 @@ def spark(values: Sequence[float], width: int = _SPARK_WIDTH, bars: str = _BARS)
     edges = [i * len(values) // count for i in range(count + 1)]
     means = [sum(values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
     low, span = min(means), max(means) - min(means)
-    top = len(bars) - 1
-    return "".join(bars[round((mean - low) / span * top) if span else 0] for mean in means)
+    top = len(_BARS) - 1
+    return "".join(_BARS[round((mean - low) / span * top) if span else 0] for mean in means)
 
 
 def _progress(run: RunFolder, rows: list[dict[str, Any]]) -> RenderableType:
@@ -117,26 +109,13 @@ def _progress(run: RunFolder, rows: list[dict[str, Any]]) -> RenderableType:
     return grid
 
 
-def _last_words(run: RunFolder) -> list[RenderableType]:
-    """The log's last line: what a run does before it trains, and after."""
-    try:
-        with (run.path / "log.txt").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _LOG_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return []
-    said = next((line for line in reversed(lines) if line.strip()), "")
-    return [Text(printable(said), "dim", no_wrap=True, overflow="ellipsis")] if said else []
-
-
-def _curves(rows: list[dict[str, Any]], *, in_ascii: bool) -> RenderableType:
+def _curves(rows: list[dict[str, Any]]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for name, label in _SHOWN:
         values = [float(row[name]) for row in rows if row.get(name) is not None]
         if values:
             first, last = (f"{value:,.4g}" for value in (values[0], values[-1]))
-            bars, arrow = (_ASCII_BARS, "->") if in_ascii else (_BARS, "→")
-            table.add_row(Text(label, "dim"), spark(values, bars=bars), f"{first} {arrow} {last}")
+            table.add_row(Text(label, "dim"), spark(values), f"{first} -> {last}")
     return table
 
 

@@ -1,1 +1,1 @@
-"""The night's schedule and messages: what a user edits, what is sent, which nights did not run."""
+"""The night's schedule and messages: what a user edits, and what is sent."""

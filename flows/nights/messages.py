@@ -1,6 +1,5 @@
 """A night's messages: one object for programs, whose `text` says all of it for people."""
 
-import logging
 import platform
 import re
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from prefect.utilities.urls import url_for
 
 from flows.nights.settings import Event
 from flows.runs.run_record import last_saved
-from flows.runs.summary import accuracy_in_words, intervals_of
+from flows.runs.summary import accuracy_in_words
 from rl_core.checkpoints.champion import PromotedContender
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
@@ -21,7 +20,6 @@ from rl_core.system.log_file import redact
 from tasks.start import Start, champion_of
 
 _EXIT_CODE: Final = re.compile(r"non-zero status code (-?\d+)")
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -102,20 +100,13 @@ def killed(night: Night, said: str | None) -> str:
 def _facts(night: Night, run: RunFolder) -> dict[str, Any]:
     record, champion = run.read(), night.champion()
     report = run.path / "report.html"
-    try:
-        intervals = intervals_of(run)
-    except Exception:  # the message is sent whatever fails
-        _logger.exception("the intervals of the accuracies are not known:")
-        intervals = {}
     return {
         "run_id": run.run_id,
         "steps": record.steps,
         "minutes": round(sum(record.timings_s.values()) / 60, 1),
         "started_from": record.started_from,
         "accuracy_before": record.accuracy_before,
-        "accuracy_before_interval": intervals.get("base"),
         "accuracy_after": record.accuracy_after,
-        "accuracy_after_interval": intervals.get("trained"),
         "champion": champion.name if champion else None,
         "accuracy_champion": champion.accuracy if champion else None,
         "next_step": record.next_step,
@@ -127,8 +118,7 @@ def _lines(facts: dict[str, Any], night: Night) -> list[str]:
     lines = []
     if facts["accuracy_before"] is not None or facts["accuracy_after"] is not None:
         before, after = (
-            accuracy_in_words(facts[f"accuracy_{when}"], facts[f"accuracy_{when}_interval"])
-            for when in ("before", "after")
+            accuracy_in_words(facts[f"accuracy_{when}"]) for when in ("before", "after")
         )
         lines.append(f"accuracy {before} -> {after}")
     start = f", started from {facts['started_from']}" if night.start and night.start.folder else ""

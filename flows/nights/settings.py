@@ -4,12 +4,9 @@ Git does not track it. `prefect deploy` reads it by the build step `night` of
 `deployments/prefect.yaml`; `serve` and `countdown-train notify` read it, too.
 """
 
-from __future__ import annotations
-
-import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 from zoneinfo import ZoneInfo
 
 import yaml
@@ -20,11 +17,7 @@ from flows.errors import BadInputError
 from flows.settings.keys import PresetName
 from rl_core.system.words import in_one_line
 
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.responses import DeploymentResponse
-
-Event = Literal["failed", "promoted", "finished", "refused", "missed"]
+Event = Literal["failed", "promoted", "finished"]
 EVENTS: Final[tuple[Event, ...]] = get_args(Event)
 NIGHT_FILE: Final = Path(__file__).parents[2] / "deployments" / "night.yaml"
 DEPLOYMENT: Final = "nightly/countdown-train-nightly"
@@ -77,11 +70,6 @@ class NightSettings(BaseModel):
         found = _HOUR.fullmatch(at)
         return f"{int(found[2])} {int(found[1])} * * *" if found else at
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """Those of the flow `nightly`, as JSON holds them."""
-        return self.model_dump(mode="json", exclude={"at", "timezone"})
-
 
 def read_night(file: Path = NIGHT_FILE) -> NightSettings:
     """Returns what the file says; the defaults if it is not there."""
@@ -101,66 +89,24 @@ def read_night(file: Path = NIGHT_FILE) -> NightSettings:
 def deploy_step(file: str) -> dict[str, Any]:
     """Returns what `deployments/prefect.yaml` fills in: the build step `night` of `prefect deploy`.
 
-    It prints what the file changes on the server. A schedule that was switched off in the UI stays
-    off.
+    A schedule that was switched off in the UI stays off.
     """
-    from prefect import get_client
-
     night = read_night(Path(file))
-    with get_client(sync_client=True) as client:
-        there = deployed(client)
-    for line in differences(there, night):
-        print(line)  # noqa: T201  # `prefect deploy` shows what a step prints
     return {
-        **night.parameters,
+        **night.model_dump(mode="json", exclude={"at"}),
         "cron": night.cron,
-        "timezone": night.timezone,
-        "on": night.at is not None and not is_off(there),
+        "on": night.at is not None and not is_off(),
     }
 
 
-def is_off(there: DeploymentResponse | None) -> bool:
+def is_off() -> bool:
     """Says whether the schedule is switched off on the server."""
-    if there is None or not there.schedules:
-        return False
-    return there.paused or not any(schedule.active for schedule in there.schedules)
-
-
-def deployed(client: SyncPrefectClient) -> DeploymentResponse | None:
-    """Returns the night's deployment on the server, if it is there."""
+    from prefect import get_client
     from prefect.exceptions import ObjectNotFound
 
     try:
-        return client.read_deployment_by_name(DEPLOYMENT)
+        with get_client(sync_client=True) as client:
+            there = client.read_deployment_by_name(DEPLOYMENT)
     except ObjectNotFound:
-        return None
-
-
-def differences(there: DeploymentResponse | None, night: NightSettings) -> list[str]:
-    """Returns in words what a deploy changes on the server, as the file says."""
-    if there is None:
-        return []
-    pairs: list[tuple[str, object, object]] = [
-        (name, there.parameters[name], wanted)
-        for name, wanted in night.parameters.items()
-        if name in there.parameters
-    ]
-    for schedule in there.schedules:
-        pairs.append(("schedule", getattr(schedule.schedule, "cron", "no cron line"), night.cron))
-        pairs.append(("time zone", getattr(schedule.schedule, "timezone", None), night.timezone))
-    return [
-        f"{there.name}: {name} was {_shown(name, found)} on the server and is now "
-        f"{_shown(name, wanted)}, as the night's file says"
-        for name, found, wanted in pairs
-        if _plain(found) != _plain(wanted)
-    ]
-
-
-def _shown(name: str, value: object) -> str:
-    """Returns a value as text; a webhook's URL is a secret."""
-    return "another" if name == "webhook" and value else json.dumps(_plain(value))
-
-
-def _plain(value: object) -> object:
-    """Returns a value as JSON reads it; an empty one is None."""
-    return json.loads(json.dumps(value, default=str)) or None
+        return False
+    return there.paused or (bool(there.schedules) and not any(s.active for s in there.schedules))

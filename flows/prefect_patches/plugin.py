@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from prefect.plugins import HookContext, register_hook
 
@@ -25,8 +25,6 @@ from rl_core.system.network import spare_loopback
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
     from prefect.client.schemas.responses import DeploymentResponse
-
-_RUNS_SHOWN: Final = 3
 
 
 @register_hook
@@ -47,8 +45,6 @@ def setup_environment(*, ctx: HookContext) -> None:
             sys.stderr.write(f"login: the page asks once, `cat {login_file(settings.home)}`\n")
     if starts_a_server or "PREFECT__SERVER_FINAL" in os.environ:
         lock_before_reading()
-        list_newest_artifacts_first()
-        say_why_late()
     elif settings.api.auth_string is None and (login := login_for(ctx.api_url, settings)):
         os.environ[AUTH_STRING] = login
     if Path(sys.argv[0]).stem == "prefect" and "deployment" in sys.argv:
@@ -71,66 +67,6 @@ def lock_before_reading() -> None:
         return begin(configuration, session, with_for_update=True)
 
     setattr(AioSqliteConfiguration, "begin_transaction", begin_immediate)  # noqa: B010  # mypy: a method
-
-
-def list_newest_artifacts_first() -> None:
-    """Has a server number artifacts by time, by which its page of a flow run sorts them.
-
-    Prefect's own numbers are random, and so is the order in which a page lists what a run left.
-    """
-    from prefect._internal.uuid7 import uuid7
-    from prefect.server.schemas.core import Artifact
-
-    Artifact.model_fields["id"].default_factory = uuid7
-    Artifact.model_rebuild(force=True)
-
-
-def say_why_late() -> None:
-    """Has a server say in the state Late why: each worker is busy, or there is none."""
-    import prefect.server.models  # noqa: F401  # first: it and the modules below import each other
-    from prefect.server.orchestration.core_policy import MarkLateRunsPolicy
-    from prefect.server.orchestration.rules import FlowRunUniversalTransform
-    from prefect.server.services import late_runs
-
-    class SayWhyLate(FlowRunUniversalTransform):
-        async def before_transition(self, context: Any) -> None:
-            late = context.proposed_state
-            if late is not None and late.name == "Late" and context.run.work_queue_id is not None:
-                late.message = await _why(context.session, context.run.work_queue_id)
-
-    class Policy(MarkLateRunsPolicy):
-        @staticmethod
-        def priority() -> list[Any]:
-            return [*MarkLateRunsPolicy.priority(), SayWhyLate]
-
-    setattr(late_runs, "MarkLateRunsPolicy", Policy)  # noqa: B010  # mypy: a type
-
-
-async def _why(session: Any, work_queue_id: Any) -> str:
-    import sqlalchemy as sa
-    from prefect.server.database import provide_database_interface
-    from prefect.server.schemas.states import StateType
-    from prefect.server.schemas.statuses import WorkerStatus
-
-    db = provide_database_interface()
-    queue = await session.get(db.WorkQueue, work_queue_id)
-    pool = await session.get(db.WorkPool, queue.work_pool_id)
-    there = sa.select(db.Worker.name).where(
-        db.Worker.work_pool_id == pool.id, db.Worker.status == WorkerStatus.ONLINE
-    )
-    workers = (await session.execute(there)).scalars().all()
-    start = f"`prefect worker start --pool {pool.name} --type {pool.type} --limit 1`"
-    if not workers:
-        return f"No worker was there when it was due: `countdown-train serve` or {start}."
-    of_pool = sa.select(db.WorkQueue.id).where(db.WorkQueue.work_pool_id == pool.id)
-    busy = sa.select(db.FlowRun.name).where(
-        db.FlowRun.work_queue_id.in_(of_pool),
-        db.FlowRun.state_type.in_((StateType.PENDING, StateType.RUNNING)),
-    )
-    names = (await session.execute(busy.limit(_RUNS_SHOWN))).scalars().all()
-    if not names:
-        return "A worker is there and takes it within seconds."
-    return f"It waits for {', '.join(names)}: each worker does one run at a time. {start} adds one."
 
 
 def accept_bare_names() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from prefect.exceptions import Pause, TerminationSignal
 
-from flows.errors import BadInputError, SettingsError, one_line
+from flows.errors import BadInputError, one_line
 from flows.runs.lookup import settings_of_run
 from flows.runs.state import is_cancelled, is_suspended, own_flow_run
 from rl_core.checkpoints.store import list_checkpoints
@@ -25,13 +25,12 @@ from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord, new_run_id
 from rl_core.runs.settings_file import read_settings
 from rl_core.system.disk_reserve import RESERVE_BYTES
-from rl_core.system.log_file import PREFECTS_RUN_LOGGERS, redact
+from rl_core.system.log_file import redact
 from rl_core.system.redaction import redact_error
 from rl_core.system.words import GIB, markdown_table
 from tasks.prefect_ui.artifacts import create_markdown_artifact
 from tasks.prefect_ui.attempts import settings_that_help
 from tasks.prefect_ui.progress import HEADLINES
-from tasks.preflight_checks.finding import PreflightError
 from tasks.report_page.failure_causes import cause_of
 from tasks.report_page.faults import later_attempts
 
@@ -39,9 +38,6 @@ Stage = Callable[[str], AbstractContextManager[None]]
 
 _TIMELINES: Final = {"memory/peak_gib/": "", "memory/host_gib/": "host "}
 _STEPS_KEPT: Final = 20
-_STEPS_IN_TABLE: Final = 8
-_MISTAKES: Final = (BadInputError, SettingsError, PreflightError)
-"""Their messages tell the user all: a traceback would not help."""
 _logger = logging.getLogger(__name__)
 
 
@@ -219,22 +215,22 @@ def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def memory_timeline(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, ...]]:
     """Returns `step`, and by phase (or `host PROCESS`) GiB at each of these steps, at most 20."""
-    last = rows[-_STEPS_KEPT:]
-    names = {
-        metric: short + metric.removeprefix(prefix)
-        for row in last
-        for metric in row
-        for prefix, short in _TIMELINES.items()
-        if metric.startswith(prefix)
-    }
-    if not names:
-        return {}
-    measured = [row for row in last if row.keys() & names.keys()]
+
+    def held(row: Mapping[str, Any]) -> dict[str, float]:
+        return {
+            short + name.removeprefix(prefix): value
+            for name, value in row.items()
+            for prefix, short in _TIMELINES.items()
+            if name.startswith(prefix) and value is not None
+        }
+
+    measured = [(float(row["step"]), gib) for row in rows[-_STEPS_KEPT:] if (gib := held(row))]
+    names = dict.fromkeys(name for _, gib in measured for name in gib)
     timeline: dict[str, tuple[float | None, ...]] = {
-        name: tuple(None if row.get(m) is None else round(row[m], 3) for row in measured)
-        for m, name in names.items()
+        name: tuple(round(gib[name], 3) if name in gib else None for _, gib in measured)
+        for name in names
     }
-    return {"step": tuple(float(row["step"]) for row in measured)} | timeline
+    return {"step": tuple(step for step, _ in measured)} | timeline if measured else {}
 
 
 def _show_last_words(run: RunFolder) -> None:
@@ -260,21 +256,12 @@ def as_markdown(record: RunRecord) -> str:
         f"**What to do next:** {record.next_step}",
     ]
     lines += [f"\n{_plain(str(fault))}" for fault in later_attempts(record)]
-    if record.last_metrics:
-        rows = [[name, f"{value:.4g}"] for name, value in record.last_metrics.items()]
+    memory = {f"{name}, GiB": gib[-1] for name, gib in record.memory_gib.items() if name != "step"}
+    memory |= {f"{name} at most, GiB": gib for name, gib in record.host_peak_gib.items()}
+    measured = record.last_metrics | memory
+    rows = [[name, f"{value:.4g}"] for name, value in measured.items() if value is not None]
+    if rows:
         lines += ["", markdown_table(["last measured", ""], rows, numbers=[1])]
-    if record.host_peak_gib:
-        peaks = (f"{name} {gib:.2f}" for name, gib in record.host_peak_gib.items())
-        lines += ["", f"The most of the machine's memory, in GiB: {', '.join(peaks)}"]
-    if record.memory_gib:
-        steps = record.memory_gib["step"][-_STEPS_IN_TABLE:]
-        rows = [
-            [name, *("" if v is None else f"{v:.2f}" for v in values[-_STEPS_IN_TABLE:])]
-            for name, values in record.memory_gib.items()
-            if name != "step"
-        ]
-        heads = ["GiB at step", *(f"{step:g}" for step in steps)]
-        lines += ["", markdown_table(heads, rows, numbers=range(1, len(heads)))]
     return "\n".join(lines) + "\n"
 
 
@@ -300,29 +287,3 @@ def _settings(run: RunFolder) -> RunConfig | None:
 def _plain(text: str | None) -> str:
     """Returns an error's text so that markdown shows it as it is."""
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in text or "(nothing said)")
-
-
-class _End(logging.Filter):
-    """Tells a mistake once, in one line, and a stop that was asked for as no crash."""
-
-    _told: BaseException | None = None
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        if isinstance(error, _MISTAKES) and error is not self._told:
-            self._told = error
-            record.msg, record.args, record.exc_info = one_line(error), (), None
-            return True
-        said = record.getMessage()
-        if self._told is not None and str(self._told) in said:
-            return False
-        return not (said.startswith("Crash detected!") and (is_cancelled() or is_suspended()))
-
-
-def tell_the_end_plainly() -> None:
-    """Has the logs of this process's flow and task runs end with what a person can use."""
-    for name in PREFECTS_RUN_LOGGERS:
-        logging.getLogger(name).addFilter(_END)
-
-
-_END: Final = _End()

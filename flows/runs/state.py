@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 from uuid import UUID
@@ -45,23 +45,6 @@ def own_flow_run() -> FlowRun | None:
     """Returns the flow run that this code is part of, if it is."""
     context = FlowRunContext.get()
     return None if context is None else context.flow_run
-
-
-def look_on(look: Callable[[], None], is_over: threading.Event) -> threading.Thread:
-    """Returns a thread that calls `look` every few seconds until it is over.
-
-    While the server is away it sees nothing; the next look finds what there is.
-    """
-
-    def keep_looking() -> None:
-        while not is_over.wait(_LOOK_S):
-            with suppress(HTTPError, PrefectException):
-                look()
-
-    own = contextvars.copy_context()
-    thread = threading.Thread(target=own.run, args=(keep_looking,), daemon=True)
-    thread.start()
-    return thread
 
 
 def outlive_lost_leases() -> None:
@@ -162,10 +145,10 @@ class _Watch:
         self._acting = threading.Lock()
         self._cancelling_since: float | None = None
         self._cancels = False
-        self._stopped = False
 
     def __enter__(self) -> None:
-        look_on(self._look, self._closing)
+        own = contextvars.copy_context()
+        threading.Thread(target=own.run, args=(self._keep_looking,), daemon=True).start()
 
     def __exit__(self, *error: object) -> None:
         with self._acting:  # what it has begun, and nothing after that
@@ -184,6 +167,13 @@ class _Watch:
             except (HTTPError, PrefectException) as error:
                 _logger.warning("the Prefect server was not told %s: %s", cancelled.name, error)
             raise Abort("cancelled") from None
+
+    def _keep_looking(self) -> None:
+        while not self._closing.wait(_LOOK_S):
+            with suppress(
+                HTTPError, PrefectException
+            ):  # the server is away: the next look finds all
+                self._look()
 
     def _look(self) -> None:
         with get_client(sync_client=True) as client:
@@ -210,11 +200,10 @@ class _Watch:
                 self._stop("cancelled, and no worker did it")
 
     def _stop(self, why: str) -> None:
-        """Has the main thread leave, as a worker would; said once."""
-        if not self._stopped:
-            self._stopped = True
-            _logger.warning("%s: finishing the step, saving, leaving", why)
-            os.kill(os.getpid(), signal.SIGTERM)
+        """Has the main thread leave, as a worker would; this was the last look."""
+        self._closing.set()
+        _logger.warning("%s: finishing the step, saving, leaving", why)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _wait_for_server() -> None:

@@ -37,8 +37,6 @@ from rl_core.system.words import in_one_line
 
 DEFAULT_PRESET: Final = "quickstart"
 _FILES: Final = (".yaml", ".yml")
-_ANOTHER: Final = re.compile(r"^[^\s'\"\[{]+\s+[a-z_]+(\.\w+)*=\S")
-"""A value and a second setting."""
 _OF_THE_RUN: Final = ("preset", "run_id", "storage.root", "storage.url")
 """Differ between runs of the same settings."""
 _OF_ANOTHER_SETTING: Final = re.compile(r"\$\{[\w.]*\}")
@@ -107,8 +105,6 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
     parsed: dict[str, Override] = {}
     for text in overrides:
         key, equals, value = text.partition("=")
-        if _ANOTHER.search(value):
-            raise SettingsError(f"{text!r} holds several settings: one setting per item")
         if not equals or not key.strip() or not value.strip():
             raise SettingsError(f"{text!r} is not KEY=VALUE (null is the value that unsets)")
         if key == "env.task" and value[0] not in "['\"":  # Hydra would run once for each name
@@ -245,25 +241,6 @@ def _key(error: ErrorDetails) -> str:
     return ".".join(part for part in error["loc"] if isinstance(part, str))
 
 
-_LIMITS: Final = {
-    "greater_than": "must be above {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be below {lt}",
-    "less_than_equal": "must be at most {le}",
-    "int": "must be a whole number",
-    "float": "must be a number",
-    "finite": "must be a finite number",
-    "bool": "must be true or false",
-    "string_pattern_mismatch": "must match {pattern}",
-    "string": "must be a text",
-    "tuple": "must be a list, [a,b]",
-    "path": "must be a path",
-    "model": "is a group of settings, NAME: VALUE below it",
-    "literal": "must be {expected}",
-}
-"""By the type of pydantic's error, or by what that begins with."""
-
-
 def _explain(error: ErrorDetails, env: str) -> str:
     """Returns `key=value: limit` for one of pydantic's errors, or our own validator's words."""
     if error["type"] == "value_error":
@@ -276,9 +253,8 @@ def _explain(error: ErrorDetails, env: str) -> str:
         if any(key in known_keys(name) for name in ENVS):
             return of_another_env(key, env)
         return f"unknown setting {key!r}{nearest(key, known_keys(env))}"
-    limit = _LIMITS.get(error["type"]) or _LIMITS.get(error["type"].partition("_")[0])
-    context = error.get("ctx", {})
-    said = limit.format(**context) if limit is not None else in_one_line(error["msg"])
+    said = "must be a list, [a,b]" if error["type"] == "tuple_type" else in_one_line(error["msg"])
     if error["type"] == "literal_error" and isinstance(value, str):
-        said += nearest(value, context["expected"].replace(" or ", ", ").strip("'").split("', '"))
+        names = error["ctx"]["expected"].replace(" or ", ", ")
+        said += nearest(value, names.strip("'").split("', '"))
     return f"{key}={value}: {said}"

@@ -17,7 +17,7 @@ import re
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +26,6 @@ from typing import Any, Literal
 from rl_core.checkpoints.manifest import RESUME_FOLDER
 from rl_core.config.run import RunConfig
 from rl_core.runs.metrics_log import MetricsLog
-from rl_core.runs.settings_file import leaves, read_settings
 from rl_core.system.atomic import open_own, write_text_atomically
 from rl_core.system.child_process import Child, how_it_ended
 from rl_core.system.log_file import redact
@@ -176,21 +175,15 @@ def _end(child: Child, timeout_s: float, exit_code: int) -> None:
         child.kill()
 
 
-def wants_wandb(run_folder: Path) -> bool:
-    """Says whether a run asked for wandb, in its settings or in an earlier start."""
-    asked = dict(leaves(read_settings(run_folder))).get("trainer.logger")
-    return (run_folder / TRACKING).exists() or "wandb" in (asked or ())
-
-
-def sync_runs(runs: Sequence[Path]) -> list[dict[str, str | int]]:
-    """Uploads runs one after the other and returns one row each: run, result, steps, note.
+def sync_run(run: Path) -> dict[str, str | int]:
+    """Uploads a run and returns a row: run, result, steps, note.
 
     Raises:
         ConnectionError: the server does not answer, so nothing was tried.
     """
-    if runs and (why := why_silent(wandb_url())) is not None:
+    if (why := why_silent(wandb_url())) is not None:
         raise ConnectionError(f"{wandb_url()} does not answer ({why}): nothing was uploaded")
-    return [{"run": run.name, **asdict(upload_run(run))} for run in runs]
+    return {"run": run.name, **asdict(upload_run(run))}
 
 
 def wandb_run_id(run_folder: Path, checkpoint: Path | None = None) -> str:

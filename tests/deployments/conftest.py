@@ -10,10 +10,7 @@ import pytest
 
 from tests.support.harness import Prefect
 
-_SETTINGS = {
-    "PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS": "3",
-    "PREFECT_WORKER_QUERY_SECONDS": "2",
-}
+_SETTINGS = {"PREFECT_WORKER_QUERY_SECONDS": "2"}
 
 
 @pytest.fixture(scope="session")

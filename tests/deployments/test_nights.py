@@ -173,7 +173,7 @@ def test_a_killed_night_is_told_of_by_the_worker_and_goes_on_from_the_same_champ
     config = settings_of_run(place.first)
     champion = crown(config, place.first, Path(str(place.first.read().data)))
     place.hook.told.clear()
-    night = place.night("trainer.total_steps=40")
+    night = place.night("trainer.total_steps=20")
 
     def steps() -> list[int]:
         return steps_below(place.root, f"*-{night.name}")
@@ -200,7 +200,7 @@ def test_a_killed_night_is_told_of_by_the_worker_and_goes_on_from_the_same_champ
     assert night.is_in("Completed"), place.prefect.logs()
     assert run.read().model == str(champion)
     place.shows(night, {"start": ["Completed", "Cached"]})
-    assert steps() == list(range(41))
+    assert steps() == list(range(21))
     log = (run.path / "log.txt").read_text()
     (resumed_at,) = map(int, re.findall(r"training goes on after step (\d+)", log))
     survived("SIGKILL", "flow run of a night", steps_lost=max(killed_at - resumed_at, 0))

@@ -13,6 +13,7 @@ import pytest
 
 from rl_core.checkpoints.store import latest
 from tests.deployments.test_faults import NUM_STEPS, ON_DEMAND, Place, short_run
+from tests.support.chaos import Ledger
 from tests.support.harness import FlowRun, Prefect, stop
 from tests.support.waiting import wait_for
 
@@ -84,11 +85,18 @@ def test_resume_goes_on_where_it_was_left(evening: Evening) -> None:
 
 
 def test_cancel_saves_the_step_and_leaves(evening: Evening) -> None:
+    """Within 30 s, or the worker would kill it: then there were no last step and no reason."""
     assert evening.flow_run.set_state("CANCELLING") == "ACCEPT"
     evening.is_left("Cancelled")
+    record = evening.run(ROOT).read()
+    resumes = f"Retry in the UI, or run_id={record.run_id}, goes on from there"
+    assert record.reason == f"cancelled; saved at step {evening.left_at}; {resumes}"
 
 
-def test_a_cancelled_run_that_is_retried_equals_an_undisturbed_one(evening: Evening) -> None:
+@pytest.mark.chaos
+def test_a_cancelled_run_that_is_retried_equals_an_undisturbed_one(
+    evening: Evening, survived: Ledger
+) -> None:
     before = evening.flow_run.read()["run_count"]  # Prefect counts a way back from Crashed, too
     assert evening.flow_run.retry() == "ACCEPT"
     wait_for(lambda: evening.flow_run.read()["run_count"] > before)
@@ -96,3 +104,4 @@ def test_a_cancelled_run_that_is_retried_equals_an_undisturbed_one(evening: Even
     assert evening.flow_run.is_in("Completed"), evening.prefect.logs()
     assert evening.resumed_at(ROOT)[-1] == evening.left_at
     evening.compare(ROOT)
+    survived("cancel", "UI", steps_lost=0)

@@ -167,12 +167,3 @@ def test_the_form_offers_presets_and_overrides_and_makes_a_run_of_them(
     (run,) = made()
     prefect.delete(run)
     assert run["parameters"] == {"preset": "gsm8k-toy", "overrides": ["seed=7"]}
-
-
-def test_its_report_on_the_disk_opens_without_an_error_and_without_a_network(
-    retried: Retried, pages: Pages
-) -> None:
-    pages.page.goto((retried.run.path / "report.html").as_uri())
-    see(pages.page.get_by_role("heading").first)
-    see(pages.page.get_by_text(CHANGED).first)
-    assert pages.errors == []

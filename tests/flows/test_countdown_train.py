@@ -183,28 +183,23 @@ def test_a_ladder_that_is_exhausted_says_what_was_tried(tmp_path, monkeypatch, s
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-def test_a_process_that_died_is_started_again_as_it_was_and_then_with_less(tmp_path, monkeypatch):
-    died = WorkerDied("learner", "its process is gone (killed?)")
-    attempts = Attempts(died, died, 300)
+@pytest.mark.parametrize(
+    ("error", "last"),
+    [
+        (WorkerDied("learner", "it is gone (killed?)"), "checkpoints.in_background=false"),
+        (WorkerDied("Ray", "it did not start (The node timed out during startup)"), ""),
+        (Stalled("gen", "no progress for 1800 s"), ""),
+    ],
+    ids=["a process died", "Ray was slow", "a stall"],
+)
+def test_what_died_is_started_again_as_it_was_and_only_a_second_death_costs_a_setting(
+    tmp_path, monkeypatch, error, last
+):
+    attempts = Attempts(error, error, 300)
     training = Training(tmp_path, attempts, monkeypatch)
     assert training() == 300
     assert attempts.settings[:2] == [training.config, training.config]
-    assert training.changes() == ["", "", "checkpoints.in_background=false"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_harness")
-@pytest.mark.parametrize(
-    "slow",
-    [
-        WorkerDied("Ray", "it did not start (The current node timed out during startup)"),
-        Stalled("gen", "no progress for 1800 s"),
-    ],
-)
-def test_what_was_only_slow_costs_no_settings(tmp_path, monkeypatch, slow):
-    training = Training(tmp_path, Attempts(slow, slow, 300), monkeypatch)
-    assert training() == 300
-    assert training.changes() == ["", "", ""]
+    assert training.changes() == ["", "", last]
 
 
 @pytest.mark.slow

@@ -1,14 +1,12 @@
-"""A whole run on machines that share a folder, on S3, two of which lose power, against one."""
+"""A whole run on machines that share a folder, two of which lose power, against one."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,8 @@ from typing import Any
 import pytest
 
 from rl_core.runs.run_folder import RunFolder
-from rl_core.storage.spool import files_of
 from tests.flows.test_run import LIMIT_S, PROGRAM, Place
 from tests.rl_core.test_trainer import comparable
-from tests.support import s3
 from tests.support.chaos import Ledger
 from tests.support.machines import Machine, ray_address, ray_machines
 from tests.support.runs import steps_below
@@ -27,8 +23,7 @@ from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-STEPS = 8
-STORE_PORT = 9000
+STEPS = 6
 SETTINGS = [
     "trainer.save_freq=2",
     "rollout.engine=hf",
@@ -80,48 +75,9 @@ class Cluster:
     def steps(self) -> list[int]:
         return steps_below(self.shared / "out")
 
-    def with_store(self) -> list[str]:
-        """Starts an object store on the driver's machine; returns the settings that name it."""
-        where = ("-H", self.driver.address, "-p", str(STORE_PORT))
-        self.driver.start([sys.executable, "-m", "moto.server", *where], self.environment)
-        self.environment |= s3.KEYS | {"AWS_ENDPOINT_URL": self.store}
-        wait_for(lambda: self.ask(f"import httpx; httpx.put('{self.store}/{s3.BUCKET}')") == "")
-        return [f"storage.url={s3.URL}"]
-
-    @property
-    def store(self) -> str:
-        return f"http://{self.driver.address}:{STORE_PORT}"
-
-    def unpublished(self) -> set[tuple[str, int]]:
-        """Returns what the run has otherwise than the store, as another machine sees that."""
-        code = f"""
-import json
-from rl_core.storage.object_store import ObjectStore
-print(json.dumps({{key: entry.size for key, entry in ObjectStore("{s3.URL}").list().items()}}))
-"""
-        there = {k: n for k, n in json.loads(self.ask(code) or "{}").items() if "runs/" in k}
-        folder = f"runs/{self.run.name}"
-        here = {f"{folder}/{path}": stat.size for path, stat in files_of(self.run).items()}
-        return there.items() ^ here.items()
-
-    def ask(self, code: str) -> str | None:
-        """Returns what a program on the first machine prints, None where it fails."""
-        printed = self.driver.outside / "printed"
-        printed.unlink(missing_ok=True)
-        asked = self.machines[0].start([sys.executable, "-c", code], self.environment, printed)
-        return printed.read_text() if asked.wait(LIMIT_S) == 0 else None
-
     def restart(self, machine: Machine) -> None:
         machine.boot()
         machine.start_ray(self.environment, self.machines[0], CPUS[self.machines.index(machine)])
-
-
-@contextmanager
-def cluster_with(model: Path, folder: Path, cpus: Sequence[int]) -> Iterator[Cluster]:
-    with ray_machines(folder, cpus) as (machines, environment):
-        shared = folder / "shared"
-        shutil.copytree(model, shared / "model")
-        yield Cluster(machines, environment, shared)
 
 
 @pytest.mark.chaos
@@ -135,8 +91,11 @@ def test_a_run_on_several_machines_is_one_of_one_machine_though_two_lose_their_p
     calm = one.run()
     assert calm.returncode == 0, calm.stderr
 
-    with cluster_with(tiny_model_path, tmp_path, CPUS) as cluster:
-        process = cluster.start([*settings, *PLACES, *cluster.with_store()])
+    shared = tmp_path / "shared"
+    with ray_machines(tmp_path, CPUS) as (machines, environment):
+        shutil.copytree(tiny_model_path, shared / "model")
+        cluster = Cluster(machines, environment, shared)
+        process = cluster.start([*settings, *PLACES])
         _, second, third, _ = cluster.machines
 
         def wait(condition: Callable[[], object]) -> None:
@@ -157,7 +116,6 @@ def test_a_run_on_several_machines_is_one_of_one_machine_though_two_lose_their_p
         engine.resume()
         cluster.restart(second)
         assert process.wait(LIMIT_S) == 0, cluster.log.read_text()
-        assert cluster.unpublished() == set()
 
     said = cluster.log.read_text()
     assert "engine_0 died: " in said

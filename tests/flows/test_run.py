@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -20,9 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.cli.main import run_command
 from rl_core.evaluation.rows import read_rows
-from tasks.queries import saved_questions, sql
 from tests.support.programs import command_lines, living, own_prefect
 from tests.support.runs import steps_below
 from tests.support.traps import SECRETS, addresses, secrets_of, set_traps, sprung
@@ -182,47 +179,6 @@ def test_the_engines_of_training_answered_as_new_ones_do(place: Place) -> None:
     assert len(answered) == 2
     for name, rows in answered.items():
         assert read_rows(folder / "eval" / name) == rows
-
-
-NOTHING_TO_TELL = {
-    "compare_models": "there is one trained model",
-    "nights": "no night has run",
-    "settings_that_differ": "there is one run",
-    "rescored": "nothing was scored anew",
-    "off_policy_steps": "rollouts are not generated ahead",
-    "turns_by_step": "env.max_turns is 1",
-    "accuracy_by_turns": "env.max_turns is 1",
-    "all_fail_groups": "a critic needs no groups",
-    "diversity_by_step": "a critic needs no groups",
-}
-"""Questions that have no rows after one run of the default algorithm, and why."""
-UNLIKELY = {
-    "won_and_lost": "a random model solves nothing",
-    "format_only_steps": "nor does it write the tag",
-    "common_answers": "nor does it answer",
-    "search_by_step": "nor does it search",
-    "shortest_correct": "nor is anything correct",
-    "spikes": "nor does it move far in a few steps",
-    "responses_matching": "nor does it say `wait`",
-}
-"""Questions whose rows hang on what a model of random weights writes."""
-
-
-def test_every_saved_question_answers_after_a_run(
-    place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With its defaults, and as its example says; those that hold of any run tell something."""
-    queries = saved_questions.list_queries()
-    empty = {query.name for query in queries if sql.ask(query.name, root=place.root).is_empty()}
-    assert empty >= set(NOTHING_TO_TELL)
-    assert empty <= set(NOTHING_TO_TELL) | set(UNLIKELY)
-    for query in queries:
-        _, *words = shlex.split(query.example)
-        assert run_command([*words, f"storage.root={place.root}"]) == 0, query.name
-        said = capsys.readouterr()
-        assert said.out
-        # A random model may have no response of the verdict asked for: then those it has are named.
-        assert said.err == "" or "no row of rollouts has it (there are: " in said.err
 
 
 def test_a_truncated_data_set_fails_the_run_in_two_lines(place: Place) -> None:

@@ -34,35 +34,24 @@ def test_what_names_no_run_is_bad_input(fails, tmp_path):
     assert "no run in" in fails("sync")
     a_run(tmp_path, "one", "console")
     assert "did you mean one?" in fails("sync", "run_id=oen")
-    assert "has wandb in trainer.logger: run_id=RUN uploads any" in fails("sync", "all")
-    assert "either all or run_id=one" in fails("sync", "all", "run_id=one")
 
 
 @pytest.mark.slow
-def test_all_runs_that_want_wandb_are_uploaded_once_and_failures_are_told(
-    cli, tmp_path, monkeypatch
-):
+def test_a_run_is_uploaded_once_and_a_failure_is_told(cli, tmp_path, monkeypatch):
     a_run(tmp_path, "first", "console", "wandb")
-    a_run(tmp_path, "without", "console")
-    a_run(tmp_path, "broken", "wandb")
-    (tmp_path / "runs" / "broken" / "config.yaml").write_text("trainer: {logger: [wandb]}")
+    broken = a_run(tmp_path, "broken", "wandb")
+    (broken.path / "config.yaml").write_text("trainer: {logger: [wandb]}")
     monkeypatch.setenv("WANDB_API_KEY", API_KEY)
     monkeypatch.setenv("COLUMNS", "300")
     with FakeWandb() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        said = cli("sync", "all", code=1)
-        assert said.err == "countdown-train: not uploaded: broken\n"
-        assert sorted(cells(said.out)[1:]) == [
-            ["broken", "failed", "0"],
-            ["first", "uploaded", "3"],
-        ]
-        assert "config.yaml holds no settings of a run" in said.out
+        assert cells(cli("sync", "first").out)[1:] == [["first", "uploaded", "3"]]
         assert [row["_step"] for row in server.rows("first")] == [0, 1, 2]
+        assert cells(cli("sync", "first").out)[1:] == [["first", "already", "0"]]
+        said = cli("sync", "broken", code=1)
+        assert "config.yaml holds no settings of a run" in said.out
+        assert said.err == "countdown-train: not uploaded: broken\n"
         assert list(server.lines) == ["first"]
-
-        (tmp_path / "runs" / "broken" / "run.json").unlink()
-        (tmp_path / "runs" / "broken" / "config.yaml").unlink()
-        assert cells(cli("sync", "all").out)[1:] == [["first", "already", "0"]]
 
 
 def cells(table: str) -> list[list[str]]:

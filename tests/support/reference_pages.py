@@ -27,8 +27,7 @@ _SETTINGS: Final = """\
 <!-- written by `python -m tests.support.reference_pages` from docstrings in rl_core/config/ -->
 
 Each setting: its meaning, what is allowed, its default, presets that set it, its names in verl.
-The same words are in the terminal: `countdown-train explain actor.lr` explains one setting,
-`countdown-train config --explain` explains all of them with the values of a preset.
+The same words are in the terminal: `countdown-train explain actor.lr` explains one setting.
 
 Settings are written as `KEY=VALUE` behind a command.
 `preset=NAME` names a file of settings to start from, and `preset=FILE.yaml` takes one of your own.

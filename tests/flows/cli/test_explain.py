@@ -1,13 +1,7 @@
-from typing import get_args
-
 import pytest
-import yaml
 
-from flows.cli.explain import all_settings, find_settings, in_words, yaml_with_words
-from flows.settings.compose import PresetName, compose
+from flows.cli.explain import all_settings, find_settings, in_words
 from flows.settings.keys import ENVS, known_keys
-
-PRESETS = get_args(PresetName)
 
 
 def test_every_setting_is_explained_in_words_of_its_own():
@@ -40,26 +34,6 @@ def test_bounds_and_defaults_are_those_of_the_models(key, allowed, default):
     assert f"  allowed   {allowed}\n" in in_words(setting)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_what_presets_say_is_what_they_set(preset):
-    config = compose([f"preset={preset}"])
-    said = 0
-    for setting in all_settings():
-        if preset in setting.presets:
-            section, _, name = setting.key.rpartition(".")
-            value = getattr(getattr(config, section) if section else config, name)
-            assert yaml.safe_load(setting.presets[preset]) == value or (
-                float(setting.presets[preset]) == value
-            )
-            said += 1
-    assert said >= 4
-
-
-def test_a_setting_of_several_envs_is_explained_for_each():
-    defaults = {setting.env: setting.default for setting in find_settings("env.format_score")}
-    assert (defaults["countdown"], defaults["gsm8k"]) == ("0.1", "0.0")
-
-
 def test_a_setting_is_found_by_verls_name_and_a_group_by_its_own():
     (setting,) = find_settings("actor_rollout_ref.rollout.n")
     assert setting.key == "algorithm.group_size"
@@ -79,30 +53,11 @@ def test_a_word_lists_the_settings_that_contain_it(explain):
     explain("lroa", code=2)
 
 
-def test_with_a_preset_one_setting_is_explained_with_its_value(explain):
-    printed = explain("env.prompt_template", "preset=gsm8k-toy").out
-    assert printed.count("  allowed ") == 1
-    assert 'here      "think" with preset=gsm8k-toy\n' in printed
-    assert "belongs to env=gsm8k" in explain("env.source", "preset=quickstart", code=2).err
-
-
-@pytest.mark.parametrize("overrides", [[], ["preset=gsm8k-grpo-7b", "storage.root='/a: b'"]])
-def test_the_explained_settings_are_a_preset_file(tmp_path, overrides):
-    config = compose([*overrides, "trainer.logger=[console,wandb]", "data.train_files=a.jsonl"])
-    file = tmp_path / "explained.yaml"
-    file.write_text(yaml_with_words(config))
-    assert max(map(len, file.read_text().splitlines())) <= 110
-    assert yaml.safe_load(file.read_text()) == config.model_dump(mode="json")
-    again = compose([f"preset={file}"])
-    assert again == config.model_copy(update={"preset": str(file)})
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["actor.lr"], "Learning rate of the policy"),
         (["actor.lr=1e-4"], "actor.lr=1e-4 is allowed with preset=quickstart\n"),
-        (["env.source=toy"], "is allowed with preset=quickstart env=gsm8k\n"),
         (["actor.lr=1e-4", "preset=tinyzero-3b"], "is allowed with preset=tinyzero-3b\n"),
         (["actor_rollout_ref.rollout.n=4"], "algorithm.group_size=4 is allowed"),
         (["critic.model.path"], "without a meaning here: the critic starts from the actor's"),
@@ -118,14 +73,9 @@ def test_explain_on_the_command_line(explain, words, said):
 def test_what_is_not_allowed_is_explained_and_ends_with_2(explain, fails):
     printed = explain("actor.lr=0", code=2)
     assert "a number above 0" in printed.out
-    assert printed.err == "countdown-train: actor.lr=0: must be above 0.0\n"
+    assert printed.err == "countdown-train: actor.lr=0: Input should be greater than 0\n"
+    assert "belongs to env=gsm8k" in explain("env.source=toy", code=2).err
     said = explain("algorithm.estimator=grpo", code=2).err
     assert "algorithm.group_size=1 must be at least 2" in said
     assert "did you mean sft.lr?" in fails("explain", "lrr", root=None)
     assert "explain takes a KEY" in fails("explain", root=None)
-
-
-def test_config_explains_all_settings(cli):
-    printed = cli("config", "--explain", "seed=5").out
-    assert "\nseed: 5\n" in printed
-    assert "  # Learning rate of the policy (AdamW), after the warm-up.\n" in printed

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.settings.compose import SettingsError, compose
+from flows.settings.compose import compose
 from tasks.hours import measured_before
 from tests.support.launch_scripts import FROM_OUTSIDE, GSM8K, PLANTED, PRINTED, SOUND
 
@@ -158,15 +158,3 @@ def test_preflight_counts_an_imported_log_of_the_same_shape(cli, log, given, cou
 @pytest.mark.parametrize("words", [[], ["a", "b"], ["no-such-file.sh"]])
 def test_what_cannot_be_imported_ends_with_2(cli, words):
     assert len(cli("import", *words, code=2, root=None).err.splitlines()) == 1
-
-
-def test_a_preset_file_with_a_mistake_is_one_line_with_the_nearest_key(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text("data:\n  train_bath_size: 32\n")
-    with pytest.raises(SettingsError, match=r"train_bath_size'; did you mean data.train_batch_s"):
-        compose([f"preset={file}"])
-    file.write_text("just words\n")
-    with pytest.raises(SettingsError, match="holds no settings"):
-        compose([f"preset={file}"])
-    with pytest.raises(SettingsError, match="cannot be read"):
-        compose([f"preset={tmp_path}/absent.yaml"])

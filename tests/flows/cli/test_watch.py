@@ -68,7 +68,7 @@ def test_a_curve_as_bars_by_hand():
 def test_one_look_shows_progress_curves_memory_samples_and_what_is_wrong(cli, run):
     said = cli("watch", "one").out
     assert "step 10 of 20, 10 min left" in said
-    assert "s per step  ▁▁▁▁▁▁▁▁▁▁  60 → 60" in said
+    assert "s per step  ▁▁▁▁▁▁▁▁▁▁  60 -> 60" in said
     assert "gen 1.25" in said
     assert "no response has scored anything yet" in said
     assert "step 10: no_answer, 0" in said
@@ -78,15 +78,6 @@ def test_one_look_shows_progress_curves_memory_samples_and_what_is_wrong(cli, ru
     assert "attempt 2, continued after: out of memory in update_actor" in cli("watch", "one").out
     assert "\x1b[2J" not in said
     assert "[bold]bold[/bold]" in said  # a model's text is no markup
-
-
-def test_before_the_first_step_the_log_tells_what_the_run_does(cli, run):
-    (run.path / "metrics.jsonl").unlink()
-    (run.path / "log.txt").write_text("one\n12:00 warm start 3/900 \x1b[2J\n")
-    said = cli("watch", "one").out
-    assert "12:00 warm start 3/900" in said
-    assert "\x1b[2J" not in said
-    assert "step 0 of 20" in said
 
 
 def test_only_the_end_of_a_long_response_is_shown(run):
@@ -105,12 +96,6 @@ def test_ctrl_c_leaves_a_watch_without_a_word(cli, run, monkeypatch):
     said = cli("watch", "one")
     assert "step 10 of 20" in said.out
     assert said.err == ""
-
-
-def test_a_run_that_is_over_ends_the_watch_in_a_terminal_too(cli, run, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    run.update(status="finished", reason=None)
-    assert "finished" in cli("watch").out
 
 
 def test_a_run_that_is_killed_while_it_is_watched_ends_the_watch(cli, run, monkeypatch):
@@ -143,18 +128,8 @@ def test_a_run_that_has_only_begun_is_shown(cli, tmp_path):
     assert "step 0" in cli("watch").out
 
 
-def test_unknown_runs_end_with_2(cli):
-    cli("watch", "nope", code=2)
-    cli("watch", "a", "b", code=2, root=None)
-
-
-def test_memory_that_grows_is_named_with_the_step_at_which_none_is_left(cli, run):
-    settings = run.path / "config.yaml"
-    settings.write_text(settings.read_text().replace("total_steps: 20\n", "total_steps: 600\n"))
-    for step in range(11, 51):
-        held = {"memory/host_gib/learner": 0.5 + 0.04 * step, "memory/host_gib/trainer": 0.25}
-        run.metrics.append(step, held | {"memory/host_available_gib": 20 - 0.04 * step})
+def test_what_each_process_holds_and_what_is_left_is_shown(cli, run):
+    held = {"memory/host_gib/learner": 2.5, "memory/host_gib/trainer": 0.25}
+    run.metrics.append(11, held | {"memory/host_available_gib": 18.0})
     said = " ".join(cli("watch", "one").out.split())
     assert "memory held, GiB learner 2.50, trainer 0.25; 18.0 are left" in said
-    # 20 GiB at 0.04 GiB per step
-    assert "memory of learner grows steadily: the machine's is full at about step 500" in said

@@ -45,10 +45,10 @@ def test_a_killed_process_is_told_of_in_words_with_the_step_to_go_on_from(night,
 
 
 def test_without_a_run_the_night_is_named_by_its_hour(night):
-    refused = message("refused", Night(night.flow_run), "wise-owl is not over")
-    assert refused["run_id"] is None
-    assert refused["text"].splitlines()[0] == (
-        "the night of 2026-11-25T01:00:00+00:00 refused: wise-owl is not over"
+    failed = message("failed", Night(night.flow_run), "no such preset")
+    assert failed["run_id"] is None
+    assert failed["text"].splitlines()[0] == (
+        "the night of 2026-11-25T01:00:00+00:00 failed: no such preset"
     )
 
 

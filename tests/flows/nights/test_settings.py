@@ -1,46 +1,16 @@
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
 import pytest
 import yaml
-from prefect.client.schemas.objects import DeploymentSchedule
-from prefect.client.schemas.responses import DeploymentResponse
-from prefect.client.schemas.schedules import CronSchedule
-from tzlocal import get_localzone_name
 
 from flows.errors import BadInputError
-from flows.nights.settings import EVENTS, NIGHT_FILE, NightSettings, differences, is_off, read_night
+from flows.nights.settings import NIGHT_FILE, NightSettings, read_night
 
 
 def written(folder: Path, text: str) -> Path:
     file = folder / "night.yaml"
     file.write_text(text)
     return file
-
-
-def on_server(
-    active: bool = True, cron: str = "0 1 * * *", **parameters: Any
-) -> DeploymentResponse:
-    night = NightSettings()
-    schedule = CronSchedule(cron=cron, timezone=night.timezone)
-    return DeploymentResponse(
-        id=uuid4(),
-        created=datetime.now(UTC),
-        updated=datetime.now(UTC),
-        name="countdown-train-nightly",
-        flow_id=uuid4(),
-        labels={},
-        parameters={**night.parameters, **parameters},
-        schedules=[DeploymentSchedule(schedule=schedule, active=active)],
-    )
-
-
-def test_without_a_file_a_night_is_at_one_by_the_clock_of_the_machine(tmp_path):
-    night = read_night(tmp_path / "night.yaml")
-    assert (night.cron, night.timezone) == ("0 1 * * *", get_localzone_name())
-    assert (night.preset, night.start_from, night.events) == ("quickstart", "champion", EVENTS)
 
 
 def test_the_example_says_the_defaults():
@@ -75,24 +45,3 @@ def test_a_mistake_is_refused_in_a_line_with_the_files_name(tmp_path, text, word
         read_night(file)
     assert str(refused.value).startswith(str(file))
     assert "\n" not in str(refused.value)
-
-
-def test_what_a_deploy_changes_on_the_server_is_said():
-    night = NightSettings()
-    assert differences(None, night) == []
-    assert differences(on_server(webhook=""), night) == []
-    changed = on_server(cron="0 2 * * *", preset="overnight-cpu", webhook="http://SECRET")
-    assert differences(changed, night) == [
-        f"countdown-train-nightly: {words}, as the night's file says"
-        for words in (
-            'preset was "overnight-cpu" on the server and is now "quickstart"',
-            "webhook was another on the server and is now null",
-            'schedule was "0 2 * * *" on the server and is now "0 1 * * *"',
-        )
-    ]
-
-
-def test_a_schedule_that_the_ui_switched_off_is_off():
-    assert not is_off(None)
-    assert not is_off(on_server())
-    assert is_off(on_server(active=False))

@@ -1,10 +1,11 @@
 import errno
-import json
 import os
 from pathlib import Path
 
 import pytest
+from prefect import flow, get_client
 from prefect.exceptions import TerminationSignal
+from prefect.flow_engine import run_flow
 
 from flows.runs.run_record import as_markdown, last_metrics, memory_timeline, next_step, recorded
 from flows.runs.summary import summary_lines
@@ -175,12 +176,9 @@ def test_the_page_names_reason_advice_and_numbers_and_shows_text_as_it_is():
         "|---|---:|",
         "| step | 2 |",
         "| critic/kl | 0.01234 |",
-        "",
-        "The most of the machine's memory, in GiB: learner 1.25, engine_0 0.50",
-        "",
-        "| GiB at step | 1 | 2 |",
-        "|---|---:|---:|",
-        "| ref |  | 0.50 |",
+        "| ref, GiB | 0.5 |",
+        "| learner at most, GiB | 1.25 |",
+        "| engine_0 at most, GiB | 0.5 |",
     ]
 
 
@@ -199,12 +197,18 @@ def test_the_next_seed_is_no_command_without_what_the_user_set(tmp_path):
     assert summary_lines(run)[-1].strip() == ("the same command with seed=1, and without run_id")
 
 
-def test_a_record_from_before_there_were_last_words_is_read(tmp_path):
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_harness")
+def test_where_retry_would_fail_again_a_custom_run_is_advised(tmp_path):
     run = saved_run(tmp_path)
-    old = json.loads((run.path / "run.json").read_text())
-    for name in ("next_step", "last_metrics", "memory_gib"):
-        del old[name]
-    old["attempts"] = [{"started_at": "then", "reason": "started"}]
-    (run.path / "run.json").write_text(json.dumps(old))
-    (attempt,) = run.read().attempts
-    assert (attempt.from_step, attempt.changes) == (0, {})
+    advice = []
+
+    @flow
+    def fails() -> None:
+        advice.append(next_step(OutOfMemory("update_actor", "2.3 GiB"), run))
+
+    with get_client(sync_client=True) as client:
+        deployment = client.create_deployment(flow_id=client.create_flow(fails), name="fails")
+        run_flow(fails, flow_run=client.create_flow_run_from_deployment(deployment))
+    asked = "a Custom run with the overrides run_id=r model.gradient_checkpointing=true"
+    assert advice[0].startswith(f"Retry would fail again: {asked}")

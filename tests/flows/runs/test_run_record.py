@@ -133,7 +133,7 @@ def test_no_second_start_changes_what_a_run_that_goes_on_says_of_itself(
     start, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(countdown_train, "tag_flow_run", lambda config: None)
-    monkeypatch.setattr(countdown_train, "Chain", lambda: lambda task, config: None)
+    monkeypatch.setattr(countdown_train, "preflight_task", lambda config: None)
     monkeypatch.setattr(stages, "_ready", lambda overrides, look: compose(overrides))
     with started(settings(tmp_path, run_id="a")) as run:
         before = {file.name: file.read_bytes() for file in run.path.iterdir()}
@@ -169,11 +169,6 @@ def test_a_retry_of_a_flow_run_goes_on_with_its_own_run(tmp_path):
     leave(settings(tmp_path), "flow-run", RuntimeError("x"))
     leave(settings(tmp_path), "another", KeyboardInterrupt())
     assert choose_run(settings(tmp_path), "flow-run").run_id == "flow-run"
-
-
-def test_outside_of_a_flow_run_the_name_is_new_each_time(tmp_path):
-    name = choose_run(settings(tmp_path), None).run_id
-    assert RunConfig(run_id=name).run_id == name is not None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"seed": 1})])

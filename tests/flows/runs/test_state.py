@@ -14,6 +14,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelling, Crashed, Running, Suspended
 
 from flows.runs import state as flow_run_state
+from flows.runs.run_record import recorded
 from flows.runs.state import heeding_the_server, is_suspended, take_over
 from rl_core.runs.run_folder import RunFolder
 from tests.rl_core.runs.test_run_folder import config_in
@@ -98,22 +99,31 @@ def test_suspend_leaves_in_the_middle_of_a_task_and_resume_does_that_again() -> 
 
 
 def test_cancel_is_heeded_where_the_worker_hears_nothing_any_more(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker gives up listening when its server was away for half a minute."""
     monkeypatch.setattr(flow_run_state, "_WORKERS_TURN_S", 1.0)
+    run = RunFolder.create(config_in(tmp_path))
     seen: list[UUID] = []
+
+    @task
+    def trains() -> None:
+        seen.append(put_in(Cancelling()))
+        wait_for(lambda: False)
 
     @flow
     def works() -> None:
-        with heeding_the_server():
-            seen.append(put_in(Cancelling()))
-            wait_for(lambda: False)
+        with heeding_the_server(), recorded(run):
+            trains()
 
     with pytest.raises(Abort):
         works()
     assert state_of(seen[0]).is_cancelled()
     assert "no worker" in (state_of(seen[0]).message or "")
+    record = run.read()
+    again = f"Retry in the UI, or run_id={run.run_id}, starts it again"
+    assert (record.status, record.next_step) == ("interrupted", again)
+    assert record.reason == f"cancelled; before a step was saved; {again}"
 
 
 def test_what_ends_while_the_server_is_away_waits_to_tell_it(

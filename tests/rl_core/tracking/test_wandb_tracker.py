@@ -26,7 +26,6 @@ from rl_core.tracking.wandb_tracker import (
     upload_run,
     wandb_run_id,
     wandb_tracking,
-    wants_wandb,
 )
 from tests.support.fake_wandb import API_KEY, FakeWandb, black_hole, closed_port
 from tests.support.waiting import wait_for
@@ -145,13 +144,12 @@ def _is_open_to_others(socket: str) -> bool:
     return all(others) and bool(file.stat().st_mode & 0o002)
 
 
-def test_offline_nothing_of_wandb_runs_and_the_run_is_one_to_upload(tmp_path):
+def test_offline_nothing_of_wandb_runs(tmp_path):
     config, run = a_run(tmp_path, "offline")
     with wandb_tracking(config, run.path):
         do_steps(run, 1, 2)
         assert beside_us() == []
     assert not (run.path / "wandb").exists()
-    assert wants_wandb(run.path)
 
 
 Happened = Callable[[], object]
