@@ -5,14 +5,14 @@ answer at once.
 """
 
 import argparse
-import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final, NoReturn
 
 from flows.errors import BadInputError
+from rl_core.system.words import did_you_mean
 
 BAD_INPUT: Final = 2
 PROGRAM: Final = "countdown-train"
@@ -94,8 +94,8 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "runs": Command("sql:list_runs", "list the runs, or one RUN", own=(RUN,)),
     "compare": Command(
         "sql:compare",
-        "set RUN RUN... beside one another, curves in output=FILE.html",
-        own=("output=", RUN),
+        "set RUN RUN... beside one another",
+        own=(RUN,),
     ),
     "export": Command(
         "models:export",
@@ -286,12 +286,6 @@ def take_arguments(
         else:
             taken[name] = value.strip()
     return taken, settings
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Returns `; did you mean X?` if one of the names is near, else nothing."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _without_blanks(words: Sequence[str], *, asks: bool) -> list[str]:

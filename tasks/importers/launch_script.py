@@ -1,6 +1,5 @@
 """Turns a verl or TinyZero launch script into a preset of ours, and says what is wrong with it."""
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, Final
 import yaml
 
 from rl_core.system.redaction import is_secret, is_secret_name
-from rl_core.system.words import printable
+from rl_core.system.words import did_you_mean, printable
 from tasks.importers.shell_script import Command, Script, Word
 from tasks.importers.verl_rules import translate
 from tasks.importers.verl_table import NAMES, PLAIN_NAMES, Given, Settings, finding, meaning, nested
@@ -182,8 +181,7 @@ def _variable_findings(
         if name in script.assigned:
             yield finding("set_by_the_script", script.assigned[name], name=name, value=value)
         elif name not in script.from_outside:
-            nearest = difflib.get_close_matches(name, script.askable, n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else "leave it out"
+            hint = did_you_mean(name, script.askable).removeprefix("; ") or "leave it out"
             yield finding("no_such_variable", 1, name=name, value=value, hint=hint)
 
 
@@ -228,8 +226,7 @@ def _key_findings(given: Mapping[str, Given]) -> Iterator[Finding]:
             continue
         found = meaning(key, one.value)
         if found is None:
-            nearest = difflib.get_close_matches(key, PLAIN_NAMES, n=1, cutoff=0.6)
-            hint = f"did you mean {nearest[0]}?" if nearest else "left out of the preset"
+            hint = did_you_mean(key, PLAIN_NAMES).removeprefix("; ") or "left out of the preset"
             yield finding("no_setting_of_verl", one.line, key=key, hint=hint)
         elif found[1]:
             yield finding("no_equivalent", one.line, key=key, value=one.value, reason=found[0])

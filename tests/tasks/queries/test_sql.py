@@ -19,7 +19,6 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import EVALUATION, ROLLOUTS
 from rl_core.types import Completion, Problem, Rollout, ScoredText
 from tasks.queries import saved_questions, sql
-from tasks.queries.connection import connect
 from tasks.queries.render import render
 from tests.support.runs import new_run
 
@@ -114,9 +113,9 @@ def test_without_any_run_all_views_are_empty_with_their_columns(tmp_path):
 
 
 def test_unknown_names_suggest_the_nearest(shared_runs):
-    with pytest.raises(ValueError, match=r"'learning_curv': did you mean 'learning_curve'\?"):
+    with pytest.raises(ValueError, match=r"'learning_curv'; did you mean learning_curve\?"):
         sql.ask("learning_curv", root=shared_runs)
-    with pytest.raises(ValueError, match=r"no parameter 'limt': did you mean 'limit'\?"):
+    with pytest.raises(ValueError, match=r"no parameter 'limt'; did you mean limit\?"):
         sql.ask("longest_responses", {"limt": "3"}, root=shared_runs)
     with pytest.raises(ValueError, match="parameter limit=many does not read as int"):
         sql.ask("longest_responses", {"limit": "many"}, root=shared_runs)
@@ -341,7 +340,7 @@ def test_what_a_question_spills_lies_in_a_folder_that_nobody_foresees_or_reads(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     names = set()
     for _ in range(2):
-        with connect({}) as connection:
+        with sql.connect({}) as connection:
             (found,) = connection.sql("select current_setting('temp_directory')").fetchall()
             (folder,) = tmp_path.iterdir()
             assert found == (str(folder),)

@@ -114,7 +114,7 @@ def test_text_of_a_model_steers_no_terminal_and_breaks_out_of_no_markdown():
 def test_the_page_holds_each_problem_and_no_markup_of_a_model(tmp_path):
     write_page(rows(answer=HOSTILE), asked(7), tmp_path / "rows.parquet")
     page = (tmp_path / "rows.html").read_text()
-    assert page.count("<script") == page.count("</script") == 1
+    assert "<script" not in page
     assert "<img" not in page
     assert re.findall(r"""(?:src|href)=["'](?!data:)""", page) == []
     text = text_of(page)
