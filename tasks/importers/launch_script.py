@@ -62,7 +62,7 @@ def import_script(
         *_command_findings(text, script, command),
         *doubles,
         *_variable_findings(script, given, variables),
-        *_inherited(text, given, script.from_outside, variables, shell),
+        *_inherited(script, given, variables, shell),
         *of_settings,
         *_key_findings(given),
     ]
@@ -156,6 +156,8 @@ def _command_findings(text: str, script: Script, command: Command) -> Iterator[F
                 values = " ".join(f"{i}={word.text}" for i, word in enumerate(call.words) if i)
                 values += f", as in line {call.words[0].line}"
         yield finding("not_followed", around.line, text=around.text, values=values)
+    for branch, names in script.branches.items():
+        yield finding("first_way", branch.line, text=branch.text, names=", ".join(sorted(names)))
     all_piped = [c for c in script.commands if "tee" in c.piped_into]
     if all_piped and not re.search(r"^\s*set\b.*\bpipefail\b", text, re.MULTILINE):
         yield finding("exit_code_of_tee", all_piped[0].words[0].line)
@@ -186,17 +188,15 @@ def _variable_findings(
 
 
 def _inherited(
-    text: str,
+    script: Script,
     given: Mapping[str, Given],
-    from_outside: Mapping[str, int],
     variables: Mapping[str, str],
     shell: Mapping[str, str],
 ) -> Iterator[Finding]:
-    """Names the variables of this shell without which the script would ask for something else."""
-    for name in sorted(from_outside.keys() - {*variables, *_OF_ANY_SHELL}):
-        others = {key: value for key, value in {**shell, **variables}.items() if key != name}
-        if _settings(_training_command(text, Script(text, others))[1])[0] != given:
-            yield finding("of_this_shell", from_outside[name], name=name)
+    """Names the variables of this shell that settings were taken from."""
+    for name in sorted(script.from_outside.keys() - {*variables, *_OF_ANY_SHELL}):
+        if any(shell[name] in one.value for one in given.values()):
+            yield finding("of_this_shell", script.from_outside[name], name=name)
 
 
 def _settings(words: list[Word]) -> tuple[dict[str, Given], list[Finding]]:

@@ -66,14 +66,6 @@ def test_an_estimators_name_overwritten_by_a_number_is_found():
     assert "algorithm.estimator" not in import_script(script).settings
 
 
-def test_saving_more_often_than_the_disk_bears_is_found():
-    """Qwen2.5-3B with a critic: 3.09e9 weights of 4 bytes, the critic's, both moments of both."""
-    (found,) = said(import_script(PLANTED), 15)
-    # 327,680 puzzles in batches of 32, 15 epochs: 153,600 steps, every tenth saved.
-    assert "15360 checkpoints of" in found
-    assert "full in step" in found
-
-
 def test_a_gsm8k_script_becomes_a_gsm8k_run():
     imported = import_script(GSM8K)
     assert yaml.safe_load(imported.preset("grpo.sh")) == preset_of("gsm8k")
@@ -112,15 +104,6 @@ def test_verls_own_name_of_the_group_size_wins():
     assert "which is 5 and wins" in found(imported, "algorithm.group_size is no setting")
 
 
-def test_a_large_checkpoint_after_each_step_is_found_with_what_it_costs():
-    """7.6e9 weights of 4 bytes and both moments, 7,473 // 256 = 29 steps in each of 3 epochs."""
-    cost = found(import_script(GSM8K), "saves after each step: 87 checkpoints of 91.4 GB")
-    assert "verl keeps all, 7,951 GB" in cost
-    assert "the preset has trainer.save_freq=29" in cost
-    few = import_script(GSM8K.replace("test_freq=-1", "max_actor_ckpt_to_keep=1"))
-    assert "verl keeps 1, 91 GB" in found(few, "saves after each step")
-
-
 def test_variables_of_the_shell_that_starts_it_can_be_given(tmp_path):
     alone = import_script(FROM_OUTSIDE)
     assert "model.path" not in alone.settings
@@ -154,8 +137,10 @@ def test_arrays_cases_and_defaults_of_verls_examples_are_read(tmp_path):
     assert imported.settings["actor.micro_batch_tokens"] == 3_072
     assert imported.settings["resources.learner_gpus"] == 0.5
     data = found(imported, f"{tmp_path}/data/countdown/train.parquet is not here")
-    assert data.startswith("line 20")
-    another = import_script(ARRAYS, {"DEVICE": "npu", "TOKENS": "99"})
+    assert data.startswith("line 16")
+    case = found(imported, "is not decided here: its first way is read for EXTRA, gpus")
+    assert case.startswith("line 7: 'case \"${DEVICE}\" in'")
+    another = import_script(ARRAYS, {"gpus": "16", "TOKENS": "99"})
     assert another.settings["resources.learner_ranks"] == 8
     assert another.settings["rollout.num_engines"] == 8
     assert another.settings["actor.micro_batch_tokens"] == 99
