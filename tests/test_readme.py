@@ -59,7 +59,7 @@ LOG = """step:1 - critic/score/mean:0.05 - response_length/mean:181.0 - actor/lr
 step:2 - critic/score/mean:0.06 - response_length/mean:180.0 - actor/lr:1e-06
 """
 TOO_MUCH = (
-    *("tinyzero-0.5b-24gb", "Jiayi-Pan", "gsm8k-ppo", "preset=train.yaml", "--shell"),
+    *("tinyzero-0.5b-24gb", "Jiayi-Pan", "gsm8k-ppo", "preset=train.yaml"),
     *("countdown-0.5b-sft-24gb", "countdown-1.5b-24gb", "checkpoint=...", "push="),
     *("Which of these numbers",),  # to a run of another env
 )

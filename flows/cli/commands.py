@@ -147,12 +147,6 @@ COMMANDS: Final[Mapping[str, Command]] = {
                 "metavar": "K=V",
                 "help": "a $parameter",
             },
-            "--shell": {
-                "dest": "in_shell",
-                "action": "store_true",
-                "help": "DuckDB's own shell, or harlequin",
-            },
-            "--export": {"metavar": "FILE", "help": "write the views for any DuckDB client"},
             "--format": _FORMAT,
         },
     ),

@@ -1,10 +1,7 @@
 """The commands `countdown-train sql`, `runs` and `compare`: questions in SQL to the runs' files."""
 
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -13,7 +10,7 @@ from flows.cli.terminal import say, show_rows, terminal_width
 from flows.errors import BadInputError
 from tasks.queries.render import render_queries
 from tasks.queries.saved_questions import list_queries
-from tasks.queries.sql import ask, export_catalog, run_query, values_there
+from tasks.queries.sql import ask, run_query, values_there
 
 _PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")
 """A path that Hydra reads as it stands."""
@@ -28,8 +25,6 @@ def sql(
     lists: bool,
     run: str | None,
     parameters: Sequence[str],
-    in_shell: bool,
-    export: str | None,
     output_format: str,
 ) -> None:
     """Answers one question on standard output."""
@@ -43,9 +38,6 @@ def sql(
         raise BadInputError(f"sql takes one RUN, not {' and '.join(named)}")
     if lists:
         sys.stdout.write(render_queries(list_queries(), width=terminal_width()))
-        return
-    if in_shell or export:
-        _open(root, export, in_shell=in_shell)
         return
     if len(names) + (select is not None) != 1:
         raise BadInputError("sql takes one NAME (sql --list lists them) or -q SELECT")
@@ -103,29 +95,6 @@ def storage_root(overrides: Sequence[str]) -> Path:
 
         bring_runs(storage)
     return storage.root
-
-
-def _open(root: Path, export: str | None, *, in_shell: bool) -> None:
-    """Writes the views into a DuckDB file, and opens a shell on it if asked to."""
-    shell = _find_shell() if in_shell else None
-    with tempfile.TemporaryDirectory(prefix="countdown-train-") as folder:
-        file = Path(export or Path(folder) / "catalog.duckdb")
-        export_catalog(root, file)
-        if export:
-            say(file)
-            sys.stdout.flush()
-        if shell is not None:
-            subprocess.run([*shell, str(file)], check=False)
-
-
-def _find_shell() -> list[str]:
-    """Returns the command of harlequin or of DuckDB's shell."""
-    beside = str(Path(sys.executable).parent)
-    for name, options in (("harlequin", ["--read-only"]), ("duckdb", ["-readonly"])):
-        found = shutil.which(name) or shutil.which(name, path=beside)
-        if found:
-            return [found, *options]
-    raise BadInputError("--shell needs duckdb or harlequin: pip install duckdb-cli")
 
 
 def compare(words: Sequence[str]) -> None:

@@ -142,60 +142,10 @@ def _select_of(view: str) -> str:
     return (SQL_FOLDER / "views" / f"{view}.sql").read_text(encoding="utf-8")
 
 
-def _create_views(connection: duckdb.DuckDBPyConnection, needed: Collection[str] = VIEWS) -> None:
+def _create_views(connection: duckdb.DuckDBPyConnection, needed: Collection[str]) -> None:
     for view in VIEWS:
         if view in needed:
             connection.execute(f"create view {view} as {_select_of(view)}")
-
-
-def export_catalog(root: Path, file: Path) -> None:
-    """Writes a DuckDB file with all views, for any DuckDB client from 1.0 on.
-
-    Rollouts, rescores and answers to tests stay where they are, and new ones are seen at the next
-    query; metrics, records, settings and footers are copied as they are now. ValueError if it
-    cannot be written, or something else is there.
-    """
-    if file.exists():
-        _refuse_to_replace(file)
-    runs = run_files.find_runs(root)
-    new = file.with_name(f".tmp-{file.name}")
-    new.unlink(missing_ok=True)
-    try:
-        with duckdb.connect() as connection:
-            connection.execute(f"attach '{_quoted(new)}' as catalog (storage_version 'v1.0.0')")
-            connection.execute("use catalog")
-            for name, table in _records(root, dict.fromkeys(VIEWS, runs)).items():
-                connection.register("copied", table)
-                connection.execute(f"create table {name} as select * from copied")
-            for name, (_, folder, columns) in _FILES.items():
-                connection.register("empty", columns.empty_table())
-                connection.execute(f"create table no_{name} as select * from empty")
-                rows = f"select * from no_{name}"
-                if any((root / "runs").glob(f"*/{folder}")):
-                    there = _quoted(root.resolve() / "runs" / "*" / folder)
-                    rows += f" union all by name from read_parquet('{there}', union_by_name = true)"
-                connection.execute(f"create view {name} as {rows}")
-            _create_views(connection)
-        new.replace(file)
-    except (duckdb.Error, OSError) as error:
-        new.unlink(missing_ok=True)
-        raise ValueError(f"{file} cannot be written: {in_one_line(error)}") from error
-
-
-def _refuse_to_replace(file: Path) -> None:
-    """Raises ValueError unless the file is a catalogue, with no table that somebody else made."""
-    advice = "choose another name with --export FILE, or move it away"
-    ours = {*VIEWS, *_RECORDS, "dataset_records", *_FILES, *(f"no_{name}" for name in _FILES)}
-    try:
-        with duckdb.connect(str(file), read_only=True) as connection:
-            select = "select table_name from information_schema.tables"
-            found = {str(name) for (name,) in connection.execute(select).fetchall()}
-    except duckdb.Error as error:
-        raise ValueError(f"{file} is there and can be read by no DuckDB: {advice}") from error
-    if strange := sorted(found - ours):
-        raise ValueError(f"{file} also holds {strange[0]}, which would be lost: {advice}")
-    if "runs" not in found:
-        raise ValueError(f"{file} is there and is no catalogue of runs: {advice}")
 
 
 class CheckSession:
@@ -307,13 +257,9 @@ def _register(
         raise ValueError(f"{name}: a column's type is unknown ({_message(error)})") from error
 
 
-def _quoted(path: Path) -> str:
-    """Returns a path as it stands between single quotes."""
-    return str(path).replace("'", "''")
-
-
 def _paths(files: Sequence[Path]) -> str:
-    return "[" + ", ".join(f"'{_quoted(file.absolute())}'" for file in files) + "]"
+    quoted = (str(file.absolute()).replace("'", "''") for file in files)
+    return "[" + ", ".join(f"'{path}'" for path in quoted) + "]"
 
 
 def _message(error: duckdb.Error) -> str:
