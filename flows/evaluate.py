@@ -20,8 +20,7 @@ from flows.settings.compose import compose  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.data.dataset import generator_settings  # noqa: E402
 from rl_core.storage.mirror import mirrored  # noqa: E402
-from tasks.evaluate import Evaluated, evaluate_models_task  # noqa: E402
-from tasks.evaluation_tables import measures  # noqa: E402
+from tasks.evaluate import Evaluated, evaluate_models_task, measures  # noqa: E402
 from tasks.generate import cached_dataset  # noqa: E402
 from tasks.prefect_ui.flow_run import logs_in_ui  # noqa: E402
 from tasks.queries.checkpoint_names import NamedModel, find_model  # noqa: E402

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from rl_core.checkpoints.manifest import MANIFEST
 from rl_core.errors import first_line
-from rl_core.evaluation.statistics import share
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.sft.named_data import CURVE_NAME
@@ -44,7 +43,6 @@ def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
         base = settings.get("model", {}).get("path")
         if base is not None and not Path(base).expanduser().is_absolute():
             front.append(f"base_model: {base.removeprefix('modelscope:')}")
-        lines += _how(model, model.run, settings)
         lines += ["", "## Accuracy", "", *_accuracy(model, model.run, root)]
         if settings:
             # What decides what is learned: not where files and machines are.
@@ -54,36 +52,11 @@ def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
     return "\n".join(["---", *front, "---", "", *lines, ""])
 
 
-def _how(model: NamedModel, run: RunFolder, settings: dict[str, Any]) -> list[str]:
-    record = run.read()
-    data, algorithm, env = (settings.get(name, {}) for name in ("data", "algorithm", "env"))
-    base = settings.get("model", {}).get("path") or "made at home, warm-started on search traces"
-    files = ", ".join(data.get("train_files") or ()) or "generated, or the env's own source"
-    lines = [
-        "",
-        "## Data and training",
-        "",
-        f"- Base model: {base}.",
-        f"- Problems: `{env.get('name')}`, {files}; prompts by `{env.get('prompt_template')}`.",
-        f"- Reinforcement learning by `{algorithm.get('estimator')}`: {model.step} steps of "
-        f"{data.get('train_batch_size')} prompts x {algorithm.get('group_size')}.",
-    ]
-    tuned = None if record.model is None else Path(record.model) / "warm_start.json"
-    if settings.get("sft", {}).get("data") is not None and tuned is not None and tuned.is_file():
-        report = json.loads(tuned.read_text(encoding="utf-8"))
-        lines.append(
-            f"- Before that supervised fine-tuning: {report['steps']} steps on {report['data']}; "
-            f"held-out loss {report['held_out_loss_before']} before, "
-            f"{report['held_out_loss_after']} after."
-        )
-    return lines
-
-
 def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
     rows = sql.ask("evaluation_summary", root=root, run=run.run_id).to_dicts()
     shown = [row for row in rows if row["model"] in ("base", model.model)]
     if not any(row["model"] == model.model for row in shown):
-        return [_tested(model, run, root)]
+        return [f"It was not evaluated: `countdown-train evaluate {model.name}` does that."]
     return [
         "Greedy, on problems that were not trained on; 95% (Wilson) intervals.",
         "",
@@ -100,27 +73,6 @@ def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
             ],
         ),
     ]
-
-
-def _tested(model: NamedModel, run: RunFolder, root: Path) -> str:
-    """Returns what the tests of training said, if the step was not evaluated after it."""
-    rows = sql.run_query(
-        "select accuracy from checkpoints where step = $step",
-        {"step": model.step},
-        root=root,
-        run=run.run_id,
-    )
-    settings = read_settings(run.path)
-    counts = (("trainer", "test_problems"), ("data", "test_size"))
-    known = filter(None, (settings.get(section, {}).get(name) for section, name in counts))
-    problems, accuracy = min(known, default=0), rows["accuracy"].drop_nulls().to_list()
-    if not accuracy or not problems:
-        return f"It was not evaluated: `countdown-train evaluate {model.name}` does that."
-    said = share(round(accuracy[0] * problems), problems)
-    return (
-        f"Greedy, at its test during training: {said}, a 95% (Wilson) interval, on {problems} "
-        f"problems that were not trained on. `countdown-train evaluate {model.name}` asks all."
-    )
 
 
 def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path:

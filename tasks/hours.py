@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, Final, Literal
 
 from rl_core.config.run import RunConfig
@@ -20,13 +19,12 @@ from rl_core.resources.cost import (
     time_left,
 )
 from rl_core.resources.memory_plan import ModelShape
-from rl_core.resources.roofline import Lengths, Machine, scaled_range, step_time_range
+from rl_core.resources.roofline import Machine, step_time_range
 from rl_core.runs.metrics_log import MetricsLog
 from rl_core.runs.run_folder import IMPORTED, RunFolder
 from rl_core.runs.settings_file import read_settings
 from tasks.queries.run_tables import find_runs
 
-_LAST_STEPS: Final = 50
 _SHAPE: Final = {
     "env": None,
     "model": None,
@@ -45,10 +43,6 @@ _LOGGED_SHAPE: Final = {
     "data": _SHAPE["data"],
 }
 """The same of an imported log, whose other settings are another program's."""
-_SAME_DEVICE: Final = {"model": None, "base_model": _SHAPE["base_model"], "resources": None}
-"""What the share of the device's peak depends on most."""
-_SAME_LENGTHS: Final = {"env": None, "model": {"path"}, "base_model": None, "sft": {"data"}}
-"""What the length of prompts and responses depends on most."""
 
 Sections = Mapping[str, set[str] | None]
 
@@ -60,23 +54,23 @@ class StepEstimate:
     seconds: Spread
     basis: Literal["measured", "imported", "roofline"]
     source: str  # a run, or a card
-    scaled_by: str | None = None
-    """A run on that device whose steps tell what share of its peak is reached."""
 
     def __str__(self) -> str:
         """Returns what it rests on, in words."""
-        scaled = f", scaled by run {self.scaled_by}" if self.scaled_by else ""
         return {
             "measured": f"measured in run {self.source}",
             "imported": f"from the imported log {self.source}",
-            "roofline": f"a roofline of {self.source}{scaled}",
+            "roofline": f"a roofline of {self.source}",
         }[self.basis]
 
 
 def measured_before(config: RunConfig) -> StepEstimate | None:
     """Returns the rate of the last run of the same shape, or of an imported log of it."""
-    for run, is_imported in _runs_like(config, _SHAPE):
-        seconds = measured_step(_logged(run, "timing_s/step"), at_least=1)
+    for run, is_imported in _runs_like(config):
+        rows = MetricsLog(run / "metrics.jsonl").read()
+        trained = (row for row in rows if row["step"] > 0)  # before the first step is a test alone
+        steps = [seconds for row in trained if (seconds := row.get("timing_s/step"))]
+        seconds = measured_step(steps, at_least=1)
         if seconds is not None:
             return StepEstimate(seconds, "imported" if is_imported else "measured", run.name)
     return None
@@ -90,47 +84,10 @@ def estimates(
         return [known]
     if shape is None:
         return []
-    lengths = lengths_seen(config)
-    if len(machines) == 1 and (scaled := _scaled(config, shape, machines[0], lengths)) is not None:
-        return [scaled]
     return [
-        StepEstimate(step_time_range(shape, config, machine, lengths), "roofline", machine.name)
+        StepEstimate(step_time_range(shape, config, machine), "roofline", machine.name)
         for machine in machines
     ]
-
-
-def lengths_seen(config: RunConfig) -> Lengths | None:
-    """Returns the lengths of the last run of this model and env, cut to today's limit."""
-    most = config.data.max_response_length
-    for run, _ in _runs_like(config, _SAME_LENGTHS):
-        if (seen := _lengths_of(run)) is not None:
-            return replace(seen, response=min(seen.response, most), longest=min(seen.longest, most))
-    return None
-
-
-def _lengths_of(run: Path) -> Lengths | None:
-    """Returns the lengths of a run's last steps, if it has logged them."""
-    columns = ("prompt_length/mean", "response_length/mean", "response_length/max")
-    *found, turns = (_logged(run, name)[-_LAST_STEPS:] for name in (*columns, "rollout/turns_mean"))
-    if not all(found):
-        return None
-    prompt, response, longest = map(median, found)
-    return Lengths(prompt, response, longest, median(turns) if turns else 1.0)
-
-
-def _scaled(
-    config: RunConfig, shape: ModelShape, machine: Machine, lengths: Lengths | None
-) -> StepEstimate | None:
-    """Returns an estimate by the last run of this model on this device, if there was one."""
-    for run, is_imported in _runs_like(config, _SAME_DEVICE):
-        seconds, seen = measured_step(_logged(run, "timing_s/step")), _lengths_of(run)
-        other = _settings(run)
-        if is_imported or seconds is None or seen is None or other is None:
-            continue  # a log does not say on what device
-        measured = (other, seen, seconds.typical)
-        spread = scaled_range(shape, config, machine, lengths, measured)
-        return StepEstimate(spread, "roofline", machine.name, scaled_by=run.name)
-    return None
 
 
 @dataclass(frozen=True)
@@ -175,7 +132,6 @@ class TimePlan:
         return {
             "basis": self.estimate.basis,
             "source": self.estimate.source,
-            "scaled_by": self.estimate.scaled_by,
             "problems": self.problems.number,
             "steps": self.steps,
             "steps_in_epoch": self.steps_in_epoch,
@@ -194,7 +150,7 @@ def planned_steps(config: RunConfig) -> int:
     return total_steps(config, count_problems(config).number)
 
 
-def _runs_like(config: RunConfig, alike: Sections) -> Iterator[tuple[Path, bool]]:
+def _runs_like(config: RunConfig) -> Iterator[tuple[Path, bool]]:
     """Yields runs with the same settings, the last first, and whether each was imported."""
     wanted = config.model_dump(mode="json")
     for run in reversed(find_runs(config.storage.root)):
@@ -203,15 +159,9 @@ def _runs_like(config: RunConfig, alike: Sections) -> Iterator[tuple[Path, bool]
             is_imported = RunFolder(run).read().preset == IMPORTED
         if is_imported and config.env.max_turns > 1:
             continue  # a log of one turn
-        sections = _LOGGED_SHAPE if is_imported else alike
+        sections = _LOGGED_SHAPE if is_imported else _SHAPE
         if _cut(read_settings(run), sections) == _cut(wanted, sections):
             yield run, is_imported
-
-
-def _logged(run: Path, name: str) -> list[float]:
-    """A metric of a run's steps, without the test before the first."""
-    rows = MetricsLog(run / "metrics.jsonl").read()
-    return [row[name] for row in rows if row["step"] > 0 and row.get(name)]
 
 
 def _cut(settings: Mapping[str, Any], sections: Sections) -> dict[str, Any]:

@@ -52,7 +52,6 @@ def preflight(config: RunConfig) -> list[Finding]:
         *plans.length_findings(config),
         *plans.memory_findings(config),
         *plans.machine_findings(config),
-        *plans.rank_findings(config),
         *plans.disk_findings(config),
         *time_findings(config),
         *_known_outcomes(config),

@@ -294,13 +294,8 @@ def _show(validation: Validation, data: Path) -> None:
             description="The first training prompt, as the model reads it.",
         )
     if validation.lengths is not None:
-        report = validation.lengths
-        create_table_artifact(report.limits, key="prompt-limits", description=report.verdict)
-        create_table_artifact(
-            report.histogram,
-            key="prompt-lengths",
-            description="How many prompts have how many tokens, by split.",
-        )
+        lengths = validation.lengths
+        create_table_artifact(lengths.limits, key="prompt-limits", description=lengths.verdict)
 
 
 def _frame(table: pa.Table) -> pl.DataFrame:

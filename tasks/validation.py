@@ -14,8 +14,6 @@ from rl_core.types import Message
 
 CANDIDATES = (32, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 """Limits that people set."""
-_MOST_BINS = 16
-_BAR = 30
 _TOO_FAR = 2.0  # a limit this many times the longest prompt is called a waste
 Counts: TypeAlias = dict[int, int]  # how many prompts take so many tokens
 _TAGS: Final = re.compile(
@@ -34,20 +32,11 @@ class LengthReport:
     """Token counts of all prompts of a data set, summed up."""
 
     verdict: str  # one sentence on `data.max_prompt_length`
-    histogram: list[dict[str, Any]]
-    """One row per length, or range of lengths: `tokens`, and the prompts of each split."""
     limits: list[dict[str, Any]]
     """One row per candidate limit: `limit`, `rejected` prompts, their `share`, a `note`."""
 
     def lines(self) -> Iterator[str]:
         """The report as lines of text."""
-        splits = [name for name in self.histogram[0] if name != "tokens"]
-        most = max(sum(row[split] for split in splits) for row in self.histogram)
-        yield f"{'tokens':>11}" + "".join(f"{split:>10}" for split in splits)
-        for row in self.histogram:
-            bar = "█" * -(-_BAR * sum(row[split] for split in splits) // most)
-            counts = "".join(f"{row[split]:>10,}" for split in splits)
-            yield f"{row['tokens']:>11}{counts}  {bar}"
         yield f"{'limit':>11}{'rejected':>10}{'share':>10}"
         for row in self.limits:
             note = f"  {row['note']}" if row["note"] else ""
@@ -60,7 +49,6 @@ def report_lengths(lengths: pl.DataFrame, limit: int) -> LengthReport:
     prompts = dict(lengths.group_by("prompt_tokens").len().sort("prompt_tokens").iter_rows())
     return LengthReport(
         verdict=_verdict(prompts, limit),
-        histogram=_histogram(lengths, min(prompts), max(prompts)),
         limits=_limits(prompts, limit),
     )
 
@@ -101,23 +89,6 @@ def _limits(prompts: Counts, limit: int) -> list[dict[str, Any]]:
             "note": notes.get(candidate, ""),
         }
         for candidate in sorted({*below[-1:], *shown, *above[:1], *notes})
-    ]
-
-
-def _histogram(lengths: pl.DataFrame, shortest: int, longest: int) -> list[dict[str, Any]]:
-    splits = lengths["split"].unique(maintain_order=True).to_list()
-    width = -(-(longest - shortest + 1) // _MOST_BINS)
-    first = shortest + (pl.col("prompt_tokens") - shortest) // width * width
-    binned = lengths.group_by(first=first).agg(
-        (pl.col("split") == split).sum().alias(split) for split in splits
-    )
-    return [
-        {
-            "tokens": f"{first}" if width == 1 else f"{first}-{min(first + width - 1, longest)}",
-            **{split: row[split] for split in splits},
-        }
-        for row in binned.sort("first").to_dicts()
-        for first in [row["first"]]
     ]
 
 

@@ -5,13 +5,14 @@ answer at once.
 """
 
 import argparse
-import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final, NoReturn
 
 from flows.errors import BadInputError
+from rl_core.system.words import did_you_mean
 
 BAD_INPUT: Final = 2
 PROGRAM: Final = "countdown-train"
@@ -24,6 +25,8 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "keep and share": ("export", "prune", "sync", "serve", "notify"),
 }
 """How the help lists the commands."""
+_BLANKS: Final = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)
+_KEY: Final = re.compile(r"[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "runs": Command("sql:list_runs", "list the runs, or one RUN"),
     "compare": Command(
         "sql:compare",
-        "set RUN RUN... beside one another, curves in output=FILE.html",
-        arguments=("output",),
+        "set RUN RUN... beside one another",
     ),
     "export": Command(
         "models:export",
@@ -209,20 +211,24 @@ def build_parser(
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """Returns `command`, `words` and the command's options.
 
-    Words may stand before and after options, which argparse alone refuses.
+    Words may stand before and after options, which argparse alone refuses. `KEY = VALUE` loses its
+    blanks.
     """
     parser = build_parser()
-    asked = list(arguments) or ["help"]
-    if asked[0] == "help":
-        asked = [*asked[1:], "--help"]
-    if asked[0] not in COMMANDS and not asked[0].startswith("-"):
-        near = difflib.get_close_matches(asked[0], COMMANDS, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        parser.error(f"unknown command {asked[0]!r}{hint}")
-    options, more = parser.parse_known_args(asked)
-    if unknown := [word for word in more if word.startswith("-")]:
-        parser.error(f"unknown option {unknown[0]} of {options.command}")
-    return {**vars(options), "words": [*options.words, *more]}
+    first, rest = (arguments[0], list(arguments[1:])) if arguments else ("help", [])
+    if first == "help":
+        first, rest = (rest[0], ["--help"]) if rest else ("--help", [])
+    if first.startswith("-") and first not in ("-h", "--help", "--version"):
+        parser.error(f"unknown option {first}{did_you_mean(first, ['--help', '--version'])}")
+    if first not in COMMANDS and not first.startswith("-"):
+        parser.error(f"unknown command {first!r}{did_you_mean(first, COMMANDS)}")
+    options, more = parser.parse_known_args([first, *rest])
+    unknown = [word for word in more if word.startswith("-")]
+    if unknown:
+        its = [*COMMANDS[first].options, "--help"]
+        parser.error(f"unknown option {unknown[0]}{did_you_mean(unknown[0], its)}")
+    words = _without_blanks([*options.words, *more], asks=first == "ask")
+    return {**vars(options), "words": words}
 
 
 def take_arguments(
@@ -242,3 +248,24 @@ def take_arguments(
         else:
             taken[name] = value.strip()
     return taken, settings
+
+
+def _without_blanks(words: Sequence[str], *, asks: bool) -> list[str]:
+    """Returns `KEY = VALUE`, as one word or as three, as `KEY=VALUE`.
+
+    `asks`: a word may be a question, whose equals sign stays.
+    """
+    joined: list[str] = []
+    for word in words:
+        before = joined[-1] if joined else ""
+        opens = before.endswith("=") and _KEY.fullmatch(before[:-1]) and "=" not in word
+        if opens or (word.startswith("=") and _KEY.fullmatch(before)):
+            joined[-1] += word
+        else:
+            joined.append(word)
+    return [
+        f"{found[1]}={found[2]}"
+        if (found := _BLANKS.fullmatch(word)) and not (asks and "." not in found[1])
+        else word
+        for word in joined
+    ]

@@ -96,11 +96,10 @@ def _show_lengths(
     rows = []
     for file in files:
         lengths = text_lengths(file, column, count_tokens)
-        rows += [{"file": str(file)} | row for row in lengths.summary]
+        rows += [{"file": str(file)} | row for row in lengths]
         if output_format == "table":
             say(describe_file(file))
-            show_rows(lengths.summary)
-            say("\n".join([*lengths.histogram, ""]))
+            show_rows(lengths)
     if output_format == "table":
         say(tokenizer)
     else:

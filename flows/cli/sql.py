@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from flows.cli.commands import take_arguments
 from flows.cli.terminal import say, show_rows, terminal_width
 from flows.errors import BadInputError
 from tasks.queries.render import render_queries
@@ -99,17 +98,13 @@ def storage_root(overrides: Sequence[str]) -> Path:
 
 
 def compare(words: Sequence[str]) -> None:
-    """Compares runs: tables here, curves in compare.html."""
+    """Compares runs: what they reached, settings that differ, who won."""
     from rl_core.runs.lock import close_lost_runs
     from tasks.report_page.data import compare_runs
-    from tasks.report_page.page import write_comparison  # draws: `sql` does not
 
-    asked, settings = take_arguments([word for word in words if "=" in word], ("output",))
-    root = storage_root(settings)
+    root = storage_root([word for word in words if "=" in word])
     close_lost_runs(root)
     comparison = compare_runs(root, [word for word in words if "=" not in word])
-    page = Path(asked.get("output", root / "compare.html"))
-    moved = write_comparison(comparison, page)
     for title, frame in (
         ("what they reached", comparison.overview),
         ("settings that differ", comparison.settings),
@@ -117,6 +112,3 @@ def compare(words: Sequence[str]) -> None:
     ):
         say(f"\n{title}")
         show_rows(frame)
-    say(f"\ncurves: {page}")
-    if moved is not None:
-        say(f"the page of other runs that was there is now {moved}")

@@ -3,6 +3,7 @@
 One line of an error: `rl_core/errors.py`.
 """
 
+import difflib
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
@@ -49,6 +50,12 @@ def in_one_line(said: object) -> str:
 def cut(text: str, longest: int) -> str:
     """Returns at most so many characters of a text; if it is longer, the last of them is `…`."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns `; did you mean X?` if one of the names is near, else nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def without_middle(text: str, longest: int, gap: str = " [...] ") -> str:

@@ -1,6 +1,5 @@
 """Turns a verl or TinyZero launch script into a preset of ours, and says what is wrong with it."""
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, Final
 import yaml
 
 from rl_core.system.redaction import is_secret, is_secret_name
-from rl_core.system.words import printable
+from rl_core.system.words import did_you_mean, printable
 from tasks.importers.shell_script import Command, Script, Word
 from tasks.importers.verl_rules import translate
 from tasks.importers.verl_table import NAMES, PLAIN_NAMES, Given, Settings, finding, meaning, nested
@@ -63,7 +62,7 @@ def import_script(
         *_command_findings(text, script, command),
         *doubles,
         *_variable_findings(script, given, variables),
-        *_inherited(text, given, script.from_outside, variables, shell),
+        *_inherited(script, given, variables, shell),
         *of_settings,
         *_key_findings(given),
     ]
@@ -157,6 +156,8 @@ def _command_findings(text: str, script: Script, command: Command) -> Iterator[F
                 values = " ".join(f"{i}={word.text}" for i, word in enumerate(call.words) if i)
                 values += f", as in line {call.words[0].line}"
         yield finding("not_followed", around.line, text=around.text, values=values)
+    for branch, names in script.branches.items():
+        yield finding("first_way", branch.line, text=branch.text, names=", ".join(sorted(names)))
     all_piped = [c for c in script.commands if "tee" in c.piped_into]
     if all_piped and not re.search(r"^\s*set\b.*\bpipefail\b", text, re.MULTILINE):
         yield finding("exit_code_of_tee", all_piped[0].words[0].line)
@@ -182,23 +183,20 @@ def _variable_findings(
         if name in script.assigned:
             yield finding("set_by_the_script", script.assigned[name], name=name, value=value)
         elif name not in script.from_outside:
-            nearest = difflib.get_close_matches(name, script.askable, n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else "leave it out"
+            hint = did_you_mean(name, script.askable).removeprefix("; ") or "leave it out"
             yield finding("no_such_variable", 1, name=name, value=value, hint=hint)
 
 
 def _inherited(
-    text: str,
+    script: Script,
     given: Mapping[str, Given],
-    from_outside: Mapping[str, int],
     variables: Mapping[str, str],
     shell: Mapping[str, str],
 ) -> Iterator[Finding]:
-    """Names the variables of this shell without which the script would ask for something else."""
-    for name in sorted(from_outside.keys() - {*variables, *_OF_ANY_SHELL}):
-        others = {key: value for key, value in {**shell, **variables}.items() if key != name}
-        if _settings(_training_command(text, Script(text, others))[1])[0] != given:
-            yield finding("of_this_shell", from_outside[name], name=name)
+    """Names the variables of this shell that settings were taken from."""
+    for name in sorted(script.from_outside.keys() - {*variables, *_OF_ANY_SHELL}):
+        if any(shell[name] in one.value for one in given.values()):
+            yield finding("of_this_shell", script.from_outside[name], name=name)
 
 
 def _settings(words: list[Word]) -> tuple[dict[str, Given], list[Finding]]:
@@ -228,8 +226,7 @@ def _key_findings(given: Mapping[str, Given]) -> Iterator[Finding]:
             continue
         found = meaning(key, one.value)
         if found is None:
-            nearest = difflib.get_close_matches(key, PLAIN_NAMES, n=1, cutoff=0.6)
-            hint = f"did you mean {nearest[0]}?" if nearest else "left out of the preset"
+            hint = did_you_mean(key, PLAIN_NAMES).removeprefix("; ") or "left out of the preset"
             yield finding("no_setting_of_verl", one.line, key=key, hint=hint)
         elif found[1]:
             yield finding("no_equivalent", one.line, key=key, value=one.value, reason=found[0])

@@ -1,17 +1,16 @@
 """Reads a shell script as a shell does, without running anything (the only tree-sitter import).
 
-Bash's grammar is tree-sitter's. Here variables and arrays are expanded, and the way is taken that
-`if` and `case` take with their values. A program that would be asked counts as failed. Loops and
-functions are not followed: their commands are read once, and know what stands around them.
+Bash's grammar is tree-sitter's. Here variables, arrays and sums are expanded. What only running the
+script would tell is not followed but named: a loop's and a function's commands are read once, of
+`if` and `case` the first way is, and what a program prints stays as it is written.
 """
 
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Final
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
@@ -19,20 +18,19 @@ from tree_sitter import Language, Node, Parser
 from rl_core.system.redaction import is_secret
 
 _LANGUAGE = Language(tree_sitter_bash.language())
+_LONGEST_SUM: Final = 1_000  # characters
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _MOST_EXPANDED: Final = 10_000_000
 """Characters that variables stand for in all: 40 lines of `A=$A$A` would fill any memory."""
 _SUM: Final = re.compile(r"\$?\(\(([\w\s${:}()+*/%-]*)\)\)")
 _NAME: Final = re.compile(r"\$?\{?\b([A-Za-z_]\w*)(?::?-(\d+)(?=\}))?\}?")  # in a sum: ${NAME:-8}
-_NOT_FOLLOWED: Final = frozenset(
+_REPEATED: Final = frozenset(
     {"for_statement", "c_style_for_statement", "while_statement", "function_definition"}
 )
+_BRANCHES: Final = frozenset({"if_statement", "case_statement"})
 _ARITHMETIC: Final[Mapping[type, Callable[[int, int], int]]] = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
     **{ast.Div: operator.floordiv, ast.Mod: operator.mod},
-}
-_COMPARED: Final[Mapping[str, Callable[[int, int], bool]]] = {
-    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")
 }
 
 
@@ -66,6 +64,7 @@ class Script:
         self._arrays: dict[str, list[Word]] = {}
         self._expanded = 0
         self._around: Word | None = None
+        self._is_in_branch = False
         self.values: dict[str, str] = {}  # what variables hold in the end
         self.comments: set[int] = set()  # lines with a comment
         # Variables, with the first line that uses them:
@@ -73,6 +72,7 @@ class Script:
         self.from_outside: dict[str, int] = {}  # their value came from outside
         self.assigned: dict[str, int] = {}  # the script sets them, whatever they are outside
         self.askable: dict[str, None] = {}  # all that something outside could set
+        self.branches: dict[Word, set[str]] = {}  # each `if` and `case` with what it sets
         # A byte's place must be that of its character: those beyond ASCII, of which some crash the
         # grammar's scanner, become points.
         tree = Parser(_LANGUAGE).parse(_NOT_ASCII.sub(".", source).encode())
@@ -96,61 +96,29 @@ class Script:
             for i, part in enumerate(node.named_children):
                 yield from self._walk(part, tuple(names[i + 1 :]))
         else:
-            if node.type in _NOT_FOLLOWED:
-                self._around = Word(self._text(node).partition("\n")[0], _line(node))
-            for child in self._taken(node):
+            if node.type in _REPEATED:
+                self._around = self._first_line(node)
+            for child in self._first_way(node) if node.type in _BRANCHES else node.named_children:
                 yield from self._walk(child, piped_into)
         self._around = around
 
     def _text(self, node: Node) -> str:
         return self._source[node.start_byte : node.end_byte]
 
-    def _taken(self, node: Node) -> Sequence[Node]:
-        if node.type == "if_statement":
-            others = [n for n in node.named_children if n.type in ("elif_clause", "else_clause")]
-            for clause in (node, *others):
-                parts = [part for part in clause.named_children if part not in others]
-                if clause.type == "else_clause":
-                    return parts
-                if not parts or self._holds(parts[0]):
-                    return parts[1:]
-            return ()
-        if node.type != "case_statement":
-            return node.named_children
-        subject = node.child_by_field_name("value")
-        value = self._expand(subject) if subject is not None else ""
-        for item in node.named_children:
-            patterns = map(self._expand, item.children_by_field_name("value"))
-            # Of a value that only a program would tell, the first way is taken for the usual one.
-            if item.type == "case_item" and (
-                "$" in value or any(fnmatchcase(value, pattern) for pattern in patterns)
-            ):
-                return item.named_children
-        return ()
+    def _first_line(self, node: Node) -> Word:
+        return Word(self._text(node).partition("\n")[0], _line(node))
 
-    def _holds(self, node: Node) -> bool:
-        """Says whether a condition holds; one that would ask a program or the disk does not."""
-        children, symbols = node.named_children, _symbols(node)
-        if not children:
-            return False
-        if node.type == "negated_command" or (node.type == "unary_expression" and symbols == ["!"]):
-            return not self._holds(children[-1])
-        if node.type in ("test_command", "parenthesized_expression"):
-            return self._holds(children[-1])
-        if node.type == "unary_expression" and len(children) == 2:
-            text = self._expand(children[1])
-            return {"-z": not text, "-n": bool(text)}.get(self._text(children[0]), False)
-        if node.type not in ("list", "binary_expression") or len(children) < 2:
-            return False
-        if node.type == "list" or "&&" in symbols or "||" in symbols:
-            combined = all if "&&" in symbols else any
-            return combined(self._holds(child) for child in children)
-        sign = symbols[0] if symbols else self._text(children[1])
-        left, right = self._expand(children[0]), self._expand(children[-1])
-        if sign in ("=", "==", "!="):
-            return fnmatchcase(left, right) == (sign != "!=")
-        is_number = all(re.fullmatch(r"-?[0-9]{1,18}", text) for text in (left, right))
-        return sign in _COMPARED and is_number and _COMPARED[sign](int(left), int(right))
+    def _first_way(self, node: Node) -> Iterator[Node]:
+        """Yields what the first way of an `if` or `case` holds, and notes what all ways set."""
+        names = {self._text(name) for name in _assigned(node)}
+        if names:
+            self.branches[self._first_line(node)] = names
+        first = next((n for n in node.named_children if n.type == "case_item"), node)
+        outer, self._is_in_branch = self._is_in_branch, True
+        for child in first.named_children:
+            if child.type not in ("elif_clause", "else_clause"):
+                yield child
+        self._is_in_branch = outer
 
     def _assign(self, node: Node) -> None:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
@@ -160,6 +128,10 @@ class Script:
         if value is not None and value.type == "array":
             words = [word for child in value.named_children for word in self._words(child)]
             self._arrays[key] = [*self._arrays.get(key, []), *words] if appends else words
+            return
+        if self._is_in_branch and key in self._outer:
+            self.values.pop(key, None)  # what is given counts, whichever way the script would take
+            self.assigned.pop(key, None)
             return
         before = (self._known(key, node) or "") if appends else ""
         text = self._expand(value) if value is not None else ""
@@ -197,7 +169,7 @@ class Script:
         return words
 
     def _expand(self, node: Node) -> str:
-        children, text = node.named_children, self._text(node)
+        text = self._text(node)
         if node.type == "simple_expansion":
             # Behind another one it comes with the blanks between both.
             blanks, _, name = text.partition("$")
@@ -206,11 +178,10 @@ class Script:
         is_command = node.type == "command_substitution"
         if node.type == "arithmetic_expansion" or (is_command and text.startswith("$((")):
             return self._sum(node)
+        if is_command:
+            return text
         if node.type == "expansion":
             return self._expansion(node)
-        if is_command:
-            printed = self._printed(children[0]) if children else None
-            return text if printed is None else printed
         if node.type == "raw_string":
             return text[1:-1]
         if node.type in ("string", "concatenation", "command_name"):
@@ -227,7 +198,7 @@ class Script:
         return text + self._source[end : node.end_byte - quote]
 
     def _expansion(self, node: Node) -> str:
-        """Returns `${NAME}`, or its default, alternative or one end of it."""
+        """Returns `${NAME}` or its default; any other form stays as it is written."""
         if (array := self._array(node)) is not None:
             return " ".join(word.text for word in array)
         name, *rest = node.named_children or [node]
@@ -243,14 +214,8 @@ class Script:
             if "=" in sign:
                 self.values[key] = other
             return other
-        if sign in (":+", "+"):
-            return "".join(map(self._expand, rest)) if value else ""
-        if value is None or sign not in ("%", "##"):
-            return self._value(node, key)
-        pattern = "".join(map(self._expand, rest))
-        if sign == "##":  # of ${NAME##*/}, which scripts take from a path
-            return value.rpartition(pattern[1:] or "\0")[2] if pattern[:1] == "*" else value
-        return value.removesuffix(pattern)  # ${NAME%.parquet}
+        is_plain = not rest or sign.endswith("?")  # ${NAME:?message}
+        return self._value(node, key) if value is None or is_plain else self._text(node)
 
     def _count(self, characters: int) -> None:
         self._expanded += characters
@@ -276,45 +241,34 @@ class Script:
         self.unset.setdefault(name, _line(node))
         return self._text(node).lstrip()
 
-    def _printed(self, node: Node) -> str | None:
-        """Returns what `$(...)` prints if no program but echo is asked; a program fails."""
-        if node.type == "command":
-            words = [word.text for child in node.named_children for word in self._words(child)]
-            return " ".join(words[1:]) if words[:1] == ["echo"] else None
-        if node.type != "list":
-            return None
-        first, last = node.named_children[0], node.named_children[-1]
-        printed = self._printed(first)
-        return self._printed(last) if (printed is not None) == ("&&" in _symbols(node)) else printed
-
     def _sum(self, node: Node) -> str:
         """Returns what `$((...))` makes of whole numbers; anything else stays as written."""
         text = self._text(node)
         inside = _SUM.fullmatch(text)
         value_of = lambda n: self._known(n[1], node) or n[2] or self._value(node, n[1])  # noqa: E731
-        numbers = _NAME.sub(value_of, inside[1]) if inside else ""
+        numbers = _NAME.sub(value_of, inside[1]).strip() if inside else ""
         try:
-            is_sum = re.fullmatch(r"[\d\s()+*/%-]{1,1000}", numbers)
-            result = _result(ast.parse(numbers.strip(), mode="eval").body) if is_sum else None
-        except (SyntaxError, MemoryError):
+            result = _result(ast.parse(numbers[:_LONGEST_SUM], mode="eval").body)
+        except (ArithmeticError, MemoryError, SyntaxError, ValueError):
             return text
-        return text if result is None else str(result)
+        return str(result) if abs(result) < 2**63 else text
 
 
-def _result(tree: ast.expr) -> int | None:
-    """Returns what a sum makes, as bash keeps it: in 64 bits."""
-    if isinstance(tree, ast.Constant):
-        value: Any = tree.value
-        return value if type(value) is int and value < 10**18 else None
-    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
-        inner = _result(tree.operand)
-        return None if inner is None else -inner
+def _result(tree: ast.expr) -> int:
+    """Returns what a sum of whole numbers makes; ValueError if it is none."""
+    if isinstance(tree, ast.Constant) and type(tree.value) is int:
+        return tree.value
     if not isinstance(tree, ast.BinOp) or type(tree.op) not in _ARITHMETIC:
-        return None
-    left, right = _result(tree.left), _result(tree.right)
-    if left is None or right is None or (not right and isinstance(tree.op, ast.Div | ast.Mod)):
-        return None
-    return (_ARITHMETIC[type(tree.op)](left, right) + 2**63) % 2**64 - 2**63
+        raise ValueError("no sum of whole numbers")
+    return _ARITHMETIC[type(tree.op)](_result(tree.left), _result(tree.right))
+
+
+def _assigned(node: Node) -> Iterator[Node]:
+    """Yields the names that are assigned within a node."""
+    for child in node.named_children:
+        if child.type == "variable_assignment" and (name := child.child_by_field_name("name")):
+            yield name
+        yield from _assigned(child)
 
 
 def _symbols(node: Node) -> list[str]:

@@ -1,7 +1,5 @@
-"""What a launch script names on its own machine: problems, model, reward function, checkpoints."""
+"""What a launch script names on its own machine: problems, model, reward function."""
 
-import re
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -9,23 +7,16 @@ from typing import Any, Final
 
 import pyarrow.parquet as pq
 
-from rl_core.config.run import DataConfig, RunConfig
+from rl_core.config.run import DataConfig
 from rl_core.data.readers import find_files, is_hub_name, read_records
-from rl_core.data.sampling import steps_per_epoch, total_steps
 from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.envs.rows import Record
 from rl_core.envs.text_env import TextEnv
-from rl_core.resources.disk_plan import checkpoint_bytes
-from tasks.importers.verl_table import Asked, nested
-from tasks.preflight_checks.plans import model_shape
+from tasks.importers.verl_table import Asked
 
 _TRAIN: Final = "data.train_files"
 _MODEL: Final = "actor_rollout_ref.model.path"
 _REWARDS: Final = ("custom_reward_function.path", "reward.custom_reward_function.path")
-_LARGE_BYTES: Final = 10**9  # of a checkpoint: writing one takes seconds, so not after each step
-_AT_LEAST: Final = 3  # checkpoints in the quota: latest, best, and the one being written
-_ROUND_BYTES: Final = 10**10
-_BYTES_PER_PARAMETER: Final = 3 * 4  # the weight and both moments, in float32
 
 
 def add_files(asked: Asked) -> None:
@@ -85,51 +76,6 @@ def num_problems(asked: Asked) -> int | None:
     if (on_hub := ENVS[asked.settings["env.name"]].hub_problems) is not None:
         return on_hub
     return most or int(DataConfig.model_fields["train_size"].default)
-
-
-def weigh_checkpoints(asked: Asked) -> None:
-    """Gives checkpoints a quota that they fit into, and saves large ones less often.
-
-    Says what all that verl keeps take, against the free disk of this machine.
-    """
-    settings, key = asked.settings, "trainer.save_freq"
-    every, problems = settings.get(key), num_problems(asked)
-    try:
-        config = RunConfig.model_validate(nested(settings))
-        size = _checkpoint_bytes(config)
-        if every is None or problems is None or size is None:
-            return
-        quota = -(-_AT_LEAST * size // _ROUND_BYTES) * _ROUND_BYTES
-        if _AT_LEAST * size > config.checkpoints.quota_bytes:
-            settings["checkpoints.quota_bytes"] = quota
-        num_saves = total_steps(config, problems) // every
-        per_epoch = steps_per_epoch(problems, config.data.train_batch_size)
-    except (ValueError, OSError, RuntimeError):  # of settings, or of a path that no disk can hold
-        return  # said of the preset as a whole
-    kept, free = asked.count("trainer.max_actor_ckpt_to_keep"), shutil.disk_usage(".").free
-    total = min(num_saves, kept or num_saves) * size
-    too_often = every == 1 and size > _LARGE_BYTES
-    if total <= free and not too_often:
-        return
-    full = f": full in step {(free // size + 1) * every:,}" if total > free else ""
-    often, instead = "after each step" if every == 1 else f"every {every} steps", ""
-    if too_often:
-        settings[key] = min(per_epoch, RunConfig().trainer.save_freq)
-        instead = f"the preset has {key}={settings[key]}, and "
-    gb = {"gb": size / 1e9, "total_gb": total / 1e9, "free_gb": free / 1e9}
-    facts = {"often": often, "saves": num_saves, "kept": kept or "all", "full": full}
-    asked.say("checkpoints", key, **gb, **facts, instead=instead)
-
-
-def _checkpoint_bytes(config: RunConfig) -> int | None:
-    """Returns the bytes of a checkpoint: of a known shape, else by the size in the model's name."""
-    if config.model.path is None:
-        return None
-    if (shape := model_shape(config)) is not None:
-        return checkpoint_bytes(shape, config)
-    size = re.search(r"(?<![A-Za-z\d])(\d+(?:\.\d+)?)[bB](?![A-Za-z])", config.model.path)
-    models = 2 if config.algorithm.estimator == "gae" else 1
-    return round(float(size[1]) * 1e9) * _BYTES_PER_PARAMETER * models if size else None
 
 
 def _add_model(asked: Asked) -> None:

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rl_core.config.run import GROUP_ESTIMATORS, RunConfig
 from rl_core.data.sampling import steps_per_epoch
-from tasks.importers.verl_files import add_files, num_problems, weigh_checkpoints
+from tasks.importers.verl_files import add_files, num_problems
 from tasks.importers.verl_table import (
     NEAREST,
     SAME,
@@ -37,7 +37,7 @@ def translate(given: Mapping[str, Given], line: int) -> tuple[Settings, list[Fin
     for rule in (
         *(_same, _defaults, add_files, _unlisted),
         *(_estimator, _group, _kl, _batches, _cards, _checkpointing),
-        *(_schedules, _optimizers, _loggers, weigh_checkpoints),
+        *(_schedules, _optimizers, _loggers),
     ):
         rule(asked)
     return asked.settings, asked.findings

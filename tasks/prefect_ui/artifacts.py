@@ -39,10 +39,7 @@ _INTERVALS_S: Final[Mapping[ArtifactKind, float]] = {
 _LAST_UPDATE_S = 5.0  # seconds that the end of training waits for its last update
 _PUNCTUATION: Final = re.compile(r"[!-/:-@\[-`{-~]")
 _LOOK_ALIKES: Final = str.maketrans("<>", "\u2039\u203a")
-_ROOM: Final = 88
-"""Characters of a table's row in a window of 1280 pixels, where Prefect's page wraps no cell."""
-_BETWEEN_COLUMNS: Final = 3
-_LONGEST_WORD: Final = 36  # characters; a longer one is broken
+_WIDEST_CELL: Final = 30  # characters; Prefect's page wraps no cell of a table
 _STARTS_A_BLOCK: Final = re.compile(r"[-+*#>=~`]|\d+[.)]")
 _logger = logging.getLogger(__name__)
 
@@ -66,47 +63,30 @@ def create_table_artifact(rows: Sequence[Mapping[str, Any]], *, key: str, descri
 
 
 def fitted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a table with rounded numbers, lists in words, and cells as narrow as the page needs.
+    """Returns a table with rounded numbers, lists in words, and long texts in several lines.
 
-    The widest columns are wrapped first. Each row gets all columns: the page shows the first row's.
+    Each row gets all columns: the page shows the first row's.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    table = [{name: _in_a_cell(row.get(name)) for name in names} for row in rows]
-    widths = {
-        name: max(len(line) for row in table for line in f"{name}\n{row[name]}".split("\n"))
-        for name in names
-    }
-    least = {
-        name: max(len(word) for row in table for word in [*str(row[name]).split(), name])
-        for name in names
-    }
-    room = _ROOM - _BETWEEN_COLUMNS * len(names)
-    while sum(widths.values()) > room and (
-        wide := [name for name in names if widths[name] > min(least[name], _LONGEST_WORD)]
-    ):
-        widths[max(wide, key=lambda name: widths[name])] -= 1
-    for row in table:
-        row |= {
-            name: _wrapped(row[name], widths[name]) for name in names if isinstance(row[name], str)
-        }
-    return table
+    return [{name: _in_a_cell(row.get(name)) for name in names} for row in rows]
 
 
 def _in_a_cell(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.4g}") if math.isfinite(value) else str(value)
     if isinstance(value, list | tuple):
-        return ", ".join(str(_in_a_cell(one)) for one in value)
-    return value
-
-
-def _wrapped(cell: str, width: int) -> str:
-    lines: list[str] = []
-    for line in cell.split("\n"):
-        is_long = len(line) > width
-        lines += textwrap.wrap(line, width, break_on_hyphens=False) if is_long else [line]
+        return _in_a_cell(", ".join(str(_in_a_cell(one)) for one in value))
+    if not isinstance(value, str):
+        return value
+    lines = (
+        textwrap.wrap(line, _WIDEST_CELL, break_on_hyphens=False) for line in value.split("\n")
+    )
     # A line that begins as a list or a heading would become one.
-    return "\n".join(f"\u200b{line}" if _STARTS_A_BLOCK.match(line) else line for line in lines)
+    return "\n".join(
+        f"\u200b{line}" if _STARTS_A_BLOCK.match(line) else line
+        for wrapped in lines
+        for line in wrapped or [""]
+    )
 
 
 def beside(call: Callable[[], object]) -> None:

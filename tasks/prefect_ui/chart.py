@@ -1,12 +1,11 @@
-"""One chart as SVG, in the colours of the page that it is put on, and what a hover on it says.
+"""One chart as SVG, in the colours of the page that it is put on.
 
 Also four small ones as a picture: the learning curve in the Prefect UI, drawn while training. By
 hand: a plotting library takes longer to load than all charts take to draw, and training needs the
-processor. The words of a hover are written here; the report's `hover.js` only finds the nearest.
+processor.
 """
 
 import base64
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,25 +66,7 @@ class Series:
     colour: str
     points: Sequence[Point]  # finite, by x; a stack's have the same x in every series
     look: Look = "line"
-    span: int = 1  # steps that each point is the mean of
     band: Sequence[Point] = ()  # lowest and highest at each point: of an interval, or of an area
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart and what a pointer on it finds."""
-
-    drawing: str  # what stands in an `<svg>` of `WIDTH` by `HEIGHT`
-    top: float  # of the plot, in the view box's units
-    x: list[float]  # where there is something to say, likewise, ascending
-    says: list[str]  # at each x: `step 12: train 0.25 · test 0.5 (step 10)`
-    at_rest: str  # what stands there while nobody points: the end of a curve
-
-    @property
-    def hover(self) -> str:
-        """As JSON, for the page's script."""
-        at = {"x": self.x, "says": self.says, "top": self.top, "bottom": BOTTOM}
-        return json.dumps(at, separators=(",", ":"), ensure_ascii=False)
 
 
 def draw(
@@ -95,20 +76,18 @@ def draw(
     x_label: str = "step",
     y_top: float | None = None,
     x_ticks: Mapping[float, str] | None = None,
-    says_at: Mapping[float, str] | None = None,
-    legend_columns: int = 3,
-) -> Chart | None:
-    """Returns a chart, None without a point; from 0 upwards if nothing is negative.
+) -> str | None:
+    """Returns what stands in an `<svg>` of `WIDTH` by `HEIGHT`; None without a point.
 
-    The lowest layer comes first. By default `y_top` is a little more than the highest point,
-    `x_ticks` are round numbers, and a hover calls each x `step 12` (`says_at`).
+    From 0 upwards if nothing is negative; the lowest layer comes first. By default `y_top` is a
+    little more than the highest point, and `x_ticks` are round numbers.
     """
     drawn = [thinned(one) for one in series if one.points]
     if not drawn:
         return None
     at = sorted({x for one in drawn for x, _ in one.points})
     is_area = drawn[0].look == "area"
-    legend, rows = _legend(drawn, legend_columns) if len(drawn) > 1 or is_area else ([], 0)
+    legend, rows = _legend(drawn) if len(drawn) > 1 or is_area else ([], 0)
     top = 12.0 + (4 + _LINE * rows if rows else 0)
     low, high = at[0], at[-1]
     margin = 0.5 if drawn[0].look == "bars" else (high - low) * 0.04 or 0.5
@@ -126,10 +105,7 @@ def draw(
         *_frame(plot, x_ticks, x_label, y_label),
         *(shape for i, one in enumerate(drawn) for shape in _shapes(plot, one, i, len(drawn))),
     ]
-    named = says_at or {x: f"{x_label} {x:g}" for x in at}
-    says = [_say(x, named, drawn) for x in at]
-    at_rest = "" if drawn[0].look == "bars" else says[-1]
-    return Chart("".join(parts), top, [plot.place(x, 0)[0] for x in at], says, at_rest)
+    return "".join(parts)
 
 
 def stacked(series: Sequence[Series]) -> list[Series]:
@@ -151,7 +127,7 @@ def thinned(series: Series) -> Series:
         return series
     groups = [series.points[i : i + span] for i in range(0, len(series.points), span)]
     points = [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
-    return replace(series, points=points, span=span * series.span)
+    return replace(series, points=points)
 
 
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
@@ -208,10 +184,10 @@ def _frame(plot: _Plot, x_ticks: Mapping[float, str], x_label: str, y_label: str
     yield text(13, middle, y_label, anchor="middle", more=turned)
 
 
-def _legend(series: Sequence[Series], columns: int) -> tuple[list[str], int]:
+def _legend(series: Sequence[Series]) -> tuple[list[str], int]:
     """Returns names above the plot, where they cover no data, and the number of their rows."""
     room = (_RIGHT - _LEFT) / (26 + _LETTER * max(len(one.name) for one in series))
-    columns = max(1, min(columns, int(room), len(series)))
+    columns = max(1, min(3, int(room), len(series)))
     marks: list[str] = []
     for i, one in enumerate(series):
         row, column = divmod(i, columns)
@@ -258,25 +234,6 @@ def _css(colour: str) -> str:
     return f"var(--{colour.replace('_', '-')})"
 
 
-def _say(x: float, names: Mapping[float, str], series: Sequence[Series]) -> str:
-    """Returns what each series is at x, or was before; means are called so."""
-    words, mixed = [], len({one.span for one in series}) > 1
-    for one in series:
-        known = [point for point in one.points if point[0] <= x]
-        if not known or (one.look == "area" and known[-1][1] == 0):
-            continue
-        place, value = known[-1]
-        earlier = f" ({names[place]})" if place != x else ""
-        own_mean = _mean_of(one.span) if mixed else ""
-        words.append(f"{one.name} {value:.4g}{earlier}{own_mean}")
-    mean = "" if mixed else _mean_of(series[0].span)
-    return f"{names[x]}{mean}: {' · '.join(words)}"
-
-
-def _mean_of(span: int) -> str:
-    return f", mean of {span}" if span > 1 else ""
-
-
 def learning_curve(rows: Sequence[Mapping[str, Any]], title: str) -> str | None:
     """Returns accuracy, score, length and KL of a run's metrics as an SVG data URI, if any."""
     drawings: list[str] = []
@@ -288,7 +245,7 @@ def learning_curve(rows: Sequence[Mapping[str, Any]], title: str) -> str | None:
             only = [one.name for one in series if one.points]
             words = f"{name}, {only[0]}" if only != [one.name for one in series] else name
             named = text(WIDTH / 2, 20, words, colour="ink", anchor="middle")
-            drawing = f'<g transform="translate(0 {_HEAD})">{chart.drawing}</g>'
+            drawing = f'<g transform="translate(0 {_HEAD})">{chart}</g>'
             drawings.append(f'<g transform="translate({x} {y})">{named}{drawing}</g>')
     if not drawings:
         return None

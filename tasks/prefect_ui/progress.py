@@ -138,8 +138,7 @@ class TrainingProgress:
 
     def _diagnose(self, step: int, metrics: dict[str, float]) -> None:
         """Says what is wrong, each thing and each advice once, and shows all of it in the UI."""
-        # Each message has its own copies of the names: interned, as a night has many messages.
-        self._rows[step] = {sys.intern(name): x for name, x in metrics.items()} | {"step": step}
+        self._rows[step] = metrics | {"step": step}
         # It reads all steps again: after many, it looks less often.
         if step - self._diagnosed_at < max(DIAGNOSIS_STEPS, step // _DIAGNOSES_PER_RUN):
             return

@@ -30,7 +30,6 @@ from rl_core.resources.memory_plan import (
     compute_width,
     memory_plan,
     micro_batch_tokens,
-    resting_learner,
 )
 from rl_core.resources.placement import why_no_shared_card
 from rl_core.system.words import GIB, disk_size
@@ -129,25 +128,6 @@ def machine_findings(config: RunConfig) -> Iterator[Finding]:
 def _machine_gib() -> float:
     """What the machine has left for a run, whose plan counts this process too."""
     return (memory_left()[0] + own_bytes(os.getpid())) / GIB
-
-
-def rank_findings(config: RunConfig) -> Iterator[Finding]:
-    """What each of several learner ranks holds."""
-    shape, ranks = model_shape(config), config.resources.learner_ranks
-    if shape is None or ranks == 1:
-        return
-    peak = learner_peak(memory_plan(shape, config))
-    # Only the first rank has the copy that a checkpoint is written from.
-    gib, resting_gib = (
-        (phase.total_bytes - phase.parts.get("snapshot", 0)) / GIB
-        for phase in (peak, resting_learner(shape, config))
-    )
-    whole = (peak.parts["gathered"] + peak.parts.get("gradients", 0)) / GIB
-    yield ok(
-        "learner ranks",
-        f"each of {ranks} holds {resting_gib:.2f} GiB at rest and {gib:.2f} at most ({peak.phase}, "
-        f"{whole:.2f} of it weights and gradient whole)",
-    )
 
 
 def disk_findings(config: RunConfig) -> Iterator[Finding]:

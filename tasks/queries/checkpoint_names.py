@@ -1,6 +1,5 @@
 """Finds the model that somebody names: a run's checkpoint, the champion, a folder, a hub model."""
 
-import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from rl_core.checkpoints.champion import all_champions
 from rl_core.checkpoints.store import best, latest, list_checkpoints
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.words import did_you_mean
 from tasks.queries.run_tables import find_runs
 
 _OF_A_RUN = re.compile(r"base|best|latest|step_\d{6,}")
@@ -90,7 +90,5 @@ def _resolve(name: str, root: Path) -> Path:
     try:
         return resolve_model(name, root)
     except ValueError as error:
-        runs = [path.name for path in find_runs(root)]
-        close = difflib.get_close_matches(name.partition("/")[0], runs, n=1, cutoff=0.5)
-        hint = f" (did you mean the run {close[0]!r}?)" if close else ""
+        hint = did_you_mean(name.partition("/")[0], (path.name for path in find_runs(root)))
         raise ValueError(str(error).replace("model.path=", "checkpoint=") + hint) from None

@@ -1,21 +1,18 @@
 """Looks into parquet files of any origin: first rows, columns, how long their texts are."""
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rl_core.errors import first_line
-from rl_core.system.words import disk_size
+from rl_core.system.words import did_you_mean, disk_size
 
 CountTokens: TypeAlias = Callable[[Sequence[Any]], Sequence[int]]
 """Tokens of each text of a batch; a text is a string, or a conversation (role, content)."""
@@ -24,8 +21,6 @@ MOST_TOKENIZED: Final = 20_000
 """Rows of a file whose texts are tokenized, at most: evenly spread ones."""
 _TEXTS: Final = ("prompt", "question", "response", "text")
 """Columns that hold the text that somebody asks for, first of all."""
-_BINS: Final = 12
-_BAR: Final = 30
 
 
 def first_rows(file: Path, count: int) -> pl.DataFrame:
@@ -53,19 +48,13 @@ def describe_file(file: Path) -> str:
     return f"{file}: {rows:,} rows, {disk_size(file.stat().st_size)}"
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """How long the texts of one column of one file are."""
-
-    summary: list[dict[str, Any]]
-    """One row per unit: `unit` (characters, tokens), `rows`, `min`, `mean`, `p50`, ... `max`."""
-    histogram: list[str]  # of the last unit, as lines of text
-
-
-def text_lengths(file: Path, column: str | None, count_tokens: CountTokens | None) -> Lengths:
+def text_lengths(
+    file: Path, column: str | None, count_tokens: CountTokens | None
+) -> list[dict[str, Any]]:
     """Returns how long the texts of a column are, of strings or of conversations as in `prompt`.
 
-    By default it is the first of prompt, question, response and text, else the first of texts.
+    One row per unit: `unit` (characters, tokens), `rows`, `min`, `mean`, `p50`, ... `max`. By
+    default it is the first of prompt, question, response and text, else the first of texts.
     ValueError if there is no such column, or the file cannot be read.
     """
     rows = _read(file, columns=[_text_column(file, column)]).to_series().drop_nulls()
@@ -81,7 +70,7 @@ def text_lengths(file: Path, column: str | None, count_tokens: CountTokens | Non
         num = min(len(rows), MOST_TOKENIZED)
         chosen = np.unique(np.linspace(0, len(rows) - 1, num).astype(int))
         units["tokens"] = np.asarray(count_tokens(rows.gather(chosen).to_list()), dtype=np.int64)
-    summary = [
+    return [
         {
             "unit": unit,
             "rows": len(lengths),
@@ -92,8 +81,6 @@ def text_lengths(file: Path, column: str | None, count_tokens: CountTokens | Non
         }
         for unit, lengths in units.items()
     ]
-    unit, lengths = list(units.items())[-1]
-    return Lengths(summary, _histogram(unit, lengths))
 
 
 def _text_column(file: Path, wanted: str | None) -> str:
@@ -106,8 +93,7 @@ def _text_column(file: Path, wanted: str | None) -> str:
             raise ValueError(
                 f"{file}: column {wanted!r} holds {schema.field(wanted).type}, no text"
             )
-        close = difflib.get_close_matches(wanted, texts, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(wanted, texts)
         raise ValueError(f"{file}: no column {wanted!r}{hint} (of texts: {', '.join(texts)})")
     if not texts:
         raise ValueError(f"{file}: no column holds texts, it has {', '.join(schema.names)}")
@@ -118,19 +104,6 @@ def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return bool(pa.types.is_struct(kind.value_type) and "content" in kind.value_type.names)
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _histogram(unit: str, lengths: npt.NDArray[np.int64]) -> list[str]:
-    shortest, longest = int(lengths.min()), int(lengths.max())
-    width = -(-(longest - shortest + 1) // _BINS)
-    bins = np.bincount((lengths.astype(int) - shortest) // width)
-    most = int(bins.max())
-    lines = [f"{unit:>11}{'rows':>10}"]
-    for number, rows in enumerate(bins.tolist()):
-        low = shortest + number * width
-        label = f"{low}" if width == 1 else f"{low}-{min(low + width - 1, longest)}"
-        lines.append(f"{label:>11}{rows:>10,}  {'█' * -(-_BAR * rows // most)}")
-    return lines
 
 
 def _schema(file: Path) -> pa.Schema:

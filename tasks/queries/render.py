@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -88,8 +87,8 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
     """A table that is made narrower, if it is too wide, by what costs the reader least.
 
     A text that is the same in all rows stands once above it; names of columns are folded; long
-    texts lose what all of them begin with, and share the room that the short columns leave. A few
-    rows that do not fit even so are shown one below the other.
+    texts share the room that the short columns leave. A few rows that do not fit even so are shown
+    one below the other.
     """
     frame, half = every, most_rows // 2
     if is_cut := every.height > most_rows:
@@ -110,7 +109,6 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
         for name, column in cells.items():
             if len(name) > max(map(len, column), default=0):  # which makes the column wide
                 heads[name] = name.replace("_", "_\n")
-        cells = {name: _without_common_start(column) for name, column in cells.items()}
     longest = max((len(cell) for column in cells.values() for cell in column), default=0)
     cells, are_readable = _shortened(heads, cells, width)
     needed = _width(heads, cells)
@@ -135,13 +133,6 @@ def _widths(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> dic
 
 def _width(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> int:
     return sum(size + 2 for size in _widths(heads, cells).values())
-
-
-def _without_common_start(column: Sequence[str]) -> list[str]:
-    """Returns long texts without the whole words, or folders, that all of them begin with."""
-    common = os.path.commonprefix(column if len(column) > 1 else [""])  # noqa: RUF071  no paths
-    cut = max(common.rfind(" "), common.rfind("/")) + 1
-    return [f"…{text[cut:]}" for text in column] if cut > _LEAST_TEXT else list(column)
 
 
 def _shortened(

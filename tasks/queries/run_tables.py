@@ -4,7 +4,6 @@ It is not a parser: files may be half-written while a run works, so text is hand
 the views of `sql/views` pick out what is whole.
 """
 
-import difflib
 import json
 import os
 import stat
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from rl_core.runs.rollout_log import rollout_files
 from rl_core.runs.settings_file import leaves, parse_settings
 from rl_core.system.atomic import reading
+from rl_core.system.words import did_you_mean
 
 
 def _columns(names: str, **others: pa.DataType) -> pa.Schema:
@@ -51,8 +51,7 @@ def find_runs(root: Path, run: str | None = None) -> list[Path]:
         return runs[-1:]
     found = [path for path in runs if path.name == run]
     if not found:
-        close = difflib.get_close_matches(run, [path.name for path in runs], n=1, cutoff=0.3)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = did_you_mean(run, (path.name for path in runs))
         raise ValueError(f"no run {run!r} in {folder}{hint} (`countdown-train runs` lists them)")
     return found
 

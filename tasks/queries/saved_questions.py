@@ -1,12 +1,13 @@
 """Reads the saved questions and checks of `sql/`: what they take, say of themselves, and select."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
+
+from rl_core.system.words import did_you_mean
 
 SQL_FOLDER = Path(__file__).resolve().parents[2] / "sql"
 
@@ -63,7 +64,7 @@ class Query:
         known = {parameter.name: parameter for parameter in self.parameters}
         for name in (name for name in arguments if name not in known):
             usage = ", ".join(f"{p.name}={p.default}" for p in self.parameters) or "none"
-            hint = _nearest(name, known)
+            hint = did_you_mean(name, known)
             raise ValueError(f"sql {self.name} has no parameter {name!r}{hint} (it takes: {usage})")
         return {
             name: parameter.read(arguments.get(name, parameter.default))
@@ -82,7 +83,7 @@ def load_query(name: str) -> Query:
     """Returns the saved query called `name`; ValueError with the nearest name if there is none."""
     queries = {query.name: query for query in list_queries()}
     if name not in queries:
-        hint = _nearest(name, queries)
+        hint = did_you_mean(name, queries)
         raise ValueError(f"no saved query {name!r}{hint}; `countdown-train sql --list` lists all")
     return queries[name]
 
@@ -105,8 +106,3 @@ def load_check(path: Path) -> Query:
             parameters.append(replace(said, default=said.read(said.default)))
     said_of_it = " ".join(description)
     return Query(path.stem, path.parent.name, said_of_it, example, tuple(parameters), sql)
-
-
-def _nearest(name: str, known: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f": did you mean {close[0]!r}?" if close else ""

@@ -17,7 +17,7 @@ from tasks.queries import run_tables as run_files
 from tasks.queries import sql
 from tasks.queries.saved_questions import Value
 from tasks.report_page.faults import Fault, LoggedWarning, faults, warnings
-from tasks.report_page.samples import Sample, Story, best_and_worst, from_the_end, samples, stories
+from tasks.report_page.samples import Sample, best_and_worst, from_the_end, samples
 
 _SEARCH_ROWS = 6
 _MOST_POINTS = 120  # of a stacked chart: steps are summed up
@@ -60,7 +60,6 @@ class ReportData:
     diagnoses: list[Diagnosis]
     curve: pl.DataFrame
     verdicts: pl.DataFrame
-    steps_per_row: int  # of `verdicts`
     timeline: pl.DataFrame  # step, metric and value of times, memory and disk
     majority: dict[str, Row]  # rows of `majority_vote` by model
     best_checkpoint: Row | None
@@ -69,7 +68,6 @@ class ReportData:
     num_tested: int  # problems that a test of training asks; 0 if no answers were kept
     faults: list[Fault]
     warnings: list[LoggedWarning]
-    stories: list[Story]
     best: list[Sample]
     worst: list[Sample]
     samples: list[Sample]
@@ -123,7 +121,6 @@ def gather(run: RunFolder) -> ReportData:
         diagnoses=diagnose(run.metrics.read(), settings=read_settings(run.path)),
         curve=curve,
         verdicts=verdicts,
-        steps_per_row=steps_per_row,
         timeline=sql.run_query(_TIMELINE, root=run.root, run=run.run_id),
         majority={row["model"]: row for row in ask("majority_vote").to_dicts()},
         best_checkpoint=best_checkpoint,
@@ -131,7 +128,6 @@ def gather(run: RunFolder) -> ReportData:
         num_tested=tested,
         faults=faults(run.path, record),
         warnings=warnings(run.path),
-        stories=stories(run),
         best=best,
         worst=worst,
         samples=samples(run, from_step=from_step),
@@ -206,23 +202,19 @@ def _last(rows: list[Row]) -> Row | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of saved questions about the chosen runs, in the order in which they were named."""
+    """Rows of saved questions about the chosen runs."""
 
-    run_ids: list[str]
     overview: pl.DataFrame  # one row per run, the best first: `compare_runs`
     settings: pl.DataFrame
     """One row per setting that differs, one column per run: null if it has no such setting."""
     paired: pl.DataFrame  # one row per two models that answered the same problems: `compare_models`
-    curves: dict[str, pl.DataFrame]  # `learning_curve` by run
-    diagnoses: dict[str, list[Diagnosis]]
 
 
 def compare_runs(root: Path, names: Sequence[str]) -> Comparison:
     """Compares runs, named by their ids or `latest`; ValueError if fewer than two are there."""
-    folders = {path.name: path for name in names for path in run_files.find_runs(root, name)}
-    if len(folders) < 2:
+    runs = list({path.name: None for name in names for path in run_files.find_runs(root, name)})
+    if len(runs) < 2:
         raise ValueError("compare takes two or more runs: countdown-train compare RUN RUN")
-    runs = list(folders)
     chosen = pl.col("run_id").is_in(runs)
     models = sql.ask("compare_models", root=root)
     settings: dict[str, dict[str, str | None]] = {}
@@ -231,10 +223,7 @@ def compare_runs(root: Path, names: Sequence[str]) -> Comparison:
         values |= dict.fromkeys(row["run_ids"].split(", "), row["value"])
     columns = dict.fromkeys(["key", *runs], pl.String)
     return Comparison(
-        run_ids=runs,
         overview=sql.ask("compare_runs", root=root).filter(chosen),
         settings=pl.DataFrame(list(settings.values()), columns),
         paired=models.filter(chosen & pl.col("other_run_id").is_in(runs)),
-        curves={run: sql.ask("learning_curve", root=root, run=run) for run in runs},
-        diagnoses={run: diagnose(RunFolder(folders[run]).metrics.read()) for run in runs},
     )

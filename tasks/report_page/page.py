@@ -1,10 +1,6 @@
 """Turns a report's data into charts, HTML and markdown, by the templates beside this file."""
 
-import base64
-import hashlib
-import html
 import logging
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
@@ -22,21 +18,16 @@ from rl_core.types import Problem
 from tasks.prefect_ui.chart import (
     COLOURS,
     PALETTE,
-    Chart,
-    Look,
     Point,
     Series,
     draw,
     stacked,
     thinned,
 )
-from tasks.report_page.data import Comparison, ReportData
+from tasks.report_page.data import ReportData
 from tasks.report_page.samples import ON_PAGE, Row, choose_answers
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
-_HEADLINE: Final = "runs beside one another</h1>"
-"""Of the page of a comparison, by which it is known."""
-_LONGEST_NAME: Final = 150
 _MOST_AREAS = 6  # of a stack of phases or processes; the smallest are summed up
 _logger = logging.getLogger(__name__)
 
@@ -64,37 +55,11 @@ def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> 
         _logger.warning("the page of right and wrong answers was not written: %s", error)
 
 
-def write_comparison(comparison: Comparison, page: Path) -> Path | None:
-    """Writes the page of a comparison; returns where a page of other runs went that was there.
-
-    ValueError if what is there is no page of a comparison.
-    """
-    moved = None
-    if page.exists():
-        text = page.read_text(encoding="utf-8", errors="replace")
-        title = re.search(r"<title>(.+) · countdown-train</title>", text)
-        if title is None or _HEADLINE not in text:
-            raise ValueError(
-                f"{page} is there and compares no runs: choose another name with output=FILE"
-            )
-        others = html.unescape(title[1]).split(", ")
-        if set(others) != set(comparison.run_ids):
-            name = "-".join(others)
-            if len(name) > _LONGEST_NAME:
-                name = hashlib.sha256(name.encode()).hexdigest()[:12]
-            moved = page.rename(page.with_name(f"{page.stem}-{name}{page.suffix}"))
-    drawn = overlaid(comparison.curves)
-    write_text_atomically(page, _page("compare.html.j2", comparison=comparison, charts=drawn))
-    return moved
-
-
 def _page(template: str, **values: object) -> str:
-    """Returns a page that may only run its own script, by that script's hash."""
-    script = (_TEMPLATES / "hover.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    """Returns a page that runs no script and fetches nothing."""
     palette = {name.replace("_", "-"): colour for name, colour in PALETTE.items()}
     page = _environment(autoescape=True).get_template(template)
-    return page.render(script=script, script_hash=f"sha256-{digest}", palette=palette, **values)
+    return page.render(palette=palette, **values)
 
 
 def _environment(*, autoescape: bool) -> Environment:
@@ -145,7 +110,7 @@ def _setting(value: object) -> str:
     return "null" if value is None else str(value)
 
 
-def charts(data: ReportData) -> dict[str, Chart]:
+def charts(data: ReportData) -> dict[str, str]:
     """Returns the charts there is something to draw for: title to chart."""
     curve, rows = data.curve, data.rows
     solutions, operands = rows["by_num_solutions"], rows["by_num_operands"]
@@ -161,8 +126,8 @@ def charts(data: ReportData) -> dict[str, Chart]:
     return _drawn(
         {
             "Accuracy": draw(accuracy, "share solved"),
-            "What became of the responses": _verdicts(data.verdicts, data.steps_per_row),
-            **{title: _line(curve, name, label) for title, name, label in _OVERLAID[2:]},
+            "What became of the responses": _verdicts(data.verdicts),
+            **{title: _line(curve, name, label) for title, name, label in _CURVES},
             "Accuracy by number of solutions": _before_and_after(
                 solutions, "solutions", "solutions that a problem has"
             ),
@@ -176,7 +141,7 @@ def charts(data: ReportData) -> dict[str, Chart]:
     )
 
 
-def resource_charts(data: ReportData) -> dict[str, Chart]:
+def resource_charts(data: ReportData) -> dict[str, str]:
     """Returns where time, memory and disk went: title to chart."""
     phases = data.timeline.filter(pl.col("metric").str.starts_with("memory/peak_gib/"))
     peaks = phases.group_by("step").agg(pl.max("value")).sort("step")
@@ -198,9 +163,7 @@ def resource_charts(data: ReportData) -> dict[str, Chart]:
     )
 
 
-_OVERLAID = (
-    ("Test accuracy", "test_accuracy", "share solved"),
-    ("Training accuracy", "accuracy", "share solved"),
+_CURVES = (
     ("Score, partial credit included", "score", "score per response"),
     ("Response length", "response_tokens", "tokens per response"),
     ("Entropy", "entropy", "nats per token"),
@@ -208,26 +171,11 @@ _OVERLAID = (
 )
 
 
-def overlaid(curves: Mapping[str, pl.DataFrame]) -> dict[str, Chart]:
-    """Returns charts with one line per run (rows of `learning_curve` by run): title to chart."""
-
-    def line(i: int, run: str, column: str) -> Series:
-        look: Look = "line" if i < len(COLOURS) else "dashes"
-        return Series(run, COLOURS[i % len(COLOURS)], _points(curves[run], column), look)
-
-    return _drawn(
-        {
-            title: draw([line(i, run, column) for i, run in enumerate(curves)], y, legend_columns=1)
-            for title, column, y in _OVERLAID
-        }
-    )
-
-
-def _drawn(charts: Mapping[str, Chart | None]) -> dict[str, Chart]:
+def _drawn(charts: Mapping[str, str | None]) -> dict[str, str]:
     return {title: chart for title, chart in charts.items() if chart}
 
 
-def _line(curve: pl.DataFrame, column: str, label: str) -> Chart | None:
+def _line(curve: pl.DataFrame, column: str, label: str) -> str | None:
     """Returns each step, and where there are many their rolling mean over a tenth of them."""
     each = thinned(Series("each step", "train", _points(curve, column)))
     window = len(each.points) // 10 + 1
@@ -239,7 +187,7 @@ def _line(curve: pl.DataFrame, column: str, label: str) -> Chart | None:
     return draw([each, Series(f"mean of {window}", "test", points, "bold")], label)
 
 
-def _verdicts(shares: pl.DataFrame, steps_per_row: int) -> Chart | None:
+def _verdicts(shares: pl.DataFrame) -> str | None:
     if shares.is_empty():
         return None
     table = shares.pivot("verdict", index="step", values="share").fill_null(0).sort("step")
@@ -248,16 +196,13 @@ def _verdicts(shares: pl.DataFrame, steps_per_row: int) -> Chart | None:
     other = sorted(set(table.columns) - {"step", *known})  # an env's own verdicts have no colour
     spare = [name for name in COLOURS if name not in known]
     colours = {name: name for name in known} | dict(zip(other, cycle(spare), strict=False))
-    series = [
-        Series(name, colour, _points(table, name), span=steps_per_row)
-        for name, colour in colours.items()
-    ]
+    series = [Series(name, colour, _points(table, name)) for name, colour in colours.items()]
     return draw(stacked(series), "share of rollouts", y_top=1)
 
 
 def _stack(
     timeline: pl.DataFrame, prefix: str, label: str, *, without: Sequence[str] = ()
-) -> Chart | None:
+) -> str | None:
     """Returns the metrics of a prefix on top of one another, the largest below."""
     hidden = [f"{prefix}{name}" for name in without]
     metric = pl.col("metric")
@@ -287,22 +232,17 @@ def _metric(timeline: pl.DataFrame, metric: str, name: str, colour: str = "test"
     return Series(name, colour, _points(rows, "value"))
 
 
-def _before_and_after(rows: Sequence[Row], column: str, x_label: str) -> Chart | None:
+def _before_and_after(rows: Sequence[Row], column: str, x_label: str) -> str | None:
     names = {float(i): str(row[column]) for i, row in enumerate(rows)}
-    of = x_label.partition(" ")[0]
     before, after = (
         [(float(i), row[value] or 0.0) for i, row in enumerate(rows)]
         for value in ("base_accuracy", "accuracy")
     )
     series = [Series("before", "base", before, "bars"), Series("after", "test", after, "bars")]
-    says = {
-        i: f"{name} {of}, {row['problems']} problems"
-        for (i, name), row in zip(names.items(), rows, strict=True)
-    }
-    return draw(series, "share solved", x_label=x_label, x_ticks=names, says_at=says)
+    return draw(series, "share solved", x_label=x_label, x_ticks=names)
 
 
-def _pass_at_k(rows: Sequence[Row]) -> Chart | None:
+def _pass_at_k(rows: Sequence[Row]) -> str | None:
     ks = sorted({row["k"] for row in rows})
     series = []
     for label, colour, is_base in (("before", "base", True), ("after", "test", False)):
@@ -311,8 +251,7 @@ def _pass_at_k(rows: Sequence[Row]) -> Chart | None:
         band = [(row["low"], row["high"]) for row in own]
         series.append(Series(label, colour, points, "dots", band=band))
     ticks = {log2(k): str(k) for k in ks}
-    says = {log2(k): f"k = {k}" for k in ks}
-    return draw(series, "pass@k", x_label="k samples", x_ticks=ticks, says_at=says)
+    return draw(series, "pass@k", x_label="k samples", x_ticks=ticks)
 
 
 def _of_rows(rows: list[Row], field: str) -> list[Point]:

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,9 +23,7 @@ Row = dict[str, Any]
 
 _LONGEST_SAMPLE = 4_000
 """Characters of a sample's response that are shown, before and after its answer."""
-_LONGEST_ANSWER_IN_A_STORY = 600
 _LONGEST_TRUTH = 80
-_MOST_TESTS = 5  # answers shown of a problem: the first, the last, and where the verdict changed
 _EXTREMES = 2  # best samples, and as many of the worst
 _EXTREMES_QUERY = """
 select step, prompt_index, verdict, score, answer, response, prompt, truth, advantage_mean
@@ -37,11 +34,6 @@ limit $limit
 """
 _BEST = "score desc, advantage_mean desc nulls last"
 _WORST = "score asc, advantage_mean asc nulls last"
-_EVALUATED_QUERY = """
-select prompt_index, step, prompt, response, answer, verdict, score, ground_truth
-from evaluations
-where mode = 'greedy' and (model = 'base' or step = (select max(step) from evaluations))
-"""
 IN_TERMINAL: Final = 3  # right answers shown, and as many wrong ones
 ON_PAGE: Final = 12
 IN_ARTIFACT: Final = 4
@@ -66,18 +58,6 @@ class Sample:
     after: str
     is_cut: bool
     tokens: int | None
-
-
-@dataclass(frozen=True)
-class Story:
-    """One held-out problem through training."""
-
-    title: str
-    problem: str  # short, of its ground truth: `19, 11, 9 -> 118`, `the answer is Paris`
-    prompt: str
-    tests: list[Sample]  # the first, the last, and those at which the verdict changed, oldest first
-    num_tests: int
-    num_correct: int
 
 
 def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
@@ -113,50 +93,6 @@ def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], lis
     return best, [sample for sample in worst if sample not in best]
 
 
-def stories(run: RunFolder) -> list[Story]:
-    """Returns held-out problems that show what training did, at most one of each kind.
-
-    Kinds: wrong first and right later (the earliest to stay so), right first and wrong later, never
-    right (the one with the most near misses). Taken from the tests of training; if none were kept,
-    from the evaluation of base and trained model.
-    """
-    rows = run.held_out.read()
-    if len({row["step"] for row in rows}) < 2:
-        frame = sql.run_query(_EVALUATED_QUERY, root=run.root, run=run.run_id)
-        rows = frame.unique(["prompt_index", "step"], keep="first", maintain_order=True).to_dicts()
-    rows.sort(key=lambda row: (row["prompt_index"], row["step"]))
-    problems = [list(group) for _, group in groupby(rows, key=lambda row: row["prompt_index"])]
-    problems = [tests for tests in problems if len(tests) > 1]
-
-    learned = [t for t in problems if not _is_right(t[0]) and _is_right(t[-1])]
-    forgotten = [t for t in problems if _is_right(t[0]) and not _is_right(t[-1])]
-    never = [t for t in problems if not any(map(_is_right, t))]
-    chosen = (
-        ("wrong at first, right at the end", learned, lambda row: not _is_right(row)),
-        ("right at first, wrong at the end", forgotten, _is_right),
-        # The model came near where it calculated well, to a wrong result.
-        ("never right", never, lambda row: row["verdict"] != "wrong_value"),
-    )
-    return [
-        _story(title, min(some, key=lambda tests: sum(map(counts, tests))))
-        for title, some, counts in chosen
-        if some
-    ]
-
-
-def _story(title: str, tests: Sequence[Row]) -> Story:
-    changes = [new for old, new in pairwise(tests[:-1]) if old["verdict"] != new["verdict"]]
-    shown = [tests[0], *changes[: _MOST_TESTS - 2], tests[-1]]
-    return Story(
-        title=title,
-        problem=problem_in_words(tests[0]["ground_truth"]),
-        prompt=tests[0]["prompt"] or "",
-        tests=[as_sample(row, longest=_LONGEST_ANSWER_IN_A_STORY) for row in shown],
-        num_tests=len(tests),
-        num_correct=sum(map(_is_right, tests)),
-    )
-
-
 def problem_in_words(ground_truth: str | None) -> str:
     """Returns a problem's truth, a line of moderate length; empty where a row has none."""
     with suppress(ValueError):
@@ -166,14 +102,10 @@ def problem_in_words(ground_truth: str | None) -> str:
     return ""
 
 
-def _is_right(row: Row) -> bool:
-    return bool(row["verdict"] == "correct")
-
-
-def as_sample(row: Row, *, longest: int = _LONGEST_SAMPLE) -> Sample:
+def as_sample(row: Row) -> Sample:
     """Returns a rollout or an evaluated response, to be shown."""
     response = row["response"] or ""
-    before, answer, after = cut_around_answer(response, row["answer"], longest=longest)
+    before, answer, after = cut_around_answer(response, row["answer"])
     return Sample(
         step=row["step"],
         verdict=row["verdict"],

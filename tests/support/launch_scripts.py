@@ -33,7 +33,5 @@ GSM8K = _script("gsm8k.sh")
 """A quickstart's GRPO on GSM8K: group size and coefficient under names that verl does not have."""
 FROM_OUTSIDE = _script("from_outside.sh")
 """TinyZero's way: the person who starts it exports what it is about."""
-ARRAYS = _script("arrays.sh")
-"""The form of verl 0.9's examples: arrays, a case by device, defaults of variables."""
 PRINTED = _script("printed.log")
 """A console log of verl: the settings as it prints them, and a step."""

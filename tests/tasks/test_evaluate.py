@@ -13,8 +13,13 @@ from rl_core.evaluation.rows import read_rows
 from rl_core.evaluation.statistics import wilson_interval
 from rl_core.evaluator import Evaluator
 from rl_core.runs.run_folder import RunFolder
-from tasks.evaluate import evaluate_models, evaluate_run, evaluate_with
-from tasks.evaluation_tables import group_table, summary_table
+from tasks.evaluate import (
+    evaluate_models,
+    evaluate_run,
+    evaluate_with,
+    group_table,
+    summary_table,
+)
 from tasks.queries.checkpoint_names import find_model
 from tests.conftest import build_tiny_model
 from tests.support.added_tokens import add_a_token

@@ -50,11 +50,6 @@ def test_made_once_and_found_again(tmp_path):
     assert data_sets(tmp_path) == [folder.name]
 
 
-def test_other_settings_make_another_folder(tmp_path):
-    folders = {generate_dataset(settings(tmp_path, seed=seed)) for seed in (0, 1)}
-    assert len(folders) == 2
-
-
 def test_one_name_for_two_data_sets_is_refused(tmp_path):
     generate_dataset(settings(tmp_path, name="mine"))
     with pytest.raises(ValueError, match=r"data\.seed differs.*another data\.name"):

@@ -3,18 +3,14 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
-from flows.cli.main import run_command
-from rl_core.config.run import DataConfig, RunConfig
-from rl_core.data.dataset import read_problems, write_dataset
-from rl_core.envs.countdown import CountdownConfig
+from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.training import train_model
 from tasks.generate import generate_dataset
 from tasks.validate import check_dataset
-from tests.support.own_data import SOLVABLE, tinyzero_row, write_tinyzero
+from tests.support.own_data import SOLVABLE, tinyzero_row
 
 
 def ten_tokens(prompts: Sequence[object]) -> list[int]:
@@ -59,17 +55,6 @@ def test_foreign_prompts_are_a_warning_in_words(tmp_path, caplog):
     assert "Make 16 of 3, 5 and 8." in warning
 
 
-def test_a_mistake_in_own_files_is_bad_input_in_one_line(cli, tmp_path):
-    (tmp_path / "mine.jsonl").write_text('{"nums": [0, 5], "target": 5}\n')
-    for name, words in (
-        ("none.jsonl", "there is no such file"),
-        ("mine.jsonl", "row 1: nums=[0, 5] holds 0"),
-    ):
-        err = cli("generate", f"data.train_files={tmp_path / name}", code=2).err
-        assert words in err
-        assert len(err.splitlines()) == 1
-
-
 def test_too_few_rows_for_a_batch_are_said_before_anything_starts(tmp_path, tiny_model_path):
     rows = [tinyzero_row(*problem, index) for index, problem in enumerate(SOLVABLE)]
     config, data = prepared(tmp_path, rows)
@@ -82,34 +67,3 @@ def test_too_few_rows_for_a_batch_are_said_before_anything_starts(tmp_path, tiny
             on_step=lambda *_: None,
             logger=logging.getLogger(__name__),
         )
-
-
-@pytest.mark.slow
-def test_a_tinyzero_file_is_trained_from(tmp_path, tiny_overrides, capsys):
-    write_dataset(CountdownConfig(), DataConfig(train_size=40, test_size=1), tmp_path / "made")
-    made = pq.read_table(tmp_path / "made" / "train.parquet", columns=["nums", "target"])
-    problems = [(row["nums"], row["target"]) for row in made.to_pylist()]
-    train = write_tinyzero(tmp_path / "train.parquet", problems[:32])
-    test = write_tinyzero(tmp_path / "test.parquet", problems[32:])
-    code = run_command(
-        [
-            "train",
-            *tiny_overrides,
-            f"storage.root={tmp_path}",
-            "run_id=own",
-            f"data.train_files={train}",
-            f"data.test_files={test}",
-            "trainer.total_steps=2",
-        ]
-    )
-    assert code == 0, capsys.readouterr().err
-    run = tmp_path / "runs" / "own"
-    record = json.loads((run / "run.json").read_text())
-    assert (record["status"], record["steps"]) == ("finished", 2)
-    asked = {json.dumps(problem.messages) for problem in read_problems(train)}
-    trained = {
-        json.dumps(problem.messages)
-        for problem in read_problems(Path(record["data"]) / "train.parquet")
-    }
-    assert trained == asked
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3

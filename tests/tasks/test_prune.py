@@ -43,18 +43,6 @@ def test_a_row_per_checkpoint_says_what_was_done_and_why(tmp_path, caplog):
     assert "1 of 4 checkpoints deleted, " in caplog.text
 
 
-def test_latest_and_best_stay_above_any_quota(tmp_path):
-    run = run_with_checkpoints(tmp_path, {10: 0.5, 20: 0.1, 30: 0.2})
-    rows = prune_run(settings(tmp_path, keep_last=5, quota_bytes=1), run)
-    assert [row["decision"] for row in rows] == ["kept", "deleted", "kept"]
-    assert rows[1]["why"] == "over the quota of 1 B"
-
-
-def test_a_run_without_checkpoints_has_no_rows(tmp_path):
-    config = settings(tmp_path, keep_last=1, quota_bytes=1)
-    assert prune_run(config, RunFolder(tmp_path / "runs" / "r")) == []
-
-
 def with_rollouts(run: RunFolder, steps: int) -> list[int]:
     """Writes a table of nothing per step, and returns the files' sizes."""
     sizes = []

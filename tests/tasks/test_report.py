@@ -1,25 +1,19 @@
-import asyncio
-import base64
-import hashlib
 import json
 import re
-import shutil
 import threading
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prefect import get_client
 
 from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import list_checkpoints, save_checkpoint
 from rl_core.runs.run_folder import RunFolder
 from tasks.queries import run_tables
-from tasks.report import Report, make_report, report_task, write_report
+from tasks.report import Report, make_report, write_report
 from tasks.report_page.data import gather
 from tasks.report_page.page import charts
-from tests.support.prefect_server import temporary_prefect_server
 from tests.tasks.report_page.test_browser import text_of
 
 
@@ -88,23 +82,20 @@ def test_samples_come_from_the_end_of_training(alpha, alpha_data):
     assert "response 3.1.0" in alpha[1]
 
 
-def test_the_price_of_the_time_is_shown_where_the_settings_name_one(two_runs):
+def test_the_time_has_a_price_where_the_settings_name_one(alpha, two_runs):
+    assert "EUR" not in alpha[1]
     run = two_runs / "runs" / "alpha"
-    before = text_of(write_report(run).html.read_text())
-    assert "EUR" not in before
     (run / "config.yaml").write_text("budget: {price_per_hour: 3600, currency: EUR}\n")
-    seconds = gather(RunFolder(run)).seconds
-    assert f"{seconds:.1f} EUR" in text_of(write_report(run).html.read_text())
+    report, seconds = make_report(run), gather(RunFolder(run)).seconds
+    assert f"{seconds:.1f} EUR" in text_of(report.page)
 
 
 def test_page_is_one_file_that_asks_for_nothing(alpha):
     page = alpha[1]
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page)
     assert not re.findall(r"@import|url\((?!#)", page)
-    (script,) = re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:; " in page
-    assert f"script-src 'sha256-{digest}';" in page
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri" in page
+    assert "<script" not in page
 
 
 def test_markdown_has_headline_and_tables_but_no_model_text(alpha):
@@ -168,37 +159,6 @@ def test_a_run_without_a_step_is_reported_too(tmp_path):
     assert report.learning_curve_uri is None
     with pytest.raises(ValueError, match="nothing"):
         write_report(tmp_path / "runs" / "nothing")
-
-
-@pytest.mark.slow
-def test_task_shows_the_report_in_the_prefect_ui(two_runs, tmp_path):
-    async def read() -> dict[str | None, tuple[str | None, object]]:
-        async with get_client() as client:
-            return {a.key: (a.type, a.data) for a in await client.read_artifacts()}
-
-    with temporary_prefect_server(tmp_path / "results"):
-        page = report_task(RunFolder(two_runs / "runs" / "alpha"))
-        artifacts = asyncio.run(read())
-    assert page == two_runs / "runs" / "alpha" / "report.html"
-    kind, markdown = artifacts["report"]
-    assert kind == "markdown"
-    assert "**Greedy accuracy 0.250 → 0.500**" in str(markdown)
-    assert f"]({make_report(two_runs / 'runs' / 'alpha').learning_curve_uri})" in str(markdown)
-
-
-def test_a_report_of_an_unfinished_run_is_derived_from_what_lies_there(two_runs):
-    """Written before or not, the report of the end is the same: nothing of it lives in the page."""
-    run = two_runs / "runs" / "beta"
-    lines = (two_runs / "runs" / "alpha" / "metrics.jsonl").read_text()
-    again = two_runs / "again" / "runs" / "beta"
-    shutil.copytree(run, again)
-    assert "beta running" in text_of(write_report(run).html.read_text())
-    for folder in (run, again):
-        (folder / "metrics.jsonl").write_text(lines)
-    pages = [text_of(write_report(folder).html.read_text()) for folder in (run, again)]
-    assert [page.partition("Time, memory and disk")[0] for page in pages] == [
-        pages[0].partition("Time, memory and disk")[0]
-    ] * 2
 
 
 def test_a_report_reads_a_run_that_writes_saves_and_prunes_meanwhile(two_runs):

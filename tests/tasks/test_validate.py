@@ -278,7 +278,6 @@ def test_word_problems_are_measured_one_by_one(tmp_path, tiny_model_path):
         validate_dataset(config, tmp_path / "data", tiny_model_path)
     report = caught.value.validation.lengths
     assert report.verdict.endswith(f"the smallest limit that keeps all is {max(lengths)}")
-    assert sum(row["train"] for row in report.histogram) == 2
 
 
 def test_truncated_or_missing_files_are_data_set_errors(sound, tmp_path):
@@ -359,5 +358,3 @@ def test_prefect_shows_the_table_even_of_a_failure(sound, tmp_path, tiny_model_p
     assert [row["status"] for row in rows[-2:]] == ["failed", "failed"]
     assert {row["check"] for row in rows} >= {"countdown_unique", "index_gapless"}
     assert "all 268 prompts are rejected" in artifacts["prompt-limits"].description
-    histogram = json.loads(artifacts["prompt-lengths"].data)
-    assert sum(row["train"] + row["test"] for row in histogram) == 268

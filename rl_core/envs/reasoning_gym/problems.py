@@ -6,7 +6,6 @@ only if its scorer gives the package's own answer full marks, both read from the
 gives tuples and keys that are no texts back as they were: scorers compare them.
 """
 
-import difflib
 import json
 import os
 import random
@@ -22,6 +21,7 @@ from typing import Any, Final, get_args, get_type_hints
 from rl_core.envs.reasoning_gym import DATA_SOURCE, INSTALL, ReasoningGymConfig
 from rl_core.envs.rows import Row, prompt_key, render_messages
 from rl_core.system.child_process import Child, channel_to_parent, pack, unpack
+from rl_core.system.words import did_you_mean
 
 _SAME_SETS: Final = {"PYTHONHASHSEED": "0"}
 """Eight tasks or more walk through sets of texts, whose order is another in each process."""
@@ -95,9 +95,8 @@ def open_task(
         )
 
     if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, 1)
-        asked = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"env.task={name} is no task of reasoning-gym{asked}")
+        hint = did_you_mean(name, DATASETS)
+        raise ValueError(f"env.task={name} is no task of reasoning-gym{hint}")
     config: dict[str, Any] = {}
     if env.difficulty is not None:
         if not has_curriculum(name):

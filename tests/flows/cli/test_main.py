@@ -41,7 +41,6 @@ def test_validate_checks_rows_where_the_model_cannot_be_had(cli, tmp_path):
 def test_validate_shows_prompt_lengths_and_what_limit_would_do(cli, tiny_overrides):
     arguments = ["validate", *tiny_overrides]
     printed = cli(*arguments).out
-    assert "     tokens     train      test\n" in printed
     assert "      limit  rejected     share\n" in printed
     assert "all 80 prompts fit into data.max_prompt_length=600" in printed
 

@@ -7,10 +7,9 @@ import pytest
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import write_dataset
 from rl_core.resources.cost import Spread
-from rl_core.resources.roofline import Lengths
 from rl_core.runs.run_folder import RunFolder
 from tasks.generate import dataset_folder
-from tasks.hours import StepEstimate, lengths_seen, measured_before
+from tasks.hours import StepEstimate, measured_before
 from tasks.importers.console_log import import_log
 from tasks.preflight import preflight, refuse_fatal
 from tasks.preflight_checks.finding import Finding, PreflightError
@@ -49,9 +48,6 @@ ON_A_CARD: dict[str, Any] = {
     "model": {"path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16"},
     "resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5, "card": "RTX 4090"},
 }
-
-
-SEEN = {"prompt_length/mean": 143.0, "response_length/mean": 181.0, "response_length/max": 800.0}
 
 
 def estimated(found: Finding) -> dict[str, Any]:
@@ -97,53 +93,6 @@ def test_a_card_of_which_only_the_memory_is_said_is_one_of_several(tmp_path):
     )
     assert unknown.figures == {"estimates": []}
     assert "the rates of the device are not known" in unknown.message
-
-
-def test_lengths_that_were_seen_take_the_place_of_guesses(tmp_path):
-    settings = config(tmp_path, **ON_A_CARD)
-    assert lengths_seen(settings) is None
-    before = estimated(time_finding(settings))["seconds_per_step"]
-    other = {"run_id": "other", "data": {"train_batch_size": 64}}
-    run = RunFolder.create(config(tmp_path, **ON_A_CARD, **other))
-    run.metrics.append(1, SEEN)
-    assert lengths_seen(settings) == Lengths(143, 181, 800)
-    assert "(a roofline of RTX 4090)" in time_finding(settings).message
-    after = estimated(time_finding(settings))["seconds_per_step"]
-    assert after["high"] - after["low"] < before["high"] - before["low"]
-    assert after["low"] < 8.99 < after["high"]
-    assert 0.5 < after["typical"] / 8.99 < 2
-
-
-def test_turns_that_were_seen_are_planned_with_and_those_of_other_settings_are_not(tmp_path):
-    turns = {"env": {"name": "countdown", "max_operands": 3, "max_turns": 8}}
-    settings = config(tmp_path, **ON_A_CARD, **turns)
-    guessed = estimated(time_finding(settings))["seconds_per_step"]
-    one_turn = config(tmp_path, **ON_A_CARD)
-    # Further turns cost time: prompts are read again, and each turn waits for its longest.
-    assert guessed["high"] > estimated(time_finding(one_turn))["seconds_per_step"]["high"]
-    run = RunFolder.create(settings.model_copy(update={"run_id": "asking"}))
-    run.metrics.append(1, SEEN | {"rollout/turns_mean": 3.5})
-    assert lengths_seen(settings) == Lengths(143, 181, 800, turns=3.5)
-    assert lengths_seen(one_turn) is None
-
-
-def test_a_run_of_another_shape_on_this_device_scales_the_roofline(tmp_path):
-    settings = config(tmp_path, **ON_A_CARD)
-    larger = {"run_id": "larger", "data": {"train_batch_size": 64, "max_response_length": 512}}
-    run = RunFolder.create(config(tmp_path, **ON_A_CARD, **larger))
-    row = SEEN | {"response_length/max": 512.0}
-    before = estimated(time_finding(settings))["seconds_per_step"]
-    for step in range(1, 6):
-        run.metrics.append(step, row | {"timing_s/step": 10.0})
-    found = time_finding(settings)
-    assert "(a roofline of RTX 4090, scaled by run larger)" in found.message
-    after = estimated(found)["seconds_per_step"]
-    assert 5 < after["typical"] < 10  # half the rows, as many decoding steps
-    assert after["high"] / after["low"] == pytest.approx(1.5**2)
-    assert after["high"] - after["low"] < before["high"] - before["low"]
-    other_card = ON_A_CARD["resources"] | {"card": "H100"}
-    elsewhere = config(tmp_path, **(ON_A_CARD | {"resources": other_card}))
-    assert estimated(time_finding(elsewhere))["scaled_by"] is None
 
 
 def test_an_imported_log_counts_as_a_run_of_its_shape(tmp_path):

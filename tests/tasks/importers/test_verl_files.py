@@ -77,18 +77,11 @@ def test_problems_of_another_kind_are_a_warning(tmp_path):
     plain = tmp_path / "mine.jsonl"
     plain.write_text('{"nums": [1, 3], "target": 4}\n')
     assert imported(plain).settings["env.name"] == "countdown"
-    unknown = imported(tmp_path / "absent.parquet", "trainer.save_freq=10")
+    unknown = imported(tmp_path / "absent.parquet")
     assert "what problems these are cannot be told" in warnings(unknown)
-    assert "checkpoints of" not in warnings(unknown)  # of how many steps, nobody knows
 
 
 def test_a_project_says_what_a_file_does_not(tmp_path):
     file = tmp_path / "train.parquet"
     assert imported(file, "trainer.project_name=TinyZero").settings["env.name"] == "countdown"
     assert imported(file, "trainer.experiment_name=ppo_gsm8k").settings["env.name"] == "gsm8k"
-
-
-def test_the_size_in_a_models_name_tells_what_a_checkpoint_takes(tmp_path):
-    """1.5e9 weights and both moments, 4 bytes each, of actor and critic."""
-    result = imported(tmp_path / "gsm8k" / "train.parquet", "trainer.save_freq=1")
-    assert "checkpoints of 36.0 GB" in warnings(result)

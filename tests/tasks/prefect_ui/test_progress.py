@@ -1,7 +1,5 @@
 import io
-import json
 import logging
-import tracemalloc
 from itertools import pairwise
 from typing import Any
 
@@ -119,22 +117,6 @@ def test_without_console_the_terminal_shows_warnings_and_log_txt_has_the_steps(
     assert "something is odd" in shown
     assert ("step 1/3" in shown) is on_console
     assert ("1/3" in terminal.getvalue()) is on_console
-
-
-def test_a_step_that_is_remembered_takes_no_names_of_its_own():
-    """Each comes as JSON, with a hundred new strings: half of what a long night would keep."""
-    names = [f"timing_s/some_phase_number_{i}" for i in range(100)]
-    with quiet() as progress:
-        tracemalloc.start()
-        try:
-            before, _ = tracemalloc.get_traced_memory()
-            for step in range(1, 301):
-                line = json.dumps({name: step / (i + 7) for i, name in enumerate(names)})
-                progress.on_step(step, 300, json.loads(line))
-            after, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-    assert (after - before) / 300 < 10_000  # bytes; 13,600 with names
 
 
 def test_a_long_run_is_diagnosed_a_hundred_times_and_not_every_fifth_step(monkeypatch):

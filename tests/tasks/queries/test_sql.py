@@ -19,7 +19,6 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import EVALUATION, ROLLOUTS
 from rl_core.types import Completion, Problem, Rollout, ScoredText
 from tasks.queries import saved_questions, sql
-from tasks.queries.connection import connect
 from tasks.queries.render import render
 from tests.support.runs import new_run
 
@@ -35,32 +34,20 @@ def rounded(rows: Iterable[Iterable[Any]]) -> list[list[Any]]:
     return [[round(x, 4) if isinstance(x, float) else x for x in row] for row in rows]
 
 
-@pytest.mark.parametrize("name", sorted(query.name for query in saved_questions.list_queries()))
-def test_saved_question_gives_the_hand_computed_answer(name, tested_runs):
-    expected = ANSWERS[name]
-    answer = sql.ask(name, expected.get("ask", {}), root=tested_runs).select(expected["columns"])
-    assert rounded(answer.rows()) == rounded(expected["rows"])
-
-
 @pytest.mark.parametrize("query", saved_questions.list_queries(), ids=lambda query: query.name)
-def test_header_says_what_a_row_is_and_what_to_ask(query, tmp_path):
+def test_saved_question_says_what_it_is_and_gives_the_hand_computed_answer(
+    query, tested_runs, tmp_path, capsys
+):
+    expected = ANSWERS[query.name]
+    answer = sql.ask(query.name, expected.get("ask", {}), root=tested_runs)
+    assert rounded(answer.select(expected["columns"]).rows()) == rounded(expected["rows"])
     assert query.description.startswith("one row per ")
     assert "Ask it " in query.description
     assert sql.ask(query.name, root=tmp_path / "nothing").is_empty()
-
-
-@pytest.mark.parametrize("query", saved_questions.list_queries(), ids=lambda query: query.name)
-def test_the_example_of_each_question_answers(query, tested_runs, capsys):
     program, command, *words = shlex.split(query.example)
     assert (program, command, words[0]) == ("countdown-train", "sql", query.name)
     assert run_command([command, *words, f"storage.root={tested_runs}"]) == 0
     assert capsys.readouterr().out
-
-
-def test_there_are_the_questions_that_the_diary_asked():
-    assert {query.name for query in saved_questions.list_queries()} == set(ANSWERS)
-    topics = {query.topic for query in saved_questions.list_queries()}
-    assert topics == {"rollouts", "metrics", "evaluation", "runs"}
 
 
 def test_one_run_by_name_or_latest(shared_runs):
@@ -114,23 +101,12 @@ def test_without_any_run_all_views_are_empty_with_their_columns(tmp_path):
 
 
 def test_unknown_names_suggest_the_nearest(shared_runs):
-    with pytest.raises(ValueError, match=r"'learning_curv': did you mean 'learning_curve'\?"):
+    with pytest.raises(ValueError, match=r"'learning_curv'; did you mean learning_curve\?"):
         sql.ask("learning_curv", root=shared_runs)
-    with pytest.raises(ValueError, match=r"no parameter 'limt': did you mean 'limit'\?"):
+    with pytest.raises(ValueError, match=r"no parameter 'limt'; did you mean limit\?"):
         sql.ask("longest_responses", {"limt": "3"}, root=shared_runs)
     with pytest.raises(ValueError, match="parameter limit=many does not read as int"):
         sql.ask("longest_responses", {"limit": "many"}, root=shared_runs)
-
-
-def test_by_default_the_most_frequent_mistake_is_shown(shared_runs):
-    rows = sql.ask("samples_of_a_verdict", root=shared_runs, run="alpha")
-    counts = sql.run_query(
-        "select verdict, count(*) as n from rollouts where verdict <> 'correct' group by verdict",
-        root=shared_runs,
-        run="alpha",
-    )
-    most = max(counts.rows(), key=lambda row: (row[1], row[0]))
-    assert set(rows["verdict"]) == {most[0]}
 
 
 def test_parameters_are_values_never_sql(shared_runs):
@@ -230,6 +206,8 @@ def test_files_of_older_versions_and_odd_folders_answer(tmp_path):
     both = [("new", 0, 1, 3), ("old", None, 1, 3)]
     spent = sql.ask("tokens_spent", root=root)
     assert spent.select("run_id", "epoch", "rollouts", "response_tokens").rows() == both
+    select = "select verdict, value, truth, target from rollouts"
+    assert sql.run_query(select, root=root, run="old").rows() == [("correct", None, None, None)]
     (old,) = sql.ask("tokens_spent", root=root, run="old").rows(named=True)
     assert (old["epoch"], old["rollouts"], old["tokens_per_correct"]) == (None, 1, 3.0)
 
@@ -248,18 +226,6 @@ def test_how_far_off_wrong_answers_are_can_be_asked(tmp_path):
     assert sql.run_query(asked, root=tmp_path).rows() == [(3.5, 1), (6.0, 1)]
     truths = sql.run_query("select distinct truth, target from rollouts", root=tmp_path)
     assert truths.rows() == [('{"numbers": [3, 14, 7], "target": 35}', 35.0)]
-
-
-def test_rollouts_of_before_value_and_truth_still_answer(tmp_path):
-    names = [name for name in ROLLOUTS.names if name not in ("value", "truth")]
-    folder = tmp_path / "runs" / "old" / "rollouts"
-    folder.mkdir(parents=True)
-    row = {"run_id": "old", "step": 1, "verdict": "wrong_value", "response": "x"}
-    table = pa.Table.from_pylist([row], schema=ROLLOUTS).select(names)
-    pq.write_table(table, folder / "step_000001.parquet")
-    select = "select verdict, value, truth, target from rollouts"
-    assert sql.run_query(select, root=tmp_path).rows() == [("wrong_value", None, None, None)]
-    assert sql.ask("samples_of_a_verdict", root=tmp_path)["response"].to_list() == ["x"]
 
 
 def test_a_saved_question_writes_nothing_and_opens_no_other_file(
@@ -341,7 +307,7 @@ def test_what_a_question_spills_lies_in_a_folder_that_nobody_foresees_or_reads(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     names = set()
     for _ in range(2):
-        with connect({}) as connection:
+        with sql.connect({}) as connection:
             (found,) = connection.sql("select current_setting('temp_directory')").fetchall()
             (folder,) = tmp_path.iterdir()
             assert found == (str(folder),)

@@ -82,21 +82,25 @@ def test_the_terminal_shows_problem_answer_and_verdict_in_a_line_each():
     ]
 
 
-def test_a_question_in_words_is_shortened():
-    problems = [Problem(0, "gsm8k", ({"role": "user", "content": "how many? " * 99},), "18", 0)]
-    one = choose_answers(rows()[:1], problems, most=1)
+GCD = {"task": "gcd", "config": {}, "question": "gcd of 8, 12?", "answer": "4", "metadata": 1}
+
+
+@pytest.mark.parametrize(
+    ("template", "question", "truth", "said"),
+    [
+        ("base", "how many? " * 99, "18", r"(how many\? ?)+ \[\.\.\.\] .* -> 18"),
+        ("base", "Capital of 日本?", "東京", "Capital of 日本\\? -> 東京"),
+        ("base", "Capital of 日本?", ["a", "b"], r'Capital of 日本\? -> \["a", "b"\]'),
+        ("base", "Capital of 日本?", "x " * 99, r"Capital of 日本\? -> x x.*"),
+        ("chat", "gcd of 8, 12?", GCD, r"gcd of 8, 12\? -> 4"),
+    ],
+)
+def test_a_question_in_words_is_short_and_without_its_template(template, question, truth, said):
+    asked = tuple(render_messages(template, question))
+    one = choose_answers(rows()[:1], [Problem(0, "custom", asked, truth, 0)], most=1)
     (line,) = as_table(one)
-    assert re.fullmatch(r"(how many\? ?)+ \[\.\.\.\] .* -> 18", line["problem"])
-    assert len(line["problem"]) < 70
-
-
-def test_a_question_in_words_is_shown_without_its_template():
-    asked = tuple(render_messages("base", "Capital of 日本?"))
-    for truth, said in (("東京", "東京"), (["a", "b"], '["a", "b"]'), ("x " * 99, "x x")):
-        one = choose_answers(rows()[:1], [Problem(0, "custom", asked, truth, 0)], most=1)
-        (line,) = as_table(one)
-        assert line["problem"].startswith(f"Capital of 日本? -> {said}")
-        assert len(line["problem"]) < 90
+    assert re.fullmatch(said, line["problem"])
+    assert len(line["problem"]) < 90
 
 
 def test_text_of_a_model_steers_no_terminal_and_breaks_out_of_no_markdown():
@@ -114,7 +118,7 @@ def test_text_of_a_model_steers_no_terminal_and_breaks_out_of_no_markdown():
 def test_the_page_holds_each_problem_and_no_markup_of_a_model(tmp_path):
     write_page(rows(answer=HOSTILE), asked(7), tmp_path / "rows.parquet")
     page = (tmp_path / "rows.html").read_text()
-    assert page.count("<script") == page.count("</script") == 1
+    assert "<script" not in page
     assert "<img" not in page
     assert re.findall(r"""(?:src|href)=["'](?!data:)""", page) == []
     text = text_of(page)
@@ -133,10 +137,3 @@ def test_the_page_does_nothing_in_a_real_browser(tmp_path):
     assert "<title>r/step_000025 · countdown-train</title>" in dom
     assert "Wrong: 3 of 3" in text_of(dom)
     assert (console, urls) == ("", set())
-
-
-def test_of_a_reasoning_gym_row_question_and_answer_are_shown():
-    truth = {"task": "gcd", "config": {}, "question": "gcd of 8, 12?", "answer": "4", "metadata": 1}
-    asked = tuple(render_messages("chat", "gcd of 8, 12?"))
-    one = choose_answers(rows()[:1], [Problem(0, "reasoning_gym/gcd", asked, truth, 0)], most=1)
-    assert one.right[0].problem == "gcd of 8, 12? -> 4"

@@ -1,4 +1,4 @@
-"""Reports in a real Chromium: what a pointer finds, and that hostile text is never but text."""
+"""Reports in a real Chromium: hostile text is never but text."""
 
 import html
 import json
@@ -12,42 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.cli.main import run_command
 from rl_core.evaluation.rows import write_rows
 from tasks.report import write_report
 from tests.tasks.conftest import HOSTILE
-from tests.tasks.report_page.test_charts import ACCURACY
 
 GUARD = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
-POINT = """
-<script>
-const figure = [...document.querySelectorAll("figure")].find(
-  (each) => each.querySelector("h3").textContent === "Accuracy");
-const svg = figure.querySelector("svg"), said = [];
-const tick = (step) => [...svg.querySelectorAll("text.x")]
-  .find((each) => each.textContent === step).getBoundingClientRect();
-const point = (type, pointerType, step, shift) => {
-  const place = tick(step);
-  const clientX = place.left + place.width / 2 + shift, clientY = place.top - 30;
-  svg.dispatchEvent(new PointerEvent(type, { clientX, clientY, pointerType }));
-  said.push(figure.querySelector("output").textContent);
-};
-const press = (key) => {
-  svg.dispatchEvent(new KeyboardEvent("keydown", { key }));
-  said.push(figure.querySelector("output").textContent);
-};
-point("pointermove", "mouse", "2", 0);
-point("pointermove", "mouse", "2", 6);
-said.push(String(svg.querySelectorAll(".cursor").length));
-point("pointerleave", "mouse", "2", 0);
-said.push(String(svg.querySelectorAll(".cursor").length));
-point("pointerdown", "touch", "1", -4);
-point("pointerleave", "touch", "1", 0);
-press("ArrowRight"); press("Home"); press("ArrowLeft"); press("End");
-document.body.append(Object.assign(document.createElement("i"),
-  { id: "said", textContent: JSON.stringify(said) }));
-</script>
-"""
 
 
 def text_of(page: str) -> str:
@@ -123,7 +92,7 @@ def test_all_text_is_escaped(two_runs):
     run = two_runs / "runs" / "alpha"
     poison(run)
     page = write_report(run).html.read_text()
-    assert page.count("<script") == page.count("</script") == 1
+    assert "<script" not in page
     assert "<img" not in page
     assert page.count("&lt;script&gt;document.title=") > 25
 
@@ -135,7 +104,6 @@ def test_a_hostile_run_does_nothing_in_a_real_browser(two_runs, tmp_path):
     page = write_report(run).html
     dom, console, urls = dump_dom(page, tmp_path / "report")
     assert f"<title>{html.escape(HOSTILE, quote=False)} · countdown-train</title>" in dom
-    assert dom.count('tabindex="0"') == dom.count("<figure") > 5, "the page's own script has run"
     assert "wall time" in text_of(dom)
     assert console == ""
     assert urls == set()
@@ -152,27 +120,3 @@ def test_a_hostile_run_does_nothing_in_a_real_browser(two_runs, tmp_path):
     dom, console, urls = dump_dom(careless, tmp_path / "careless")
     assert re.search(r"<title>(hacked|1)</title>", dom)
     assert "http://example.invalid/pixel.png" in urls
-
-
-@pytest.mark.slow
-def test_a_pointer_a_finger_and_keys_find_the_nearest_step(two_runs, tmp_path):
-    """Pointed at where the axis says 2; at the pages of one run and of several."""
-    page = write_report(two_runs / "runs" / "alpha").html
-    pointed = tmp_path / "pointed.html"
-    pointed.write_text(GUARD.sub("", page.read_text()) + POINT)
-    dom, console, _ = dump_dom(pointed, tmp_path / "report")
-    assert console == ""
-    said = re.search(r'<i id="said">(.*?)</i>', dom)
-    assert said is not None
-    at = ACCURACY
-    assert json.loads(html.unescape(said[1])) == [
-        *(at[2], at[2], "1"),
-        *(at[3], "0"),  # the pointer has left: as at rest
-        *(at[1], at[1]),  # a finger that is lifted leaves the words
-        *(at[2], at[0], at[0], at[3]),
-    ]
-
-    assert run_command(["compare", "alpha", "beta", f"storage.root={two_runs}"]) == 0
-    dom, console, urls = dump_dom(two_runs / "compare.html", tmp_path / "compare")
-    assert dom.count('tabindex="0"') == dom.count("<figure") >= 4
-    assert (console, urls) == ("", set())

@@ -2,7 +2,7 @@ import json
 
 from rl_core.runs.run_folder import Attempt, RunFolder
 from tasks.report import write_report
-from tasks.report_page.faults import Fault, LoggedWarning, faults, warnings
+from tasks.report_page.faults import LoggedWarning, faults, warnings
 
 
 def test_attempts_memory_and_checkpoints_are_told(two_runs):
@@ -23,19 +23,14 @@ def test_attempts_memory_and_checkpoints_are_told(two_runs):
     run.metrics.append(7, {"memory/oom/gen": 1, "memory/budget_seqs/gen": 128})
     for step, restarts in ((8, 0), (9, 2), (10, 1)):
         run.metrics.append(step, {"rollout/engine_restarts": restarts})
-    assert faults(run.path, run.read()) == [
-        Fault(
-            "attempt 2", f"{oom} in load_engine", "retried from step 2 with rollout.kv_cache_mib=64"
-        ),
-        Fault("attempt 3", "interrupted", "continued from step 3"),
-        Fault("attempt 4", "ValueError: no file", "continued from step 3"),
-        Fault("step 5", f"{oom} in update_actor, 3 times", f"{split}, 512 tokens at a time since"),
-        Fault("step 7", f"{oom} in gen, 1 time", f"{split}, 128 sequences at a time since"),
-        Fault(
-            "step 9",
-            "a rollout engine died, 3 times",
-            "started again, its responses asked once more, the result unchanged",
-        ),
+    assert list(map(str, faults(run.path, run.read()))) == [
+        f"attempt 2: {oom} in load_engine, retried from step 2 with rollout.kv_cache_mib=64",
+        "attempt 3: interrupted, continued from step 3",
+        "attempt 4: ValueError: no file, continued from step 3",
+        f"step 5: {oom} in update_actor, 3 times, {split}, 512 tokens at a time since",
+        f"step 7: {oom} in gen, 1 time, {split}, 128 sequences at a time since",
+        "step 9: a rollout engine died, 3 times, started again, its responses asked once more, the "
+        "result unchanged",
     ]
     page = write_report(run.path).html.read_text()
     assert "<dd>6, see below</dd>" in page
@@ -76,18 +71,11 @@ def test_a_disk_that_was_full_is_no_quiet_run(two_runs):
         "2026-11-20T20:00:03Z ERROR rl_core.checkpoints.background_save: step 12 was not saved "
         "(OSError: [Errno 28] No space left on device): free 3 GB; training goes on\n"
     )
-    assert faults(run.path, run.read()) == [
-        Fault("step 10", "rollouts could not be written, 2 times", "left out, training went on"),
-        Fault(
-            "step 10",
-            "the disk filled up during a save, 1 time",
-            "older checkpoints were deleted for it, training went on",
-        ),
-        Fault(
-            "step 12",
-            "a checkpoint could not be saved, 1 time",
-            "the one before stands, training went on",
-        ),
+    assert list(map(str, faults(run.path, run.read()))) == [
+        "step 10: rollouts could not be written, 2 times, left out, training went on",
+        "step 10: the disk filled up during a save, 1 time, older checkpoints were deleted for it, "
+        "training went on",
+        "step 12: a checkpoint could not be saved, 1 time, the one before stands, training went on",
     ]
 
 

@@ -4,15 +4,10 @@ from contextlib import suppress
 
 import pytest
 
-from rl_core.config.operations import StorageConfig
-from rl_core.config.run import RunConfig
-from rl_core.data.dataset import write_dataset
 from rl_core.errors import OutOfMemory
-from rl_core.runs.run_folder import RunFolder
 from rl_core.system.child_process import Channel, unpack
 from tasks.supervision.child import Reporter
 from tasks.supervision.supervisor import call_supervised
-from tasks.train import train_supervised
 from tests.support.traps import SECRETS, WANDB_KEY, set_traps, sprung, what_is_seen
 
 
@@ -60,33 +55,6 @@ def test_a_reporter_tells_what_happens_and_outlives_its_listener():
     ours.socket.close()
     reporter.done(9)
     theirs.socket.close()
-
-
-@pytest.mark.slow
-def test_what_the_trainer_refuses_is_refused_here(tmp_path, tiny_model_path, caplog):
-    config = RunConfig.model_validate(
-        {
-            "run_id": "a",
-            "storage": StorageConfig(root=tmp_path),
-            "data": {"train_size": 40, "test_size": 1, "train_batch_size": 40},
-            "actor": {"mini_batch_size": 20},
-        }
-    )
-    fewer = config.data.model_copy(update={"train_size": 20})
-    write_dataset(config.env, fewer, tmp_path / "data")
-    run = RunFolder.create(config)
-    with pytest.raises(ValueError, match=r"^data\.train_batch_size=40 is above the 20 training"):
-        train_supervised(
-            config,
-            run,
-            data=tmp_path / "data",
-            model_path=tiny_model_path,
-            on_step=lambda *_: None,
-            logger=logging.getLogger("mine"),
-        )
-    told = [record for record in caplog.records if record.name == "tasks.supervision.child"]
-    assert "Traceback" in told[-1].getMessage()
-    assert "Traceback" in (run.path / "workers" / "trainer.log").read_text()
 
 
 @pytest.mark.parametrize("logs_to_wandb", [False, True])

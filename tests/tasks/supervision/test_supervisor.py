@@ -37,11 +37,10 @@ from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-STEPS = 24
+STEPS = 16
 MARKER = "TEST_SUPERVISION_MARKER"
 VICTIMS = {
     "Ray's head": "gcs/gcs_server",
-    "raylet": "raylet/raylet",
     "learner": "LearnerActor",
     "trainer": "tasks.supervision.child trainer",
 }

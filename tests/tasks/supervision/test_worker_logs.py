@@ -4,40 +4,15 @@ import logging
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tasks.supervision import worker_logs as module
 from tasks.supervision.worker_logs import worker_logs, worth_telling
 
-TOLD = {
-    "2026-11-21T20:46:16Z INFO rl_core.resources.token_budgets: 2048 tokens fit": (
-        20,
-        "2048 tokens fit",
-    ),
-    "2026-11-21T20:46:16Z WARNING rl_core.rollout.adaptive_engine: half": (30, "half"),
-    "WARNING 11-21 20:46:16 [cpu.py:123] KV cache is small": (30, "[cpu.py:123] KV cache is small"),
-    "(EngineCore pid=9) ERROR 11-21 20:46:16 [core.py:1] died": (40, "[core.py:1] died"),
-    "[2026-11-21 20:46:16,123 E 77 78] worker.cc:9: no raylet": (40, "worker.cc:9: no raylet"),
-    "[E1121 20:46:16.123456789 cuda.cpp:1] lost": (40, "cuda.cpp:1] lost"),
-    "torch.OutOfMemoryError: CUDA out of memory.": (
-        40,
-        "torch.OutOfMemoryError: CUDA out of memory.",
-    ),
-    "Fatal Python error: Segmentation fault": (40, "Fatal Python error: Segmentation fault"),
-}
-NOISE = (
-    "INFO 11-21 20:46:16 [__init__.py:100] Automatically detected platform cpu.",
-    "Loading safetensors checkpoint shards: 100% Completed | 1/1 [00:00<00:00, 9.0it/s]",
-    "Triton is installed, but doesn't include CPU backend. Disabling Triton.",
-    "/site-packages/ray/cloudpickle.py:1544: ZeroCopyTensorsWarning: Zero-copy tensor",
-    "  cp.dump(obj)",
-    "[W1121 20:46:16.123456789 utils.cpp:76] Warning: NUMA binding: Using MEMBIND policy",
-    "Traceback (most recent call last):",
-    '  File "x.py", line 1, in <module>',
-    "an ERROR somewhere in a model's text, ValueError: too",
-    "",
-)
+LINES = yaml.safe_load(Path(__file__).with_name("worker_lines.yaml").read_text())
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
@@ -45,8 +20,8 @@ def told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
 
 
 def test_lines_of_loggers_are_told_apart_from_noise():
-    assert {line: worth_telling(line) for line in TOLD} == TOLD
-    assert [line for line in NOISE if worth_telling(line)] == []
+    told = {line: worth_telling(line) for line in LINES}
+    assert told == {line: said and tuple(said) for line, said in LINES.items()}
 
 
 def test_a_process_is_heard_while_it_lives_once_per_thing_and_without_secrets(

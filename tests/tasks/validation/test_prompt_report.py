@@ -8,8 +8,7 @@ QWEN = [140] * 5 + [143] * 20 + [146] * 15
 
 
 def report(lengths: list[int], limit: int) -> LengthReport:
-    splits = ["train"] * (len(lengths) - 2) + ["test"] * 2
-    return report_lengths(pl.DataFrame({"split": splits, "prompt_tokens": lengths}), limit)
+    return report_lengths(pl.DataFrame({"prompt_tokens": lengths}), limit)
 
 
 @pytest.mark.parametrize(
@@ -51,22 +50,7 @@ def test_a_share_is_nought_only_if_it_is():
     assert "9,999 of 10,000 prompts (>99.9%)" in most.verdict
 
 
-def test_the_histogram_counts_every_prompt_once():
-    assert report(QWEN, 256).histogram == [
-        {"tokens": "140", "train": 5, "test": 0},
-        {"tokens": "143", "train": 20, "test": 0},
-        {"tokens": "146", "train": 13, "test": 2},
-    ]
-    wide = report([*range(10, 110), 500], 512).histogram
-    assert len(wide) <= 16
-    assert wide[0]["tokens"] == "10-40"
-    assert wide[-1] == {"tokens": "475-500", "train": 0, "test": 1}
-    assert sum(row["train"] + row["test"] for row in wide) == 101
-
-
-def test_lines_show_histogram_limits_and_verdict():
+def test_lines_show_limits_and_verdict():
     lines = list(report(QWEN, 128).lines())
-    assert lines[0].split() == ["tokens", "train", "test"]
-    assert lines[2].split() == ["143", "20", "0", "█" * 30]
     assert lines[-1].startswith("all 40 prompts are rejected")
     assert "        128        40    100.0%  data.max_prompt_length" in lines

@@ -11,11 +11,7 @@ case "${DEVICE}" in
         EXTRA+=(actor_rollout_ref.actor.use_torch_compile=False)
         ;;
 esac
-if [ "${DEVICE}" = npu ] && [ -n "${gpus}" ]; then
-    MODEL_PATH=nothing
-elif [[ ${MODEL_PATH##*/} == Qwen* ]]; then
-    EXTRA+=("actor_rollout_ref.rollout.n=$((gpus + 4))")
-fi
+EXTRA+=("actor_rollout_ref.rollout.n=$((gpus + 4))")
 DATA=(
     data.train_files="['$HOME/data/countdown/train.parquet']"
     data.train_batch_size=256   # prompts
