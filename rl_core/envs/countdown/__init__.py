@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from rl_core.envs.countdown.scoring import CALL_CLOSE, answer_call, score_response
+from rl_core.envs.countdown.scoring import score_response
 from rl_core.envs.countdown.traces import FEWEST, MOST, write_trace
 from rl_core.envs.rows import (
     LEAD_IN,
@@ -28,7 +28,7 @@ from rl_core.envs.rows import (
     struct_of,
 )
 from rl_core.envs.sft_examples import SftExamples
-from rl_core.envs.text_env import EnvTurn, Question, Solved, TextEnv
+from rl_core.envs.text_env import Question, Solved, TextEnv
 from rl_core.types import Message, Problem, ScoredText
 
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ class CountdownConfig(TextEnv):
         "countdown_target_range",
     )
     checks_of_template: ClassVar = ("countdown_prompt",)
-    stop: ClassVar = (CALL_CLOSE,)
     readings: ClassVar = ("last_line", "anywhere")
     answer_mark: ClassVar = "<answer>"
     own_columns: ClassVar = ("nums", "numbers", "target")
@@ -131,11 +130,6 @@ class CountdownConfig(TextEnv):
             format_score=self.format_score,
             full_score=self.full_score,
         )
-
-    def reply(self, response: str, truth: Any) -> EnvTurn | None:
-        """Answers a call of the calculator."""
-        said = answer_call(response)
-        return None if said is None else EnvTurn(said)
 
     @staticmethod
     def difficulty_of(truth: Any, solution: str) -> str:
@@ -254,13 +248,13 @@ class CountdownConfig(TextEnv):
         self, *, give_up_prob: float, train: Solved, test: Solved
     ) -> SftExamples:
         """Returns search traces."""
-        from rl_core.envs.countdown.sft_examples import SearchExamples
+        from rl_core.envs.countdown.traces import SearchExamples
 
         train_pairs, test_pairs = (
             [(problem.messages[0]["content"], _numbers_and_target(problem)) for problem, _ in split]
             for split in (train, test)
         )
-        return SearchExamples(give_up_prob, train_pairs, test_pairs, calls=self.max_turns > 1)
+        return SearchExamples(give_up_prob, train_pairs, test_pairs)
 
     def write_trace(
         self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float

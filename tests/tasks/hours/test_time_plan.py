@@ -14,6 +14,7 @@ from tasks.hours import StepEstimate, lengths_seen, measured_before
 from tasks.importers.console_log import import_log
 from tasks.preflight import preflight, refuse_fatal
 from tasks.preflight_checks.finding import Finding, PreflightError
+from tests.support.solving import let_countdown_answer
 
 DIARY = {
     "data": {"train_batch_size": 32},
@@ -114,7 +115,10 @@ def test_lengths_that_were_seen_take_the_place_of_guesses(tmp_path):
     assert 0.5 < after["typical"] / 8.99 < 2
 
 
-def test_turns_that_were_seen_are_planned_with_and_those_of_other_settings_are_not(tmp_path):
+def test_turns_that_were_seen_are_planned_with_and_those_of_other_settings_are_not(
+    tmp_path, monkeypatch
+):
+    let_countdown_answer(monkeypatch)
     turns = {"env": {"name": "countdown", "max_operands": 3, "max_turns": 8}}
     settings = config(tmp_path, **ON_A_CARD, **turns)
     guessed = estimated(time_finding(settings))["seconds_per_step"]
