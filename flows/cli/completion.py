@@ -15,7 +15,7 @@ from flows.cli.commands import COMMANDS, PROGRAM, QUESTION, RUN, build_parser
 from flows.settings.keys import CHOICES, all_keys
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
-from rl_core.envs import ENVS, env_names
+from rl_core.envs import ENVS
 from tasks.queries.saved_questions import list_queries
 
 
@@ -51,7 +51,7 @@ def _values(key: str) -> Iterable[str]:
     """Returns the values that a key may have, if they can be listed."""
     fixed = {**CHOICES, "split": ("train", "test"), "dry_run": ("true", "false")}
     if key == "env":
-        return env_names()
+        return list(ENVS)
     if key in fixed:
         return fixed[key]
     if key in ("run_id", "checkpoint", "against"):

@@ -94,10 +94,7 @@ class Question:
 
 
 class TextEnv(Section):
-    """An env of questions in words, chosen by `env=my_module:MyClass`.
-
-    With a default for the field `name`, a package can offer it by an entry point of that name.
-    """
+    """An env of questions in words, chosen by `env=my_module:MyClass`."""
 
     name: str = ""
     """Chosen by `env=NAME`."""
@@ -291,11 +288,9 @@ class TextEnv(Section):
         return {"train_size": train_size, "test_size": test_size}
 
     @staticmethod
-    def check_tables(
-        splits: Mapping[str, pa.Table],
-    ) -> tuple[dict[str, pa.Table], dict[str, str]]:
-        """Returns more tables for the checks, and words to add to what a check proves."""
-        return {}, {}
+    def check_tables(splits: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """Returns more tables for the checks."""
+        return {}
 
     def prompt_of_numbers(self, numbers: Sequence[int], target: int) -> list[Message]:
         """Returns the prompt of a row whose prompt depends on `nums` and `target` only.

@@ -90,7 +90,7 @@ class CountdownConfig(TextEnv):
 
     shared_checks: ClassVar = ("countdown_columns.sql", "labels.sql", "row_count.sql")
     checks: ClassVar = (
-        *("countdown_difficulty.sql", "countdown_ground_truth.sql", "countdown_no_nulls.sql"),
+        *("countdown_ground_truth.sql", "countdown_no_nulls.sql"),
         *("countdown_number_range.sql", "countdown_operand_count.sql", "countdown_prompt.sql"),
         *("countdown_solution.sql", "countdown_splits_disjoint.sql"),
         *("countdown_target_range.sql", "countdown_unique.sql"),
@@ -199,16 +199,11 @@ class CountdownConfig(TextEnv):
         }
 
     @staticmethod
-    def check_tables(
-        splits: Mapping[str, pa.Table],
-    ) -> tuple[dict[str, pa.Table], dict[str, str]]:
-        """Returns solutions as the reward judges them, and counted again: SQL cannot."""
-        from rl_core.envs.countdown.tables import recounts_table, solutions_table
+    def check_tables(splits: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """Returns solutions as the reward judges them: SQL cannot."""
+        from rl_core.envs.countdown.tables import solutions_table
 
-        solutions = solutions_table(splits)
-        recounts = recounts_table(solutions)
-        counted = f" (a sample: {recounts.num_rows:,} of {solutions.num_rows:,} problems)"
-        return {"solutions": solutions, "recounts": recounts}, {"countdown_difficulty": counted}
+        return {"solutions": solutions_table(splits)}
 
     def prompt_of_numbers(self, numbers: Sequence[int], target: int) -> list[Message]:
         """Returns the prompt of a puzzle."""

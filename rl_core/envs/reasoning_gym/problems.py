@@ -29,6 +29,9 @@ _TRIED_AT_LEAST = 50
 _TRIED_PER_ROW = 10
 """A task that gives no new question in so many tries per row has too few."""
 
+REFUSED: Final = ("intermediate_integration", "polynomial_multiplication", "simple_integration")
+WHY_REFUSED: Final = "is not taken: its scorer runs what a model wrote as Python; leave it out"
+
 _PART: Final = 2**15
 """Characters of a message: the other end reads many small ones faster than a large one."""
 
@@ -98,6 +101,8 @@ def open_task(
         near = difflib.get_close_matches(name, DATASETS, 1)
         asked = f"; did you mean {near[0]}?" if near else ""
         raise ValueError(f"env.task={name} is no task of reasoning-gym{asked}")
+    if name in REFUSED:
+        raise ValueError(f"env.task={name} {WHY_REFUSED}")
     config: dict[str, Any] = {}
     if env.difficulty is not None:
         if not has_curriculum(name):
