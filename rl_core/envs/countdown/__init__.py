@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -21,7 +21,6 @@ from rl_core.envs.rows import (
     LEAD_IN,
     Record,
     Row,
-    choose_prompt,
     in_conversation,
     own_prompt,
     shown,
@@ -83,7 +82,7 @@ class CountdownConfig(TextEnv):
     """Largest target."""
     prompt_template: Template = "base"  # type: ignore[assignment]  # another choice of texts
     """`base`: TinyZero's text; `qwen-instruct`: with Qwen's tags; `chat`: the tokenizer's own."""
-    answer_from: Literal["anywhere", "last_line"] = "anywhere"
+    answer_from: Literal["last_line", "anywhere"] = "anywhere"
     """Where the answer may stand: `anywhere`, or on the `last_line`, as TinyZero has it."""
     format_score: float = Field(0.1, ge=0, le=1)
     """Score of a response with an answer that is not correct."""
@@ -100,7 +99,6 @@ class CountdownConfig(TextEnv):
         "countdown_target_range",
     )
     checks_of_template: ClassVar = ("countdown_prompt",)
-    readings: ClassVar = ("last_line", "anywhere")
     answer_mark: ClassVar = "<answer>"
     own_columns: ClassVar = ("nums", "numbers", "target")
     home_made: ClassVar = (
@@ -151,15 +149,9 @@ class CountdownConfig(TextEnv):
     def read_row(self, record: Record) -> Row:
         """Returns a puzzle, not yet solved: `{nums, target}`, or a row of verl or TinyZero."""
         numbers, target = stated_puzzle(record)
-        prompt, template = choose_prompt(
-            own_prompt(record),
-            (self.prompt_template, *get_args(Template)),
-            lambda template: render_messages(template, numbers, target),
-        )
         return Row(
             (tuple(sorted(numbers)), target),
-            prompt,
-            template,
+            own_prompt(record) or render_messages(self.prompt_template, numbers, target),
             {"target": target, "numbers": numbers},
             DATA_SOURCE,
             own={"nums": numbers, "target": target},

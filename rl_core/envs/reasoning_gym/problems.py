@@ -153,7 +153,7 @@ def _problems(
             continue
         seen.add(key)
         source = f"{DATA_SOURCE}/{name}"
-        yield Row(key, prompt, env.prompt_template, truth, source, solution=truth["answer"])
+        yield Row(key, prompt, truth, source, solution=truth["answer"])
 
 
 def _truth(name: str, config: Mapping[str, Any], entry: Mapping[str, Any]) -> Any:
