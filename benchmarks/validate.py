@@ -63,7 +63,7 @@ def main() -> None:
     from rl_core.data.prompt_lengths import measure_all
     from rl_core.data.prompts import count_tokens, encode_prompt, load_tokenizer
     from rl_core.data.readers import read_parquet
-    from rl_core.envs.countdown.tables import recounts_table, solutions_table
+    from rl_core.envs.countdown.tables import solutions_table
     from rl_core.sft.train import train_tokenizer
     from tasks.validate import check_dataset, measure_prompts, run_checks
 
@@ -90,9 +90,8 @@ def main() -> None:
         )
         timed("  read, bounded", lambda: [read_parquet(data / f"{s}.parquet") for s in splits])
         timed("  content hash", lambda: [content_hash(table) for table in splits.values()])
-        solutions, _, _ = timed("  solutions judged", lambda: solutions_table(splits))
-        timed("  difficulties counted again", lambda: recounts_table(solutions))
-        timed("  all checks, with both of these", lambda: run_checks(config, data, splits))
+        timed("  solutions judged", lambda: solutions_table(splits))
+        timed("  all checks, with these", lambda: run_checks(config, data, splits))
         lengths, _, by_parts = timed(
             "  prompt lengths, by parts",
             lambda: measure_prompts(config.env, splits, count, are_templated=True),

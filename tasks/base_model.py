@@ -79,7 +79,7 @@ def home_made_folder(config: RunConfig) -> Path:
         "base_model": config.base_model.model_dump(mode="json", exclude={"num_threads"}),
         "data": generator_settings(config.env, config.data),
         "recipe": RECIPE_VERSION,
-    } | ({"answered": True} if config.env.max_turns > 1 else {})
+    }
     return _folder_of(config, config.env.slug, settings)
 
 
@@ -188,11 +188,7 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
         config.base_model.steps,
     )
     measured = make_base_model(
-        config.base_model,
-        examples,
-        config.env,
-        folder=folder,
-        on_step=_log_steps("warm start"),
+        config.base_model, examples, folder=folder, on_step=_log_steps("warm start")
     )
     shown = "; ".join(f"{name.replace('_', ' ')} {x:.3g}" for name, x in measured.items())
     number = _read_report(folder)["num_parameters"]

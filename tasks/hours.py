@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from rl_core.config.run import RunConfig
-from rl_core.data.dataset import ProblemCount, count_problems
+from rl_core.data.dataset import count_problems
 from rl_core.data.readers import count_rows
 from rl_core.data.sampling import steps_per_epoch, total_steps
 from rl_core.resources.cost import (
@@ -95,18 +95,18 @@ class TimePlan:
     """Steps of a run, and what they take at so many seconds each."""
 
     config: RunConfig
-    problems: ProblemCount
+    problems: int
     estimate: StepEstimate
 
     @property
     def steps_in_epoch(self) -> int:
         """Steps of one pass over the problems."""
-        return steps_per_epoch(self.problems.number, self.config.data.train_batch_size)
+        return steps_per_epoch(self.problems, self.config.data.train_batch_size)
 
     @property
     def steps(self) -> int:
         """Steps of all training."""
-        return total_steps(self.config, self.problems.number)
+        return total_steps(self.config, self.problems)
 
     def __str__(self) -> str:
         """Returns time and price of an epoch and of all training, in words."""
@@ -116,7 +116,7 @@ class TimePlan:
         )
         return (
             f"{seconds_in_words(step)} per step ({self.estimate}): {epoch} per epoch of "
-            f"{self.problems}, {whole} for {self.steps:,} steps of training"
+            f"{self.problems:,} problems, {whole} for {self.steps:,} steps of training"
         )
 
     def brief(self) -> str:
@@ -132,7 +132,7 @@ class TimePlan:
         return {
             "basis": self.estimate.basis,
             "source": self.estimate.source,
-            "problems": self.problems.number,
+            "problems": self.problems,
             "steps": self.steps,
             "steps_in_epoch": self.steps_in_epoch,
             "seconds_per_step": asdict(step),
@@ -147,7 +147,7 @@ class TimePlan:
 
 def planned_steps(config: RunConfig) -> int:
     """Returns the steps of all training; ValueError if the problems are too few for one step."""
-    return total_steps(config, count_problems(config).number)
+    return total_steps(config, count_problems(config))
 
 
 def _runs_like(config: RunConfig) -> Iterator[tuple[Path, bool]]:

@@ -197,12 +197,9 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
         results = [_run_check(session, columns, parameters)]
         _raise_if_failed(Validation(results, None), data)  # the others need these columns
         session.unite("problems", list(splits))
-        tables, notes = env.check_tables(splits)
-        for name, table in tables.items():
+        for name, table in env.check_tables(splits).items():
             session.add(name, table)
-        results += [
-            _run_check(session, path, parameters, notes.get(path.stem, "")) for path in others
-        ]
+        results += [_run_check(session, path, parameters) for path in others]
     for result in results:
         if is_own and result["check"] in env.checks_of_template and result["status"] == "failed":
             _warn(result)
@@ -218,14 +215,12 @@ def _warn(result: Result) -> None:
     )
 
 
-def _run_check(
-    session: CheckSession, path: Path, parameters: Mapping[str, Value], note: str = ""
-) -> Result:
+def _run_check(session: CheckSession, path: Path, parameters: Mapping[str, Value]) -> Result:
     check = load_check(path)
     declared = {p.name: parameters[p.name] for p in check.parameters if p.name in parameters}
     rows = session.violations(check, declared)
     proves = check.description.partition("Proves that ")[2].removesuffix(".")
-    return _result(path.stem, proves + note, rows)
+    return _result(path.stem, proves, rows)
 
 
 def _read_splits(data: Path) -> dict[str, pa.Table]:

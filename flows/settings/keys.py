@@ -11,7 +11,7 @@ from typing import Final, Literal, get_args
 
 from flows.errors import SettingsError
 from rl_core.config.run import RunConfig
-from rl_core.envs import ENVS, env_names, find_env
+from rl_core.envs import ENVS, find_env
 from rl_core.runs.settings_file import REMOVED, leaves
 from rl_core.system.words import in_one_line
 
@@ -63,11 +63,9 @@ def check_key(key: str, arguments: Sequence[str]) -> None:
 
 
 def check_choice(group: str, name: str) -> None:
-    """Refuses a name that `preset` or `env` does not have; loads an env of another package."""
+    """Refuses a name that `preset` or `env` does not have; loads an env of a module."""
     names = CHOICES[group]
-    if group == "env" and name not in names:
-        names = [name] if ":" in name else env_names()
-    if name not in names:
+    if name not in names and not (group == "env" and ":" in name):
         there = ", ".join(names)
         raise SettingsError(f"unknown {group} {name!r}{nearest(name, names)} (there are: {there})")
     if group == "env":

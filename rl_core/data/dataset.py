@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -138,44 +137,31 @@ def is_ready(env: TextEnv, data: DataConfig, folder: Path) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class ProblemCount:
-    """The rows of a train split."""
-
-    number: int
-    is_bound: bool = False
-    """There are no more, but perhaps fewer: doubles and rows of the test split are left out."""
-
-    def __str__(self) -> str:
-        """Returns it as a person says it: `8,000 problems`, `at most 5 problems`."""
-        return f"{'at most ' if self.is_bound else ''}{self.number:,} problems"
-
-
-def count_problems(config: RunConfig) -> ProblemCount:
+def count_problems(config: RunConfig) -> int:
     """Returns how many problems there are to train on, without asking the network.
 
-    A data set that is there is counted, else what it will be made of: own files, a local copy of
-    `env.source`, or what the settings ask for. ValueError if a file cannot be read, or leaves no
-    row for training.
+    A data set that is there is counted, else what it will be made of: own files, of which doubles
+    and rows of the test split will be left out, a local copy of `env.source`, or what the settings
+    ask for. ValueError if a file cannot be read, or leaves no row for training.
     """
     env, data = config.env, config.data
     if env.is_generated and not data.train_files:
-        return ProblemCount(data.train_size)
+        return data.train_size
     fetched = any(is_hub_name(name) for name in (*data.train_files, *data.test_files))
     if data.name is not None or not fetched:
         name = data.name or dataset_name(env, data)
         made = config.storage.root / "data" / name / "train.parquet"
         if made.is_file():
-            return ProblemCount(count_rows(made))
+            return count_rows(made)
     if data.train_files:
         if fetched:
-            return ProblemCount(data.train_size, is_bound=True)
-        return ProblemCount(num_own_training_rows(data), is_bound=True)
+            return data.train_size
+        return num_own_training_rows(data)
     source = _source_of(env)
     if Path(source).expanduser().is_dir():
-        return ProblemCount(sum(map(count_rows, find_source(source)["train"])))
+        return sum(map(count_rows, find_source(source)["train"]))
     assert env.hub_problems is not None, f"env={env.name} reads what it does not know"
-    return ProblemCount(env.hub_problems)
+    return env.hub_problems
 
 
 def read_problems(path: Path) -> list[Problem]:

@@ -4,11 +4,9 @@ Those of `data.train_files` and its like, the two splits of `env.source`, and a 
 what their rows mean (`user_files`, `envs`, `sql/checks`): only which files, bytes and records.
 """
 
-import gzip
 import hashlib
 import json
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +24,7 @@ from rl_core.errors import first_line
 from rl_core.system.words import printable
 
 SPLITS = ("train", "test")
-_SUFFIXES = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
+_SUFFIXES = (".parquet", ".jsonl", ".json")
 _GLOB = re.compile(r"[*?\[]")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_NAME_LENGTH = 96
@@ -84,7 +82,7 @@ def find_files(
 ) -> list[Path]:
     """Returns the files that a setting names, in its order; those of a glob by name.
 
-    `names` are paths or globs of parquet or JSON lines (also with .gz), or data sets of the hub as
+    `names` are paths or globs of parquet or JSON lines, or data sets of the hub as
     OWNER/NAME, of which the files of `split` are fetched unless they are in the local cache;
     ValueError for any other. Without `from_hub` they are left out, and no network is asked.
     """
@@ -177,7 +175,7 @@ def count_rows(file: Path) -> int:
     with _refusing_damage(file):
         if file.suffix == ".parquet":
             return int(pq.read_metadata(file).num_rows)
-        with _open(file) as stream:
+        with file.open("rb") as stream:
             if _is_list(file, stream):
                 return len(_parsed_list(file, stream))
             return sum(1 for line in stream if line.strip())
@@ -187,7 +185,7 @@ def count_rows(file: Path) -> int:
 def _refusing_damage(file: Path) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
+    except (pa.ArrowException, OSError) as error:
         raise ValueError(
             f"{file}: not readable, truncated or damaged ({first_line(error)}): give a whole file"
         ) from error
@@ -203,17 +201,12 @@ def _parquet_records(file: Path, columns: Sequence[str]) -> Iterator[Record]:
             yield from batch.to_pylist()
 
 
-def _open(file: Path) -> gzip.GzipFile | BufferedReader:
-    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
-
-
-def _is_list(file: Path, stream: gzip.GzipFile | BufferedReader) -> bool:
+def _is_list(file: Path, stream: BufferedReader) -> bool:
     """Says whether a `.json` file is one list, as most programs write it."""
-    is_json = file.name.endswith((".json", ".json.gz"))
-    return is_json and stream.peek(1).lstrip().startswith(b"[")
+    return file.suffix == ".json" and stream.peek(1).lstrip().startswith(b"[")
 
 
-def _parsed_list(file: Path, stream: gzip.GzipFile | BufferedReader) -> list[Any]:
+def _parsed_list(file: Path, stream: BufferedReader) -> list[Any]:
     remedy = "write one list of objects, or one object per line"
     return list(_parsed(stream.read(), f"{file}: the list in it is not JSON", remedy))
 
@@ -226,7 +219,7 @@ def _parsed_lines(file: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any
 
 
 def _json_records(file: Path) -> Iterator[tuple[int, Record]]:
-    with _open(file) as stream:
+    with file.open("rb") as stream:
         unit, values = "line", _parsed_lines(file, stream)
         if _is_list(file, stream):
             unit, values = "row", enumerate(_parsed_list(file, stream), start=1)
@@ -272,7 +265,7 @@ def _local_files(given: str, name: str) -> list[Path]:
     if not found:
         raise ValueError(f"{given}: no file matches; a relative path starts at {Path.cwd()}")
     for file in found:
-        if not file.name.endswith(_SUFFIXES):
+        if file.suffix not in _SUFFIXES:
             raise ValueError(
                 f"{given}: {file.name} is of a kind that is not read: give parquet or JSON lines "
                 f"({', '.join(_SUFFIXES)})"

@@ -24,7 +24,7 @@ from rl_core.data.readers import (
     find_files,
     read_records,
 )
-from rl_core.envs.rows import COLUMNS, UNKNOWN_TEMPLATE, Record, Row
+from rl_core.envs.rows import COLUMNS, Record, Row
 from rl_core.envs.text_env import TextEnv
 from rl_core.types import Problem
 
@@ -92,7 +92,7 @@ def read_own_data(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], 
     return {split: env.table_of(split, rows[split]) for split in SPLITS}, {
         "rows_read": num_read,
         "left_out": {split: dict(+left_out[split]) for split in SPLITS},
-        "other_prompts": _say_whose_prompts(env, rows),
+        "other_prompts": {},  # no longer counted: it stays, so that the same rows make the same file
         "files": {
             split: [{"file": str(file), "sha256": file_digest(file)} for file in found]
             for split, found in files.items()
@@ -201,26 +201,3 @@ def _say_what_was_left_out(
         if not rows[split]:
             raise ValueError(f"own files: {said[-1]}: give other data.{split}_files")
     _logger.info("own files: %s", "; ".join(said))
-
-
-def _say_whose_prompts(env: TextEnv, rows: dict[str, list[Row]]) -> dict[str, int]:
-    """Returns how many prompts each other template has, and warns of each."""
-    others = [
-        (problem.template, f"index {index} of {split}")
-        for split in SPLITS
-        for index, problem in enumerate(rows[split])
-        if problem.template != env.prompt_template
-    ]
-    first = dict(reversed(others))
-    counts = Counter(template for template, _ in others)
-    for template, count in counts.items():
-        theirs = "no template's" if template == UNKNOWN_TEMPLATE else f"those of {template}"
-        _logger.warning(
-            "own files: %s prompts are not those of env.prompt_template=%s but %s (the first: "
-            "%s): kept as they are",
-            f"{count:,}",
-            env.prompt_template,
-            theirs,
-            first[template],
-        )
-    return dict(counts)

@@ -33,14 +33,13 @@ class CustomConfig(TextEnv):
     prompt_template: Literal["chat", "base"] = "chat"
     """Around a `question`, which asks for answer tags; `chat`: the tokenizer's own tags; `base`:
     a plain text. A row's own `prompt` stays as it is: tagged with `chat`, raw with `base`."""
-    answer_from: Literal["anywhere", "last_line"] = "anywhere"
+    answer_from: Literal["last_line", "anywhere"] = "anywhere"
     """Where answer tags may stand, for the comparison word for word."""
     format_score: float = Field(0.0, ge=0, le=1)
     """Score of an answer in tags that is not the truth, where `env.reward` names no function."""
 
     shared_checks: ClassVar = (*TEXT_CHECKS, "text_prompt.sql")
     checks: ClassVar = ("custom_ground_truth.sql",)
-    readings: ClassVar = ("last_line", "anywhere")
     answer_mark: ClassVar = "<answer>"
     makes_problems: ClassVar = False
     own_columns: ClassVar = ("question", "answer", "ground_truth", "data_source")
@@ -57,7 +56,6 @@ class CustomConfig(TextEnv):
         return Row(
             prompt_key(prompt),
             prompt,
-            self.prompt_template,
             truth,
             text_of(record, {}, "data_source") or DATA_SOURCE,
             solution=text_of(extra, {}, "solution") or text_of_truth(truth),

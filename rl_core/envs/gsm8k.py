@@ -8,14 +8,13 @@ import random
 import re
 from collections import deque
 from fractions import Fraction
-from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
 
 from rl_core.envs.rows import (
     Record,
     Row,
-    choose_prompt,
     in_conversation,
     own_prompt,
     shown,
@@ -135,13 +134,9 @@ class Gsm8kConfig(TextEnv):
         prompt = own_prompt(record)
         if question is None and prompt is None:
             raise ValueError("it has neither `question` nor `prompt`: add one")
-        prompt, template = choose_prompt(
-            prompt,
-            (self.prompt_template, *get_args(Template)),
-            lambda template: render_messages(template, question or _framed(template, prompt)),
-        )
+        prompt = prompt or render_messages(self.prompt_template, question or "")
         key = tuple(message["content"] for message in prompt)
-        return Row(key, prompt, template, number, DATA_SOURCE, answer)
+        return Row(key, prompt, number, DATA_SOURCE, answer)
 
     def check_parameters(self, *, train_size: int, test_size: int) -> dict[str, Any]:
         """Returns the words of the template around a question."""
@@ -247,13 +242,6 @@ def _as_texts(record: Record, name: str) -> Record:
         return record
     is_whole = isinstance(value, float) and value.is_integer()
     return record | {name: str(int(value) if is_whole else value)}
-
-
-def _framed(template: Template, prompt: list[Message] | None) -> str:
-    """Returns what stands in a prompt where the template has the question; the rest may differ."""
-    before, after = _TEXTS[template].split("{question}")
-    content = prompt[0]["content"] if prompt else ""
-    return content[len(before) : len(content) - len(after)]
 
 
 def _goes_on(rest: str) -> bool:

@@ -8,7 +8,7 @@ stored as it is, any other value as JSON with `style` `JSON_STYLE`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -23,7 +23,6 @@ Template: TypeAlias = Literal["chat", "base"]
 
 COLUMNS: Final = ("prompt", "reward_model", "extra_info")
 """What any env's rows may have, in addition to its own columns."""
-UNKNOWN_TEMPLATE: Final = "unknown"
 JSON_STYLE: Final = "json"
 OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
 _SHOWN_CHARACTERS: Final = 80
@@ -53,8 +52,6 @@ class Row:
     key: tuple[Any, ...]
     """Rows with equal keys are one problem: (sorted numbers, target), or the prompt's texts."""
     prompt: list[Message]
-    template: str
-    """Which template of the env writes this prompt; `UNKNOWN_TEMPLATE` if none does."""
     truth: Any
     """In the env's own shape."""
     data_source: str
@@ -97,15 +94,6 @@ def table_of_rows(schema: pa.Schema, split: str, rows: Sequence[Row]) -> pa.Tabl
         for index, row in enumerate(rows)
     ]
     return pa.Table.from_pylist(records, schema=schema)
-
-
-def choose_prompt(
-    own: list[Message] | None, templates: Sequence[Any], render: Callable[[Any], list[Message]]
-) -> tuple[list[Message], str]:
-    """Returns a row's own prompt, else the first template's, and the template that writes it."""
-    if own is None:
-        return render(templates[0]), templates[0]
-    return own, next((name for name in templates if render(name) == own), UNKNOWN_TEMPLATE)
 
 
 def own_prompt(record: Record) -> list[Message] | None:

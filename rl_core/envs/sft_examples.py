@@ -22,11 +22,6 @@ class SftText:
     response: str
     note: Any = None
     """For the env's own `weigh`."""
-    turns: tuple[str, ...] = ()
-    """The response's pieces, the model's and the env's by turns: the env's are not learned.
-
-    Empty if all of it is the model's.
-    """
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,7 @@ class SftExamples(ABC):
 
     @abstractmethod
     def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
-        """Returns the loss weight of each token of one of `draw`, all turns and the end included.
+        """Returns the loss weight of each token of one of `draw`, the end included.
 
         `marks` holds the first token id of each text of `self.marks`.
         """

@@ -94,17 +94,14 @@ class Question:
 
 
 class TextEnv(Section):
-    """An env of questions in words, chosen by `env=my_module:MyClass`.
-
-    With a default for the field `name`, a package can offer it by an entry point of that name.
-    """
+    """An env of questions in words, chosen by `env=my_module:MyClass`."""
 
     name: str = ""
     """Chosen by `env=NAME`."""
     prompt_template: Literal["chat", "base"] = "chat"
     """`chat`: the prompt in the tokenizer's own tags; `base`: the prompt as it is."""
     answer_from: str = "strict"
-    """Where a response's answer may stand."""
+    """Where a response's answer may stand: a Literal whose first value is the strictest."""
     format_score: float = Field(0.0, ge=0, le=1)
     """Score of a response with an answer that is not correct."""
     full_score: float = Field(1.0, gt=0)
@@ -136,8 +133,6 @@ class TextEnv(Section):
     stop: ClassVar[tuple[str, ...]] = ()
     """Texts after which `reply` is asked; each ends in an ASCII character. Without any, it is asked
     when the response has ended by itself."""
-    readings: ClassVar[tuple[str, ...]] = ()
-    """Values of `answer_from`, the strictest first; by default in the order of its Literal."""
     answer_mark: ClassVar[str] = ""
     """What a response must hold to be scored: prompts that ask for it otherwise teach nothing."""
     makes_problems: ClassVar[bool] = True
@@ -242,7 +237,7 @@ class TextEnv(Section):
             repeats = repeats + 1 if key in made else 0
             if repeats == 0:
                 kind = f"{self.name}/{one.kind}" if one.kind else self.name
-                made[key] = Row(key, prompt, self.prompt_template, one.truth, kind, one.solution)
+                made[key] = Row(key, prompt, one.truth, kind, one.solution)
             if len(made) == size or repeats == _MOST_REPEATS:
                 break
         if len(made) < size:
@@ -291,11 +286,9 @@ class TextEnv(Section):
         return {"train_size": train_size, "test_size": test_size}
 
     @staticmethod
-    def check_tables(
-        splits: Mapping[str, pa.Table],
-    ) -> tuple[dict[str, pa.Table], dict[str, str]]:
-        """Returns more tables for the checks, and words to add to what a check proves."""
-        return {}, {}
+    def check_tables(splits: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """Returns more tables for the checks."""
+        return {}
 
     def prompt_of_numbers(self, numbers: Sequence[int], target: int) -> list[Message]:
         """Returns the prompt of a row whose prompt depends on `nums` and `target` only.
@@ -323,7 +316,7 @@ class TextEnv(Section):
     def strict_and_lenient(self) -> tuple[Self, Self]:
         """Returns the settings with the strictest place of an answer, and the most lenient."""
         annotation = type(self).model_fields["answer_from"].annotation
-        readings = self.readings or get_args(annotation) or ("strict",)
+        readings = get_args(annotation) or ("strict",)
         strict, lenient = (
             self.model_copy(update={"answer_from": place}) for place in (readings[0], readings[-1])
         )

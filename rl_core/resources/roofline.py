@@ -37,7 +37,7 @@ _HOME_MADE_SHARE: Final = 1 / 3
 """Of the longest allowed response. Quickstart's took 27 of 128 tokens at first and 43 at the end
 (benchmarks/README.md)."""
 _USUAL_TURNS: Final = 5.0
-"""A home-made model called the calculator 3.3 times a response (benchmarks/README.md)."""
+"""A home-made model called a calculator 3.3 times a response (benchmarks/README.md)."""
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,13 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from rl_core.config.model import NUM_POSITIONS, BaseModelConfig
 from rl_core.data.prompts import OF_ITS_FILE_ALONE, text_codec
 from rl_core.envs.sft_examples import SftExamples
-from rl_core.envs.text_env import TextEnv
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import in_order
-from rl_core.rollout.turns import TurnTaking
 from rl_core.sft.fit import Example, Fitting, split_evenly
 from rl_core.sft.named_data import REPORT_NAME
 from rl_core.system.atomic import new_folder
 from rl_core.system.threads import MicroBatchThreads
-from rl_core.types import GenerationRequest, Problem, SamplingSettings
+from rl_core.types import GenerationRequest, SamplingSettings
 
 PAD_TOKEN: Final = "<|pad|>"
 EOS_TOKEN: Final = "<|endoftext|>"
@@ -49,15 +47,14 @@ _NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
 def make_base_model(
     settings: BaseModelConfig,
     source: SftExamples,
-    env: TextEnv,
     *,
     folder: Path,
     on_step: Callable[[int, int, float], None],
 ) -> dict[str, float]:
     """Trains tokenizer and model, and writes a Hugging Face folder, whole or not at all.
 
-    Returns what greedy responses to held-out problems are worth, to which `env` replies.
-    `warm_start.json` holds it too, beside the model's size and the gates that were missed.
+    Returns what greedy responses to held-out problems are worth. `warm_start.json` holds it too,
+    beside the model's size and the gates that were missed.
     `on_step` is called with (steps done, steps in all, loss). The same arguments give the same
     weights on one machine. Torch's global random state and thread count are left as they were.
     """
@@ -78,7 +75,7 @@ def make_base_model(
         with new_folder(folder) as temporary:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
-            measured = _measure(source, env, temporary, tokenizer, settings.max_response_tokens)
+            measured = _measure(source, temporary, tokenizer, settings.max_response_tokens)
             tail = losses[-math.ceil(len(losses) / 20) :]
             report = {
                 "num_parameters": model.num_parameters(),
@@ -151,24 +148,18 @@ def train_tokenizer(
 def draw_examples(
     source: SftExamples, tokenizer: PreTrainedTokenizerFast, count: int, rng: random.Random
 ) -> list[Example]:
-    """Returns a fresh batch; prompt and turns are tokenized apart, as in a rollout."""
+    """Returns a fresh batch; prompt and response are tokenized apart, as in a rollout."""
     drawn = source.draw(count, rng)
-    turns = [text.turns or (text.response,) for text in drawn]
     # One call: what the weights look for, the prompts, the responses.
-    pieces = [piece for of_one in turns for piece in of_one]
-    encoded = iter(tokenizer([*source.marks, *(t.prompt for t in drawn), *pieces])["input_ids"])
+    texts = [*source.marks, *(t.prompt for t in drawn), *(t.response for t in drawn)]
+    encoded = iter(tokenizer(texts)["input_ids"])
     marks = [ids[0] for ids in islice(encoded, len(source.marks))]
     prompts = list(islice(encoded, count))
     examples = []
-    for text, prompt, of_one in zip(drawn, prompts, turns, strict=True):
-        response, is_model = list[int](), list[bool]()
-        for number, ids in enumerate(islice(encoded, len(of_one))):
-            response += ids
-            is_model += [number % 2 == 0] * len(ids)
-        response.append(tokenizer.eos_token_id)
+    for text, prompt, ids in zip(drawn, prompts, encoded, strict=True):
+        response = [*ids, tokenizer.eos_token_id]
         weights = source.weigh(text, response, marks)
-        own = [w if own else 0.0 for w, own in zip(weights, [*is_model, True], strict=True)]
-        examples.append(Example(prompt + response, [0.0] * len(prompt) + own))
+        examples.append(Example(prompt + response, [0.0] * len(prompt) + weights))
     return examples
 
 
@@ -230,26 +221,20 @@ def _fit(
 
 
 def _measure(
-    source: SftExamples,
-    env: TextEnv,
-    folder: Path,
-    tokenizer: PreTrainedTokenizerFast,
-    max_tokens: int,
+    source: SftExamples, folder: Path, tokenizer: PreTrainedTokenizerFast, max_tokens: int
 ) -> dict[str, float]:
     """Returns what greedy responses to held-out problems are worth.
 
     Beside what the env itself measures: mean_prompt_tokens, and mean_response_tokens, end included.
     """
-    decode, encode = text_codec(tokenizer)
+    decode, _ = text_codec(tokenizer)
     prompts = [tuple(ids) for ids in tokenizer(list(source.held_out))["input_ids"]]
     engine = HfEngine(folder, dtype="float32", max_num_seqs=_GENERATION_BATCH, on_gpu=False)
-    played = TurnTaking(env, decode, encode).play(
-        engine.generate,
+    generated = engine.generate(
         [GenerationRequest(ids, seed=0) for ids in prompts],
         SamplingSettings(max_tokens, temperature=0.0),
-        [Problem(0, "", (), None, 0)] * len(prompts),  # no reply of theirs depends on the problem
     )
-    responses = [completion.response_ids.tolist() for completion in in_order(played)]
+    responses = [completion.response_ids.tolist() for completion in in_order(generated)]
     measured = source.judge([decode(ids) for ids in responses])
     measured["mean_prompt_tokens"] = sum(map(len, prompts)) / len(prompts)
     measured["mean_response_tokens"] = sum(map(len, responses)) / len(prompts)

@@ -13,9 +13,7 @@ import resource
 import signal
 import sys
 import sysconfig
-from collections.abc import Callable, Collection
-from functools import partial
-from types import CodeType
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -57,15 +55,12 @@ class TooSlow(Exception):  # noqa: N818  # no error of ours
     """A call took longer than it may."""
 
 
-def sealed(
-    call: Callable[[], float], *, cpu_s: float, generators: Collection[CodeType] = ()
-) -> float:
+def sealed(call: Callable[[], float], *, cpu_s: float) -> float:
     """Returns what a call returns; 0 where it raises.
 
     Args:
         call: reads what it needs from memory; what it changes there is forgotten.
         cpu_s: CPU seconds that it may take, so that a busy machine changes no score.
-        generators: functions of libraries that may run code which they wrote themselves.
 
     Raises:
         TooSlow: it took longer.
@@ -76,7 +71,7 @@ def sealed(
     pid = os.fork()
     if pid == 0:
         try:
-            _answer(call, cpu_s, generators, parent, theirs)
+            _answer(call, cpu_s, parent, theirs)
         finally:
             os._exit(1)
     os.close(theirs)
@@ -93,13 +88,7 @@ def sealed(
     return float(answer["score"])
 
 
-def _answer(
-    call: Callable[[], float],
-    cpu_s: float,
-    generators: Collection[CodeType],
-    parent: int,
-    pipe: int,
-) -> NoReturn:
+def _answer(call: Callable[[], float], cpu_s: float, parent: int, pipe: int) -> NoReturn:
     """Runs the call in the copy, and writes its score."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -111,7 +100,7 @@ def _answer(
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     stay_among_own(compute_only=True)
-    sys.addaudithook(partial(_watch, generators))
+    sys.addaudithook(_watch)
     try:
         score = float(call())
     except Exception:  # noqa: BLE001  # scorers raise what parsers of a model's text may raise
@@ -119,7 +108,7 @@ def _answer(
     _say({"score": score})
 
 
-def _watch(generators: Collection[CodeType], event: str, arguments: tuple[Any, ...]) -> None:
+def _watch(event: str, arguments: tuple[Any, ...]) -> None:
     """Ends the process at the first thing that is more than computing."""
     if event in _HARMLESS:
         return
@@ -127,8 +116,7 @@ def _watch(generators: Collection[CodeType], event: str, arguments: tuple[Any, .
         allowed = _is_installed(arguments[0])
     elif event in ("compile", "exec"):
         file = arguments[1] if event == "compile" else arguments[0].co_filename
-        allowed = _is_installed(file) or sys._getframe(1).f_code in generators
-        allowed |= event == "compile" and file == _AST_ONLY
+        allowed = _is_installed(file) or (event == "compile" and file == _AST_ONLY)
     else:
         allowed = False
     if not allowed:

@@ -89,8 +89,8 @@ def _in_words(plans: list[TimePlan], machines: list[Machine]) -> str:
         return f"{plans[0]}; {_LATER}" if is_guess else str(plans[0])
     by_card = "; ".join(plan.brief() for plan in plans)
     return (
-        f"by card (a roofline), per epoch of {plans[0].problems}: {by_card}; name yours as "
-        f"resources.card; {_LATER}"
+        f"by card (a roofline), per epoch of {plans[0].problems:,} problems: {by_card}; name yours "
+        f"as resources.card; {_LATER}"
     )
 
 

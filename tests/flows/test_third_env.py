@@ -5,7 +5,6 @@ Its folder is `tests/support/echo/`; nothing in the project knows its name.
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,7 +44,6 @@ for env in envs:
 PAGE = (ROOT / "docs" / "data.md").read_text()
 LETTERS = PAGE.split("```python\n")[1].partition("```")[0]
 """The class of the docs, word for word."""
-OFFERED = {"echo": "EchoConfig", "noecho": "No", "echoes": "EchoConfig"}
 SIZES = ["data.train_size=40", "data.test_size=8", "data.train_batch_size=8"]
 
 
@@ -115,39 +113,32 @@ def test_what_it_lacks_is_said_and_what_it_does_not_know_leaves_others_alone():
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder where Python finds an installed package with it, which offers its class."""
+    """A folder where Python finds it."""
     site = tmp_path / "site"
-    shutil.copytree(ROOT / "tests" / "support" / "echo", site / "echo_env")
-    about = site / "echo_env-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-env\nVersion: 1.0\n")
-    points = [f"{name} = echo_env.env:{found}" for name, found in OFFERED.items()]
-    (about / "entry_points.txt").write_text("\n".join(["[countdown_train.envs]", *points]))
-    (site / "letters.py").write_text(LETTERS)
+    site.mkdir()
+    own_name = 'from typing import Literal\nclass Other(Letters):\n    name: Literal["o"] = "o"\n'
+    (site / "letters.py").write_text(LETTERS + own_name)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [("echo", []), ("letters:Letters", ["env.prompt_template=base", "env.num_letters=9"])],
-)
-def test_an_installed_package_offers_it_and_a_module_is_named(tmp_path, tiny_overrides, name, more):
-    settings = [f"storage.root={tmp_path}", f"env={name}", *more, *tiny_overrides]
+def test_a_class_of_a_module_is_named(tmp_path, tiny_overrides):
+    more = ["env=letters:Letters", "env.prompt_template=base", "env.num_letters=9"]
+    settings = [f"storage.root={tmp_path}", *more, *tiny_overrides]
     done = python(STAGES, "generate,validate", *settings)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all checks passed" in done.stdout
     (train,) = tmp_path.glob("data/*/train.parquet")
-    assert train.parent.name.startswith(f"{name.replace(':', '.')}-")
-    assert set(pl.read_parquet(train)["data_source"]) == {name}
+    assert train.parent.name.startswith("letters.Letters-")
+    assert set(pl.read_parquet(train)["data_source"]) == {"letters:Letters"}
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_is_wrong_with_an_offered_env_is_one_line(tmp_path):
+def test_what_is_wrong_with_a_named_env_is_one_line(tmp_path):
     wrong = {
-        "ecko": "unknown env 'ecko'; did you mean echo? (there are: countdown, gsm8k, ",
-        "noecho": "env=noecho cannot be loaded: AttributeError: ",
-        "echoes": "env=echoes calls itself 'echo': the default of its settings' `name` must be",
+        "custm": "unknown env 'custm'; did you mean custom? (there are: countdown, gsm8k, ",
+        "letters:No": "env=letters:No cannot be loaded: AttributeError: ",
+        "letters:Other": "calls itself 'o': the default of its settings' `name` must be",
         "letters:Field": "env=letters:Field must be a class of TextEnv, not",
         "nowhere.to:ENV": "env=nowhere.to:ENV cannot be loaded: ModuleNotFoundError: ",
         ":": "env=: cannot be loaded: ",

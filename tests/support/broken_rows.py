@@ -85,17 +85,16 @@ def other_prompts(train: Rows, test: Rows) -> None:
     test[8]["prompt"] = []
 
 
-@breaks("countdown", countdown_solution=3, countdown_difficulty=1)
+@breaks("countdown", countdown_solution=3)
 def wrong_solutions(train: Rows, test: Rows) -> None:
     train[8]["extra_info"]["solution"] += " + 0"
     train[9]["extra_info"]["solution"] = train[10]["extra_info"]["solution"]
     solved(test[8], [2, 5, 2], 34, "2**5 + 2")  # what eval would accept
 
 
-@breaks("countdown", countdown_difficulty=2, countdown_solution=1)
-def wrong_difficulties(train: Rows, test: Rows) -> None:
-    train[0]["extra_info"]["num_solutions"] += 1
-    test[0]["extra_info"]["num_solutions"] = 0  # then it cannot be solvable either
+@breaks("countdown", countdown_solution=1)
+def one_that_cannot_be_solved(train: Rows, test: Rows) -> None:
+    test[0]["extra_info"]["num_solutions"] = 0
 
 
 @breaks("countdown", row_count=1)

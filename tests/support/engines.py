@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from rl_core.config.run import RunConfig
@@ -15,6 +16,7 @@ from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import RolloutEngine, in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
+from tests.support.solving import let_countdown_answer
 
 GREEDY = SamplingSettings(max_tokens=24, temperature=0.0)
 PROMPT_LENGTHS = (1, 7, 32, 33, 128, 129, 300)
@@ -30,7 +32,10 @@ def make_vllm(path: Path, num_parts: int = 1, *, in_flight: bool = False) -> Rol
         "env": {"name": "countdown", "max_turns": 2},
         "rollout": rollout,
     }
-    return VllmEngine(RunConfig.model_validate(sections), path, max_num_seqs=64)
+    with pytest.MonkeyPatch.context() as patch:
+        let_countdown_answer(patch)
+        config = RunConfig.model_validate(sections)
+    return VllmEngine(config, path, max_num_seqs=64)
 
 
 def make_hf(path: Path) -> RolloutEngine:

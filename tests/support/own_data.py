@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import os
@@ -72,8 +71,7 @@ def write_rows(file: Path, rows: list[dict[str, Any]]) -> Path:
     if file.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), file)
         return file
-    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    file.write_bytes(gzip.compress(lines) if file.suffix == ".gz" else lines)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
 
 

@@ -1,10 +1,19 @@
-"""One puzzle solved."""
+"""One puzzle solved, and Countdown as an env that answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
+from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.countdown.solver import solve_many
+from rl_core.envs.text_env import EnvTurn
+
+
+def let_countdown_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allows `env.max_turns` above 1, which no env of ours takes."""
+    monkeypatch.setattr(CountdownConfig, "reply", lambda *said: EnvTurn("go on"))
 
 
 def solve(numbers: Sequence[int], target: int) -> tuple[str | None, int]:

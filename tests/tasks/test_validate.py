@@ -260,8 +260,6 @@ def test_the_real_tokenizer_measures(tmp_path, tiny_model_path, template):
     validation = validate_dataset(room, tmp_path / "data", model)
     assert {check["status"] for check in validation.checks} == {"ok"}
     assert len(validation.checks) == len(check_files(env)) + 2
-    (difficulty,) = [c for c in validation.checks if c["check"] == "countdown_difficulty"]
-    assert "(a sample: 512 of 2,412 problems)" in difficulty["proves"]
 
 
 def test_word_problems_are_measured_one_by_one(tmp_path, tiny_model_path):

@@ -11,24 +11,23 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from rl_core.envs.countdown.scoring import CALL_CLOSE, answer_call, score_response
+from rl_core.envs.countdown.scoring import score_response
 from rl_core.envs.countdown.traces import FEWEST, MOST, write_trace
 from rl_core.envs.rows import (
     LEAD_IN,
     Record,
     Row,
-    choose_prompt,
     in_conversation,
     own_prompt,
     shown,
     struct_of,
 )
 from rl_core.envs.sft_examples import SftExamples
-from rl_core.envs.text_env import EnvTurn, Question, Solved, TextEnv
+from rl_core.envs.text_env import Question, Solved, TextEnv
 from rl_core.types import Message, Problem, ScoredText
 
 if TYPE_CHECKING:
@@ -83,14 +82,14 @@ class CountdownConfig(TextEnv):
     """Largest target."""
     prompt_template: Template = "base"  # type: ignore[assignment]  # another choice of texts
     """`base`: TinyZero's text; `qwen-instruct`: with Qwen's tags; `chat`: the tokenizer's own."""
-    answer_from: Literal["anywhere", "last_line"] = "anywhere"
+    answer_from: Literal["last_line", "anywhere"] = "anywhere"
     """Where the answer may stand: `anywhere`, or on the `last_line`, as TinyZero has it."""
     format_score: float = Field(0.1, ge=0, le=1)
     """Score of a response with an answer that is not correct."""
 
     shared_checks: ClassVar = ("countdown_columns.sql", "labels.sql", "row_count.sql")
     checks: ClassVar = (
-        *("countdown_difficulty.sql", "countdown_ground_truth.sql", "countdown_no_nulls.sql"),
+        *("countdown_ground_truth.sql", "countdown_no_nulls.sql"),
         *("countdown_number_range.sql", "countdown_operand_count.sql", "countdown_prompt.sql"),
         *("countdown_solution.sql", "countdown_splits_disjoint.sql"),
         *("countdown_target_range.sql", "countdown_unique.sql"),
@@ -100,8 +99,6 @@ class CountdownConfig(TextEnv):
         "countdown_target_range",
     )
     checks_of_template: ClassVar = ("countdown_prompt",)
-    stop: ClassVar = (CALL_CLOSE,)
-    readings: ClassVar = ("last_line", "anywhere")
     answer_mark: ClassVar = "<answer>"
     own_columns: ClassVar = ("nums", "numbers", "target")
     home_made: ClassVar = (
@@ -132,11 +129,6 @@ class CountdownConfig(TextEnv):
             full_score=self.full_score,
         )
 
-    def reply(self, response: str, truth: Any) -> EnvTurn | None:
-        """Answers a call of the calculator."""
-        said = answer_call(response)
-        return None if said is None else EnvTurn(said)
-
     @staticmethod
     def difficulty_of(truth: Any, solution: str) -> str:
         """Returns how many numbers there are, and the operators of a solution in no order."""
@@ -157,15 +149,9 @@ class CountdownConfig(TextEnv):
     def read_row(self, record: Record) -> Row:
         """Returns a puzzle, not yet solved: `{nums, target}`, or a row of verl or TinyZero."""
         numbers, target = stated_puzzle(record)
-        prompt, template = choose_prompt(
-            own_prompt(record),
-            (self.prompt_template, *get_args(Template)),
-            lambda template: render_messages(template, numbers, target),
-        )
         return Row(
             (tuple(sorted(numbers)), target),
-            prompt,
-            template,
+            own_prompt(record) or render_messages(self.prompt_template, numbers, target),
             {"target": target, "numbers": numbers},
             DATA_SOURCE,
             own={"nums": numbers, "target": target},
@@ -205,16 +191,11 @@ class CountdownConfig(TextEnv):
         }
 
     @staticmethod
-    def check_tables(
-        splits: Mapping[str, pa.Table],
-    ) -> tuple[dict[str, pa.Table], dict[str, str]]:
-        """Returns solutions as the reward judges them, and counted again: SQL cannot."""
-        from rl_core.envs.countdown.tables import recounts_table, solutions_table
+    def check_tables(splits: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """Returns solutions as the reward judges them: SQL cannot."""
+        from rl_core.envs.countdown.tables import solutions_table
 
-        solutions = solutions_table(splits)
-        recounts = recounts_table(solutions)
-        counted = f" (a sample: {recounts.num_rows:,} of {solutions.num_rows:,} problems)"
-        return {"solutions": solutions, "recounts": recounts}, {"countdown_difficulty": counted}
+        return {"solutions": solutions_table(splits)}
 
     def prompt_of_numbers(self, numbers: Sequence[int], target: int) -> list[Message]:
         """Returns the prompt of a puzzle."""
@@ -254,13 +235,13 @@ class CountdownConfig(TextEnv):
         self, *, give_up_prob: float, train: Solved, test: Solved
     ) -> SftExamples:
         """Returns search traces."""
-        from rl_core.envs.countdown.sft_examples import SearchExamples
+        from rl_core.envs.countdown.traces import SearchExamples
 
         train_pairs, test_pairs = (
             [(problem.messages[0]["content"], _numbers_and_target(problem)) for problem, _ in split]
             for split in (train, test)
         )
-        return SearchExamples(give_up_prob, train_pairs, test_pairs, calls=self.max_turns > 1)
+        return SearchExamples(give_up_prob, train_pairs, test_pairs)
 
     def write_trace(
         self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float

@@ -1,4 +1,4 @@
-"""Countdown's rule: reads and evaluates arithmetic, scores a response, answers a calculator call.
+"""Countdown's rule: reads and evaluates arithmetic, scores a response.
 
 Data path stage 4. Exact, total, never `eval`. It is not a Python parser: `**`, `//`, decimals,
 names and unicode digits have no meaning here. A text's skeleton, which has a 0 for every digit, is
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from rl_core.envs.rows import find_answer
 from rl_core.types import ScoredText
@@ -25,8 +25,6 @@ CACHED_SKELETONS = 2_048
 """Of at most `MAX_LENGTH` characters each: about 8 MB, whatever the models write."""
 
 ASCII_SPACE = " \t\n\r\f\v"
-CALL_OPEN, CALL_CLOSE = "<calc>", "</calc>"
-NO_VALUE: Final = "error"
 
 Operation: TypeAlias = Callable[[Any, Any], int | Fraction]
 Instruction: TypeAlias = tuple[Operation, int, int]
@@ -41,7 +39,6 @@ _as_int = lru_cache(1_024)(int)
 """Numbers of puzzles are few, and reading one takes twice as long as finding it here."""
 _OPERAND, _NEGATE = "0", "neg"
 _PRECEDENCE = {"+": 1, "-": 1, _NEGATE: 2, "*": 2, "/": 2}
-_CALL_ANSWER: Final = re.compile(rf"(?<={CALL_CLOSE})(\d+)")
 
 
 class ExpressionError(ValueError):
@@ -77,36 +74,6 @@ def score_response(
     if value == target:
         return ScoredText(full_score, "correct", answer, str(value))
     return ScoredText(format_score, "wrong_value", answer, str(value))
-
-
-def answer_call(response: str) -> str | None:
-    """Returns the exact value of the call that a response ends with; None if it has ended.
-
-    In lowest terms, `7/2`; `error` for what `parse` does not read, or a division by zero. Bounded
-    by the limits of `parse` for any text, as is the length of what is returned.
-    """
-    before, close, after = response.rpartition(CALL_CLOSE)
-    # The token that closes the call may hold white space too.
-    if not close or after.strip(ASCII_SPACE):
-        return None
-    _, opened, expression = before.rpartition(CALL_OPEN)
-    if not opened:
-        return NO_VALUE
-    try:
-        return str(evaluate(expression))
-    except ExpressionError:
-        return NO_VALUE
-
-
-def written_call(x: int, op: str, y: int, value: int) -> str:
-    """Returns a call and its answer, as a response shows them."""
-    return f"{CALL_OPEN}{x}{op}{y}{CALL_CLOSE}{value}"
-
-
-def turns_of(response: str) -> tuple[str, ...]:
-    """Returns the pieces of a response, the model's and the env's by turns; empty without calls."""
-    pieces = _CALL_ANSWER.split(response)
-    return tuple(pieces) if len(pieces) > 1 else ()
 
 
 def parse(text: str) -> tuple[list[int], Program]:

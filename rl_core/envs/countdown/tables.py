@@ -1,30 +1,21 @@
 """Countdown's Arrow tables: the rows of a data set, and what SQL checks read too (stage 1).
 
-SQL cannot evaluate an expression: solutions are judged here, and difficulties counted again, and a
-check compares.
+SQL cannot evaluate an expression: solutions are judged here, and a check compares.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rl_core.envs.countdown import (
-    DATA_SOURCE,
-    NUM_OPERANDS,
-    NUMBERS,
-    Template,
-    message_templates,
-)
-from rl_core.envs.countdown.forms import num_forms
+from rl_core.envs.countdown import DATA_SOURCE, Template, message_templates
 from rl_core.envs.countdown.scoring import ExpressionError, parse, run
-from rl_core.envs.countdown.solver import solve_many
 from rl_core.schema import dataset_schema
 
 if TYPE_CHECKING:
@@ -34,10 +25,6 @@ COUNTDOWN_DATASET = dataset_schema(
     pa.struct([("target", pa.int64()), ("numbers", pa.list_(pa.int64()))]),
     own=[("nums", pa.list_(pa.int64())), ("target", pa.int64())],
 )
-SAMPLE_ROWS = 512
-"""Problems whose solutions are counted again, at most."""
-_SAMPLE_FORMS = 4_000_000
-"""Expressions that may be tried for it: a problem of six numbers has 443,825."""
 _TYPES = {
     "index": pa.int64(),
     "nums": pa.list_(pa.int64()),
@@ -115,29 +102,6 @@ def solutions_table(splits: Mapping[str, pa.Table]) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def recounts_table(solutions: pa.Table) -> pa.Table:
-    """Returns some rows of `solutions_table`, the same ones each time, with `recounted`.
-
-    Rows that no solver could take (a null, a number out of its range) are not drawn: other checks
-    name them.
-    """
-    drawn = np.random.default_rng(0).permutation(solutions.num_rows)[: 2 * SAMPLE_ROWS]
-    chosen: list[dict[str, Any]] = []
-    tried = 0
-    for row in solutions.take(drawn).to_pylist():
-        if len(chosen) == SAMPLE_ROWS or not _is_solvable(row["nums"], row["target"]):
-            continue
-        tried += num_forms(len(row["nums"]))
-        if tried > _SAMPLE_FORMS:
-            break
-        chosen.append(row)
-    solved = solve_many([row["nums"] for row in chosen], [row["target"] for row in chosen])
-    return pa.Table.from_pylist(
-        [row | {"recounted": count} for row, (_, count) in zip(chosen, solved, strict=True)],
-        schema=solutions.schema.append(pa.field("recounted", pa.int64())),
-    )
-
-
 def _is_correct(solution: str | None, nums: list[int] | None, target: int | None) -> bool:
     """Says whether the reward would call it correct; a row with a null is not."""
     if solution is None or nums is None or None in nums:
@@ -147,13 +111,3 @@ def _is_correct(solution: str | None, nums: list[int] | None, target: int | None
         return sorted(used) == sorted(nums) and run(program, used) == target
     except ExpressionError:
         return False
-
-
-def _is_solvable(nums: list[int] | None, target: int | None) -> bool:
-    return (
-        nums is not None
-        and 1 <= len(nums) <= NUM_OPERANDS[-1]
-        and all(number in NUMBERS for number in nums)
-        and target is not None
-        and target >= 1
-    )

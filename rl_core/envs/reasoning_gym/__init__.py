@@ -36,7 +36,7 @@ class ReasoningGymConfig(TextEnv):
     """
     prompt_template: Literal["chat", "base"] = "chat"
     """`chat`: the tokenizer's own tags; `base`: a plain text that ends with <think>."""
-    answer_from: Literal["anywhere", "last_line"] = "anywhere"
+    answer_from: Literal["last_line", "anywhere"] = "anywhere"
     """Where the tags of an answer may stand that is compared word for word, `env.reward` being
     null; the package's scoring takes them anywhere."""
     reward: str | None = Field(
@@ -45,7 +45,6 @@ class ReasoningGymConfig(TextEnv):
     """The package's own scoring, as a function with verl's signature; or another."""
 
     checks: ClassVar = ("reasoning_gym_truth.sql",)
-    readings: ClassVar = ("last_line", "anywhere")
     answer_mark: ClassVar = "<answer>"
     made_by: ClassVar = "reasoning-gym"
 

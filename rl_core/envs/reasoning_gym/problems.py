@@ -29,6 +29,9 @@ _TRIED_AT_LEAST = 50
 _TRIED_PER_ROW = 10
 """A task that gives no new question in so many tries per row has too few."""
 
+REFUSED: Final = ("intermediate_integration", "polynomial_multiplication", "simple_integration")
+WHY_REFUSED: Final = "is not taken: its scorer runs what a model wrote as Python; leave it out"
+
 _PART: Final = 2**15
 """Characters of a message: the other end reads many small ones faster than a large one."""
 
@@ -97,6 +100,8 @@ def open_task(
     if name not in DATASETS:
         hint = did_you_mean(name, DATASETS)
         raise ValueError(f"env.task={name} is no task of reasoning-gym{hint}")
+    if name in REFUSED:
+        raise ValueError(f"env.task={name} {WHY_REFUSED}")
     config: dict[str, Any] = {}
     if env.difficulty is not None:
         if not has_curriculum(name):
@@ -147,7 +152,7 @@ def _problems(
             continue
         seen.add(key)
         source = f"{DATA_SOURCE}/{name}"
-        yield Row(key, prompt, env.prompt_template, truth, source, solution=truth["answer"])
+        yield Row(key, prompt, truth, source, solution=truth["answer"])
 
 
 def _truth(name: str, config: Mapping[str, Any], entry: Mapping[str, Any]) -> Any:

@@ -211,9 +211,7 @@ def test_a_split_without_a_row_left_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_foreign_prompts_are_kept_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_foreign_prompts_are_kept(tmp_path: Path) -> None:
     rows = [tinyzero_row(*problem, index) for index, problem in enumerate(SOLVABLE)]
     rows[1]["prompt"] = [{"role": "user", "content": "Make 16 of 3, 5 and 8."}]
     rows[2]["prompt"] = render_messages("chat", *SOLVABLE[2])
@@ -222,14 +220,6 @@ def test_foreign_prompts_are_kept_and_said(
     out = made(ENV, DataConfig(train_files=(file,), test_size=1), tmp_path / "out")
     assert [row["prompt"] for row in out["train"][1:3]] == [rows[1]["prompt"], rows[2]["prompt"]]
     assert out["train"][3]["prompt"] == render_messages("base", *SOLVABLE[3])
-    assert facts(tmp_path / "out")["other_prompts"] == {"unknown": 1, "chat": 1}
-    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert said == [
-        "own files: 1 prompts are not those of env.prompt_template=base but no template's (the "
-        "first: index 1 of train): kept as they are",
-        "own files: 1 prompts are not those of env.prompt_template=base but those of chat (the "
-        "first: index 2 of train): kept as they are",
-    ]
 
 
 @pytest.mark.parametrize(

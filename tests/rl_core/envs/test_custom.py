@@ -46,7 +46,7 @@ def test_a_row_says_what_is_asked_and_what_is_right(
     row: dict[str, Any], truth: Any, content: str
 ) -> None:
     problem = CustomConfig().read_row(row)
-    assert (problem.truth, problem.template) == (truth, "chat")
+    assert problem.truth == truth
     assert problem.prompt == [{"role": "user", "content": content}]
 
 

@@ -51,7 +51,7 @@ def test_gsm8k_options_come_from_the_settings() -> None:
         "envs.countdown.puzzles",
         "envs.countdown.solver",
         "envs.word_problems",
-        "envs.countdown.sft_examples",
+        "envs.countdown.traces",
     ],
 )
 def test_envs_load_no_heavy_library(module: str) -> None:

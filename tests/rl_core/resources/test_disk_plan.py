@@ -1,10 +1,10 @@
 import random
+import re
 
 import numpy as np
 import pytest
 
 from rl_core.config.run import RunConfig
-from rl_core.envs.countdown.scoring import turns_of
 from rl_core.envs.countdown.traces import write_trace
 from rl_core.learner.learner import Learner
 from rl_core.resources.disk_plan import DiskPlan, checkpoint_bytes, disk_plan
@@ -13,6 +13,7 @@ from rl_core.resources.memory_plan import ModelShape
 from rl_core.runs.rollout_log import RolloutLog
 from rl_core.sft.train import train_tokenizer
 from rl_core.types import Completion, Problem, Rollout, ScoredText, Turn
+from tests.support.solving import let_countdown_answer
 
 SHAPE = known_shape("Qwen/Qwen2.5-0.5B")
 GRPO = {"estimator": "grpo", "group_size": 4}
@@ -82,15 +83,15 @@ def test_ranks_write_what_one_process_writes():
 
 
 def asking_rollouts(num_rows: int) -> list[Rollout]:
-    """As a home-made model with a calculator writes them."""
+    """As a home-made model writes them, if the env said whether each result is needed."""
     rng, rollouts = random.Random(0), []
     texts = [
-        write_trace(rng.sample(range(1, 100), 3), 57, give_up_prob=0.1, rng=rng, calls=True).text
+        write_trace(rng.sample(range(1, 100), 3), 57, give_up_prob=0.1, rng=rng).text
         for _ in range(num_rows)
     ]
     tokenizer = train_tokenizer(texts, vocab_size=800, digits_per_token=3)
     for i, text in enumerate(texts):
-        pieces = [(len(tokenizer.encode(piece)), piece) for piece in turns_of(text)]
+        pieces = [(len(tokenizer.encode(piece)), piece) for piece in re.split("( no| yes)", text)]
         num_tokens = sum(tokens for tokens, _ in pieces)
         completion = Completion(
             response_ids=np.zeros(num_tokens, dtype=np.int64),
@@ -104,7 +105,8 @@ def asking_rollouts(num_rows: int) -> list[Rollout]:
     return rollouts
 
 
-def test_rollouts_of_several_turns_take_what_was_planned_for_their_lengths(tmp_path):
+def test_rollouts_of_several_turns_take_what_was_planned_for_their_lengths(tmp_path, monkeypatch):
+    let_countdown_answer(monkeypatch)
     rollouts = asking_rollouts(512)
     file = RolloutLog(tmp_path, "run").write(1, 0, rollouts, {})
     lengths = [len(rollout.completion.response_ids) for rollout in rollouts]

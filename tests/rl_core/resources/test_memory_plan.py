@@ -20,6 +20,7 @@ from rl_core.resources.memory_plan import (
     resting_learner,
 )
 from tests.support.model_shapes import QWEN_05B
+from tests.support.solving import let_countdown_answer
 
 ALL, HEAD = 494_032_768, 897
 ADAPTERS = 24 * 8 * (2 * 1_792 + 2 * 1_024 + 3 * 5_760)
@@ -334,7 +335,8 @@ def test_a_model_is_split_between_whole_heads():
     )
 
 
-def test_transformers_read_all_that_was_said_in_further_turns():
+def test_transformers_read_all_that_was_said_in_further_turns(monkeypatch):
+    let_countdown_answer(monkeypatch)
     shape = ModelShape.from_config(QWEN_05B)
 
     def activations(max_turns: int) -> int:

@@ -22,6 +22,7 @@ from rl_core.resources.roofline import (
     step_time_range,
 )
 from rl_core.system.cards import named_card
+from tests.support.solving import let_countdown_answer
 
 PERFECT = Shares(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 TINY = ModelShape(
@@ -111,8 +112,9 @@ def test_operations_are_those_that_utilisation_counts():
     assert forward_flops(TINY, 3, lengths, num_prompts=3, has_head=False) - grouped == spared
 
 
-def test_further_turns_by_hand():
+def test_further_turns_by_hand(monkeypatch):
     """Two rows in 4 turns of 3 tokens in all, after prompts of 2: each is read again 3 times."""
+    let_countdown_answer(monkeypatch)
     slow_units = by_hand(engine=1e3)
     slow_memory = by_hand(bandwidth=1e3)
 

@@ -15,6 +15,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from rl_core.config.run import RunConfig
 from rl_core.rollout.vllm_engine import VllmEngine
+from tests.support.solving import let_countdown_answer
 
 
 class Asked(Exception):  # noqa: N818  # no error
@@ -31,6 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[EngineArgs]:
         raise Asked
 
     monkeypatch.setattr(LLMEngine, "from_engine_args", take)
+    let_countdown_answer(monkeypatch)
     return args
 
 

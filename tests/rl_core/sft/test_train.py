@@ -7,15 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rl_core.config.model import BaseModelConfig
-from rl_core.envs.countdown import CountdownConfig, render_messages
-from rl_core.envs.countdown.sft_examples import SearchExamples
-from rl_core.envs.countdown.traces import ANSWER_OPEN, Trace, is_covered
+from rl_core.envs.countdown import render_messages
+from rl_core.envs.countdown.traces import ANSWER_OPEN, SearchExamples, Trace, is_covered
 from rl_core.envs.sft_examples import SftText
-from rl_core.envs.text_env import EnvTurn
-from rl_core.sft.train import Muon, draw_examples, make_base_model, orthogonalise, train_tokenizer
+from rl_core.sft.train import Muon, make_base_model, orthogonalise, train_tokenizer
 from rl_core.system.threads import MicroBatchThreads
 
-ENV = CountdownConfig()
 TINY = BaseModelConfig(
     vocab_size=800,
     hidden_size=64,
@@ -45,19 +42,16 @@ def some_problems(count: int, *, seed: int) -> list[tuple[tuple[int, ...], int]]
     return problems
 
 
-def source_of(settings: BaseModelConfig, *, train, test, calls: bool = False) -> SearchExamples:
+def source_of(settings: BaseModelConfig, *, train, test) -> SearchExamples:
     train, test = ([(render_prompt(*problem), problem) for problem in s] for s in (train, test))
-    return SearchExamples(settings.give_up_prob, train, test, calls=calls)
+    return SearchExamples(settings.give_up_prob, train, test)
 
 
-def make(
-    folder: Path, settings: BaseModelConfig = TINY, env: CountdownConfig = ENV
-) -> tuple[dict[str, float], list[float]]:
+def make(folder: Path, settings: BaseModelConfig = TINY) -> tuple[dict[str, float], list[float]]:
     losses: list[float] = []
     measured = make_base_model(
         settings,
         source_of(settings, train=some_problems(60, seed=1), test=some_problems(4, seed=2)),
-        env,
         folder=folder,
         on_step=lambda _step, _steps, loss: losses.append(loss),
     )
@@ -126,21 +120,6 @@ def test_the_report_lies_beside_the_weights_and_nothing_else_is_left(made):
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
-def test_a_model_is_measured_in_as_many_turns_as_it_will_have(tmp_path, monkeypatch):
-    responses = []
-
-    def reply(env: CountdownConfig, response: str, truth: object) -> EnvTurn:
-        responses.append(response)
-        return EnvTurn("[x]")
-
-    monkeypatch.setattr(CountdownConfig, "stop", tuple(map(chr, range(32, 127))))
-    monkeypatch.setattr(CountdownConfig, "reply", reply)
-    settings = TINY.model_copy(update={"steps": 1})
-    measured, _ = make(tmp_path / "model", settings, CountdownConfig(max_turns=3))
-    assert any(response.count("[x]") == 2 for response in responses)
-    assert measured["mean_response_tokens"] <= TINY.max_response_tokens
-
-
 def test_an_interruption_leaves_nothing(tmp_path):
     def stop(_step: int, _steps: int, _loss: float) -> None:
         raise KeyboardInterrupt
@@ -150,7 +129,6 @@ def test_an_interruption_leaves_nothing(tmp_path):
         make_base_model(
             TINY,
             source_of(TINY, train=problems, test=problems),
-            ENV,
             folder=tmp_path / "model",
             on_step=stop,
         )
@@ -170,31 +148,6 @@ def test_numbers_are_spelt_where_targets_are_many(target, digits):
 def test_unusable_problems_are_refused_before_any_work(problems, message):
     with pytest.raises(ValueError, match=message):
         source_of(TINY, train=problems, test=some_problems(1, seed=1))
-
-
-def test_the_calculators_answers_teach_nothing_and_all_else_teaches_what_it_did():
-    source = source_of(
-        TINY,
-        train=[((44, 9, 3), 53), ((23, 41, 7), 950), ((8, 5, 2), 20)],
-        test=some_problems(1, seed=1),
-        calls=True,
-    )
-    tokenizer = train_tokenizer(source.tokenizer_texts(random.Random(0)), vocab_size=400)
-    drawn = source.draw(16, random.Random(1))
-    for text, example in zip(
-        drawn, draw_examples(source, tokenizer, 16, random.Random(1)), strict=True
-    ):
-        whole = text.prompt + text.response + tokenizer.eos_token
-        assert tokenizer.decode(example.ids) == whole
-        num_prompt = len(tokenizer.encode(text.prompt))
-        learned, said = "", ""
-        for token, weight in zip(
-            example.ids[num_prompt:], example.weights[num_prompt:], strict=True
-        ):
-            learned += tokenizer.decode([token]) if weight else ""
-            said += "" if weight else tokenizer.decode([token])
-        assert learned == "".join(text.turns[::2]) + tokenizer.eos_token
-        assert said == "".join(text.turns[1::2]) != ""
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import pyarrow as pa
 from pydantic import Field
 
-from rl_core.envs.rows import Record, Row, choose_prompt, own_prompt, shown
+from rl_core.envs.rows import Record, Row, own_prompt, shown
 from rl_core.envs.text_env import Question, TextEnv
 from rl_core.schema import dataset_schema
 from rl_core.types import Message, Problem, ScoredText
@@ -56,8 +56,8 @@ class EchoConfig(TextEnv):
         if not isinstance(letter, str) or len(letter) != 1:
             raise ValueError(f"letter={shown(letter)} must be one letter")
         own = row_of(letter)
-        prompt, template = choose_prompt(own_prompt(record), ("base",), lambda _: own.prompt)
-        return Row(own.key, prompt, template, own.truth, DATA_SOURCE, own.solution)
+        prompt = own_prompt(record) or own.prompt
+        return Row(own.key, prompt, own.truth, DATA_SOURCE, own.solution)
 
     @staticmethod
     def arrow_schema() -> pa.Schema:
@@ -80,4 +80,4 @@ def render(letter: str) -> list[Message]:
 
 
 def row_of(letter: str) -> Row:
-    return Row((letter,), render(letter), "base", {"letter": letter}, DATA_SOURCE, letter)
+    return Row((letter,), render(letter), {"letter": letter}, DATA_SOURCE, letter)

@@ -13,6 +13,7 @@ from tasks.hours import StepEstimate, measured_before
 from tasks.importers.console_log import import_log
 from tasks.preflight import preflight, refuse_fatal
 from tasks.preflight_checks.finding import Finding, PreflightError
+from tests.support.solving import let_countdown_answer
 
 DIARY = {
     "data": {"train_batch_size": 32},
@@ -142,14 +143,14 @@ def test_an_epoch_has_ones_own_problems(tmp_path):
         return config(tmp_path, data=data | given, actor={"mini_batch_size": 2})
 
     found = time_finding(own(**tests))
-    assert "per epoch of at most 5 problems" in found.message
+    assert "per epoch of 5 problems" in found.message
     assert estimated(found)["steps"] == 2 * 2
     # Once it is made it is counted: the problem that is tested, too, is not trained on.
     made = own(**tests)
     write_dataset(made.env, made.data, dataset_folder(made))
     assert "per epoch of 4 problems" in time_finding(made).message
     # The last of them are the test split.
-    assert "at most 3 problems" in time_finding(own(test_size=2)).message
+    assert "3 problems" in time_finding(own(test_size=2)).message
     for settings, why in (
         (own(), "5 rows, no more than data.test_size=1024"),
         (own(**tests, train_batch_size=6), "data.train_batch_size=6 is above the 4 training"),

@@ -158,7 +158,6 @@ def test_a_tiny_model_is_made_measured_and_falls_through_its_gates(tmp_path: Pat
     measured = make_base_model(
         SETTINGS,
         source_of(),
-        Gsm8kConfig(),
         folder=tmp_path / "model",
         on_step=lambda _step, _steps, loss: losses.append(loss),
     )

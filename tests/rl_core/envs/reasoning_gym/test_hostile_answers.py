@@ -20,13 +20,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", SyntaxWarning)
     from reasoning_gym.factory import DATASETS, has_curriculum
 
-from rl_core.envs.reasoning_gym.problems import _truth, from_json, open_task
+from rl_core.envs.reasoning_gym.problems import REFUSED, _truth, from_json, open_task
 from rl_core.envs.reasoning_gym.scoring import compute_score
 
 WITHOUT_ANSWERS = ("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour")
 EXECUTED = (
     *("string_insertion", "spiral_matrix", "binary_matrix", "n_queens", "countdown", "puzzle24"),
-    *("simple_integration", "intermediate_integration", "polynomial_multiplication"),
 )
 """By the package's own scorers."""
 ENV = ReasoningGymConfig(reward_timeout_s=300)  # of a busy machine: CPU seconds are the limit
@@ -72,7 +71,7 @@ def test_what_the_packages_scorers_would_run_is_not_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", sorted({*DATASETS} - {"composite"}))
+@pytest.mark.parametrize("task", sorted({*DATASETS} - {"composite", *REFUSED}))
 def test_no_task_runs_or_waits_for_what_a_model_wrote(
     rewards: Rewards, task: str, tmp_path: Path
 ) -> None:
@@ -94,7 +93,7 @@ def test_right_answers_score_as_in_the_package(task: str) -> None:
     [
         (task, level)
         for level in (None, 1)
-        for task in sorted({*DATASETS} - {"composite", *WITHOUT_ANSWERS})
+        for task in sorted({*DATASETS} - {"composite", *WITHOUT_ANSWERS, *REFUSED})
         if level is None or has_curriculum(task)
     ],
 )
@@ -128,14 +127,6 @@ def truth_of(of: str, answer: str, /, **metadata: Any) -> dict[str, Any]:
         (truth_of("countdown", "", numbers=[3, 14, 7], target=35), "seven", 0.01),
         (truth_of("puzzle24", "", numbers=[4, 6, 1, 1]), "4 * 6 * 1 * 1", 1.0),
         (truth_of("puzzle24", "", numbers=[4, 6, 1, 1]), "8 * 3 * 1 * 1", 0.01),
-        (
-            truth_of("simple_integration", "x**2 + C", variable="x", integrand="2*x"),
-            "C + 2*x**2/2",
-            1.0,
-        ),
-        (truth_of("simple_integration", "", variable="x", integrand="2*x"), "x**3", 0.0),
-        (truth_of("simple_integration", "", variable="x", integrand="2*x"), "Integral(2*x, x)", 0),
-        (truth_of("polynomial_multiplication", "2*x**2 - x"), "-x + 2*x**2", 1.0),
         (truth_of("bitwise_arithmetic", "-0x1f", problem="-(0x1f)"), "-31", 1.0),
         (truth_of("number_sorting", "['1.5', '2']", direction="ascending"), "[1.5, 2]", 1.0),
         (truth_of("number_sorting", "['1.5', '2']", direction="ascending"), "[2, 1.5]", 0.0),
@@ -167,8 +158,6 @@ def test_a_data_file_runs_nothing_either(tmp_path: Path) -> None:
         for truth in (
             truth_of("number_sorting", run, direction="ascending"),
             truth_of("bitwise_arithmetic", "0x1", problem=run),
-            truth_of("simple_integration", "x", variable="x", integrand=run),
-            truth_of("polynomial_multiplication", run),
         ):
             assert compute_score("", "<answer>[1]</answer>", truth)["score"] == 0.0
     assert list(tmp_path.iterdir()) == []
