@@ -30,9 +30,9 @@ def samples_of_step(folder: Path, step: int | None = None, *, most: int = _SAMPL
     try:
         with reading(folder):
             files = rollout_files(folder)
-            step = files[-1].last if step is None and files else step
+            step = files[-1].last_step if step is None and files else step
             rows = pq.read_table(
-                [file.path for file in files if file.first <= (step or 0) <= file.last],
+                [file.path for file in files if file.last_step >= (step or 0)][:1],
                 columns=list(_READ),
                 filters=[("step", "=", step)],
                 partitioning=None,

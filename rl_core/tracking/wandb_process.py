@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -41,7 +40,7 @@ from rl_core.system.atomic import alone_in, write_text_atomically
 from rl_core.system.child_process import channel_to_parent
 from rl_core.system.network import wandb_url, why_silent
 from rl_core.tracking.rollout_samples import COLUMNS, sample_table
-from rl_core.tracking.wandb_tracker import UPLOADED, keep_wandb_run_id, wandb_run_id
+from rl_core.tracking.wandb_tracker import UPLOADED
 
 START_TIMEOUT_S: Final = 10.0
 """An online start that takes longer is given up."""
@@ -84,7 +83,7 @@ def _work(run_folder: Path, mode: str, timeout_s: float, parent: _Parent) -> Non
     tempfile.tempdir = str(folder)
     os.environ["WANDB_DATA_DIR"] = os.environ["WANDB_CACHE_DIR"] = str(folder)
     try:
-        run = _start(run_folder, folder, timeout_s, parent)
+        run = _start(run_folder, folder, timeout_s)
     except Exception as error:
         if mode == "upload":
             raise
@@ -96,8 +95,7 @@ def _work(run_folder: Path, mode: str, timeout_s: float, parent: _Parent) -> Non
     sent = _hand_over(run, rows, partial(sample_table, run_folder / "rollouts"), parent)
     run.finish(exit_code=parent.exit_code)
     if rows.last_step is not None:
-        facts = {"server": wandb_url(), "wandb_run_id": run.id}
-        facts |= {"last_step": rows.last_step, "steps_sent": sent}
+        facts = {"server": wandb_url(), "last_step": rows.last_step, "steps_sent": sent}
         write_text_atomically(run_folder / "wandb" / UPLOADED, json.dumps(facts) + "\n")
     import wandb
 
@@ -106,8 +104,8 @@ def _work(run_folder: Path, mode: str, timeout_s: float, parent: _Parent) -> Non
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(run_folder: Path, folder: Path, timeout_s: float, parent: _Parent) -> Any:
-    """Returns a run that continues the server's, under a new name if that one was deleted there.
+def _start(run_folder: Path, folder: Path, timeout_s: float) -> Any:
+    """Returns a run that continues the server's.
 
     Raises:
         Exception: whatever wandb finds wrong; RuntimeError if the server does not answer.
@@ -117,45 +115,30 @@ def _start(run_folder: Path, folder: Path, timeout_s: float, parent: _Parent) ->
     project = dict(leaves(config)).get("trainer.wandb_project")
     if project is None:
         raise ValueError(f"{run_folder / 'config.yaml'} holds no settings of a run")
-
-    def start(run_id: str) -> Any:
-        import wandb
-
-        return wandb.init(
-            project=str(project),
-            id=run_id,
-            name=run_folder.name,
-            resume="allow",
-            dir=str(folder),
-            mode="online",
-            config=config,
-            settings=wandb.Settings(
-                console="off",
-                silent=True,
-                disable_git=True,
-                x_disable_meta=True,  # host name, command line, user
-                x_disable_stats=True,
-                x_save_requirements=False,
-                init_timeout=START_TIMEOUT_S,
-                finish_timeout=timeout_s,
-                finish_timeout_raises=True,
-            ),
-        )
-
     if (why := why_silent(wandb_url())) is not None:
         raise RuntimeError(f"{wandb_url()} does not answer ({why})")
-    run_id = wandb_run_id(run_folder)
-    try:
-        return start(run_id)
-    except Exception as error:
-        if "previously created and deleted" not in str(error):
-            raise
-    new = f"{run_id[:120]}-{secrets.token_hex(2)}"
-    parent.tell(
-        f"run {run_id} was deleted at wandb, which never takes a name again: it is now {new}"
+    import wandb
+
+    return wandb.init(
+        project=str(project),
+        id=run_folder.name,
+        name=run_folder.name,
+        resume="allow",
+        dir=str(folder),
+        mode="online",
+        config=config,
+        settings=wandb.Settings(
+            console="off",
+            silent=True,
+            disable_git=True,
+            x_disable_meta=True,  # host name, command line, user
+            x_disable_stats=True,
+            x_save_requirements=False,
+            init_timeout=START_TIMEOUT_S,
+            finish_timeout=timeout_s,
+            finish_timeout_raises=True,
+        ),
     )
-    keep_wandb_run_id(run_folder, new)
-    return start(new)
 
 
 def _hand_over(

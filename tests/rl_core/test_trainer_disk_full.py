@@ -52,7 +52,7 @@ def test_a_disk_full_for_two_steps_costs_two_rollout_files_and_a_checkpoint(
         assert timed == [2, 3, 4, 5, 6]
         free = [json.loads(line)["disk/free_gib"] for line in lines(run.path)[1:]]
         assert max(free[3:5]) < min(free[:3] + free[5:])
-        assert [file.first for file in rollout_files(run.rollouts.folder)] == [1, 2, 3, 6]
+        assert [file.last_step for file in rollout_files(run.rollouts.folder)] == [1, 2, 3, 6]
         assert [c.step for c in list_checkpoints(run.path)] == [2, 6]
         after = saved_files(run.path / "checkpoints" / "latest")
         assert after == saved_files(whole.path / "checkpoints" / "latest")

@@ -24,7 +24,6 @@ from rl_core.tracking.wandb_process import NewRows
 from rl_core.tracking.wandb_tracker import (
     UploadOutcome,
     upload_run,
-    wandb_run_id,
     wandb_tracking,
     wants_wandb,
 )
@@ -259,21 +258,6 @@ with wandb_tracking(RunConfig(trainer=trainer), Path(sys.argv[1])):
         wait_for(lambda: not any(process.is_running() for process in left))
         assert scores_by_step(server) == expected(1, 5)
     survived("SIGKILL", "trainer beside wandb")
-
-
-@pytest.mark.slow
-def test_a_run_that_was_deleted_at_wandb_goes_on_under_a_new_name(tmp_path, monkeypatch, caplog):
-    config, run = a_run(tmp_path)
-    monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
-    with FakeWandb(deleted=("my-run",)) as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        with wandb_tracking(config, run.path):
-            do_steps(run, 1, 5)
-        name = wandb_run_id(run.path)
-        assert name.startswith("my-run-")
-        assert scores_by_step(server, name) == expected(1, 5)
-    (said,) = caplog.messages
-    assert f"my-run was deleted at wandb, which never takes a name again: it is now {name}" in said
 
 
 @pytest.mark.slow
