@@ -20,7 +20,7 @@ from rl_core.resources.cost import (
     time_left,
 )
 from rl_core.resources.memory_plan import ModelShape
-from rl_core.resources.roofline import Lengths, Machine, scaled_range, step_time_range
+from rl_core.resources.roofline import Lengths, Machine, step_time_range
 from rl_core.runs.metrics_log import MetricsLog
 from rl_core.runs.run_folder import IMPORTED, RunFolder
 from rl_core.runs.settings_file import read_settings
@@ -45,8 +45,6 @@ _LOGGED_SHAPE: Final = {
     "data": _SHAPE["data"],
 }
 """The same of an imported log, whose other settings are another program's."""
-_SAME_DEVICE: Final = {"model": None, "base_model": _SHAPE["base_model"], "resources": None}
-"""What the share of the device's peak depends on most."""
 _SAME_LENGTHS: Final = {"env": None, "model": {"path"}, "base_model": None, "sft": {"data"}}
 """What the length of prompts and responses depends on most."""
 
@@ -60,16 +58,13 @@ class StepEstimate:
     seconds: Spread
     basis: Literal["measured", "imported", "roofline"]
     source: str  # a run, or a card
-    scaled_by: str | None = None
-    """A run on that device whose steps tell what share of its peak is reached."""
 
     def __str__(self) -> str:
         """Returns what it rests on, in words."""
-        scaled = f", scaled by run {self.scaled_by}" if self.scaled_by else ""
         return {
             "measured": f"measured in run {self.source}",
             "imported": f"from the imported log {self.source}",
-            "roofline": f"a roofline of {self.source}{scaled}",
+            "roofline": f"a roofline of {self.source}",
         }[self.basis]
 
 
@@ -91,8 +86,6 @@ def estimates(
     if shape is None:
         return []
     lengths = lengths_seen(config)
-    if len(machines) == 1 and (scaled := _scaled(config, shape, machines[0], lengths)) is not None:
-        return [scaled]
     return [
         StepEstimate(step_time_range(shape, config, machine, lengths), "roofline", machine.name)
         for machine in machines
@@ -116,21 +109,6 @@ def _lengths_of(run: Path) -> Lengths | None:
         return None
     prompt, response, longest = map(median, found)
     return Lengths(prompt, response, longest, median(turns) if turns else 1.0)
-
-
-def _scaled(
-    config: RunConfig, shape: ModelShape, machine: Machine, lengths: Lengths | None
-) -> StepEstimate | None:
-    """Returns an estimate by the last run of this model on this device, if there was one."""
-    for run, is_imported in _runs_like(config, _SAME_DEVICE):
-        seconds, seen = measured_step(_logged(run, "timing_s/step")), _lengths_of(run)
-        other = _settings(run)
-        if is_imported or seconds is None or seen is None or other is None:
-            continue  # a log does not say on what device
-        measured = (other, seen, seconds.typical)
-        spread = scaled_range(shape, config, machine, lengths, measured)
-        return StepEstimate(spread, "roofline", machine.name, scaled_by=run.name)
-    return None
 
 
 @dataclass(frozen=True)
@@ -175,7 +153,6 @@ class TimePlan:
         return {
             "basis": self.estimate.basis,
             "source": self.estimate.source,
-            "scaled_by": self.estimate.scaled_by,
             "problems": self.problems.number,
             "steps": self.steps,
             "steps_in_epoch": self.steps_in_epoch,

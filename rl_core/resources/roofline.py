@@ -38,8 +38,6 @@ _HOME_MADE_SHARE: Final = 1 / 3
 (benchmarks/README.md)."""
 _USUAL_TURNS: Final = 5.0
 """A home-made model called the calculator 3.3 times a response (benchmarks/README.md)."""
-_SCALED_BOUND: Final = 1.5
-"""How far a step may be from what another run's step and the roofline predict together."""
 
 
 @dataclass(frozen=True)
@@ -138,27 +136,6 @@ def sft_step_range(shape: ModelShape, config: RunConfig, machine: Machine) -> Sp
     training = sft_as_training(config)
     pairs = zip(guess_lengths(training), machine.shares, strict=True)
     return Spread(*(_learn(shape, training, machine, *pair) for pair in pairs))
-
-
-def scaled_range(
-    shape: ModelShape,
-    config: RunConfig,
-    machine: Machine,
-    known: Lengths | None,
-    measured: tuple[RunConfig, Lengths, float],
-) -> Spread:
-    """Returns seconds per step from those of another run of the same model on the same device.
-
-    The roofline says how much more work a step is, the run which share of the peak is reached.
-    `measured` has the other run's settings, lengths and seconds per step.
-    """
-    typical, (other, seen, seconds) = machine.shares[1], measured
-    scale = seconds / step_time(shape, other, machine, seen, typical).total
-    lengths = (known,) * 3 if known is not None else guess_lengths(config)
-    factors = zip((1 / _SCALED_BOUND, 1.0, _SCALED_BOUND), lengths, strict=True)
-    return Spread(
-        *(x * scale * step_time(shape, config, machine, y, typical).total for x, y in factors)
-    )
 
 
 def guess_lengths(config: RunConfig) -> tuple[Lengths, Lengths, Lengths]:

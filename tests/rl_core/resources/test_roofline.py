@@ -17,7 +17,6 @@ from rl_core.resources.roofline import (
     forward_flops,
     fullest_rank,
     guess_lengths,
-    scaled_range,
     sft_step_range,
     step_time,
     step_time_range,
@@ -226,20 +225,6 @@ def test_bounds_hold_short_and_full_responses():
 def test_a_home_made_model_is_expected_to_fill_a_third_of_what_it_may_write():
     quickstart = guess_lengths(config(data={"max_response_length": 129}))
     assert [x.response for x in quickstart] == pytest.approx([21.5, 43, 129])
-
-
-def test_another_runs_step_tells_the_share_that_is_reached():
-    shape, machine, seen = known_shape("Qwen/Qwen2.5-0.5B"), on("RTX 4090"), Lengths(143, 181, 735)
-    assert shape is not None
-    done, larger = config(), config(data={"train_batch_size": 64})
-    # The same step again is the same, on whatever device it is thought to be.
-    for card in (machine, on("T4")):
-        again = scaled_range(shape, done, card, seen, (done, seen, 8.99))
-        assert again.typical == pytest.approx(8.99)
-    alike = step_time_range(shape, done, machine, seen).typical
-    twice = scaled_range(shape, larger, machine, seen, (done, seen, 2 * alike))
-    assert twice.typical == pytest.approx(2 * step_time_range(shape, larger, machine, seen).typical)
-    assert (twice.low, twice.high) == pytest.approx((twice.typical / 1.5, twice.typical * 1.5))
 
 
 def test_more_work_never_takes_less():

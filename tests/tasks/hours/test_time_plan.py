@@ -127,25 +127,6 @@ def test_turns_that_were_seen_are_planned_with_and_those_of_other_settings_are_n
     assert lengths_seen(one_turn) is None
 
 
-def test_a_run_of_another_shape_on_this_device_scales_the_roofline(tmp_path):
-    settings = config(tmp_path, **ON_A_CARD)
-    larger = {"run_id": "larger", "data": {"train_batch_size": 64, "max_response_length": 512}}
-    run = RunFolder.create(config(tmp_path, **ON_A_CARD, **larger))
-    row = SEEN | {"response_length/max": 512.0}
-    before = estimated(time_finding(settings))["seconds_per_step"]
-    for step in range(1, 6):
-        run.metrics.append(step, row | {"timing_s/step": 10.0})
-    found = time_finding(settings)
-    assert "(a roofline of RTX 4090, scaled by run larger)" in found.message
-    after = estimated(found)["seconds_per_step"]
-    assert 5 < after["typical"] < 10  # half the rows, as many decoding steps
-    assert after["high"] / after["low"] == pytest.approx(1.5**2)
-    assert after["high"] - after["low"] < before["high"] - before["low"]
-    other_card = ON_A_CARD["resources"] | {"card": "H100"}
-    elsewhere = config(tmp_path, **(ON_A_CARD | {"resources": other_card}))
-    assert estimated(time_finding(elsewhere))["scaled_by"] is None
-
-
 def test_an_imported_log_counts_as_a_run_of_its_shape(tmp_path):
     log = tmp_path / "verl_demo.log"
     log.write_text("".join(f"step:{i} - timing_s/step:8.976\n" for i in range(1, 171)))
