@@ -104,11 +104,8 @@ def lengths_seen(config: RunConfig) -> Lengths | None:
 def _lengths_of(run: Path) -> Lengths | None:
     """Returns the lengths of a run's last steps, if it has logged them."""
     columns = ("prompt_length/mean", "response_length/mean", "response_length/max")
-    *found, turns = (_logged(run, name)[-_LAST_STEPS:] for name in (*columns, "rollout/turns_mean"))
-    if not all(found):
-        return None
-    prompt, response, longest = map(median, found)
-    return Lengths(prompt, response, longest, median(turns) if turns else 1.0)
+    found = [_logged(run, name)[-_LAST_STEPS:] for name in columns]
+    return Lengths(*map(median, found)) if all(found) else None
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,6 @@ def test_collate_by_hand(batch):
     assert batch.group_ids.tolist() == [5, 4, 6]
     assert batch.correct.tolist() == [False, True, False]
     assert batch.truncated.tolist() == [False, False, True]
-
-
-def test_masks_by_hand(batch):
     assert batch.response_mask.int().tolist() == [[1, 1, 0], [1, 0, 0], [1, 1, 1]]
 
 

@@ -1,5 +1,6 @@
 """The loop with real Ray workers: a stopped and resumed run equals an undisturbed one."""
 
+import hashlib
 import json
 import os
 import re
@@ -17,18 +18,22 @@ import pytest
 from safetensors.torch import load_file
 
 from rl_core.checkpoints.background_save import BackgroundSave
+from rl_core.checkpoints.manifest import MANIFEST, find_damage
 from rl_core.checkpoints.store import latest, list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.data.prompts import encode_prompt, load_tokenizer
 from rl_core.data.sampling import Place, ProblemOrder
 from rl_core.rewards.scoring import start_rewards
+from rl_core.runs.rollout_log import rollout_files
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.disk_reserve import RESERVE, RESERVE_BYTES
 from rl_core.system.signals import StopSignals
 from rl_core.tracking.observers import StepObserver
 from rl_core.trainer import Trainer, TrainInputs
 from rl_core.types import Problem, PromptedProblem
 from rl_core.workers.cluster import Workers
 from rl_core.workers.engines import Engines
+from tests.support.faults import leave_free, mounted_small_disk
 from tests.support.programs import command_lines
 from tests.support.waiting import LIMIT_S
 
@@ -162,6 +167,16 @@ def rollouts(run: RunFolder) -> pl.DataFrame:
     return frame.drop("run_id", "generated_at").sort("step", "group_id", "sample_index")
 
 
+def saved_files(checkpoint: Path) -> dict[str, str]:
+    """Returns the hash of each file of a checkpoint but its manifest, which holds the time."""
+    assert find_damage(checkpoint) is None
+    return {
+        path.relative_to(checkpoint).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in checkpoint.rglob("*")
+        if path.is_file() and path.name != MANIFEST
+    }
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, tiny_model_path):
     """A run that nothing disturbed: read only."""
@@ -187,6 +202,50 @@ def test_a_run_stopped_and_resumed_equals_an_undisturbed_one(tmp_path, tiny_mode
     check_timings(whole)
     before = load_file(tiny_model_path / "model.safetensors")
     assert any(not before[name].equal(got[name]) for name in before)
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_a_disk_full_for_two_steps_costs_two_rollout_files_and_a_checkpoint(
+    tmp_path, tiny_model_path, whole, caplog, survived
+):
+    with mounted_small_disk(tmp_path, RESERVE_BYTES + 24 * 2**20) as disk:
+        done: list[int] = []
+        reserve = disk / "runs" / "full" / RESERVE
+
+        def on_step(step: int) -> None:
+            done.append(step)
+            if step == 1:
+                assert reserve.stat().st_size == RESERVE_BYTES
+                leave_free(disk, 0)
+            if step == 3:
+                (disk / "ballast").unlink()
+
+        config = settings(disk, "full", "hf")
+        # At the end of a step its save is done: what `on_step` does to the disk meets no other.
+        checkpoints = config.checkpoints.model_copy(update={"in_background": False})
+        config = config.model_copy(update={"checkpoints": checkpoints})
+        run = train_until(config, tiny_model_path, on_step=on_step)
+        rows = comparable(run)
+        assert rows == comparable(whole)
+        assert [file.last_step for file in rollout_files(run.rollouts.folder)] == [1, 4]
+        assert [c.step for c in list_checkpoints(run.path)] == [4]
+        after = saved_files(run.path / "checkpoints" / "latest")
+        assert after == saved_files(whole.path / "checkpoints" / "latest")
+        assert list(run.path.rglob(".tmp-*")) == []
+        assert reserve.stat().st_size == RESERVE_BYTES
+    for words in (
+        "the rollouts of step 2 could not be written",
+        "step 2 was not saved ([Errno 28] No space left on device",
+        "the rollouts of step 3 could not be written",
+    ):
+        assert words in caplog.text
+    survived(
+        "ENOSPC",
+        "two steps of a run",
+        steps_lost=len(done) - len(set(done)),
+        rows_lost=STEPS + 1 - len(rows),
+    )
 
 
 def sigterm_in_generation(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

@@ -1,6 +1,5 @@
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -183,20 +182,3 @@ def test_a_setting_that_a_person_chose_anew_is_left_alone():
     assert with_changes(config(**card), taken).rollout.sleep
     anew = config(**card, rollout={"kv_cache_mib": 256, "staleness": 1})
     assert with_changes(anew, taken) == anew
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, ""),
-        ({"rollout.gpu_memory_utilization": (0.4, 0.2)}, "rollout.gpu_memory_utilization=0.2"),
-        ({"rollout.sleep": (False, True)}, "rollout.sleep=true"),
-        (
-            {"checkpoints.in_background": (True, False), "rollout.kv_cache_mib": (200, 100)},
-            "checkpoints.in_background=false rollout.kv_cache_mib=100",
-        ),
-        ({"rollout.kv_cache_mib": (2 * 10**9, 10**9)}, "rollout.kv_cache_mib=1000000000"),
-    ],
-)
-def test_changes_read_like_what_one_types(changes, words):
-    assert in_words(changes) == words

@@ -1,7 +1,4 @@
 import json
-import logging
-import os
-import pickle
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -322,19 +319,6 @@ def test_a_resume_forgets_what_lies_past_its_checkpoint(tmp_path):
     run.cut_after(0)  # no checkpoint: the first test is redone as well
     assert steps_on_disk() == ([], [])
     assert run.held_out.read() == []
-
-
-def test_logs_of_the_block_go_to_the_runs_log(tmp_path):
-    run = RunFolder.create(config_in(tmp_path))
-    with run.log_to_file():
-        logging.getLogger("tasks.train").info("step 1")
-    assert (run.path / "log.txt").read_text().endswith("INFO tasks.train: step 1\n")
-
-
-def test_a_run_folder_travels_to_other_processes(tmp_path):
-    run = RunFolder.create(config_in(tmp_path))
-    assert pickle.loads(pickle.dumps(run)) == run
-    assert os.fspath(run.path) == str(tmp_path / "runs" / "my-run")
 
 
 def test_a_truth_keeps_its_letters_where_sql_reads_it(tmp_path):

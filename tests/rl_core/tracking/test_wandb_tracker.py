@@ -190,7 +190,6 @@ Fault = Callable[[], AbstractContextManager[tuple[str, Happened]]]
 FAULTS: dict[str, tuple[Fault, str]] = {
     "unreachable": (partial(nobody, closed_port), OFFLINE),
     "black hole": (partial(nobody, black_hole), OFFLINE),
-    "resets": (partial(server_that_resets, 0), OFFLINE),
     "resets later": (partial(server_that_resets, STARTED - 1), INCOMPLETE),
     "service killed": (partial(hits, SERVICE, signal.SIGKILL), INCOMPLETE),
     "service hangs": (partial(hits, SERVICE, signal.SIGSTOP), INCOMPLETE),

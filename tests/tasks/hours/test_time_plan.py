@@ -114,19 +114,6 @@ def test_lengths_that_were_seen_take_the_place_of_guesses(tmp_path):
     assert 0.5 < after["typical"] / 8.99 < 2
 
 
-def test_turns_that_were_seen_are_planned_with_and_those_of_other_settings_are_not(tmp_path):
-    turns = {"env": {"name": "countdown", "max_operands": 3, "max_turns": 8}}
-    settings = config(tmp_path, **ON_A_CARD, **turns)
-    guessed = estimated(time_finding(settings))["seconds_per_step"]
-    one_turn = config(tmp_path, **ON_A_CARD)
-    # Further turns cost time: prompts are read again, and each turn waits for its longest.
-    assert guessed["high"] > estimated(time_finding(one_turn))["seconds_per_step"]["high"]
-    run = RunFolder.create(settings.model_copy(update={"run_id": "asking"}))
-    run.metrics.append(1, SEEN | {"rollout/turns_mean": 3.5})
-    assert lengths_seen(settings) == Lengths(143, 181, 800, turns=3.5)
-    assert lengths_seen(one_turn) is None
-
-
 def test_an_imported_log_counts_as_a_run_of_its_shape(tmp_path):
     log = tmp_path / "verl_demo.log"
     log.write_text("".join(f"step:{i} - timing_s/step:8.976\n" for i in range(1, 171)))
