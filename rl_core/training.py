@@ -130,8 +130,8 @@ def train_model(
                 rewards,
                 run,
                 saves,
-                observers,
                 order,
+                observers,
                 curriculum,
                 signals.interruptible,
             ).train(start_step)

@@ -29,8 +29,8 @@ _FILE = re.compile(r"(?:steps_\d{6,}|step)_(\d{6,})\.parquet")
 _logger = logging.getLogger(__name__)
 
 
-class RolloutFile(NamedTuple):
-    """A finished file of rollouts."""
+class StepFile(NamedTuple):
+    """A finished file, named by its step."""
 
     last_step: int
     path: Path
@@ -66,12 +66,12 @@ class RolloutLog:
             return None
         return file
 
-    def age_out(self, quota_bytes: int, *, dry_run: bool = False) -> list[tuple[RolloutFile, int]]:
+    def age_out(self, quota_bytes: int, *, dry_run: bool = False) -> list[tuple[StepFile, int]]:
         """Deletes the oldest files beyond a quota; returns them with their bytes, oldest first.
 
         The newest file stays in any case, and all stay while a process is reading them.
         """
-        sizes = [(file, file.path.stat().st_size) for file in rollout_files(self.folder)]
+        sizes = [(file, file.path.stat().st_size) for file in step_files(self.folder)]
         excess = sum(size for _, size in sizes) - quota_bytes
         old = []
         for file, size in sizes[:-1]:
@@ -100,16 +100,16 @@ class RolloutLog:
             return
         with alone_in(self.folder, wait=True):
             sweep_leftovers(self.folder)
-            for file in rollout_files(self.folder):
+            for file in step_files(self.folder):
                 if file.last_step > step:
                     file.path.unlink()
 
 
-def rollout_files(folder: Path) -> list[RolloutFile]:
-    """Returns a folder's finished files by step."""
+def step_files(folder: Path) -> list[StepFile]:
+    """Returns a folder's finished files `step_000101.parquet`, by step."""
     paths = folder.iterdir() if folder.is_dir() else ()
     return sorted(
-        RolloutFile(int(match[1]), path) for path in paths if (match := _FILE.fullmatch(path.name))
+        StepFile(int(match[1]), path) for path in paths if (match := _FILE.fullmatch(path.name))
     )
 
 

@@ -20,7 +20,7 @@ from rl_core.tracking.observers import OnStep, StepObserver
 from rl_core.trainer import Trainer
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers.actors import PAD_ID
-from tests.rl_core.test_trainer import comparable, inputs, rollouts, settings
+from tests.rl_core.test_trainer import comparable, inputs, problem_order, rollouts, settings
 from tests.support.engines import answers
 from tests.support.memory_faults import engine_out_of_memory, out_of_memory
 
@@ -67,7 +67,7 @@ class LocalWorkers:
 def train_locally(
     workers: LocalWorkers, run: RunFolder, model_path: Path, on_step: OnStep, start_step: int = 0
 ) -> None:
-    config = workers.config
+    config, read = workers.config, inputs(model_path)
     with (
         BackgroundSave(
             config.checkpoints, run.path, workers.snapshot, workers.write_snapshot
@@ -76,11 +76,12 @@ def train_locally(
     ):
         last = Trainer(
             config,
-            inputs(model_path),
+            read,
             workers,  # type: ignore[arg-type]  # stands in for Ray's
             rewards,
             run,
             saves,
+            problem_order(config, read),
             [StepObserver(on_step=on_step)],
         ).train(start_step)
     assert last == config.trainer.total_steps

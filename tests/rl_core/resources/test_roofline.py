@@ -5,7 +5,6 @@ import torch
 
 from rl_core.config.run import RunConfig
 from rl_core.learner.profiling import training_flops
-from rl_core.resources.known_shapes import known_shape
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.roofline import (
     ON_GPU,
@@ -22,6 +21,7 @@ from rl_core.resources.roofline import (
     step_time_range,
 )
 from rl_core.system.cards import named_card
+from tests.support import model_shapes
 
 PERFECT = Shares(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 TINY = ModelShape(
@@ -29,8 +29,8 @@ TINY = ModelShape(
     vocab_size=10, tied=True, attention_bias=False,
 )  # fmt: skip
 TINY_LAYER = 4 * (4 + 2 * 2 + 4) + 3 * 4 * 8 + 2 * 4
+QWEN_05B = ModelShape.from_config(model_shapes.QWEN_05B)
 LLAMA_8B = ModelShape(4_096, 14_336, 32, 32, 8, 128, 128_256, tied=False, attention_bias=False)
-
 QWEN3_32B = ModelShape(5_120, 25_600, 64, 64, 8, 128, 151_936, tied=False, attention_bias=False)
 
 
@@ -56,14 +56,12 @@ def config(**changes: object) -> RunConfig:
 
 def test_the_first_diary_within_a_factor_of_two():
     """8.99 s on an RTX 4090: 32 prompts of 143 tokens, 181 response tokens, PPO with a critic."""
-    shape = known_shape("Qwen/Qwen2.5-0.5B")
-    assert shape is not None
     seen = Lengths(143, 181, expected_longest(181, 32, 1_024))
-    known = step_time_range(shape, config(), on("RTX 4090"), seen)
+    known = step_time_range(QWEN_05B, config(), on("RTX 4090"), seen)
     assert 0.5 < known.typical / 8.99 < 2
     assert known.low < 8.99 < known.high
     # Without a word about the lengths, too.
-    guessed = step_time_range(shape, config(), on("RTX 4090"))
+    guessed = step_time_range(QWEN_05B, config(), on("RTX 4090"))
     assert 0.5 < guessed.typical / 8.99 < 2
     assert guessed.low < 8.99 < guessed.high
 
@@ -194,19 +192,18 @@ def test_bounds_hold_short_and_full_responses():
 
 
 def test_more_work_never_takes_less():
-    shape, machine = known_shape("Qwen/Qwen2.5-0.5B"), on("RTX 4090")
-    assert shape is not None
-    base = step_time_range(shape, config(), machine).typical
+    machine = on("RTX 4090")
+    base = step_time_range(QWEN_05B, config(), machine).typical
     double = config(data={"train_batch_size": 64})
-    assert base < step_time_range(shape, double, machine).typical < 2 * base
+    assert base < step_time_range(QWEN_05B, double, machine).typical < 2 * base
     apart = {"learner_gpus": 1, "rollout_gpus": 1}
     beside = config(resources=apart, rollout={"staleness": 1})
     lengths = Lengths(143, 181, 735)
-    one = step_time(shape, beside, machine, lengths, ON_GPU[1])
+    one = step_time(QWEN_05B, beside, machine, lengths, ON_GPU[1])
     assert one.total == pytest.approx(max(one.generate, one.learn) + one.sync + one.other)
     # On one card they take turns all the same.
     shared = config(rollout={"staleness": 1})
-    two = step_time(shape, shared, machine, lengths, ON_GPU[1])
+    two = step_time(QWEN_05B, shared, machine, lengths, ON_GPU[1])
     assert two.total == pytest.approx(two.generate + two.learn + two.sync + two.other)
 
 

@@ -13,7 +13,7 @@ from rl_core.checkpoints.store import latest, save_checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.runs.resume import check_same_model, checkpoint_to_resume
 from rl_core.runs.run_folder import RunFolder
-from tests.rl_core.test_trainer import comparable, rollouts, saved_files, settings
+from tests.rl_core.test_trainer import comparable, rollouts, settings
 from tests.rl_core.test_trainer_memory import LocalWorkers, train_locally
 from tests.support.checkpoint_files import (
     cut_a_file,
@@ -21,6 +21,7 @@ from tests.support.checkpoint_files import (
     garble_the_manifest,
     lose_the_manifest,
     pointers,
+    saved_files,
     steps,
     writer,
 )

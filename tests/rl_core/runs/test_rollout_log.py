@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_core.runs.rollout_log import RolloutLog, rollout_files
+from rl_core.runs.rollout_log import RolloutLog, step_files
 from rl_core.system.atomic import reading
 from rl_core.types import Rollout
 from tests.support.faults import leave_free
@@ -22,7 +22,7 @@ def written(folder: Path, make_rollout: MakeRollout, steps: range, rows: int = 2
 
 
 def table(log: RolloutLog) -> pa.Table:
-    files = rollout_files(log.folder)
+    files = step_files(log.folder)
     return pa.concat_tables([pq.read_table(file.path) for file in files])
 
 
@@ -43,7 +43,7 @@ def test_joined_files_of_earlier_versions_are_read_and_go_with_their_last_step(
         path.unlink()
     pq.write_table(before, log.folder / "steps_000001_000003.parquet")
     written(tmp_path, make_rollout, range(4, 5))
-    assert [file.last_step for file in rollout_files(log.folder)] == [3, 4]
+    assert [file.last_step for file in step_files(log.folder)] == [3, 4]
     log.cut_after(3)
     assert table(log).equals(before)
     log.cut_after(2)  # no step may be there twice after a resume
@@ -60,7 +60,7 @@ def test_files_stay_where_they_are_while_somebody_reads_them(tmp_path, make_roll
 
 def test_the_oldest_steps_go_first_and_the_newest_file_stays(tmp_path, make_rollout, caplog):
     log = written(tmp_path, make_rollout, range(1, 6))
-    sizes = [file.path.stat().st_size for file in rollout_files(log.folder)]
+    sizes = [file.path.stat().st_size for file in step_files(log.folder)]
     assert log.age_out(sum(sizes)) == []
     dry = log.age_out(sum(sizes[2:]), dry_run=True)
     assert [(file.last_step, size) for file, size in dry] == [(1, sizes[0]), (2, sizes[1])]
@@ -73,7 +73,7 @@ def test_the_oldest_steps_go_first_and_the_newest_file_stays(tmp_path, make_roll
 
 
 @pytest.mark.chaos
-def test_rollouts_go_on_when_there_is_room_again(small_disk, make_rollout, survived):
+def test_rollouts_go_on_when_there_is_room_again(small_disk, make_rollout, caplog, survived):
     log = written(small_disk, make_rollout, range(1, 2))
     before = table(log).num_rows
     rollouts = [make_rollout([1], [2], group_id=i) for i in range(40)]
@@ -85,6 +85,7 @@ def test_rollouts_go_on_when_there_is_room_again(small_disk, make_rollout, survi
         assert names(log) == expected
         (log.folder / "step_000002.parquet").unlink(missing_ok=True)
     assert outcomes[0] is False
+    assert "the rollouts of step 2 could not be written" in caplog.text
     assert outcomes[-1] is True
     assert outcomes == sorted(outcomes)
     survived("ENOSPC", "any block of a rollout file", rows_lost=before - table(log).num_rows)
