@@ -6,7 +6,6 @@ wandb that hangs, crashes or raises harms no training.
 The run's folder gives the name at wandb, so a curve goes on where the run does.
 """
 
-import json
 import logging
 import os
 import socket
@@ -26,8 +25,6 @@ from rl_core.system.child_process import Child, how_it_ended
 from rl_core.system.log_file import redact
 from rl_core.system.network import wandb_url, why_silent
 
-UPLOADED = "uploaded.json"
-"""In a run's `wandb/`: the last step that the server has."""
 FINISH_TIMEOUT_S = 10.0
 """What is not uploaded so long after the end is left to `countdown-train sync`."""
 _UPLOAD_TIMEOUT_S = 300.0
@@ -73,17 +70,18 @@ def wandb_tracking(config: RunConfig, run_folder: Path) -> Iterator[None]:
 
 def _relay(child: Child, run_folder: Path) -> None:
     """The thread: logs the process's messages, and whether it sent everything."""
-    for words in _words(child):
-        _logger.warning("wandb: %s", words)
+    for message in _messages(child):
+        if "say" in message:
+            _logger.warning("wandb: %s", redact(message["say"]))
     if (code := child.process.wait()) != 0:
         _say_incomplete(run_folder, "given up" if code > 0 else how_it_ended(code))
 
 
-def _words(child: Child) -> Iterator[str]:
-    """Yields the process's messages until it ends."""
+def _messages(child: Child) -> Iterator[dict[str, Any]]:
+    """Yields the process's messages until it ends; the last says how many steps were sent."""
     with suppress(OSError, EOFError):
         while True:
-            yield redact(child.receive()["say"])
+            yield child.receive()
 
 
 def _say_incomplete(run_folder: Path, why: str) -> None:
@@ -107,36 +105,21 @@ class UploadOutcome:
 
 
 def upload_run(run_folder: Path) -> UploadOutcome:
-    """Sends wandb the steps of a run that it lacks.
-
-    The server is not asked again about steps that `wandb/uploaded.json` notes as sent.
-    """
-    steps = [row["step"] for row in MetricsLog(run_folder / "metrics.jsonl").read()]
-    if not steps:
+    """Sends wandb the steps of a run that it lacks."""
+    if not MetricsLog(run_folder / "metrics.jsonl").read():
         return UploadOutcome("already", 0, "no step was done")
-    if (known := _uploaded(run_folder)) is not None and known["last_step"] >= max(steps):
-        return UploadOutcome("already", 0, run_folder.name)
     try:
         child = _start(run_folder, "upload", _UPLOAD_TIMEOUT_S)
     except OSError as error:
         return UploadOutcome("failed", 0, str(error))
     _end(child, _UPLOAD_TIMEOUT_S, exit_code=0)
-    words = list(_words(child))
+    messages = list(_messages(child))
     child.close()
-    known = _uploaded(run_folder)
-    if child.process.returncode != 0 or known is None:
-        return UploadOutcome("failed", 0, words[-1] if words else "it took too long")
-    return UploadOutcome("uploaded", known["steps_sent"], run_folder.name)
-
-
-def _uploaded(run_folder: Path) -> dict[str, Any] | None:
-    """Returns what the present server is known to have of a run, or None."""
-    try:
-        facts = json.loads((run_folder / "wandb" / UPLOADED).read_bytes())
-        is_known = facts["server"] == wandb_url() and {"last_step", "steps_sent"} <= set(facts)
-        return facts if is_known else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    if child.process.returncode != 0 or not messages or "sent" not in messages[-1]:
+        words = [message["say"] for message in messages if "say" in message]
+        return UploadOutcome("failed", 0, redact(words[-1]) if words else "it took too long")
+    sent = messages[-1]["sent"]
+    return UploadOutcome("uploaded" if sent else "already", sent, run_folder.name)
 
 
 def _start(run_folder: Path, mode: str, timeout_s: float) -> Child:

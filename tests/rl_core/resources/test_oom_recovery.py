@@ -115,11 +115,6 @@ def test_an_update_on_a_shared_card_takes_the_engines_memory():
     ]
 
 
-def test_passes_without_gradients_gain_nothing_from_checkpointing():
-    for phase in ("ref", "old_log_prob", "values"):
-        assert "model.gradient_checkpointing=true" not in climb(config(), phase)
-
-
 def test_cards_of_their_own_lend_each_other_nothing():
     apart = config(resources={"learner_gpus": 1, "rollout_gpus": 1})
     saved = "model.gradient_checkpointing=true"
@@ -136,11 +131,6 @@ def test_a_process_killed_for_the_machines_memory_asks_nothing_of_a_card():
     saved = "model.gradient_checkpointing=true"
     assert saved in climb(config(), "learner")
     assert saved not in climb(config(resources={"learner_gpus": 1, "rollout_gpus": 1}), "learner")
-
-
-def test_an_engine_that_cannot_sleep_is_not_asked_to():
-    overlapping = config(resources=SHARED_CARD, rollout={"staleness": 1})
-    assert "rollout.sleep=true" not in climb(overlapping, "update_actor")
 
 
 def test_an_engine_whose_share_is_too_small_gets_no_smaller_one():

@@ -137,11 +137,6 @@ def test_what_is_asked_of_ray_and_not_there_is_one_line():
     assert "resources.rollout_threads" in too_little(large, [{"CPU": 2}, {"CPU": 2}])
 
 
-def test_cards_of_two_machines_may_have_the_same_number():
-    apart = {"engine_0": {("a", "0")}, "learner": {("b", "0")}}
-    assert sorted(loading_queues(apart)) == [["engine_0"], ["learner"]]
-
-
 @given(
     st.dictionaries(
         st.sampled_from(["learner", "engine_0", "engine_1", "engine_2", "engine_3"]),
