@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from rl_core.config.run import RunConfig
+from rl_core.data.sampling import Place, ProblemOrder
 from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.run_folder import RunFolder
 from rl_core.trainer import Trainer, TrainInputs
@@ -149,7 +150,8 @@ def measure(case: Case, staleness: int, steps: int, root: Path) -> dict[str, flo
     run, workers = RunFolder.create(config), SleepingWorkers(case)
     inputs = TrainInputs(problems, problems[:1], lambda ids: "", lambda text: [])
     with start_rewards(config.env) as rewards:
-        trainer = Trainer(config, inputs, workers, rewards, run, workers)  # type: ignore[arg-type]  # they stand in
+        order = ProblemOrder(Place(config.seed, len(inputs.train)), config.data.train_batch_size)
+        trainer = Trainer(config, inputs, workers, rewards, run, workers, order)  # type: ignore[arg-type]  # they stand in
         begun = time.perf_counter()
         trainer.train(0)
         seconds = (time.perf_counter() - begun) * _SCALE

@@ -126,21 +126,13 @@ class TrainBatch:
 def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
     """Returns the rollouts as one batch, in their order, on the CPU; nothing depends on `pad_id`.
 
-    ValueError for no rollouts, one without a prompt or response token (it could teach nothing), or
-    a group of different prompts.
+    Each has a prompt and a response, and those of a group have one prompt.
     """
-    if not rollouts:
-        raise ValueError("a batch needs at least one rollout")
     prompts: dict[int, tuple[int, ...]] = {}
     for rollout in rollouts:
-        if not len(rollout.prompt_ids) or not len(rollout.completion.response_ids):
-            raise ValueError(
-                f"problem {rollout.problem.index}, sample {rollout.sample_index}: a rollout needs "
-                f"at least one prompt and one response token, got {len(rollout.prompt_ids)} and "
-                f"{len(rollout.completion.response_ids)}"
-            )
-        if prompts.setdefault(rollout.group_id, rollout.prompt_ids) != rollout.prompt_ids:
-            raise ValueError(f"group {rollout.group_id}: its responses have different prompts")
+        assert rollout.prompt_ids, f"problem {rollout.problem.index} has no prompt"
+        assert len(rollout.completion.response_ids), f"problem {rollout.problem.index}: no response"
+        assert prompts.setdefault(rollout.group_id, rollout.prompt_ids) == rollout.prompt_ids
     prompt_lengths = np.array([len(r.prompt_ids) for r in rollouts], dtype=np.int64)
     response_lengths = np.array([len(r.completion.response_ids) for r in rollouts], dtype=np.int64)
     shape = len(rollouts), int((prompt_lengths + response_lengths).max())

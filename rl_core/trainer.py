@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rl_core.config.run import RunConfig
-from rl_core.data.sampling import Place, ProblemOrder
+from rl_core.data.sampling import ProblemOrder
 from rl_core.rollout.collector import Collected, collect, read_answers, to_rollouts
 from rl_core.rollout.prefetch import Clock, RolloutsAhead, staleness_metrics, steps_ahead
 from rl_core.rollout.turns import TurnTaking
@@ -101,10 +101,10 @@ class Trainer:
     """Where metrics and rollouts land."""
     saves: BackgroundSave
     """Writes the checkpoints of `run`; the last is written when its block is left."""
+    order: ProblemOrder
+    """Which problems are asked, and how long, from where `workers` stand."""
     observers: Sequence[StepObserver] = ()
     """What goes on beside a step."""
-    order: ProblemOrder | None = None
-    """Which problems are asked, and how long, from where `workers` stand; None: from the start."""
     curriculum: Curriculum | None = None
     """Chooses each step's problems, standing where `workers` do; None: those of the order."""
     interruptible: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -116,7 +116,7 @@ class Trainer:
         It starts after step 0, or after that of the checkpoint from which `workers` resumed.
         """
         config, run, workers, saves = self.config, self.run, self.workers, self.saves
-        last_step = self._order.last_step(
+        last_step = self.order.last_step(
             total_epochs=config.trainer.total_epochs, total_steps=config.trainer.total_steps
         )
         observers, watch_gap = all_of(self.observers), GapWatch(config.compute_dtype)
@@ -204,22 +204,17 @@ class Trainer:
         if self.config.checkpoints.in_background:
             clock = StepClock()  # the step does not wait
         with clock("step"), clock("save_checkpoint"):
-            self._order.hold(step)
+            self.order.hold(step)
             if self.curriculum is not None:
                 self.curriculum.hold(step)
             self.saves.write(step, metrics.get("val/accuracy"), metrics.get("val/score"))
 
     def _epoch(self, step: int) -> int:
-        return self._order.before(step).epoch
-
-    @cached_property
-    def _order(self) -> ProblemOrder:
-        start = Place(self.config.seed, len(self.inputs.train))
-        return self.order or ProblemOrder(start, self.config.data.train_batch_size)
+        return self.order.before(step).epoch
 
     def _collect(self, step: int, clock: Clock) -> Collected:
         """Returns the rollouts of a step's own problems; called for one step after the other."""
-        chooser = self.curriculum or self._order
+        chooser = self.curriculum or self.order
         collected = collect(
             self.config,
             self.inputs.train,

@@ -26,7 +26,7 @@ from rl_core.system.signals import StopAsked, StopSignals
 from rl_core.tracking.host_memory import HostMemory
 from rl_core.tracking.observers import BudgetLimit, OnStep, StepObserver
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
-from rl_core.tracking.wandb_tracker import copy_wandb_run_id, wandb_tracking
+from rl_core.tracking.wandb_tracker import wandb_tracking
 from rl_core.trainer import Trainer, TrainInputs
 from rl_core.types import Problem, PromptedProblem
 from rl_core.workers.cluster import Workers
@@ -101,7 +101,7 @@ def train_model(
     with (
         HostMemory(config, run) as host_memory,
         start_rewards(config.env) as rewards,
-        wandb_tracking(config, run.path, resume_from),
+        wandb_tracking(config, run.path),
         TensorBoardTracker(config, run.path, start_step) as tensorboard,
         Workers.start(
             config,
@@ -130,8 +130,8 @@ def train_model(
                 rewards,
                 run,
                 saves,
-                observers,
                 order,
+                observers,
                 curriculum,
                 signals.interruptible,
             ).train(start_step)
@@ -200,7 +200,6 @@ def _saves(
 ) -> BackgroundSave:
     def write(folder: Path) -> None:
         workers.write_snapshot(folder)
-        copy_wandb_run_id(run.path, folder)
         order.save(folder / RESUME_FOLDER)
         if curriculum is not None:
             curriculum.save(folder / RESUME_FOLDER)

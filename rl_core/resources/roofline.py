@@ -13,7 +13,7 @@ Source: Williams, Waterman, Patterson 2009, "Roofline"; operations as in `phases
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from rl_core.config.run import RunConfig
@@ -28,16 +28,12 @@ _PASSES_WITH_GRADIENT: Final = 3
 _HOST_LINK: Final = 3e9
 """Bytes per second of weights from learner to engine, through the machine's memory."""
 _EULER: Final = 0.5772
-_CACHE_BLOCK: Final = {True: 16, False: 128}
-"""Tokens of a block of vLLM's prefix cache, on a card and on a CPU; a partial one is read anew."""
 _USUAL_RESPONSE: Final = 256
 """Tokens. First responses of a 0.5B model took 181 of 1,024 allowed on Countdown (the diary) and
 239 of 512 on GSM8K (verl's quickstart)."""
 _HOME_MADE_SHARE: Final = 1 / 3
 """Of the longest allowed response. Quickstart's took 27 of 128 tokens at first and 43 at the end
 (benchmarks/README.md)."""
-_USUAL_TURNS: Final = 5.0
-"""A home-made model called a calculator 3.3 times a response (benchmarks/README.md)."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +92,6 @@ class Lengths:
     """The mean."""
     longest: float
     """Response of a step."""
-    turns: float = 1.0
-    """Times that the model writes in a response (`env.max_turns`), the mean."""
 
 
 @dataclass(frozen=True)
@@ -139,18 +133,14 @@ def sft_step_range(shape: ModelShape, config: RunConfig, machine: Machine) -> Sp
 
 
 def guess_lengths(config: RunConfig) -> tuple[Lengths, Lengths, Lengths]:
-    """Returns lengths before any response is seen: short, usual, and as long as is allowed.
-
-    In as many turns: one, a few, and as many as are allowed, with a token of each side at least.
-    """
+    """Returns lengths before any response is seen: short, usual, and as long as is allowed."""
     most, prompt = config.data.max_response_length, config.data.max_prompt_length / 2
     usual = most * _HOME_MADE_SHARE if config.model.path is None else min(most, _USUAL_RESPONSE)
-    turns = float(config.env.max_turns)
     num_rows = config.data.train_batch_size * config.algorithm.group_size
     return (
         Lengths(prompt, usual / 2, expected_longest(usual / 2, num_rows, most)),
-        Lengths(prompt, usual, expected_longest(usual, num_rows, most), min(turns, _USUAL_TURNS)),
-        Lengths(prompt, most, most, min(turns, max(most / 2, 1.0))),
+        Lengths(prompt, usual, expected_longest(usual, num_rows, most)),
+        Lengths(prompt, most, most),
     )
 
 
@@ -240,12 +230,6 @@ def _generate(
     num_rows = num_prompts * config.algorithm.group_size
     # Many engines have one row each, or none: those that have one decide.
     rows_at_once = max(num_steps * num_rows, 1.0)
-    if lengths.turns > 1:
-        # Each turn waits for its longest: m (ln N + 0.58) in all, however many exponential turns
-        # there are; but no turn is longer than the longest response.
-        most = int(lengths.turns * lengths.longest)
-        of_turns = expected_longest(lengths.response, math.ceil(num_rows), most)
-        lengths = replace(lengths, longest=max(lengths.longest, of_turns))
     decodes = decoding_steps(rows_at_once, lengths, rollout.max_num_seqs) / num_steps
     # A key and value of each token before it, for each token of each response.
     tokens_read = num_rows * lengths.response * (lengths.prompt + lengths.response / 2)
@@ -255,16 +239,9 @@ def _generate(
     per_token = shape.num_layers * shape.num_layer_parameters + shape.vocab_size * shape.hidden_size
     flops = 2 * per_token * num_rows * lengths.response
     compute_s = flops / (machine.engine_flops * shares.decode_flops)
-    # A group's prompt is read once. A further turn reads everything before it if the engine keeps
-    # no cache, else the tokens that fill no block of it.
-    before = lengths.prompt + lengths.response / 2
-    if rollout.engine == "vllm":
-        before = min(before, _CACHE_BLOCK[machine.on_gpu] / 2)
-    reads = ((num_prompts, lengths.prompt), (num_rows * (lengths.turns - 1), before))
-    prefill = sum(
-        forward_flops(shape, number, Lengths(tokens, 0, 0), num_prompts=number, has_head=False)
-        for number, tokens in reads
-    )
+    # A group's prompt is read once.
+    read = Lengths(lengths.prompt, 0, 0)
+    prefill = forward_flops(shape, num_prompts, read, num_prompts=num_prompts, has_head=False)
     prefill_s = prefill / (machine.engine_flops * shares.prefill)
     parts = rollout.tensor_parallel_size if machine.on_gpu else 1
     whole = (prefill_s + max(weights_s + cache_s, compute_s)) / parts

@@ -1,7 +1,7 @@
 """A run's rollouts on the disk: `rollouts/step_000101.parquet`, a file per step.
 
-Earlier versions joined a hundred steps in `steps_000001_000100.parquet`: such files are read, and
-cut by a resume. Files are deleted only while no process is `reading` the folder.
+Earlier versions joined steps in `steps_000001_000100.parquet`: readers read those files as well.
+Files are deleted only while no process is `reading` the folder.
 """
 
 import json
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -21,23 +21,19 @@ import pyarrow.parquet as pq
 
 from rl_core.schema import ROLLOUTS
 from rl_core.system.atomic import alone_in, new_file, sweep_leftovers
-from rl_core.system.disk_reserve import demand_room, write_last_words
+from rl_core.system.disk_reserve import demand_room
 from rl_core.system.words import disk_size
 from rl_core.types import Rollout
 
-LEARNED_COLUMNS = ("reward", "advantage_mean", "value_mean", "logprob_gap_mean", "ref_kl")
-"""Columns of a rollout row that the learner fills; missing ones are null."""
-_FILE = re.compile(r"steps?_(\d{6,})(?:_(\d{6,}))?\.parquet")
+_FILE = re.compile(r"(?:steps_\d{6,}|step)_(\d{6,})\.parquet")
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RolloutFile:
-    """A finished file of rollouts, and which steps it covers."""
+class StepFile(NamedTuple):
+    """A finished file, named by its step."""
 
+    last_step: int
     path: Path
-    first: int
-    last: int
 
 
 @dataclass(frozen=True)
@@ -56,10 +52,8 @@ class RolloutLog:
     ) -> Path | None:
         """Writes the rollouts of one step and returns the file; None and a warning on a full disk.
 
-        `learned` has one number per rollout for some of `LEARNED_COLUMNS`; NaN becomes null.
-
-        Raises:
-            ValueError: `learned` holds another column, or not one number per rollout.
+        `learned` has one number per rollout for some of `reward`, `advantage_mean`, `value_mean`,
+        `logprob_gap_mean` and `ref_kl`; NaN and missing columns become null.
         """
         file = self.folder / f"step_{step:06d}.parquet"
         table = _rollout_table(self.run_id, step, epoch, rollouts, learned)
@@ -72,12 +66,12 @@ class RolloutLog:
             return None
         return file
 
-    def age_out(self, quota_bytes: int, *, dry_run: bool = False) -> list[tuple[RolloutFile, int]]:
+    def age_out(self, quota_bytes: int, *, dry_run: bool = False) -> list[tuple[StepFile, int]]:
         """Deletes the oldest files beyond a quota; returns them with their bytes, oldest first.
 
         The newest file stays in any case, and all stay while a process is reading them.
         """
-        sizes = [(file, file.path.stat().st_size) for file in rollout_files(self.folder)]
+        sizes = [(file, file.path.stat().st_size) for file in step_files(self.folder)]
         excess = sum(size for _, size in sizes) - quota_bytes
         old = []
         for file, size in sizes[:-1]:
@@ -94,8 +88,8 @@ class RolloutLog:
                 file.path.unlink(missing_ok=True)
         _logger.warning(
             "rollouts of steps %d to %d deleted: over storage.rollout_quota_bytes, %s",
-            old[0][0].first,
-            old[-1][0].last,
+            old[0][0].last_step,
+            old[-1][0].last_step,
             disk_size(quota_bytes),
         )
         return old
@@ -106,39 +100,17 @@ class RolloutLog:
             return
         with alone_in(self.folder, wait=True):
             sweep_leftovers(self.folder)
-            for file in _finished(self.folder):
-                if file.first > step:
+            for file in step_files(self.folder):
+                if file.last_step > step:
                     file.path.unlink()
-                elif file.last > step:
-                    self._cut(file, step)
-
-    def _cut(self, file: RolloutFile, last: int) -> None:
-        """Leaves a joined file's rows up to a step, in one rename, and then names it so."""
-        kept = pq.read_table(file.path, filters=[("step", "<=", last)], partitioning=None)
-
-        def replace_it() -> None:
-            with new_file(file.path) as temporary:
-                pq.write_table(kept, temporary, compression="zstd")
-
-        try:
-            write_last_words(self.folder.parent, replace_it)
-        except OSError as error:
-            # Rows that a resume makes again would count twice: none is better.
-            _logger.warning("%s deleted, as it could not be cut: %s", file.path.name, error)
-            file.path.unlink()
-            return
-        file.path.rename(file.path.with_name(f"steps_{file.first:06d}_{last:06d}.parquet"))
 
 
-def rollout_files(folder: Path) -> list[RolloutFile]:
-    """Returns a folder's finished files by step, without those that a joined file covers."""
-    files = _finished(folder)
-    joined = [file for file in files if file.path.name.startswith("steps_")]
-    return [
-        file
-        for file in files
-        if file in joined or not any(j.first <= file.first <= j.last for j in joined)
-    ]
+def step_files(folder: Path) -> list[StepFile]:
+    """Returns a folder's finished files `step_000101.parquet`, by step."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted(
+        StepFile(int(match[1]), path) for path in paths if (match := _FILE.fullmatch(path.name))
+    )
 
 
 def finite_or_none(value: float) -> float | None:
@@ -148,16 +120,6 @@ def finite_or_none(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _finished(folder: Path) -> list[RolloutFile]:
-    paths = folder.iterdir() if folder.is_dir() else ()
-    files = [
-        RolloutFile(path, int(match[1]), int(match[2] or match[1]))
-        for path in paths
-        if (match := _FILE.fullmatch(path.name))
-    ]
-    return sorted(files, key=lambda file: file.first)
-
-
 def _rollout_table(
     run_id: str,
     step: int,
@@ -165,12 +127,6 @@ def _rollout_table(
     rollouts: Sequence[Rollout],
     learned: Mapping[str, Sequence[float] | npt.NDArray[Any]],
 ) -> pa.Table:
-    for name, values in learned.items():
-        if name not in LEARNED_COLUMNS or len(values) != len(rollouts):
-            raise ValueError(
-                f"column {name!r} with {len(values)} numbers for {len(rollouts)} rollouts: "
-                f"expected one number each, in {', '.join(LEARNED_COLUMNS)}"
-            )
     now = datetime.now(UTC)
     rows = [
         {

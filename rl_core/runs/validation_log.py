@@ -7,19 +7,18 @@ Not here: the evaluation after training, whose files in `eval/` hold every probl
 
 import json
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rl_core.evaluation.rows import label_rows, read_rows, write_rows
+from rl_core.runs.rollout_log import step_files
 from rl_core.schema import MOST_VALIDATION_ROWS
 from rl_core.system.atomic import sweep_leftovers
 from rl_core.system.disk_reserve import demand_room
 from rl_core.types import Rollout
 
-_FILE = re.compile(r"step_(\d{6,})\.parquet")
 _logger = logging.getLogger(__name__)
 
 
@@ -45,19 +44,15 @@ class HeldOutLog:
 
     def read(self) -> list[dict[str, Any]]:
         """Returns all rows, test by test."""
-        return [row for _, file in self._files() for row in read_rows(file)]
+        return [row for _, file in step_files(self.folder) for row in read_rows(file)]
 
     def cut_after(self, step: int) -> None:
         """Removes the tests of later steps, and what a killed write left."""
         if self.folder.is_dir():
             sweep_leftovers(self.folder)
-        for tested, file in self._files():
+        for tested, file in step_files(self.folder):
             if tested > step:
                 file.unlink()
-
-    def _files(self) -> list[tuple[int, Path]]:
-        paths = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted((int(m[1]), path) for path in paths if (m := _FILE.fullmatch(path.name)))
 
 
 def _row(rollout: Rollout) -> dict[str, Any]:

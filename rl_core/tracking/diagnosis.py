@@ -18,7 +18,6 @@ from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import beyond_recovery, remedies
 from rl_core.runs.settings_file import leaves
-from rl_core.tracking.host_memory import AVAILABLE_GIB, HOST_GIB, full_at, growths
 
 FULL_CARD = 0.05
 """Share of a card left at a phase's peak below which it counts as nearly full."""
@@ -71,11 +70,8 @@ class _Series:
 
     def ending(self, prefix: str) -> list[str]:
         """Returns what follows a prefix in the names of metrics: phases, for example."""
-        return _ending(self._rows, prefix)
-
-    def ending_last(self, prefix: str) -> list[str]:
-        """Returns likewise, only of the last step."""
-        return _ending(self._rows[-1:], prefix)
+        names = (name for row in self._rows for name in row if name.startswith(prefix))
+        return list(dict.fromkeys(name.removeprefix(prefix) for name in names))
 
     def values(self, name: str) -> list[float]:
         return [value for _, value in self.points(name)]
@@ -94,11 +90,6 @@ class _Series:
         return None if ends is None else ends[1] - ends[0]
 
 
-def _ending(rows: Iterable[Mapping[str, Any]], prefix: str) -> list[str]:
-    names = (name for row in rows for name in row if name.startswith(prefix))
-    return list(dict.fromkeys(name.removeprefix(prefix) for name in names))
-
-
 def diagnose(
     rows: Iterable[Mapping[str, Any]],
     config: RunConfig | None = None,
@@ -114,7 +105,6 @@ def diagnose(
     known = dict(leaves(config.model_dump(mode="json") if config else settings or {}))
     found = [
         _nearly_full_card(series, config),
-        _growing_memory(series, known.get("trainer.total_steps")),
         *(rule(series) for rule in _RULES),
     ]
     return [_without_what_is_set(one, known) for one in found if one is not None]
@@ -345,20 +335,6 @@ def _falling_throughput(series: _Series) -> Diagnosis | None:
         if after / last < before / first:
             return None
     return _said("falling_throughput", f"rollout/tokens_per_s {first:,.0f} -> {last:,.0f}")
-
-
-def _growing_memory(series: _Series, total_steps: int | None) -> Diagnosis | None:
-    available = series.values(AVAILABLE_GIB)
-    processes = series.ending_last(HOST_GIB)
-    found = growths({name: series.points(f"{HOST_GIB}{name}") for name in processes})
-    if not found or not available:
-        return None
-    full_step = full_at(found, available[-1])
-    if total_steps is not None and full_step > total_steps:
-        return None  # its processes are gone by then
-    who = " and ".join(growth.process for growth in found)
-    evidence = f"{'; '.join(map(str, found))}; {available[-1]:.1f} GiB are left"
-    return _said("growing_memory", evidence, who=who, step=full_step)
 
 
 _RULES = (

@@ -1,4 +1,4 @@
-"""The machine's memory while a run trains: which process holds it, whether it grows, a warning.
+"""The machine's memory while a run trains: which process holds it, and a warning.
 
 A thread looks every few seconds. Of each process only its own memory counts; what processes share,
 the object store of a private Ray, counts once. Not here: a card's memory (profiling.py).
@@ -9,38 +9,22 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Final
 
-import numpy as np
 import psutil
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
-from rl_core.evaluation.statistics import theil_sen_slope
 from rl_core.resources.oom_recovery import remedies
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.words import GIB
 
 HOST_GIB: Final = "memory/host_gib/"
 AVAILABLE_GIB: Final = "memory/host_available_gib"
-WARM_UP_STEPS: Final = 5
-"""Models, caches and snapshots find their size in these."""
-_FEWEST_STEPS: Final = 16
-_MOST_STEPS: Final = 200
-"""The last ones: growth that has ended is no danger."""
-_PARTS: Final = 4
-_LEAST_GIB: Final = 1 / 32
-"""Less over all these steps is no growth: 0.16 MiB per step over the most of them."""
-
-Points = Sequence[tuple[int, float]]
-"""(step, GiB), by ascending steps."""
-
 INTERVAL_S: Final = 5.0
 LEVELS: Final = (0.15, 0.08)
 """Shares of the memory left at which to warn; at 0.05 Ray kills a worker."""
@@ -220,64 +204,3 @@ def _object_store_bytes(raylet: int) -> int:
             if _PLASMA.search(str(descriptor.readlink())):
                 return descriptor.stat().st_blocks * 512
     return 0
-
-
-@dataclass(frozen=True)
-class Growth:
-    """The steady growth of one process's own memory over the steps looked at."""
-
-    process: str
-    first_step: int
-    last_step: int
-    first_gib: float
-    last_gib: float
-    gib_per_step: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.process} {self.first_gib:.2f} -> {self.last_gib:.2f} GiB from step "
-            f"{self.first_step} to {self.last_step}, {1024 * self.gib_per_step:.1f} MiB per step"
-        )
-
-
-def growths(held: Mapping[str, Points]) -> list[Growth]:
-    """Returns the processes that grow steadily, the fastest first."""
-    found = [growth for name, points in held.items() if (growth := _growth(name, points))]
-    return sorted(found, key=lambda growth: -growth.gib_per_step)
-
-
-def full_at(found: Sequence[Growth], available_gib: float) -> int:
-    """Returns the step at which nothing is left if all go on growing like that."""
-    last_step = max(growth.last_step for growth in found)
-    return last_step + round(available_gib / sum(growth.gib_per_step for growth in found))
-
-
-def _growth(process: str, points: Points) -> Growth | None:
-    """Returns the growth of a process if it grows in each quarter of the steps.
-
-    A jump is in only one of them, a cache that fills up slows down, and noise has no direction.
-    """
-    points = [(step, gib) for step, gib in points if step > WARM_UP_STEPS][-_MOST_STEPS:]
-    if len(points) < _FEWEST_STEPS:
-        return None
-    edges = [len(points) * i // _PARTS for i in range(_PARTS + 1)]
-    levels = [median(gib for _, gib in points[a:b]) for a, b in pairwise(edges)]
-    rises = [after - before for before, after in pairwise(levels)]
-    mean = (levels[-1] - levels[0]) / len(rises)
-    if mean <= 0 or min(rises) < mean / 2:
-        return None
-    slope = theil_sen_slope(points)
-    steps, gib = np.asarray(points, dtype=np.float64).T
-    beside = gib - slope * steps
-    noise = float(np.median(np.abs(beside - np.median(beside))))
-    grown = slope * float(steps[-1] - steps[0])
-    if grown < max(_LEAST_GIB, 4 * noise):
-        return None
-    return Growth(
-        process=process,
-        first_step=points[0][0],
-        last_step=points[-1][0],
-        first_gib=points[0][1],
-        last_gib=points[-1][1],
-        gib_per_step=slope,
-    )

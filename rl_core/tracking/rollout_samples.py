@@ -8,7 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_core.runs.rollout_log import rollout_files
+from rl_core.runs.rollout_log import step_files
 from rl_core.schema import ROLLOUTS
 from rl_core.system.atomic import reading
 from rl_core.system.words import without_middle
@@ -29,10 +29,10 @@ def samples_of_step(folder: Path, step: int | None = None, *, most: int = _SAMPL
     """
     try:
         with reading(folder):
-            files = rollout_files(folder)
-            step = files[-1].last if step is None and files else step
+            files = step_files(folder)
+            step = files[-1].last_step if step is None and files else step
             rows = pq.read_table(
-                [file.path for file in files if file.first <= (step or 0) <= file.last],
+                [file.path for file in files if file.last_step >= (step or 0)][:1],
                 columns=list(_READ),
                 filters=[("step", "=", step)],
                 partitioning=None,

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -37,11 +36,10 @@ import psutil
 
 from rl_core.errors import first_line
 from rl_core.runs.settings_file import leaves, read_settings
-from rl_core.system.atomic import alone_in, write_text_atomically
+from rl_core.system.atomic import alone_in
 from rl_core.system.child_process import channel_to_parent
 from rl_core.system.network import wandb_url, why_silent
 from rl_core.tracking.rollout_samples import COLUMNS, sample_table
-from rl_core.tracking.wandb_tracker import UPLOADED, keep_wandb_run_id, wandb_run_id
 
 START_TIMEOUT_S: Final = 10.0
 """An online start that takes longer is given up."""
@@ -69,7 +67,7 @@ def main() -> NoReturn:
                 raise RuntimeError("another process is sending this run to wandb")
             _work(run_folder, mode, timeout, parent)
     except BaseException as error:  # noqa: BLE001  wandb raises anything, SystemExit too
-        parent.tell(first_line(error))
+        parent.tell(say=first_line(error))
         code = 1
     _end_service()
     os._exit(code)  # wandb's exit hooks would wait for the service
@@ -84,30 +82,26 @@ def _work(run_folder: Path, mode: str, timeout_s: float, parent: _Parent) -> Non
     tempfile.tempdir = str(folder)
     os.environ["WANDB_DATA_DIR"] = os.environ["WANDB_CACHE_DIR"] = str(folder)
     try:
-        run = _start(run_folder, folder, timeout_s, parent)
+        run = _start(run_folder, folder, timeout_s)
     except Exception as error:
         if mode == "upload":
             raise
-        parent.tell(
-            f"offline in this run, `countdown-train sync` uploads it later: {first_line(error)}"
-        )
+        why = first_line(error)
+        parent.tell(say=f"offline in this run, `countdown-train sync` uploads it later: {why}")
         return
     rows = NewRows(run_folder / "metrics.jsonl")
     sent = _hand_over(run, rows, partial(sample_table, run_folder / "rollouts"), parent)
     run.finish(exit_code=parent.exit_code)
-    if rows.last_step is not None:
-        facts = {"server": wandb_url(), "wandb_run_id": run.id}
-        facts |= {"last_step": rows.last_step, "steps_sent": sent}
-        write_text_atomically(run_folder / "wandb" / UPLOADED, json.dumps(facts) + "\n")
     import wandb
 
     with suppress(Exception, SystemExit):  # it raises the service's exit code
         wandb.teardown()  # so that the service closes its files, and ends by itself
     shutil.rmtree(folder, ignore_errors=True)
+    parent.tell(sent=sent)
 
 
-def _start(run_folder: Path, folder: Path, timeout_s: float, parent: _Parent) -> Any:
-    """Returns a run that continues the server's, under a new name if that one was deleted there.
+def _start(run_folder: Path, folder: Path, timeout_s: float) -> Any:
+    """Returns a run that continues the server's.
 
     Raises:
         Exception: whatever wandb finds wrong; RuntimeError if the server does not answer.
@@ -117,45 +111,30 @@ def _start(run_folder: Path, folder: Path, timeout_s: float, parent: _Parent) ->
     project = dict(leaves(config)).get("trainer.wandb_project")
     if project is None:
         raise ValueError(f"{run_folder / 'config.yaml'} holds no settings of a run")
-
-    def start(run_id: str) -> Any:
-        import wandb
-
-        return wandb.init(
-            project=str(project),
-            id=run_id,
-            name=run_folder.name,
-            resume="allow",
-            dir=str(folder),
-            mode="online",
-            config=config,
-            settings=wandb.Settings(
-                console="off",
-                silent=True,
-                disable_git=True,
-                x_disable_meta=True,  # host name, command line, user
-                x_disable_stats=True,
-                x_save_requirements=False,
-                init_timeout=START_TIMEOUT_S,
-                finish_timeout=timeout_s,
-                finish_timeout_raises=True,
-            ),
-        )
-
     if (why := why_silent(wandb_url())) is not None:
         raise RuntimeError(f"{wandb_url()} does not answer ({why})")
-    run_id = wandb_run_id(run_folder)
-    try:
-        return start(run_id)
-    except Exception as error:
-        if "previously created and deleted" not in str(error):
-            raise
-    new = f"{run_id[:120]}-{secrets.token_hex(2)}"
-    parent.tell(
-        f"run {run_id} was deleted at wandb, which never takes a name again: it is now {new}"
+    import wandb
+
+    return wandb.init(
+        project=str(project),
+        id=run_folder.name,
+        name=run_folder.name,
+        resume="allow",
+        dir=str(folder),
+        mode="online",
+        config=config,
+        settings=wandb.Settings(
+            console="off",
+            silent=True,
+            disable_git=True,
+            x_disable_meta=True,  # host name, command line, user
+            x_disable_stats=True,
+            x_save_requirements=False,
+            init_timeout=START_TIMEOUT_S,
+            finish_timeout=timeout_s,
+            finish_timeout_raises=True,
+        ),
     )
-    keep_wandb_run_id(run_folder, new)
-    return start(new)
 
 
 def _hand_over(
@@ -190,7 +169,7 @@ def _log(
             table = wandb.Table(columns=list(COLUMNS), data=samples)
             run.log({**values, _SAMPLES: table}, step=step, commit=True)
         except Exception as error:  # noqa: BLE001  a table asks the server, and needs more of it
-            parent.tell(f"no samples of step {step}: {first_line(error)}")
+            parent.tell(say=f"no samples of step {step}: {first_line(error)}")
         else:
             return
     run.log(values, step=step, commit=True)
@@ -202,7 +181,6 @@ class NewRows:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._at = 0
-        self.last_step: int | None = None
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Yields the whole rows that were written since the last call."""
@@ -214,10 +192,8 @@ class NewRows:
                 if not line.endswith(b"\n"):
                     return
                 self._at += len(line)
-                with suppress(ValueError, TypeError):  # a line that a crash cut short
-                    row = json.loads(line)
-                    self.last_step = int(row["step"])
-                    yield row
+                with suppress(ValueError):  # a line that a crash cut short
+                    yield json.loads(line)
 
 
 class _Parent:
@@ -238,17 +214,17 @@ class _Parent:
         """Waits for it, a second at most, and says whether it is."""
         return self._done.wait(_POLL_S)
 
-    def tell(self, words: str) -> None:
-        """Sends it a message for the log, if it still lives."""
+    def tell(self, **message: object) -> None:
+        """Sends it words for the log (`say`), or how many steps were `sent`, if it still lives."""
         with suppress(OSError):
-            self.channel.send({"say": words})
+            self.channel.send(message)
 
     def _listen(self) -> None:
         with suppress(OSError, EOFError):
             self.exit_code = self.channel.receive()["exit_code"]
         self._done.set()
         time.sleep(self._timeout_s)
-        self.tell("it took too long")
+        self.tell(say="it took too long")
         _end_service()
         os._exit(1)
 

@@ -3,17 +3,11 @@
 The trainer only starts that process (wandb_process.py) and ends it: its steps cost nothing, and a
 wandb that hangs, crashes or raises harms no training.
 
-    runs/<run_id>/tracking.json, checkpoints/step_*/trainer/tracking.json   {"wandb_run_id": "..."}
-
-Beside the run and in its checkpoints is its name at wandb, so that a curve goes on: the folder's,
-but for a checkpoint that was copied from another run, and for a run that was deleted at wandb,
-which refuses such a name for ever.
+The run's folder gives the name at wandb, so a curve goes on where the run does.
 """
 
-import json
 import logging
 import os
-import re
 import socket
 import subprocess
 import threading
@@ -23,49 +17,39 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_core.checkpoints.manifest import RESUME_FOLDER
 from rl_core.config.run import RunConfig
 from rl_core.runs.metrics_log import MetricsLog
-from rl_core.system.atomic import open_own, write_text_atomically
+from rl_core.system.atomic import open_own
 from rl_core.system.child_process import Child, how_it_ended
 from rl_core.system.log_file import redact
 from rl_core.system.network import wandb_url, why_silent
 
-TRACKING = "tracking.json"
-UPLOADED = "uploaded.json"
-"""In a run's `wandb/`: the last step that the server has."""
 FINISH_TIMEOUT_S = 10.0
 """What is not uploaded so long after the end is left to `countdown-train sync`."""
 _UPLOAD_TIMEOUT_S = 300.0
 """Longest upload of one run by `countdown-train sync`."""
 _MARGIN_S = 2.0
 """The process gives up so much earlier than it is killed."""
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def wandb_tracking(
-    config: RunConfig, run_folder: Path, resume_from: Path | None = None
-) -> Iterator[None]:
+def wandb_tracking(config: RunConfig, run_folder: Path) -> Iterator[None]:
     """Sends the run's metrics to wandb within the block, if `trainer.logger` names it.
 
-    Unless `trainer.wandb_mode` is `online`, the run is only marked for `sync` to upload.
+    Unless `trainer.wandb_mode` is `online`, that is left to `countdown-train sync`.
 
     Nothing in it raises, and leaving the block takes `FINISH_TIMEOUT_S` at most; no process of it
-    remains. What wandb lacks then is in `metrics.jsonl`, from where `upload_run` sends it. The
-    checkpoint `resume_from` may know the run's name at wandb.
+    remains. What wandb lacks then is in `metrics.jsonl`, from where `upload_run` sends it.
 
     Example:
         with wandb_tracking(config, run.path):
             run.metrics.append(1, {"critic/score/mean": 0.1})
     """
     child = None
-    if "wandb" in config.trainer.logger:
+    if "wandb" in config.trainer.logger and config.trainer.wandb_mode == "online":
         try:
-            keep_wandb_run_id(run_folder, wandb_run_id(run_folder, resume_from))
-            if config.trainer.wandb_mode == "online":
-                child = _start(run_folder, "online", FINISH_TIMEOUT_S)
+            child = _start(run_folder, "online", FINISH_TIMEOUT_S)
         except OSError as error:
             _say_incomplete(run_folder, f"its process could not be started: {error}")
     if child is None:
@@ -85,17 +69,18 @@ def wandb_tracking(
 
 def _relay(child: Child, run_folder: Path) -> None:
     """The thread: logs the process's messages, and whether it sent everything."""
-    for words in _words(child):
-        _logger.warning("wandb: %s", words)
+    for message in _messages(child):
+        if "say" in message:
+            _logger.warning("wandb: %s", redact(message["say"]))
     if (code := child.process.wait()) != 0:
         _say_incomplete(run_folder, "given up" if code > 0 else how_it_ended(code))
 
 
-def _words(child: Child) -> Iterator[str]:
-    """Yields the process's messages until it ends."""
+def _messages(child: Child) -> Iterator[dict[str, Any]]:
+    """Yields the process's messages until it ends; the last says how many steps were sent."""
     with suppress(OSError, EOFError):
         while True:
-            yield redact(child.receive()["say"])
+            yield child.receive()
 
 
 def _say_incomplete(run_folder: Path, why: str) -> None:
@@ -119,38 +104,21 @@ class UploadOutcome:
 
 
 def upload_run(run_folder: Path) -> UploadOutcome:
-    """Sends wandb the steps of a run that it lacks.
-
-    The server is not asked again about steps that `wandb/uploaded.json` notes as sent.
-    """
-    steps = [row["step"] for row in MetricsLog(run_folder / "metrics.jsonl").read()]
-    if not steps:
+    """Sends wandb the steps of a run that it lacks."""
+    if not MetricsLog(run_folder / "metrics.jsonl").read():
         return UploadOutcome("already", 0, "no step was done")
-    run_id = wandb_run_id(run_folder)
-    if (known := _uploaded(run_folder)) is not None and known["last_step"] >= max(steps):
-        return UploadOutcome("already", 0, run_id)
     try:
         child = _start(run_folder, "upload", _UPLOAD_TIMEOUT_S)
     except OSError as error:
         return UploadOutcome("failed", 0, str(error))
     _end(child, _UPLOAD_TIMEOUT_S, exit_code=0)
-    words = list(_words(child))
+    messages = list(_messages(child))
     child.close()
-    known = _uploaded(run_folder)
-    if child.process.returncode != 0 or known is None:
-        return UploadOutcome("failed", 0, words[-1] if words else "it took too long")
-    return UploadOutcome("uploaded", known["steps_sent"], known["wandb_run_id"])
-
-
-def _uploaded(run_folder: Path) -> dict[str, Any] | None:
-    """Returns what the present server is known to have of a run, or None."""
-    try:
-        facts = json.loads((run_folder / "wandb" / UPLOADED).read_bytes())
-        there = (facts["server"], facts["wandb_run_id"])
-        is_known = there == (wandb_url(), wandb_run_id(run_folder))
-        return facts if is_known and {"last_step", "steps_sent"} <= set(facts) else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    if child.process.returncode != 0 or not messages or "sent" not in messages[-1]:
+        words = [message["say"] for message in messages if "say" in message]
+        return UploadOutcome("failed", 0, redact(words[-1]) if words else "it took too long")
+    sent = messages[-1]["sent"]
+    return UploadOutcome("uploaded" if sent else "already", sent, run_folder.name)
 
 
 def _start(run_folder: Path, mode: str, timeout_s: float) -> Child:
@@ -184,31 +152,3 @@ def sync_run(run: Path) -> dict[str, str | int]:
     if (why := why_silent(wandb_url())) is not None:
         raise ConnectionError(f"{wandb_url()} does not answer ({why}): nothing was uploaded")
     return {"run": run.name, **asdict(upload_run(run))}
-
-
-def wandb_run_id(run_folder: Path, checkpoint: Path | None = None) -> str:
-    """Returns a run's name at wandb: of its folder, else of the checkpoint that it resumes from."""
-    resumed = _read_name(checkpoint / RESUME_FOLDER / TRACKING) if checkpoint else None
-    return _read_name(run_folder / TRACKING) or resumed or run_folder.name
-
-
-def keep_wandb_run_id(run_folder: Path, run_id: str) -> None:
-    """Writes a run's name at wandb into its folder, from where checkpoints take it."""
-    write_text_atomically(run_folder / TRACKING, json.dumps({"wandb_run_id": run_id}) + "\n")
-
-
-def copy_wandb_run_id(run_folder: Path, checkpoint: Path) -> None:
-    """Puts a run's name at wandb, if it has one, into a checkpoint that is being written."""
-    run_id = _read_name(run_folder / TRACKING)
-    if run_id is not None:
-        folder = checkpoint / RESUME_FOLDER
-        folder.mkdir(exist_ok=True)
-        (folder / TRACKING).write_text(json.dumps({"wandb_run_id": run_id}) + "\n")
-
-
-def _read_name(file: Path) -> str | None:
-    try:
-        run_id = json.loads(file.read_bytes())["wandb_run_id"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return run_id if isinstance(run_id, str) and _RUN_ID.fullmatch(run_id) else None

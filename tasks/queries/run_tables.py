@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_core.runs.rollout_log import rollout_files
+from rl_core.runs.rollout_log import step_files
 from rl_core.runs.settings_file import leaves, parse_settings
 from rl_core.system.atomic import reading
 from rl_core.system.words import did_you_mean
@@ -69,7 +69,7 @@ def reading_rollouts(runs: Sequence[Path]) -> Iterator[list[Path]]:
         for run in runs:
             with suppress(FileNotFoundError):
                 held.enter_context(reading(run / "rollouts"))
-        yield [file.path for run in runs for file in rollout_files(run / "rollouts")]
+        yield [file.path for run in runs for file in step_files(run / "rollouts")]
 
 
 def metric_lines(runs: Sequence[Path]) -> pa.Table:

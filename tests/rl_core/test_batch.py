@@ -38,9 +38,6 @@ def test_collate_by_hand(batch):
     assert batch.group_ids.tolist() == [5, 4, 6]
     assert batch.correct.tolist() == [False, True, False]
     assert batch.truncated.tolist() == [False, False, True]
-
-
-def test_masks_by_hand(batch):
     assert batch.response_mask.int().tolist() == [[1, 1, 0], [1, 0, 0], [1, 1, 1]]
 
 
@@ -58,20 +55,6 @@ def test_select_takes_rows_in_order_and_trims_to_the_longest(batch):
     assert reordered.sampled_ids().tolist() == [1, 5, 6, 8, 2]
     assert reordered.truncated.tolist() == [True, False]
     assert reordered.group_ids.tolist() == [6, 5]
-
-
-def test_rollouts_that_teach_nothing_are_refused(make_rollout):
-    with pytest.raises(ValueError, match="at least one rollout"):
-        collate([], pad_id=0)
-    for prompt, response in (([], [1]), ([1], [])):
-        with pytest.raises(ValueError, match="one prompt and one response token, got"):
-            collate([make_rollout(prompt, response)], pad_id=0)
-
-
-def test_responses_of_a_group_answer_one_prompt(make_rollout):
-    rollouts = [make_rollout([1, 2], [3], group_id=7), make_rollout([1, 4], [3], group_id=7)]
-    with pytest.raises(ValueError, match="group 7: its responses have different prompts"):
-        collate(rollouts, pad_id=0)
 
 
 def sized(rows: list[tuple[int, int, int]]) -> TrainBatch:

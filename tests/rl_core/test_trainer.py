@@ -22,13 +22,17 @@ from rl_core.config.run import RunConfig
 from rl_core.data.prompts import encode_prompt, load_tokenizer
 from rl_core.data.sampling import Place, ProblemOrder
 from rl_core.rewards.scoring import start_rewards
+from rl_core.runs.rollout_log import step_files
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.disk_reserve import RESERVE, RESERVE_BYTES
 from rl_core.system.signals import StopSignals
 from rl_core.tracking.observers import StepObserver
 from rl_core.trainer import Trainer, TrainInputs
 from rl_core.types import Problem, PromptedProblem
 from rl_core.workers.cluster import Workers
 from rl_core.workers.engines import Engines
+from tests.support.checkpoint_files import saved_files
+from tests.support.faults import leave_free, mounted_small_disk
 from tests.support.programs import command_lines
 from tests.support.waiting import LIMIT_S
 
@@ -88,6 +92,10 @@ def inputs(model_path: Path) -> TrainInputs:
     )
 
 
+def problem_order(config: RunConfig, read: TrainInputs) -> ProblemOrder:
+    return ProblemOrder(Place(config.seed, len(read.train)), config.data.train_batch_size)
+
+
 def stopper(after: int | None, heard: Callable[[int], None]) -> StepObserver:
     """Hears of the steps, and stops after one of them."""
     done: list[int] = []
@@ -128,7 +136,15 @@ def train_until(
         ]
         read = inputs(model_path)
         trainer = Trainer(
-            config, read, workers, rewards, run, saves, observers, interruptible=interruptible
+            config,
+            read,
+            workers,
+            rewards,
+            run,
+            saves,
+            problem_order(config, read),
+            observers,
+            interruptible=interruptible,
         )
         last = trainer.train(start_step)
     assert last == (stop_after or config.trainer.total_steps)
@@ -169,24 +185,61 @@ def whole(tmp_path_factory, tiny_model_path):
 
 
 @pytest.mark.slow
-def test_a_run_stopped_and_resumed_equals_an_undisturbed_one(tmp_path, tiny_model_path, whole):
-    halves = settings(tmp_path, "halves", "hf")
-    train_until(halves, tiny_model_path, stop_after=3)
-    resumed = train_until(halves, tiny_model_path)
-
+def test_an_undisturbed_run_logs_and_times_each_step_and_saves_what_it_learned(
+    tiny_model_path, whole
+):
     assert [row["step"] for row in comparable(whole)] == list(range(STEPS + 1))
     saved = [row["step"] for row in whole.metrics.read() if "timing_s/save_checkpoint" in row]
     assert saved == [2, 4]
-    assert comparable(resumed) == comparable(whole)
-    assert rollouts(resumed).equals(rollouts(whole))
     assert rollouts(whole)["step"].value_counts().sort("step")["count"].to_list() == [4] * STEPS
-    expected = load_file(whole.path / "checkpoints/latest/model.safetensors")
-    got = load_file(resumed.path / "checkpoints/latest/model.safetensors")
-    assert expected.keys() == got.keys()
-    assert all(expected[name].equal(got[name]) for name in expected)
     check_timings(whole)
     before = load_file(tiny_model_path / "model.safetensors")
-    assert any(not before[name].equal(got[name]) for name in before)
+    learned = load_file(whole.path / "checkpoints/latest/model.safetensors")
+    assert any(not before[name].equal(learned[name]) for name in before)
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_a_disk_full_for_two_steps_costs_two_rollout_files_and_a_checkpoint(
+    tmp_path, tiny_model_path, whole, caplog, survived
+):
+    with mounted_small_disk(tmp_path, RESERVE_BYTES + 24 * 2**20) as disk:
+        done: list[int] = []
+        reserve = disk / "runs" / "full" / RESERVE
+
+        def on_step(step: int) -> None:
+            done.append(step)
+            if step == 1:
+                assert reserve.stat().st_size == RESERVE_BYTES
+                leave_free(disk, 0)
+            if step == 3:
+                (disk / "ballast").unlink()
+
+        config = settings(disk, "full", "hf")
+        # At the end of a step its save is done: what `on_step` does to the disk meets no other.
+        checkpoints = config.checkpoints.model_copy(update={"in_background": False})
+        config = config.model_copy(update={"checkpoints": checkpoints})
+        run = train_until(config, tiny_model_path, on_step=on_step)
+        rows = comparable(run)
+        assert rows == comparable(whole)
+        assert [file.last_step for file in step_files(run.rollouts.folder)] == [1, 4]
+        assert [c.step for c in list_checkpoints(run.path)] == [4]
+        after = saved_files(run.path / "checkpoints" / "latest")
+        assert after == saved_files(whole.path / "checkpoints" / "latest")
+        assert list(run.path.rglob(".tmp-*")) == []
+        assert reserve.stat().st_size == RESERVE_BYTES
+    for words in (
+        "the rollouts of step 2 could not be written",
+        "step 2 was not saved ([Errno 28] No space left on device",
+        "the rollouts of step 3 could not be written",
+    ):
+        assert words in caplog.text
+    survived(
+        "ENOSPC",
+        "two steps of a run",
+        steps_lost=len(done) - len(set(done)),
+        rows_lost=STEPS + 1 - len(rows),
+    )
 
 
 def sigterm_in_generation(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -241,6 +294,8 @@ def test_a_stop_while_responses_are_written_saves_at_once_and_resumes_exactly(
         whole = request.getfixturevalue("whole")
         assert comparable(resumed) == comparable(whole)
         assert rollouts(resumed).equals(rollouts(whole))
+        latest_of = [saved_files(r.path / "checkpoints" / "latest") for r in (resumed, whole)]
+        assert latest_of[0] == latest_of[1]
 
 
 @pytest.mark.slow
@@ -259,69 +314,6 @@ def test_one_step_ahead_learns_from_the_policy_before_but_never_across_a_checkpo
     stopped = settings(tmp_path, "stopped", "hf", staleness=1)
     train_until(stopped, tiny_model_path, stop_after=2)
     assert comparable(train_until(stopped, tiny_model_path)) == comparable(run)
-
-
-def in_mid_response(monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
-    """Has the first update come, at any speed, while a step that is `ahead` is being generated.
-
-    That step's responses are asked for when the learner has the update, and the engines get it when
-    the first of them has ended.
-    """
-    stream, set_weights = Engines.stream, Engines.set_weights
-    at_update, has_ended = threading.Event(), threading.Event()
-    asked: list[str] = []
-
-    def held_stream(self: Engines, requests: Any, sampling: Any, phase: str = "gen") -> Any:
-        asked.append(phase)
-        is_it = phase == "gen" and asked.count("gen") == 1 + ahead
-        assert not is_it or at_update.wait(LIMIT_S)
-        for ended in stream(self, requests, sampling, phase):
-            yield ended
-            if is_it:
-                has_ended.set()
-
-    def held_set_weights(self: Engines, weights: Any, policy_version: int = 0) -> None:
-        if policy_version == 1:
-            at_update.set()
-            assert has_ended.wait(LIMIT_S)
-        set_weights(self, weights, policy_version)
-
-    monkeypatch.setattr(Engines, "stream", held_stream)
-    monkeypatch.setattr(Engines, "set_weights", held_set_weights)
-
-
-@pytest.mark.slow
-def test_weights_that_come_in_mid_response_make_no_token_staler_than_it_may_be(
-    tmp_path, tiny_model_path, monkeypatch
-):
-    base = settings(tmp_path, "in_flight", "hf", staleness=2).model_dump()
-    config = RunConfig.model_validate(
-        base
-        # As few at a time as there are: most of a step is yet to come when one has ended.
-        | {"rollout": base["rollout"] | {"max_num_seqs": 1}}
-        | {"data": base["data"] | {"max_response_length": 32, "train_batch_size": 8}}
-        | {"trainer": base["trainer"] | {"total_steps": 5, "save_freq": 3, "test_freq": 3}}
-    )
-    in_mid_response(monkeypatch, ahead=2)
-    train_until(config, tiny_model_path, stop_after=4)  # while more is being generated
-    run = train_until(config, tiny_model_path)
-    rows = run.metrics.read()
-    assert [row["step"] for row in rows] == list(range(6))
-    # Nothing is ahead of step 3's checkpoint, nor of the stop; step 2 was begun before any update,
-    # and some of step 3 too.
-    assert [row["rollout/staleness_max"] for row in rows[1:]] == [0, 1, 2, 0, 0]
-    for row in rollouts(run).iter_rows(named=True):
-        policies = [r["policy_version"] for r in row["policy_runs"]]
-        assert policies == sorted(set(policies))
-        assert sum(r["tokens"] for r in row["policy_runs"]) == row["response_tokens"]
-        assert row["policy_version"] == policies[0] >= row["step"] - 3
-        assert policies[-1] <= row["step"] - 1
-    changed = rollouts(run).filter(pl.col("policy_runs").list.len() > 1)
-    assert set(changed["step"]) == {3}, "no response of step 3 saw an update, or another's did"
-    problems = rollouts(run).group_by("step").agg(pl.col("prompt_index")).sort("step")
-    order = ProblemOrder(Place(config.seed, num_problems=10), batch_size=8)
-    expected = [order.choose(step) for step in range(1, 6)]
-    assert problems["prompt_index"].to_list() == expected
 
 
 @pytest.mark.slow

@@ -16,11 +16,11 @@ from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import start_rewards
 from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.runs.run_folder import RunFolder
-from rl_core.tracking.observers import StepObserver
+from rl_core.tracking.observers import OnStep, StepObserver
 from rl_core.trainer import Trainer
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers.actors import PAD_ID
-from tests.rl_core.test_trainer import comparable, inputs, rollouts, settings
+from tests.rl_core.test_trainer import comparable, inputs, problem_order, rollouts, settings
 from tests.support.engines import answers
 from tests.support.memory_faults import engine_out_of_memory, out_of_memory
 
@@ -33,6 +33,7 @@ class LocalWorkers:
     def __init__(
         self, config: RunConfig, model_path: Path, resume_from: Path | None = None
     ) -> None:
+        self.config = config
         self.learner = Learner(config, model_path, resume_from)
         self.engine = AdaptiveEngine(config, resume_from or model_path, None)
         self.failing_calls: dict[int, int] = {}
@@ -63,8 +64,10 @@ class LocalWorkers:
         self.engine.engine.policy_version = version
 
 
-def train_locally(workers: LocalWorkers, config: RunConfig, model_path: Path) -> RunFolder:
-    run = RunFolder.create(config)
+def train_locally(
+    workers: LocalWorkers, run: RunFolder, model_path: Path, on_step: OnStep, start_step: int = 0
+) -> None:
+    config, read = workers.config, inputs(model_path)
     with (
         BackgroundSave(
             config.checkpoints, run.path, workers.snapshot, workers.write_snapshot
@@ -73,14 +76,20 @@ def train_locally(workers: LocalWorkers, config: RunConfig, model_path: Path) ->
     ):
         last = Trainer(
             config,
-            inputs(model_path),
+            read,
             workers,  # type: ignore[arg-type]  # stands in for Ray's
             rewards,
             run,
             saves,
-            [StepObserver(on_step=lambda step, _, metrics: log_out_of_memory(step, metrics))],
-        ).train(start_step=0)
+            problem_order(config, read),
+            [StepObserver(on_step=on_step)],
+        ).train(start_step)
     assert last == config.trainer.total_steps
+
+
+def train_with_a_log(workers: LocalWorkers, model_path: Path) -> RunFolder:
+    run = RunFolder.create(workers.config)
+    train_locally(workers, run, model_path, lambda step, _, found: log_out_of_memory(step, found))
     return run
 
 
@@ -94,7 +103,7 @@ def test_a_step_that_ran_out_of_memory_is_in_the_log_and_in_the_metrics(
         out_of_memory(workers.learner, "update_critic", {3}),  # two in a step
         caplog.at_level(logging.WARNING, logger="rl_core"),
     ):
-        run = train_locally(workers, config, tiny_model_path)
+        run = train_with_a_log(workers, tiny_model_path)
     rows = run.metrics.read()
     assert [row.get("memory/oom/update_critic") for row in rows] == [None, 0, 1, 0, 0]
     failed, now = (
@@ -126,7 +135,7 @@ def test_an_engine_that_ran_out_of_memory_leaves_the_run_as_an_undisturbed_one(
         workers = LocalWorkers(config, tiny_model_path)
         workers.failing_calls = failing_calls  # in the second step, and in the test after the last
         with caplog.at_level(logging.WARNING, logger="rl_core.resources.token_budgets"):
-            runs[name] = train_locally(workers, config, tiny_model_path)
+            runs[name] = train_with_a_log(workers, tiny_model_path)
     assert [m for m in caplog.messages if m.startswith("step")] == [
         "step 2: out of memory in gen: 4 -> 2 responses at a time, nothing was lost",
         "step 4: out of memory in evaluate: 2 -> 1 responses at a time, nothing was lost",

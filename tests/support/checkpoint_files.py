@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from rl_core.checkpoints.manifest import MANIFEST, find_damage
 from rl_core.checkpoints.store import list_checkpoints
 
 
@@ -75,3 +77,13 @@ def garble_the_manifest(folder: Path) -> str:
 
 DAMAGES = [flip_a_byte, cut_a_file, lose_a_file, lose_the_manifest, garble_the_manifest]
 """Each damages a checkpoint, and returns what is said of it."""
+
+
+def saved_files(checkpoint: Path) -> dict[str, str]:
+    """Returns the hash of each file of a checkpoint but its manifest, which holds the time."""
+    assert find_damage(checkpoint) is None
+    return {
+        path.relative_to(checkpoint).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in checkpoint.rglob("*")
+        if path.is_file() and path.name != MANIFEST
+    }

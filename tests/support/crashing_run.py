@@ -1,9 +1,8 @@
 """A training run that kills itself and all its processes by SIGKILL; a program of its own.
 
-    python -m tests.support.crashing_run CONFIG MODEL {step,save} STEP DELAY
+    python -m tests.support.crashing_run CONFIG MODEL STEP DELAY
 
-CONFIG is the settings as JSON. `step`: DELAY seconds after STEP was logged, or when the next save
-begins, whichever comes first. `save`: when the first files of STEP's checkpoint lie there, and
+CONFIG is the settings as JSON. It ends when the first files of STEP's checkpoint lie there, and
 DELAY seconds have passed, but before the save is done.
 """
 
@@ -37,19 +36,10 @@ def die() -> None:
 
 
 def main() -> None:
-    settings, model, place, crash_step, delay = sys.argv[1:]
-
-    doomed = threading.Event()
-
-    def on_step(step: int) -> None:
-        if place == "step" and step == int(crash_step):
-            doomed.set()
-            threading.Timer(float(delay), die).start()
+    settings, model, crash_step, delay = sys.argv[1:]
 
     def write(write: Callable[[Path], None], folder: Path) -> None:
-        if doomed.is_set():  # a fast machine would reach the next crash's step before this one dies
-            die()
-        if place == "save" and f"step_{int(crash_step):06d}" in folder.name:
+        if f"step_{int(crash_step):06d}" in folder.name:
             threading.Thread(target=write, args=(folder,), daemon=True).start()
             while not any(folder.iterdir()):
                 time.sleep(0.001)
@@ -57,7 +47,7 @@ def main() -> None:
             die()
         write(folder)
 
-    train_until(RunConfig.model_validate_json(settings), Path(model), on_step=on_step, write=write)
+    train_until(RunConfig.model_validate_json(settings), Path(model), write=write)
 
 
 if __name__ == "__main__":

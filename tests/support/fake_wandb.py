@@ -27,7 +27,6 @@ class FakeWandb(ThreadingHTTPServer):
 
     Args:
         resets_after: requests that it answers before it resets every connection; None for ever.
-        deleted: names of runs that it refuses.
         takes_tables: False fails where a table is announced.
     """
 
@@ -36,14 +35,12 @@ class FakeWandb(ThreadingHTTPServer):
     def __init__(
         self,
         resets_after: int | None = None,
-        deleted: tuple[str, ...] = (),
         *,
         takes_tables: bool = True,
     ) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.resets_after = resets_after
-        self.deleted = deleted
         self.takes_tables = takes_tables
         self.lines: dict[str, dict[int, str]] = {}
         self.exit_codes: dict[str, int] = {}
@@ -142,22 +139,16 @@ class _Handler(Handler):
             self.close_connection = True
             return
         found: dict[str, Any] = {}
-        status = 200
         if self.path.startswith("/graphql"):
             asked = json.loads(body)
             variables = asked.get("variables") or {}
-            if asked["operationName"] == "UpsertBucket" and variables["name"] in fake.deleted:
-                status = 410  # wandb's 409 is tried again until the start times out: the same
-                message = f"run {variables['name']} was previously created and deleted"
-                found = {"errors": [{"message": f"{message}; try a new run name"}]}
-            else:
-                found = {"data": fake.answer(asked["operationName"], variables)}
+            found = {"data": fake.answer(asked["operationName"], variables)}
         elif self.command == "PUT":
             fake.files[self.path.removeprefix("/")] = body
         elif self.path.endswith("/file_stream"):
             sent = json.loads(body)
             fake.receive(self.path.split("/")[-2], sent.get("files", {}), sent.get("exitcode"))
-        self.answer(status, found, Content_Type="application/json")
+        self.answer(200, found, Content_Type="application/json")
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") == "chunked":

@@ -72,3 +72,17 @@ def run_and_kill_at_event(action: Callable[[], object], event_number: int) -> bo
             os._exit(0)
     _, status = os.waitpid(child, 0)
     return os.WIFSIGNALED(status)
+
+
+def found_after_kills(
+    prepare: Callable[[], object], action: Callable[[], object], look: Callable[[], object]
+) -> list[object]:
+    """What is found after an action is killed at its n-th system event; the last one is whole."""
+    found = []
+    for event_number in range(1, 200):
+        prepare()
+        killed = run_and_kill_at_event(action, event_number)
+        found.append(look())
+        if not killed:
+            return found
+    raise AssertionError("it has no end")

@@ -65,10 +65,6 @@ def test_a_wandb_that_never_answers_is_a_line_in_the_log_and_tensorboard_has_all
     assert curves(run)["critic/score/mean"] == [
         (row["step"], pytest.approx(row["critic/score/mean"])) for row in rows[1:]
     ]
-    checkpoint = latest(run)
-    assert checkpoint is not None
-    kept = json.loads((checkpoint.path / "trainer" / "tracking.json").read_text())
-    assert kept == {"wandb_run_id": "one"}
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in files if API_KEY.encode() in path.read_bytes()] == []
     survived("wandb", "black hole, in training", rows_lost=3 - len(rows))

@@ -6,7 +6,6 @@ from rl_core.resources.cost import (
     Spending,
     Spread,
     measured_step,
-    price,
     seconds_in_words,
     time_and_price,
     time_and_price_range,
@@ -20,14 +19,7 @@ def test_the_diary_is_worked_out_as_it_was_by_hand():
     # 170 steps of 32 took 25.43 min; an epoch of 327,680 has 10,240 steps.
     epoch_s = 25.43 * 60 / 170 * 327_680 / 32
     assert time_and_price(epoch_s, RENTED) == "25.5 h, 55.7 EUR"
-
-
-def test_without_a_price_there_is_none():
-    assert price(3_600, BudgetConfig()) is None
-    assert time_and_price(3_600, BudgetConfig()) == "60 min"
-
-
-def test_small_prices_keep_their_cents():
+    assert time_and_price(epoch_s, BudgetConfig()) == "25.5 h"
     assert time_and_price(600, BudgetConfig(price_per_hour=0.5, currency="$")) == "10 min, 0.08 $"
 
 

@@ -70,13 +70,6 @@ def test_an_engine_that_sleeps_takes_turns_with_the_learner(offload, bytes_per_w
     assert total < card_need(QWEN, awake, 24).total_gib
 
 
-def test_nobody_takes_turns_on_cards_of_their_own_or_without_vllm():
-    apart = tinyzero(rollout={"sleep": True}, resources={"learner_gpus": 1, "rollout_gpus": 1})
-    (moment,) = card_need(QWEN, apart, 24).moments
-    assert moment.total_gib == pytest.approx(peak_gib(apart) + 0.5)
-    assert len(card_need(QWEN, tinyzero(rollout={"sleep": True, "engine": "hf"}), 24).moments) == 1
-
-
 def test_the_fullest_of_two_cards_counts():
     # Two engines on one card, 0.45 of it each; the learner has the other to itself.
     config = tinyzero(
@@ -95,15 +88,6 @@ def test_a_share_must_hold_the_model_and_one_response():
         config = tinyzero(rollout={"gpu_memory_utilization": factor * share})
         assert starves_engine(QWEN, config, 24) is starves
     assert not starves_engine(QWEN, RunConfig(), 24)  # a CPU's engine has a cache of a set size
-
-
-def test_a_machine_holds_learner_engines_and_their_processes():
-    config = RunConfig.model_validate({"rollout": {"num_engines": 2}})
-    engine = memory_plan(QWEN, config)[-1]
-    # Both read new weights where Ray holds them.
-    held = 2 * engine.total_bytes - engine.parts["incoming_weights"]
-    needed = peak_gib(config) + held / GIB + LEARNER + 2 * VLLM + BESIDE
-    assert machine_need(QWEN, config).total_gib == pytest.approx(needed)
 
 
 def test_with_adapters_the_fullest_moment_is_when_new_weights_go_to_the_engine():
@@ -145,13 +129,16 @@ def test_a_split_engine_has_its_part_on_each_card_and_on_a_cpu_processes():
     assert machine_need(QWEN, on_cpu).total_gib == pytest.approx(needed + handed)
 
 
-def test_a_machine_holds_all_ranks_with_a_third_of_the_snapshot_each():
-    config = RunConfig.model_validate({"resources": {"learner_ranks": 3}})
+def test_a_machine_holds_all_ranks_and_engines_and_their_processes():
+    sections = {"resources": {"learner_ranks": 3}, "rollout": {"num_engines": 2}}
+    config = RunConfig.model_validate(sections)
     *phases, engine = memory_plan(QWEN, config)
     first = max(phases, key=lambda phase: phase.total_bytes)
     alone, *_ = memory_plan(QWEN, RunConfig())
     assert first.parts["snapshot"] == pytest.approx(alone.parts["snapshot"] / 3, rel=1e-6)
-    needed = (3 * first.total_bytes + engine.total_bytes) / GIB + 3 * LEARNER + VLLM + BESIDE
+    # Both engines read new weights where Ray holds them.
+    engines = 2 * engine.total_bytes - engine.parts["incoming_weights"]
+    needed = (3 * first.total_bytes + engines) / GIB + 3 * LEARNER + 2 * VLLM + BESIDE
     assert machine_need(QWEN, config).total_gib == pytest.approx(needed)
     assert f"3 learner ranks ({first.phase})" in str(machine_need(QWEN, config))
 

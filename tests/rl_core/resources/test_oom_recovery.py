@@ -1,6 +1,5 @@
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,11 +115,6 @@ def test_an_update_on_a_shared_card_takes_the_engines_memory():
     ]
 
 
-def test_passes_without_gradients_gain_nothing_from_checkpointing():
-    for phase in ("ref", "old_log_prob", "values"):
-        assert "model.gradient_checkpointing=true" not in climb(config(), phase)
-
-
 def test_cards_of_their_own_lend_each_other_nothing():
     apart = config(resources={"learner_gpus": 1, "rollout_gpus": 1})
     saved = "model.gradient_checkpointing=true"
@@ -137,11 +131,6 @@ def test_a_process_killed_for_the_machines_memory_asks_nothing_of_a_card():
     saved = "model.gradient_checkpointing=true"
     assert saved in climb(config(), "learner")
     assert saved not in climb(config(resources={"learner_gpus": 1, "rollout_gpus": 1}), "learner")
-
-
-def test_an_engine_that_cannot_sleep_is_not_asked_to():
-    overlapping = config(resources=SHARED_CARD, rollout={"staleness": 1})
-    assert "rollout.sleep=true" not in climb(overlapping, "update_actor")
 
 
 def test_an_engine_whose_share_is_too_small_gets_no_smaller_one():
@@ -183,20 +172,3 @@ def test_a_setting_that_a_person_chose_anew_is_left_alone():
     assert with_changes(config(**card), taken).rollout.sleep
     anew = config(**card, rollout={"kv_cache_mib": 256, "staleness": 1})
     assert with_changes(anew, taken) == anew
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, ""),
-        ({"rollout.gpu_memory_utilization": (0.4, 0.2)}, "rollout.gpu_memory_utilization=0.2"),
-        ({"rollout.sleep": (False, True)}, "rollout.sleep=true"),
-        (
-            {"checkpoints.in_background": (True, False), "rollout.kv_cache_mib": (200, 100)},
-            "checkpoints.in_background=false rollout.kv_cache_mib=100",
-        ),
-        ({"rollout.kv_cache_mib": (2 * 10**9, 10**9)}, "rollout.kv_cache_mib=1000000000"),
-    ],
-)
-def test_changes_read_like_what_one_types(changes, words):
-    assert in_words(changes) == words

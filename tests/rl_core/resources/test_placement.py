@@ -55,13 +55,6 @@ def test_shares_of_cards_are_packed(learner, engine, num_engines, tenants):
     assert shares_a_card(config) == any("learner" in card and len(card) > 1 for card in tenants)
 
 
-def test_each_learner_rank_has_a_card():
-    resources = {"learner_gpus": 1, "rollout_gpus": 1, "learner_ranks": 2}
-    config = RunConfig.model_validate({"resources": resources})
-    assert card_tenants(config) == [["engine_0"], ["learner"], ["learner"]]
-    assert not shares_a_card(config)
-
-
 @pytest.mark.parametrize(
     ("cards", "queues"),
     [
@@ -144,11 +137,6 @@ def test_what_is_asked_of_ray_and_not_there_is_one_line():
     assert "resources.rollout_threads" in too_little(large, [{"CPU": 2}, {"CPU": 2}])
 
 
-def test_cards_of_two_machines_may_have_the_same_number():
-    apart = {"engine_0": {("a", "0")}, "learner": {("b", "0")}}
-    assert sorted(loading_queues(apart)) == [["engine_0"], ["learner"]]
-
-
 @given(
     st.dictionaries(
         st.sampled_from(["learner", "engine_0", "engine_1", "engine_2", "engine_3"]),
@@ -203,7 +191,3 @@ def test_ray_loads_who_shares_a_card_one_by_one(tmp_path, monkeypatch):
         for event in ("begins", "ends")
     ]
     assert start(run_config(0.4, 0.3, 2), tmp_path / "shared") == one_by_one
-    # Two engines on one card, and the learner on the other: its own queue, at the same time.
-    seen = start(run_config(0.5, 0.5, 2), tmp_path / "apart")
-    assert [one for one in seen if one[0] != "learner"] == one_by_one[:4]
-    assert seen.index(["learner", "begins"]) < seen.index(["engine_1", "begins"])

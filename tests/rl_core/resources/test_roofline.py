@@ -5,7 +5,6 @@ import torch
 
 from rl_core.config.run import RunConfig
 from rl_core.learner.profiling import training_flops
-from rl_core.resources.known_shapes import known_shape
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.roofline import (
     ON_GPU,
@@ -22,7 +21,7 @@ from rl_core.resources.roofline import (
     step_time_range,
 )
 from rl_core.system.cards import named_card
-from tests.support.solving import let_countdown_answer
+from tests.support import model_shapes
 
 PERFECT = Shares(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 TINY = ModelShape(
@@ -30,8 +29,8 @@ TINY = ModelShape(
     vocab_size=10, tied=True, attention_bias=False,
 )  # fmt: skip
 TINY_LAYER = 4 * (4 + 2 * 2 + 4) + 3 * 4 * 8 + 2 * 4
+QWEN_05B = ModelShape.from_config(model_shapes.QWEN_05B)
 LLAMA_8B = ModelShape(4_096, 14_336, 32, 32, 8, 128, 128_256, tied=False, attention_bias=False)
-
 QWEN3_32B = ModelShape(5_120, 25_600, 64, 64, 8, 128, 151_936, tied=False, attention_bias=False)
 
 
@@ -57,14 +56,12 @@ def config(**changes: object) -> RunConfig:
 
 def test_the_first_diary_within_a_factor_of_two():
     """8.99 s on an RTX 4090: 32 prompts of 143 tokens, 181 response tokens, PPO with a critic."""
-    shape = known_shape("Qwen/Qwen2.5-0.5B")
-    assert shape is not None
     seen = Lengths(143, 181, expected_longest(181, 32, 1_024))
-    known = step_time_range(shape, config(), on("RTX 4090"), seen)
+    known = step_time_range(QWEN_05B, config(), on("RTX 4090"), seen)
     assert 0.5 < known.typical / 8.99 < 2
     assert known.low < 8.99 < known.high
     # Without a word about the lengths, too.
-    guessed = step_time_range(shape, config(), on("RTX 4090"))
+    guessed = step_time_range(QWEN_05B, config(), on("RTX 4090"))
     assert 0.5 < guessed.typical / 8.99 < 2
     assert guessed.low < 8.99 < guessed.high
 
@@ -110,38 +107,6 @@ def test_operations_are_those_that_utilisation_counts():
     spared = 2 * TINY.num_layers * TINY_LAYER * 2 * 5
     assert TINY.num_layer_parameters == TINY_LAYER
     assert forward_flops(TINY, 3, lengths, num_prompts=3, has_head=False) - grouped == spared
-
-
-def test_further_turns_by_hand(monkeypatch):
-    """Two rows in 4 turns of 3 tokens in all, after prompts of 2: each is read again 3 times."""
-    let_countdown_answer(monkeypatch)
-    slow_units = by_hand(engine=1e3)
-    slow_memory = by_hand(bandwidth=1e3)
-
-    def generate(machine: Machine, lengths: Lengths, engine: str) -> float:
-        settings = config(
-            env={"name": "countdown", "max_turns": 4},
-            data={"train_batch_size": 2},
-            actor={"mini_batch_size": 2},
-            rollout={"engine": engine},
-        )
-        return step_time(TINY, settings, machine, lengths, PERFECT).generate
-
-    one, four = Lengths(2, 3, 3), Lengths(2, 3, 3, turns=4)
-    # 2 of the prompt and half of the response, by 6 more requests, through all layers.
-    said = 2 + 3 / 2
-    read = 2 * 6 * (2 * TINY_LAYER * said + 2 * 4 * said**2)
-    forgets, knows = (generate(slow_units, four, engine) for engine in ("hf", "vllm"))
-    assert forgets - generate(slow_units, one, "hf") == pytest.approx(read / 1e3)
-    assert knows == forgets, "all that was said is less than half a block"
-    long_one, long_four = Lengths(200, 300, 300), Lengths(200, 300, 300, turns=4)
-    block = 2 * 6 * (2 * TINY_LAYER * 8 + 2 * 4 * 8**2)
-    more = generate(slow_units, long_four, "vllm") - generate(slow_units, long_one, "vllm")
-    assert more == pytest.approx(block / 1e3)
-    # Each turn waits for its longest: 3 (ln 2 + 0.5772) steps of all weights, not 3.
-    weights = 2 * (10 * 4 + 2 * TINY_LAYER + 4)
-    waited = generate(slow_memory, four, "hf") - generate(slow_memory, one, "hf")
-    assert waited == pytest.approx((expected_longest(3, 2, 99) - 3) * weights / 1e3)
 
 
 def test_generation_by_hand():
@@ -222,27 +187,23 @@ def test_bounds_hold_short_and_full_responses():
     assert (short.response, usual.response, full.response) == (128, 256, 1_024)
     small = {"train_batch_size": 32, "max_response_length": 128}
     assert [x.response for x in guess_lengths(config(model=named, data=small))] == [64, 128, 128]
-
-
-def test_a_home_made_model_is_expected_to_fill_a_third_of_what_it_may_write():
-    quickstart = guess_lengths(config(data={"max_response_length": 129}))
-    assert [x.response for x in quickstart] == pytest.approx([21.5, 43, 129])
+    home_made = guess_lengths(config(data={"max_response_length": 129}))
+    assert [x.response for x in home_made] == pytest.approx([21.5, 43, 129])
 
 
 def test_more_work_never_takes_less():
-    shape, machine = known_shape("Qwen/Qwen2.5-0.5B"), on("RTX 4090")
-    assert shape is not None
-    base = step_time_range(shape, config(), machine).typical
+    machine = on("RTX 4090")
+    base = step_time_range(QWEN_05B, config(), machine).typical
     double = config(data={"train_batch_size": 64})
-    assert base < step_time_range(shape, double, machine).typical < 2 * base
+    assert base < step_time_range(QWEN_05B, double, machine).typical < 2 * base
     apart = {"learner_gpus": 1, "rollout_gpus": 1}
     beside = config(resources=apart, rollout={"staleness": 1})
     lengths = Lengths(143, 181, 735)
-    one = step_time(shape, beside, machine, lengths, ON_GPU[1])
+    one = step_time(QWEN_05B, beside, machine, lengths, ON_GPU[1])
     assert one.total == pytest.approx(max(one.generate, one.learn) + one.sync + one.other)
     # On one card they take turns all the same.
     shared = config(rollout={"staleness": 1})
-    two = step_time(shape, shared, machine, lengths, ON_GPU[1])
+    two = step_time(QWEN_05B, shared, machine, lengths, ON_GPU[1])
     assert two.total == pytest.approx(two.generate + two.learn + two.sync + two.other)
 
 

@@ -62,13 +62,6 @@ def test_a_largest_budget_that_fails_each_time_costs_one_pass_in_200_steps():
     assert budgets["ref"] >= fits / 2
 
 
-def test_small_budgets_grow_too_and_never_past_the_limit():
-    budgets = TokenBudgets(4)
-    fail(budgets, 3)
-    assert budgets["ref"] == 1
-    assert series(budgets, 300) == {20: 2, 200: 3, 220: 4}
-
-
 def test_phases_learn_apart_and_a_step_without_one_does_not_count_for_it():
     budgets = TokenBudgets(1_000)
     fail(budgets, 800, "update_actor")

@@ -7,25 +7,21 @@ from typing import Any
 
 import pytest
 
-from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.checkpoints.manifest import MANIFEST, find_damage
 from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import latest, save_checkpoint
 from rl_core.config.run import RunConfig
-from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.resume import check_same_model, checkpoint_to_resume
 from rl_core.runs.run_folder import RunFolder
-from rl_core.tracking.observers import StepObserver
-from rl_core.trainer import Trainer
-from tests.rl_core.test_crash_resume import saved_files
-from tests.rl_core.test_trainer import comparable, inputs, rollouts, settings
-from tests.rl_core.test_trainer_memory import LocalWorkers
+from tests.rl_core.test_trainer import comparable, rollouts, settings
+from tests.rl_core.test_trainer_memory import LocalWorkers, train_locally
 from tests.support.checkpoint_files import (
     cut_a_file,
     flip_a_byte,
     garble_the_manifest,
     lose_the_manifest,
     pointers,
+    saved_files,
     steps,
     writer,
 )
@@ -54,7 +50,7 @@ def some_run(root: Path, num_steps: int = 5) -> RunFolder:
     return run
 
 
-def train_locally(config: RunConfig, model_path: Path, stop_after: int = 99) -> RunFolder:
+def train_six_steps(config: RunConfig, model_path: Path, stop_after: int = 99) -> RunFolder:
     """Trains from the latest checkpoint on, in this process; stops like a killed run: no save."""
     run, done = RunFolder.create(config), list[int]()
     checkpoint = checkpoint_to_resume(run, logging.getLogger("rl_core").warning)
@@ -67,28 +63,14 @@ def train_locally(config: RunConfig, model_path: Path, stop_after: int = 99) -> 
             raise RuntimeError("killed")
 
     workers = LocalWorkers(config, model_path, checkpoint.path if checkpoint else None)
-    with (
-        BackgroundSave(
-            config.checkpoints, run.path, workers.snapshot, workers.write_snapshot
-        ) as saves,
-        start_rewards(config.env) as rewards,
-    ):
-        Trainer(
-            config,
-            inputs(model_path),
-            workers,  # type: ignore[arg-type]  # stands in for Ray's
-            rewards,
-            run,
-            saves,
-            [StepObserver(on_step=die)],
-        ).train(start_step)
+    train_locally(workers, run, model_path, die, start_step)
     return run
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, tiny_model_path: Path) -> RunFolder:
     """A run that nothing happened to."""
-    return train_locally(six_steps(tmp_path_factory.mktemp("whole")), tiny_model_path)
+    return train_six_steps(six_steps(tmp_path_factory.mktemp("whole")), tiny_model_path)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +78,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, tiny_model_path: Path) -> P
     """The storage root of the same run, killed after step 5."""
     root = tmp_path_factory.mktemp("killed")
     with pytest.raises(RuntimeError, match="killed"):
-        train_locally(six_steps(root), tiny_model_path, stop_after=5)
+        train_six_steps(six_steps(root), tiny_model_path, stop_after=5)
     return root
 
 
@@ -126,7 +108,7 @@ def test_a_damaged_latest_costs_the_steps_since_the_one_before_and_nothing_else(
     steps_before = [row["step"] for row in run.metrics.read()]
     what = damage(run.path / "checkpoints" / "step_000004")
 
-    train_locally(config, tiny_model_path)
+    train_six_steps(config, tiny_model_path)
     assert run.read().reason == (
         f"step_000004 is damaged ({what}): training goes on after step 2 and does steps 3 to 5 "
         "again"
@@ -197,17 +179,6 @@ def test_a_run_without_any_sound_checkpoint_is_refused_each_time_and_loses_nothi
         assert f"step_000004 is damaged ({what}); put a whole copy in place" in str(caught.value)
         assert "start anew with run_id=NAME" in str(caught.value)
     assert run.metrics.read() == metrics
-
-
-def test_one_that_was_put_right_is_gone_on_from(tmp_path):
-    run = some_run(tmp_path)
-    folder = save_checkpoint(run.path, 4, writer(), 0.5)
-    flip_a_byte(folder)
-    with pytest.raises(ValueError, match="no sound checkpoint"):
-        checkpoint_to_resume(run, print)
-    (folder / "trainer" / "state.bin").write_bytes(b"w" * 10)
-    found = checkpoint_to_resume(run, print)
-    assert found.step == 4
 
 
 def test_a_damaged_one_never_takes_the_place_of_a_sound_one(tmp_path):

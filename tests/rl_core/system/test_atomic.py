@@ -1,5 +1,6 @@
 import errno
 import stat
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rl_core.system.atomic import (
     write_bytes_atomically,
     write_text_atomically,
 )
-from tests.support.faults import leave_free, run_and_kill_at_event
+from tests.support.faults import found_after_kills, leave_free
 
 
 def names(folder: Path) -> list[str]:
@@ -62,20 +63,12 @@ def test_a_full_disk_leaves_the_old_file(small_disk, free_bytes):
 
 def test_a_file_is_old_or_new_wherever_its_writer_is_killed(tmp_path):
     file = tmp_path / "a.txt"
-    outcomes = []
-    for event_number in range(1, 100):
-        write_text_atomically(file, "old")
-        killed = run_and_kill_at_event(lambda: write_text_atomically(file, "new"), event_number)
-        outcomes.append(file.read_text())
-        sweep_leftovers(tmp_path)
-        assert names(tmp_path) == ["a.txt"]
-        if not killed:
-            break
-    assert not killed
-    assert len(outcomes) > 5
-    assert outcomes[0] == "old"
-    assert outcomes[-1] == "new"
-    assert set(outcomes) == {"old", "new"}
+    old, new = (partial(write_text_atomically, file, text) for text in ("old", "new"))
+    found = found_after_kills(old, new, file.read_text)
+    assert len(found) > 5
+    assert (found[0], found[-1], set(found)) == ("old", "new", {"old", "new"})
+    sweep_leftovers(tmp_path)
+    assert names(tmp_path) == ["a.txt"]
 
 
 def test_a_folder_appears_whole_with_its_subfolders_readable(tmp_path):
@@ -119,18 +112,18 @@ def test_a_failed_folder_leaves_the_one_before(tmp_path):
 
 def test_removing_a_folder_never_leaves_half_of_it_under_its_name(tmp_path):
     final = tmp_path / "set"
-    states = []
-    for event_number in range(1, 200):
+
+    def fill() -> None:
         if not final.exists():
             with new_folder(final) as temporary:
                 for name in "abc":
                     (temporary / name).write_text(name)
-        killed = run_and_kill_at_event(lambda: remove_folder(final), event_number)
-        states.append(tuple(names(final)) if final.exists() else ())
-        sweep_leftovers(tmp_path)
-        if not killed:
-            break
-    assert set(states) == {("a", "b", "c"), ()}
+
+    found = found_after_kills(
+        fill, lambda: remove_folder(final), lambda: "".join(names(final)) if final.exists() else ""
+    )
+    assert set(found) == {"abc", ""}
+    sweep_leftovers(tmp_path)
     assert names(tmp_path) == []
 
 
@@ -149,14 +142,6 @@ def test_a_symlink_is_moved_in_one_step(tmp_path):
         (tmp_path / target).mkdir()
         (tmp_path / target / "name").write_text(target)
     link = tmp_path / "link"
-    replace_symlink(link, "a")
-    seen = []
-    for event_number in range(1, 100):
-        replace_symlink(link, "a")
-        killed = run_and_kill_at_event(lambda: replace_symlink(link, "b"), event_number)
-        seen.append((link / "name").read_text())
-        sweep_leftovers(tmp_path)
-        if not killed:
-            break
-    assert seen[-1] == "b"
-    assert set(seen) == {"a", "b"}
+    first, second = (partial(replace_symlink, link, target) for target in ("a", "b"))
+    found = found_after_kills(first, second, (link / "name").read_text)
+    assert (found[-1], set(found)) == ("b", {"a", "b"})

@@ -101,14 +101,6 @@ def test_results_come_in_order_and_the_callers_grad_mode_holds_in_the_threads():
     assert list(threads.map(look, range(2))) == [(0, True, 1), (1, True, 1)]
 
 
-def test_an_error_in_a_thread_reaches_the_caller():
-    def fail(item: int) -> int:
-        raise torch.OutOfMemoryError(f"item {item}")
-
-    with pytest.raises(torch.OutOfMemoryError, match="item 0"):
-        list(MicroBatchThreads(2).map(fail, range(3)))
-
-
 def test_an_error_arrives_when_no_other_thread_is_at_work_any_more():
     has_failed, is_done = threading.Event(), threading.Event()
 

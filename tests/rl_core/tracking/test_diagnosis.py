@@ -204,37 +204,6 @@ def test_repeated_share_counts_as_a_set_of_runs_does(ids):
     assert repeated_share(np.array(ids, np.int64), 3) == pytest.approx(expected)
 
 
-def _held(num_steps: int, *, mib_per_step: float) -> Rows:
-    """Rows of a healthy run whose learner gains so much per step; 20 GiB are left at step 0."""
-    gib = mib_per_step / 1024
-    return [
-        row
-        | {
-            "memory/host_gib/learner": 0.5 + gib * row["step"],
-            "memory/host_gib/trainer": 0.25,
-            "memory/host_available_gib": 20 - gib * row["step"],
-        }
-        for row in steps(num_steps, **HEALTHY)
-    ]
-
-
-def test_memory_that_grows_is_named_with_the_step_at_which_none_is_left():
-    (found,) = diagnose(_held(40, mib_per_step=40.96))
-    assert found.rule == "growing_memory"
-    # 20 GiB at 0.04 GiB per step: 500 steps from the first on.
-    assert "the memory of learner grows steadily" in found.says
-    assert "at about step 500" in found.says
-    assert "learner 0.74 -> 2.10 GiB from step 6 to 40, 41.0 MiB per step" in found.evidence
-    assert "18.4 GiB are left" in found.evidence
-
-
-def test_memory_that_lasts_longer_than_the_run_is_not_named():
-    for total_steps, is_named in ((499, False), (500, True), (None, True)):
-        settings = {"trainer": {"total_steps": total_steps}}
-        found = diagnose(_held(40, mib_per_step=40.96), settings=settings)
-        assert bool(found) == is_named, total_steps
-
-
 @pytest.mark.parametrize(
     ("tokens", "rate", "is_slow"),
     [
@@ -250,11 +219,3 @@ def test_short_responses_alone_make_no_generation_slower(tokens, rate, is_slow):
         row["response_length/mean"] = tokens if is_late else 13
         row["rollout/tokens_per_s"] = rate if is_late else 195
     assert ("falling_throughput" in {found.rule for found in diagnose(rows)}) == is_slow
-
-
-def test_memory_that_stands_still_is_not_named():
-    assert not diagnose(_held(200, mib_per_step=0.1))
-    rows = _held(40, mib_per_step=40)
-    for row in rows:
-        del row["memory/host_available_gib"]
-    assert not diagnose(rows)  # another trainer's log: nobody knows what is left

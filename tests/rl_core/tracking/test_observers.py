@@ -38,12 +38,6 @@ def test_all_are_asked_and_told_in_their_order():
     assert heard == [("one", 3), ("two", 8)]
 
 
-def test_who_says_nothing_neither_stops_nor_measures():
-    observers = all_of([StepObserver()])
-    assert not observers.wants_stop()
-    assert observers.measure() == {}
-
-
 def test_a_budget_stops_before_the_step_that_would_exceed_it(run):
     budget = BudgetLimit(BudgetConfig(max_hours=1.0), run)
     assert budget.allows_a_step()

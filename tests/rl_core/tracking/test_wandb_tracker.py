@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -24,9 +24,9 @@ from rl_core.tracking.wandb_process import NewRows
 from rl_core.tracking.wandb_tracker import (
     UploadOutcome,
     upload_run,
-    wandb_run_id,
     wandb_tracking,
 )
+from rl_core.types import Rollout
 from tests.support.fake_wandb import API_KEY, FakeWandb, black_hole, closed_port
 from tests.support.waiting import wait_for
 
@@ -36,9 +36,10 @@ LIMIT_S = 60
 
 
 @pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", API_KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
 
 
 def a_run(
@@ -47,6 +48,13 @@ def a_run(
     trainer = TrainerConfig(logger=("wandb",), wandb_mode=mode)
     config = RunConfig(run_id=run_id, storage=StorageConfig(root=root), trainer=trainer)
     return config, RunFolder.create(config)
+
+
+@contextmanager
+def wandb_server(monkeypatch: pytest.MonkeyPatch, **how: bool) -> Iterator[FakeWandb]:
+    with FakeWandb(**how) as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        yield server
 
 
 def do_steps(run: RunFolder, first: int, last: int) -> None:
@@ -82,9 +90,7 @@ def files_with(word: str, folder: Path) -> list[Path]:
 @pytest.mark.slow
 def test_a_resumed_runs_curve_goes_on_and_has_each_step_once(tmp_path, monkeypatch, caplog):
     config, run = a_run(tmp_path)
-    monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
-    with FakeWandb() as server, run.log_to_file():
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    with wandb_server(monkeypatch) as server, run.log_to_file():
         with wandb_tracking(config, run.path):
             do_steps(run, 0, 12)
         assert scores_by_step(server) == expected(0, 12)
@@ -116,21 +122,22 @@ def test_a_resumed_runs_curve_goes_on_and_has_each_step_once(tmp_path, monkeypat
 def test_no_other_user_and_no_reader_of_command_lines_gets_in(tmp_path, monkeypatch):
     """ATTACK: sockets, command lines and files of wandb's processes, while they are online."""
     config, run = a_run(tmp_path)
-    monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
-    with FakeWandb() as server, run.log_to_file():
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        with wandb_tracking(config, run.path):
-            do_steps(run, 0, 3)
-            wait_for(lambda: "my-run" in server.lines, LIMIT_S)
-            family = beside_us()
-            assert {process.name() for process in family} >= {SERVICE}
-            for process in family:
-                assert API_KEY not in " ".join(process.cmdline())
-                for one in process.net_connections("inet"):
-                    assert one.status != psutil.CONN_LISTEN or one.laddr.ip == "127.0.0.1"
-                for one in process.net_connections("unix"):
-                    assert not _is_open_to_others(str(one.laddr)), one
-            assert files_with(API_KEY, run.path) == []
+    with (
+        wandb_server(monkeypatch) as server,
+        run.log_to_file(),
+        wandb_tracking(config, run.path),
+    ):
+        do_steps(run, 0, 3)
+        wait_for(lambda: "my-run" in server.lines, LIMIT_S)
+        family = beside_us()
+        assert {process.name() for process in family} >= {SERVICE}
+        for process in family:
+            assert API_KEY not in " ".join(process.cmdline())
+            for one in process.net_connections("inet"):
+                assert one.status != psutil.CONN_LISTEN or one.laddr.ip == "127.0.0.1"
+            for one in process.net_connections("unix"):
+                assert not _is_open_to_others(str(one.laddr)), one
+        assert files_with(API_KEY, run.path) == []
 
 
 def _is_open_to_others(socket: str) -> bool:
@@ -189,7 +196,6 @@ Fault = Callable[[], AbstractContextManager[tuple[str, Happened]]]
 FAULTS: dict[str, tuple[Fault, str]] = {
     "unreachable": (partial(nobody, closed_port), OFFLINE),
     "black hole": (partial(nobody, black_hole), OFFLINE),
-    "resets": (partial(server_that_resets, 0), OFFLINE),
     "resets later": (partial(server_that_resets, STARTED - 1), INCOMPLETE),
     "service killed": (partial(hits, SERVICE, signal.SIGKILL), INCOMPLETE),
     "service hangs": (partial(hits, SERVICE, signal.SIGSTOP), INCOMPLETE),
@@ -222,13 +228,61 @@ def test_whatever_wandb_does_the_run_goes_on_and_its_steps_are_uploaded_later(
     kept = [(row["step"], row["critic/score/mean"]) for row in run.metrics.read()]
     assert kept == expected(1, 40)
 
-    with FakeWandb() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    with wandb_server(monkeypatch) as server:
         assert upload_run(run.path).result == "uploaded"
         uploaded = scores_by_step(server)
     assert uploaded == expected(1, 40)
     assert beside_us() == []
     survived("wandb", fault, rows_lost=2 * 40 - len(kept) - len(uploaded))
+
+
+def do_tested_step(run: RunFolder, step: int, rollouts: list[Rollout]) -> None:
+    run.rollouts.write(step, 0, rollouts, {})
+    run.metrics.append(step, {"critic/score/mean": step / 100, "val/accuracy": 0.5})
+
+
+def sampled(server: FakeWandb, run: str = "my-run") -> dict[int, list[list[Any]]]:
+    """The tables of samples by step."""
+    return {row["_step"]: server.table(row) for row in server.rows(run) if "samples" in row}
+
+
+@pytest.mark.slow
+def test_each_test_sends_a_table_of_samples_once_also_after_a_resume(
+    tmp_path, monkeypatch, caplog, make_rollout
+):
+    config, run = a_run(tmp_path)
+    rollout = make_rollout([1, 2], [3, 4], score=0.5, verdict="wrong_value")
+    cells = [rollout.prompt_text, rollout.response_text, rollout.scored.answer, "wrong_value", 0.5]
+    with wandb_server(monkeypatch) as server:
+        with wandb_tracking(config, run.path):
+            run.metrics.append(0, {"val/accuracy": 0.25})  # nothing was rolled out before it
+            do_tested_step(run, 1, [rollout, rollout])
+            do_steps(run, 2, 3)
+        run.cut_after(1)
+        with wandb_tracking(config, run.path):
+            do_steps(run, 2, 3)
+            do_tested_step(run, 4, [rollout])
+        assert sampled(server) == {1: [[1, *cells]] * 2, 4: [[4, *cells]]}
+        tables = [path for path in server.paths if "table" in path]
+        assert len(tables) == len(set(tables)) == 2
+    assert [row["step"] for row in run.metrics.read()] == [0, 1, 2, 3, 4]
+    assert caplog.messages == []
+    assert not (run.path / "wandb" / "uploading").exists()
+
+
+@pytest.mark.slow
+def test_a_table_that_wandb_refuses_costs_a_warning_and_no_step(
+    tmp_path, monkeypatch, caplog, make_rollout
+):
+    config, run = a_run(tmp_path)
+    with wandb_server(monkeypatch, takes_tables=False) as server:
+        with wandb_tracking(config, run.path):
+            do_tested_step(run, 1, [make_rollout([1], [2])])
+            do_steps(run, 2, 3)
+        assert scores_by_step(server) == expected(1, 3)
+        assert sampled(server) == {}
+    (said,) = caplog.messages
+    assert said.startswith("wandb: no samples of step 1: ")
 
 
 @pytest.mark.slow
@@ -246,8 +300,7 @@ trainer = TrainerConfig(logger=("wandb",), wandb_mode="online")
 with wandb_tracking(RunConfig(trainer=trainer), Path(sys.argv[1])):
     time.sleep(600)
 """
-    with FakeWandb() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    with wandb_server(monkeypatch) as server:
         trainer = subprocess.Popen([sys.executable, "-c", code, str(run.path)])
         wait_for(lambda: any(process.name() == SERVICE for process in beside_us()))
         do_steps(run, 1, 5)
@@ -260,27 +313,11 @@ with wandb_tracking(RunConfig(trainer=trainer), Path(sys.argv[1])):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_deleted_at_wandb_goes_on_under_a_new_name(tmp_path, monkeypatch, caplog):
-    config, run = a_run(tmp_path)
-    monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
-    with FakeWandb(deleted=("my-run",)) as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        with wandb_tracking(config, run.path):
-            do_steps(run, 1, 5)
-        name = wandb_run_id(run.path)
-        assert name.startswith("my-run-")
-        assert scores_by_step(server, name) == expected(1, 5)
-    (said,) = caplog.messages
-    assert f"my-run was deleted at wandb, which never takes a name again: it is now {name}" in said
-
-
-@pytest.mark.slow
 def test_an_upload_says_in_one_line_why_it_failed(tmp_path, monkeypatch):
     _, run = a_run(tmp_path)
     assert upload_run(run.path) == UploadOutcome("already", 0, "no step was done")
     do_steps(run, 1, 2)
-    with FakeWandb() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    with wandb_server(monkeypatch):
         monkeypatch.setenv("HOME", str(tmp_path))  # no .netrc
         monkeypatch.delenv("WANDB_API_KEY")
         assert "API key" in upload_run(run.path).note
@@ -310,7 +347,6 @@ def test_rows_come_once_and_whole_as_the_file_grows(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     rows = NewRows(log.path)
     assert list(rows.new()) == []
-    assert rows.last_step is None
     log.append(1, {"a": 0.5})
     log.append(2, {"a": 1.5})
     assert [(row["step"], row["a"]) for row in rows.new()] == [(1, 0.5), (2, 1.5)]
@@ -321,4 +357,3 @@ def test_rows_come_once_and_whole_as_the_file_grows(tmp_path):
         assert list(rows.new()) == []
         file.write(': 2.5}\n{"step": 4, "a"\n{"step": 5, "a": 4.5}\n')
     assert [row["step"] for row in rows.new()] == [3, 5]  # a crash cut short what was to be 4
-    assert rows.last_step == 5

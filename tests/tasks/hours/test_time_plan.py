@@ -13,7 +13,6 @@ from tasks.hours import StepEstimate, measured_before
 from tasks.importers.console_log import import_log
 from tasks.preflight import preflight, refuse_fatal
 from tasks.preflight_checks.finding import Finding, PreflightError
-from tests.support.solving import let_countdown_answer
 
 DIARY = {
     "data": {"train_batch_size": 32},
