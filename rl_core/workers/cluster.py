@@ -6,7 +6,6 @@ in each process: actors.py. What ranks say to each other: learner/ranks.py.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
@@ -26,7 +25,6 @@ from rl_core.resources.placement import (
     learner_name,
     loading_queues,
     shares_a_card,
-    why_no_shared_card,
 )
 from rl_core.resources.token_budgets import BUDGETS_FILE, merge_metrics
 from rl_core.system.atomic import reading
@@ -75,15 +73,11 @@ class Workers:
             result=self._result,
             on_progress=on_progress,
             beside_learner=learner and shares_a_card(config),
-            in_flight=config.rollout.updates_in_flight,
         )
         num_ranks = config.resources.learner_ranks if learner else 0
         names = [learner_name(rank) for rank in range(num_ranks)]
         self.ranks = {name: self._spawn(name, LearnerActor) for name in names}
         """Ray's handles of the learner's processes by name."""
-        # An engine that starts again beside a step asks for weights from another thread: all ranks
-        # must be asked for the same, in one order.
-        self._asking = threading.Lock()
 
     @classmethod
     @contextmanager
@@ -114,8 +108,6 @@ class Workers:
         """
         parts = config.rollout.tensor_parallel_size
         if parts > 1 and (why := why_not_split(ModelShape.from_folder(model_path), parts)):
-            raise ValueError(why)
-        if learner and (why := why_no_shared_card(config)):
             raise ValueError(why)
         with (
             ray_session(config, model_path, log_folder, learner=learner) as temp_dir,
@@ -205,8 +197,7 @@ class Workers:
         does: then it is waited for, a little, so that what is raised names the cause. `pending` are
         references, one per rank in their order, made while they are read.
         """
-        with self._asking:
-            futures = {ref.future(): name for ref, name in zip(pending, self.ranks, strict=True)}
+        futures = {ref.future(): name for ref, name in zip(pending, self.ranks, strict=True)}
         wait(futures, return_when=FIRST_EXCEPTION)
         errors = self._errors(futures)
         if errors and all(isinstance(error, RankLost) for error in errors):
@@ -247,11 +238,7 @@ class Workers:
         """Loads all models at the same time, but for those that share a card."""
         if len(self.ranks) > 1:
             self._meet()
-        engines = self.engines.actors
-        for name in self._room.late:
-            self.engines.join_later(name)
-            del engines[name]
-        queues = loading_queues(self._cards(engines | self.ranks))
+        queues = loading_queues(self._cards(self.engines.actors | self.ranks))
         loading: dict[Future[Any], tuple[str, list[str]]] = {}
 
         def load_first(queue: list[str]) -> None:

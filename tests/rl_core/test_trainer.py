@@ -20,7 +20,6 @@ from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.checkpoints.store import latest, list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.data.prompts import encode_prompt, load_tokenizer
-from rl_core.data.sampling import Place, ProblemOrder
 from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.signals import StopSignals
@@ -259,69 +258,6 @@ def test_one_step_ahead_learns_from_the_policy_before_but_never_across_a_checkpo
     stopped = settings(tmp_path, "stopped", "hf", staleness=1)
     train_until(stopped, tiny_model_path, stop_after=2)
     assert comparable(train_until(stopped, tiny_model_path)) == comparable(run)
-
-
-def in_mid_response(monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
-    """Has the first update come, at any speed, while a step that is `ahead` is being generated.
-
-    That step's responses are asked for when the learner has the update, and the engines get it when
-    the first of them has ended.
-    """
-    stream, set_weights = Engines.stream, Engines.set_weights
-    at_update, has_ended = threading.Event(), threading.Event()
-    asked: list[str] = []
-
-    def held_stream(self: Engines, requests: Any, sampling: Any, phase: str = "gen") -> Any:
-        asked.append(phase)
-        is_it = phase == "gen" and asked.count("gen") == 1 + ahead
-        assert not is_it or at_update.wait(LIMIT_S)
-        for ended in stream(self, requests, sampling, phase):
-            yield ended
-            if is_it:
-                has_ended.set()
-
-    def held_set_weights(self: Engines, weights: Any, policy_version: int = 0) -> None:
-        if policy_version == 1:
-            at_update.set()
-            assert has_ended.wait(LIMIT_S)
-        set_weights(self, weights, policy_version)
-
-    monkeypatch.setattr(Engines, "stream", held_stream)
-    monkeypatch.setattr(Engines, "set_weights", held_set_weights)
-
-
-@pytest.mark.slow
-def test_weights_that_come_in_mid_response_make_no_token_staler_than_it_may_be(
-    tmp_path, tiny_model_path, monkeypatch
-):
-    base = settings(tmp_path, "in_flight", "hf", staleness=2).model_dump()
-    config = RunConfig.model_validate(
-        base
-        # As few at a time as there are: most of a step is yet to come when one has ended.
-        | {"rollout": base["rollout"] | {"max_num_seqs": 1}}
-        | {"data": base["data"] | {"max_response_length": 32, "train_batch_size": 8}}
-        | {"trainer": base["trainer"] | {"total_steps": 5, "save_freq": 3, "test_freq": 3}}
-    )
-    in_mid_response(monkeypatch, ahead=2)
-    train_until(config, tiny_model_path, stop_after=4)  # while more is being generated
-    run = train_until(config, tiny_model_path)
-    rows = run.metrics.read()
-    assert [row["step"] for row in rows] == list(range(6))
-    # Nothing is ahead of step 3's checkpoint, nor of the stop; step 2 was begun before any update,
-    # and some of step 3 too.
-    assert [row["rollout/staleness_max"] for row in rows[1:]] == [0, 1, 2, 0, 0]
-    for row in rollouts(run).iter_rows(named=True):
-        policies = [r["policy_version"] for r in row["policy_runs"]]
-        assert policies == sorted(set(policies))
-        assert sum(r["tokens"] for r in row["policy_runs"]) == row["response_tokens"]
-        assert row["policy_version"] == policies[0] >= row["step"] - 3
-        assert policies[-1] <= row["step"] - 1
-    changed = rollouts(run).filter(pl.col("policy_runs").list.len() > 1)
-    assert set(changed["step"]) == {3}, "no response of step 3 saw an update, or another's did"
-    problems = rollouts(run).group_by("step").agg(pl.col("prompt_index")).sort("step")
-    order = ProblemOrder(Place(config.seed, num_problems=10), batch_size=8)
-    expected = [order.choose(step) for step in range(1, 6)]
-    assert problems["prompt_index"].to_list() == expected
 
 
 @pytest.mark.slow

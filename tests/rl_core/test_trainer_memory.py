@@ -21,7 +21,6 @@ from rl_core.trainer import Trainer
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers.actors import PAD_ID
 from tests.rl_core.test_trainer import comparable, inputs, rollouts, settings
-from tests.support.engines import answers
 from tests.support.memory_faults import engine_out_of_memory, out_of_memory
 
 LATEST = "checkpoints/latest/model.safetensors"
@@ -47,7 +46,7 @@ class LocalWorkers:
     ) -> Iterator[tuple[int, Completion]]:
         call = self.failing_calls.get(next(self._streams))
         with engine_out_of_memory(() if call is None else {call}) as failed:
-            yield from answers(self.engine, requests, sampling, phase)
+            yield from self.engine.generate(requests, sampling, phase)
         assert call is None or failed == [call]
 
     def learn(

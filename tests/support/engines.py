@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from rl_core.config.run import RunConfig
-from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import RolloutEngine, in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
@@ -21,14 +20,13 @@ PROMPT_LENGTHS = (1, 7, 32, 33, 128, 129, 300)
 """Around and above vLLM's blocks of 32 tokens: a stale prefix cache shows in no shorter prompt."""
 
 
-def make_vllm(path: Path, num_parts: int = 1, *, in_flight: bool = False) -> RolloutEngine:
+def make_vllm(path: Path, num_parts: int = 1) -> RolloutEngine:
     from rl_core.rollout.vllm_engine import VllmEngine
 
-    rollout = {"kv_cache_mib": 16, "tensor_parallel_size": num_parts, "staleness": 2 * in_flight}
     sections = {
         "data": {"max_prompt_length": 384, "max_response_length": 128},
         "env": {"name": "countdown", "max_turns": 2},
-        "rollout": rollout,
+        "rollout": {"kv_cache_mib": 16, "tensor_parallel_size": num_parts},
     }
     return VllmEngine(RunConfig.model_validate(sections), path, max_num_seqs=64)
 
@@ -50,17 +48,6 @@ def ask(
 ) -> list[Completion]:
     requests = [GenerationRequest(tuple(p), seed) for seed, p in enumerate(asked)]
     return in_order(engine.generate(requests, sampling))
-
-
-def answers(
-    engine: AdaptiveEngine,
-    requests: Sequence[GenerationRequest],
-    sampling: SamplingSettings,
-    phase: str = "gen",
-) -> Iterator[tuple[int, Completion]]:
-    """Each completion with its position, as soon as it has ended."""
-    for ended in engine.generate_by_token(requests, sampling, phase):
-        yield from ended
 
 
 def perturb(model: Any, seed: int, only: str = "") -> None:
