@@ -46,15 +46,3 @@ def test_without_a_folder_no_log_is_named(session):
 
 def test_a_cluster_that_refuses_has_no_logs_here(tmp_path):
     assert why_not_started(ConnectionError("no"), tmp_path / "empty", tmp_path) == "no"
-
-
-def test_of_a_traceback_from_the_head_the_last_line_is_told(tmp_path):
-    sent = (
-        "Initialization failure from server:\nTraceback (most recent call last):\n"
-        '  File "proxier.py", line 772, in Datapath\n'
-        "RuntimeError: Starting Ray client server failed. See ray_client_server_23000.err\n"
-    )
-    said = why_not_started(ConnectionAbortedError(sent), tmp_path / "empty", None)
-    assert (
-        said == "RuntimeError: Starting Ray client server failed. See ray_client_server_23000.err"
-    )
