@@ -97,10 +97,6 @@ class SleepingWorkers:
         _sleep_until(time.perf_counter() + _SYNC_S / _SCALE)
         self._policy_version = policy_version
 
-    def set_policy_version(self, version: int) -> None:
-        """Starts to count."""
-        self._policy_version = version
-
     def end_step(self) -> dict[str, float]:
         """Nothing to tell."""
         return {}

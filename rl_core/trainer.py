@@ -122,7 +122,6 @@ class Trainer:
         )
         observers, watch_gap = all_of(self.observers), GapWatch(config.compute_dtype)
         ahead = RolloutsAhead(self._collect)
-        workers.engines.set_policy_version(start_step)
         metrics, saved = dict[str, float](), StepClock()
         if start_step == 0:
             try:

@@ -231,7 +231,7 @@ class RolloutActor:
         model_path: Path,
         weights: Path | Mapping[str, torch.Tensor] | None,
         budgets_file: Path,
-        policy_version: int = 0,
+        policy_version: int,
     ) -> None:
         """Builds the engine named by `rollout.engine`, from a folder that outlives the run.
 
@@ -249,7 +249,7 @@ class RolloutActor:
             config.rollout.max_num_seqs,
         )
         if weights is None:
-            self.set_policy_version(policy_version)
+            self._engine.engine.policy_version = policy_version
         else:
             self.set_weights(weights, policy_version)
 
@@ -267,17 +267,11 @@ class RolloutActor:
         """Returns what became of the engine's memory since this was asked last."""
         return self._engine.end_step()
 
-    def set_policy_version(self, version: int) -> None:
-        """Says how many updates made the weights that the engine holds."""
-        self._engine.engine.policy_version = version
-
     def release_weights(self) -> None:
         """Lets go of the tensors in Ray's store that `set_weights` brought; others come next."""
         self._engine.engine.release_weights()
 
-    def set_weights(
-        self, weights: Path | Mapping[str, torch.Tensor], policy_version: int = 0
-    ) -> None:
+    def set_weights(self, weights: Path | Mapping[str, torch.Tensor], policy_version: int) -> None:
         """Replaces all weights by the learner's, or by those of a saved model's folder."""
         from rl_core.rollout.model_files import read_weights
 

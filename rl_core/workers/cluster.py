@@ -55,6 +55,7 @@ class Workers:
         room: Reservation,
         *,
         learner: bool,
+        policy_version: int,
         on_progress: Callable[[str], None],
     ) -> None:
         self._config, self._log_folder, self._room = config, log_folder, room
@@ -70,6 +71,7 @@ class Workers:
             spawn=lambda name: self._spawn(name, RolloutActor),
             load=load,
             weights=resume_from,
+            policy_version=policy_version,
             result=self._result,
             on_progress=on_progress,
             beside_learner=learner and shares_a_card(config),
@@ -87,6 +89,7 @@ class Workers:
         model_path: Path,
         *,
         resume_from: Path | None = None,
+        policy_version: int = 0,
         learner: bool = True,
         log_folder: Path | None = None,
         report: Callable[[str], None] = lambda message: None,
@@ -94,7 +97,8 @@ class Workers:
     ) -> Iterator[Workers]:
         """Starts all processes, yields when all are ready, and leaves none behind.
 
-        With `resume_from`, a checkpoint's folder, the engines hold its weights too. Without a
+        With `resume_from`, a checkpoint's folder, the engines hold its weights too, which
+        `policy_version` updates made. Without a
         `learner` there are engines only, for an evaluation. Output goes to `learner.log`,
         `engine_0.log`, ... in `log_folder`, by default a temporary one. `report` gets in words how
         far the start is; `on_progress` the name of a phase when it begins or is a piece further,
@@ -127,6 +131,7 @@ class Workers:
                 folder,
                 room,
                 learner=learner,
+                policy_version=policy_version,
                 on_progress=on_progress,
             )
             with nullcontext() if resume_from is None else reading(resume_from):

@@ -65,6 +65,7 @@ class Engines:
         spawn: Callable[[str], Any],
         load: Callable[[Any, Any, int], Any],
         weights: Path | None,
+        policy_version: int,
         result: Results,
         on_progress: Callable[[str], None],
         beside_learner: bool,
@@ -72,7 +73,7 @@ class Engines:
         self._spawn, self._load, self._result = spawn, load, result
         self._on_progress, self._beside_learner = on_progress, beside_learner
         self._lock, self._is_closed = threading.Lock(), False
-        self._policy_version = 0
+        self._policy_version = policy_version
         # Ray keeps what is referred to: an engine that starts again gets what the others hold.
         self._weights: Any = weights
         self._died: list[str] = []
@@ -182,14 +183,6 @@ class Engines:
         self._died = []
         return merge_metrics(answers) | {"rollout/engine_restarts": num_deaths}
 
-    def set_policy_version(self, version: int) -> None:
-        """Says how many updates made the weights that the engines have loaded."""
-        loaded = self._loaded()
-        self._policy_version = version
-        for engine in self._engines.values():
-            engine.is_behind |= engine not in loaded
-        self._ask_each(loaded, lambda actor: actor.set_policy_version.remote(version))
-
     def release_weights(self) -> None:
         """Frees in Ray what `set_weights` replaces next: else old and new would both be there.
 
@@ -266,14 +259,10 @@ class Engines:
 
     def _catch_up(self, engine: EngineProcess) -> None:
         """Has an engine take weights that came while it started before it answers anything."""
-        if not engine.is_behind:
-            return
-        engine.is_behind, weights, version = False, self._weights, self._policy_version
-        if weights is None:  # those that it has loaded
-            call = engine.actor.set_policy_version.remote(version)
-        else:
-            call = engine.actor.set_weights.remote(weights, version)
-        engine.starting.append(call.future())
+        if engine.is_behind:
+            engine.is_behind = False
+            call = engine.actor.set_weights.remote(self._weights, self._policy_version)
+            engine.starting.append(call.future())
 
     def _answer(self, engine: EngineProcess, call: Future[Any]) -> Any:
         """Waits for the result of a call, and before it of those that started the engine."""

@@ -56,10 +56,7 @@ class LocalWorkers:
 
     def sync_weights(self, policy_version: int) -> None:
         self.engine.engine.update_weights(self.learner.weights())
-        self.set_policy_version(policy_version)
-
-    def set_policy_version(self, version: int) -> None:
-        self.engine.engine.policy_version = version
+        self.engine.engine.policy_version = policy_version
 
 
 def train_locally(workers: LocalWorkers, config: RunConfig, model_path: Path) -> RunFolder:
