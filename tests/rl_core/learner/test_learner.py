@@ -21,16 +21,6 @@ def test_what_fills_up_the_rows_changes_nothing(new_learner, make_batch):
     assert_bitwise_equal(results[0][2], results[1][2])
 
 
-def test_the_same_seed_and_batches_give_the_same_bits(new_learner, make_batch):
-    weights = []
-    for _ in range(2):
-        learner = new_learner()
-        for step in range(2):
-            learner.learn(make_batch(step))
-        weights.append(all_weights(learner))
-    assert_bitwise_equal(*weights)
-
-
 def test_before_any_update_the_ratio_is_1_and_the_reference_is_the_policy(new_learner, make_batch):
     learner = new_learner(actor={"mini_batch_size": 8})
     metrics, columns = learner.learn(make_batch())

@@ -32,14 +32,11 @@ def test_logs_are_kept_and_named_where_they_lie_then(session, tmp_path):
     assert (run / "ray" / "raylet.err").read_text().startswith(ERROR)
 
 
-def test_a_path_in_rays_message_becomes_that_of_the_copy(session, tmp_path):
+def test_a_path_in_rays_message_becomes_that_of_the_copy_if_there_is_one(session, tmp_path):
     logs = session / "session_2026" / "logs"
     said = why_not_started(RuntimeError(f"see {logs}/raylet.out"), session, tmp_path)
     assert said.startswith(f"see {tmp_path / 'ray'}/raylet.out; ")
     assert str(session) not in said
-
-
-def test_without_a_folder_no_log_is_named(session):
     said = why_not_started(RuntimeError("timed out"), session, None)
     assert said == f"timed out; raylet.err says: {ERROR}"
 
