@@ -199,9 +199,9 @@ def simulate(
     flops = card.flops(config.compute_dtype)
     machine = Machine(card.name, True, split.num_learn * flops, flops, 1e9 * card.bandwidth_gb_s)
     time = step_time(shape, alone, machine, lengths, ON_GPU[1])
-    num_rows, ahead = config.data.train_batch_size * config.algorithm.group_size, time.ahead or 1
+    num_rows = config.data.train_batch_size * config.algorithm.group_size
     per_card = num_rows / split.num_generate
-    decodes = decoding_steps(max(ahead * per_card, 1.0), lengths, at_once) / ahead
+    decodes = decoding_steps(max(per_card, 1.0), lengths, at_once)
     # The parts of an engine add up twice per layer what each has computed of the hidden states.
     hidden = compute_width(config) * shape.hidden_size * per_card * lengths.response / decodes
     adding = 4 * shape.num_layers * cluster.all_gather(hidden, parts) if parts > 1 else 0.0
@@ -210,7 +210,7 @@ def simulate(
     fills = max(num_tokens / split.num_learn / config.actor.micro_batch_tokens, 1.0)
     traffic = rank_traffic(shape, planned, lengths.longest, fills)
     learn = time.learn + traffic.seconds(cluster, split.num_learn)
-    work = max(generate, learn) if time.ahead else generate + learn
+    work = max(generate, learn) if time.is_ahead else generate + learn
     num_cards = split.num_learn + (0 if split.in_turns else split.num_generate)
     seconds = work + cluster.new_weights(weights, -(-num_cards // cluster.per_node)) + time.other
     peak = memory_need.learner_peak(memory_plan(shape, planned)).total_bytes / _GIB

@@ -167,7 +167,7 @@ class Author:
                 self._ids[:tokens],
                 self._logprobs[:tokens],
                 "stop" if answer else "length",
-                ((0, policy_version),),
+                policy_version,
             ),
             response_text=text,
             scored=ScoredText(score, verdict, answer, "18"),

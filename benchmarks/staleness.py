@@ -38,7 +38,7 @@ _SCALE = 200.0
 """Simulated seconds per second of the clock."""
 _TICK_TOKENS = 16
 _BATCH, _MOST_TOKENS = 16, 1_024
-_STALENESS = (0, 1, 2, 4)
+_STALENESS = (0, 1)
 _SYNC_S = 1.0
 
 
@@ -75,18 +75,15 @@ class SleepingWorkers:
     ) -> Iterator[tuple[int, Completion]]:
         """Yields a completion when its length is reached."""
         lengths = np.ones(len(requests), int) if phase == "evaluate" else self._draw_lengths()
-        starts, begun, tokens = [(0, self._policy_version)], time.perf_counter(), 0
+        version, begun, tokens = self._policy_version, time.perf_counter(), 0
         waiting = dict(enumerate(lengths.tolist()))
         while waiting:
-            if starts[-1][1] != self._policy_version:
-                starts.append((tokens, self._policy_version))
             tokens += _TICK_TOKENS
             _sleep_until(begun + tokens * self._token_s / _SCALE)
             for position in [i for i, length in waiting.items() if length <= tokens]:
                 length = waiting.pop(position)
-                seen = tuple(start for start in starts if start[0] < length)
                 logprobs = np.zeros(length, np.float32)
-                yield position, Completion(np.zeros(length, np.int64), logprobs, "stop", seen)
+                yield position, Completion(np.zeros(length, np.int64), logprobs, "stop", version)
 
     def learn(
         self, rollouts: Sequence[Rollout], step: int
@@ -100,10 +97,6 @@ class SleepingWorkers:
         """Takes a moment."""
         _sleep_until(time.perf_counter() + _SYNC_S / _SCALE)
         self._policy_version = policy_version
-
-    def set_policy_version(self, version: int) -> None:
-        """Starts to count."""
-        self._policy_version = version
 
     def end_step(self) -> dict[str, float]:
         """Nothing to tell."""

@@ -4,7 +4,7 @@ python benchmarks/staleness_learning.py [--steps 40] [--seeds 3]
 
 A random Qwen2 of some 100,000 parameters learns by GRPO to write even tokens, which each seed does
 from another start. Engine and learner take turns in this process, and the engine has the weights of
-K updates before: what `rollout.staleness=K` bounds, and reaches where the learner is slow.
+K updates before: with K = 1, what `rollout.staleness=1` reaches where the learner is slow.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def write_model(folder: Path, seed: int) -> None:
     model.save_pretrained(folder)
 
 
-def settings(staleness: int, seed: int, lr: float) -> RunConfig:
+def settings(seed: int, lr: float) -> RunConfig:
     """Returns the settings of one of the runs."""
     return RunConfig.model_validate(
         {
@@ -70,15 +70,15 @@ def settings(staleness: int, seed: int, lr: float) -> RunConfig:
             "algorithm": {"estimator": "grpo", "group_size": _GROUP, "kl_mode": "none"},
             "data": {"train_batch_size": _PROMPTS, "max_response_length": _TOKENS},
             "actor": {"lr": lr, "mini_batch_size": _PROMPTS},
-            "rollout": {"engine": "hf", "staleness": staleness},
+            "rollout": {"engine": "hf"},
             "resources": {"learner_threads": 1},
         }
     )
 
 
-def learn(config: RunConfig, model: Path, steps: int) -> list[float]:
+def learn(config: RunConfig, model: Path, staleness: int, steps: int) -> list[float]:
     """Returns the share of even tokens in each step's rollouts."""
-    staleness, scores = config.rollout.staleness, []
+    scores = []
     engine = HfEngine(model, dtype="float32", max_num_seqs=_PROMPTS * _GROUP, on_gpu=False)
     learner = Learner(config, model)
     numbers = np.random.default_rng(config.seed)
@@ -136,7 +136,8 @@ def main() -> None:
         for seed in range(given.seeds):
             with tempfile.TemporaryDirectory() as folder:
                 write_model(Path(folder), seed)
-                runs.append(learn(settings(staleness, seed, given.lr), Path(folder), given.steps))
+                config = settings(seed, given.lr)
+                runs.append(learn(config, Path(folder), staleness, given.steps))
         seen = [np.mean([scores[end - _LAST : end] for scores in runs], axis=1) for end in ends]
         cells = [f"{x.mean():.3f} ({x.min():.3f} to {x.max():.3f})" for x in seen]
         out.write(f"| {staleness} | {' | '.join(cells)} |\n")

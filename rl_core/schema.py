@@ -73,9 +73,9 @@ ROLLOUTS = pa.schema(
         ("truth", pa.string()),
     ]
 )
-"""`policy_version` is how many updates made the policy that sampled the first token, the oldest.
+"""`policy_version` is how many updates made the policy that sampled the response.
 
-`policy_runs` says how many tokens it sampled, and those that took its place in mid-response.
+`policy_runs` says how many tokens it sampled; runs of before may have several, the oldest first.
 `turns` are those of `model` and `env`, null where the model wrote all; `response_tokens` counts
 both, `reward` of a turn is beside `score`, and log-probs are those of the model's tokens alone.
 `value` is what the answer is equal to, null where it is no number; `truth` is the problem's, as

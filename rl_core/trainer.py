@@ -15,7 +15,7 @@ import numpy as np
 from rl_core.config.run import RunConfig
 from rl_core.data.sampling import ProblemOrder
 from rl_core.rollout.collector import Collected, collect, read_answers, to_rollouts
-from rl_core.rollout.prefetch import Clock, RolloutsAhead, staleness_metrics, steps_ahead
+from rl_core.rollout.prefetch import Clock, RolloutsAhead, staleness_metrics
 from rl_core.rollout.turns import TurnTaking
 from rl_core.system.signals import StopAsked
 from rl_core.tracking.observers import StepObserver, all_of, per_token_ms
@@ -61,9 +61,10 @@ class GapWatch:
     next_step: int = 0
 
     def __call__(self, step: int, metrics: dict[str, float]) -> None:
-        """Looks at the metrics of a step."""
+        """Looks at the metrics of a step; stale tokens differ for another reason."""
         gap, limit = metrics["rollout/logprob_gap_mean"], _NORMAL_GAP[self.dtype]
-        if gap > limit and step >= self.next_step:
+        is_stale = metrics.get("rollout/staleness_max")
+        if gap > limit and not is_stale and step >= self.next_step:
             self.next_step = step + _STEPS_BETWEEN_REMINDERS
             _logger.warning(
                 "step %d: rollout and learner disagree by %.2g nats per token, %s explains %.2g: "
@@ -121,7 +122,6 @@ class Trainer:
         )
         observers, watch_gap = all_of(self.observers), GapWatch(config.compute_dtype)
         ahead = RolloutsAhead(self._collect)
-        workers.engines.set_policy_version(start_step)
         metrics, saved = dict[str, float](), StepClock()
         if start_step == 0:
             try:
@@ -140,18 +140,12 @@ class Trainer:
                         collected = ahead.take(step, clock)
                 except StopAsked:
                     return self._leave(step - 1, start_step, metrics)
-                ahead.begin(
-                    steps_ahead(
-                        step,
-                        staleness=config.rollout.staleness,
-                        save_freq=config.trainer.save_freq,
-                        last_step=last_step,
-                    )
-                )
+                # Not across a checkpoint: what a resume finds there is all there is.
+                if config.rollout.staleness and not is_saving:
+                    ahead.begin(step + 1)
                 learned, per_rollout = workers.learn(collected.rollouts, step)
                 metrics = collected.metrics | learned
-                if not metrics.get("rollout/staleness_max"):
-                    watch_gap(step, metrics)
+                watch_gap(step, metrics)
                 with suppress(StopAsked):
                     metrics |= self._hand_over(step, step == last_step, ahead, clock)
                 is_last = observers.wants_stop()
@@ -181,15 +175,13 @@ class Trainer:
         config, workers, metrics = self.config, self.workers, dict[str, float]()
         is_testing = step % config.trainer.test_freq == 0 or is_last
         with clock("sync"):
-            if not config.rollout.updates_in_flight:
-                # A test that is due is no stop's to leave out: a resume would not do it.
-                may_end = ahead.is_collecting() and not is_testing
-                with self.interruptible() if may_end else nullcontext():
-                    ahead.finish()
+            # A test that is due is no stop's to leave out: a resume would not do it.
+            may_end = ahead.is_collecting() and not is_testing
+            with self.interruptible() if may_end else nullcontext():
+                ahead.finish()
             workers.sync_weights(step)
         if is_testing:
             with clock("testing"):
-                ahead.finish()
                 metrics |= self.test_greedily(step)
         return metrics | workers.engines.end_step()
 

@@ -107,6 +107,7 @@ def train_model(
             config,
             model_path,
             resume_from=resume_from,
+            policy_version=start_step,
             log_folder=run.path / "workers",
             report=logger.info,
             on_progress=on_progress,

@@ -106,9 +106,8 @@ class Completion:
     logprobs: npt.NDArray[np.float32]
     """float32 [T], natural log, of the sampled tokens, after temperature; 0 at the env's."""
     finish_reason: FinishReason
-    policy_starts: tuple[tuple[int, int], ...] = ((0, 0),)
-    """From which token on which policy sampled, ascending: ((0, 7), (40, 8)) for 40 tokens of
-    policy 7 and the rest of policy 8, the number being that of the updates that made it."""
+    policy_version: int = 0
+    """How many updates made the policy that sampled it."""
     turns: tuple[Turn, ...] = ()
     """All of the response, the model first and last; empty where the model wrote all of it."""
 
@@ -123,16 +122,6 @@ class Completion:
     def num_sampled(self) -> int:
         """How many tokens the model sampled."""
         return len(self.response_ids) - sum(t.num_tokens for t in self.turns if not t.is_model)
-
-    @property
-    def policy_runs(self) -> list[tuple[int, int]]:
-        """The policies that sampled, one after the other, each with how many tokens."""
-        ends = [first for first, _ in self.policy_starts[1:]] + [len(self.response_ids)]
-        sampled = self.sampled
-        return [
-            (policy, int(sampled[first:end].sum()))
-            for (first, policy), end in zip(self.policy_starts, ends, strict=True)
-        ]
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,6 @@ class RolloutConfig(Section):
     """`hf` generates with transformers: slower, and runs wherever torch does."""
     num_engines: int = Field(1, ge=1)
     """Rollout actors; the batch is split evenly between them."""
-    min_engines: int | None = Field(None, ge=1)
-    """Engines without which a run does not start, by default all of `num_engines`; the others join
-    as soon as Ray has room for them, also in mid-run."""
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs of each vLLM engine, which share its model; on a CPU, processes."""
     temperature: float = Field(1.0, gt=0, le=2)
@@ -36,17 +33,10 @@ class RolloutConfig(Section):
     """A vLLM engine on a GPU gives its memory back while the learner works on the same card."""
     max_num_seqs: int = Field(256, ge=1)
     """Responses that the engine generates at a time, at most: fewer where memory ran out."""
-    staleness: int = Field(0, ge=0)
+    staleness: int = Field(0, ge=0, le=1)
     """Updates, at most, between the policy that sampled a token and the one that learns from it.
 
-    0: generating and learning take turns. 1: the next step's responses are generated meanwhile.
-    More: those of so many steps, and engines take new weights in mid-response; then responses
-    depend on how long things take, and no two runs are alike."""
-
-    @property
-    def updates_in_flight(self) -> bool:
-        """Whether engines take new weights while they generate."""
-        return self.staleness > 1
+    0: generating and learning take turns. 1: the next step's responses are generated meanwhile."""
 
     @model_validator(mode="after")
     def _samples_the_policy_itself(self) -> RolloutConfig:
@@ -55,15 +45,6 @@ class RolloutConfig(Section):
             raise ValueError(f"rollout.top_p={self.top_p} {why}: use 1.0")
         if self.top_k > 0:
             raise ValueError(f"rollout.top_k={self.top_k} {why}: use -1")
-        return self
-
-    @model_validator(mode="after")
-    def _starts_with_some_of_its_engines(self) -> RolloutConfig:
-        if self.min_engines is not None and self.min_engines > self.num_engines:
-            raise ValueError(
-                f"rollout.min_engines={self.min_engines} is above "
-                f"rollout.num_engines={self.num_engines}: use at most that, or null for all"
-            )
         return self
 
     @model_validator(mode="after")

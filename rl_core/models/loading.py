@@ -27,7 +27,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Critic(nn.Module):
-    """A backbone, its own or the actor's, and a linear head that starts at value 0 everywhere."""
+    """A backbone and a linear head that starts at value 0 everywhere."""
 
     def __init__(self, backbone: nn.Module, hidden_size: int) -> None:
         super().__init__()

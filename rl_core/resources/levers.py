@@ -153,8 +153,7 @@ def _planned_sequences(config: RunConfig, shape: ModelShape | None) -> list[int]
 
 def _engines(config: RunConfig, shape: ModelShape | None) -> list[int]:
     """On a CPU all engines use one memory, each with its own weights."""
-    least = config.rollout.min_engines or 1
-    return [] if config.resources.rollout_gpus else _halves(config.rollout.num_engines, least)
+    return [] if config.resources.rollout_gpus else _halves(config.rollout.num_engines, 1)
 
 
 def _threads(config: RunConfig, shape: ModelShape | None) -> list[int]:

@@ -82,16 +82,6 @@ def shares_a_card(config: RunConfig) -> bool:
     return any(LEARNER in tenants and len(tenants) > 1 for tenants in card_tenants(config))
 
 
-def why_no_shared_card(config: RunConfig) -> str | None:
-    """Returns in words which setting forbids an engine on the learner's card, None if none."""
-    if not (shares_a_card(config) and late_engines(config)):
-        return None
-    return (
-        f"rollout.min_engines={config.rollout.min_engines} lets engines come later, and one on "
-        "the learner's card must load before it: use null"
-    )
-
-
 def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[list[str]]:
     """Returns in which order processes load: each queue one by one, all queues at the same time.
 
@@ -132,13 +122,6 @@ def asked_of_ray(config: RunConfig, *, learner: bool) -> dict[str, dict[str, flo
         rank = {"CPU": resources.learner_threads} | ({"GPU": gpus} if gpus else {})
         asked |= {learner_name(i): rank for i in range(resources.learner_ranks)}
     return asked
-
-
-def late_engines(config: RunConfig) -> list[str]:
-    """Returns the names of the engines that a run starts without if they have no room."""
-    rollout = config.rollout
-    first = rollout.num_engines if rollout.min_engines is None else rollout.min_engines
-    return [engine_name(i) for i in range(first, rollout.num_engines)]
 
 
 def lacking(

@@ -5,7 +5,7 @@ weights and the KV cache, so memory bandwidth bounds it; arithmetic bounds promp
 No device reaches its peak: `Shares` says which part it reaches, a typical one between two bounds,
 and what each decoding step, micro-batch and step costs besides.
 
-Legend: N responses of a step, m mean and D longest response, p prompt, in tokens; K steps ahead.
+Legend: N responses of a step, m mean and D longest response, p prompt, in tokens.
 
 Source: Williams, Waterman, Patterson 2009, "Roofline"; operations as in `phases.training_flops`.
 """
@@ -102,13 +102,13 @@ class StepTime:
     learn: float
     sync: float
     other: float
-    ahead: int
-    """K: the responses of so many further steps are generated while the learner works."""
+    is_ahead: bool
+    """The next step's responses are generated while the learner works."""
 
     @property
     def total(self) -> float:
         """Until the next step."""
-        work = max(self.generate, self.learn) if self.ahead else self.generate + self.learn
+        work = max(self.generate, self.learn) if self.is_ahead else self.generate + self.learn
         return work + self.sync + self.other
 
 
@@ -162,11 +162,11 @@ def step_time(
     num_cards += rollout.num_engines * rollout.tensor_parallel_size * resources.rollout_gpus
     # On a CPU each process has threads of its own.
     takes_turns = resources.learner_gpus > 0 and num_cards <= 1
-    ahead = 0 if takes_turns else rollout.staleness
-    generate = _generate(shape, config, machine, lengths, shares, max(ahead, 1))
+    is_ahead = rollout.staleness > 0 and not takes_turns
+    generate = _generate(shape, config, machine, lengths, shares)
     learn = _learn(shape, config, machine, lengths, shares)
     sent = compute_width(config) * shape.num_parameters * config.rollout.num_engines
-    return StepTime(generate, learn, sent / _HOST_LINK, shares.step_s, ahead)
+    return StepTime(generate, learn, sent / _HOST_LINK, shares.step_s, is_ahead)
 
 
 def decoding_steps(num_rows: float, lengths: Lengths, max_num_seqs: int) -> float:
@@ -215,12 +215,8 @@ def _generate(
     machine: Machine,
     lengths: Lengths,
     shares: Shares,
-    num_steps: int,
 ) -> float:
-    """Returns the seconds of a step's responses, with those of `num_steps` under way.
-
-    Several steps wait for their longest response at the same time.
-    """
+    """Returns the seconds of a step's responses."""
     width, rollout = compute_width(config), config.rollout
     num_engines = rollout.num_engines
     if machine.on_gpu:  # engines of one part each: several on one card share its bandwidth
@@ -229,8 +225,7 @@ def _generate(
     num_prompts = config.data.train_batch_size / num_engines
     num_rows = num_prompts * config.algorithm.group_size
     # Many engines have one row each, or none: those that have one decide.
-    rows_at_once = max(num_steps * num_rows, 1.0)
-    decodes = decoding_steps(rows_at_once, lengths, rollout.max_num_seqs) / num_steps
+    decodes = decoding_steps(max(num_rows, 1.0), lengths, rollout.max_num_seqs)
     # A key and value of each token before it, for each token of each response.
     tokens_read = num_rows * lengths.response * (lengths.prompt + lengths.response / 2)
     bandwidth = machine.bandwidth * shares.bandwidth

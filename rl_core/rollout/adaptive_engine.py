@@ -45,10 +45,10 @@ class AdaptiveEngine:
         self._size = self._budgets[_BUDGET]
         self.engine = build_engine(config, model_path, self._size)
 
-    def generate_by_token(
+    def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
-    ) -> Iterator[list[tuple[int, Completion]]]:
-        """Yields what has ended after each token; see `RolloutEngine.generate_by_token`.
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yields completions with their positions; see `RolloutEngine.generate`.
 
         Raises:
             OutOfMemory: though a single response was under way.
@@ -60,10 +60,9 @@ class AdaptiveEngine:
         while left:
             positions, said, size = list(left), "", min(self._size, len(left))
             try:
-                for ended in self.engine.generate_by_token(list(left.values()), sampling):
-                    for i, _ in ended:
-                        del left[positions[i]]
-                    yield [(positions[i], completion) for i, completion in ended]
+                for i, completion in self.engine.generate(list(left.values()), sampling):
+                    del left[positions[i]]
+                    yield positions[i], completion
             except (RuntimeError, ValueError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise

@@ -79,14 +79,14 @@ class HfEngine(RolloutEngine):
         self._model_path = model_path
         self._stop_texts: StopTexts | None = None
 
-    def generate_by_token(
+    def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> Iterator[list[tuple[int, Completion]]]:
-        """Yields what has ended, soon after it; see `RolloutEngine.generate_by_token`."""
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yields what has ended, soon after it; see `RolloutEngine.generate`."""
         for start in range(0, len(requests), self._max_num_seqs):
             batch = requests[start : start + self._max_num_seqs]
-            for ended in self._generate_batch(batch, sampling):
-                yield [(start + row, completion) for row, completion in ended]
+            for row, completion in self._generate_batch(batch, sampling):
+                yield start + row, completion
 
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
@@ -106,11 +106,8 @@ class HfEngine(RolloutEngine):
     @torch.inference_mode()
     def _generate_batch(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> Iterator[list[tuple[int, Completion]]]:
-        """Yields after each token the rows that leave the batch.
-
-        They do when half of those in it have ended, or all.
-        """
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yields rows when they leave the batch: when half of those in it have ended, or all."""
         # What each row will draw is drawn at once: a sample depends on its seed, not on the batch.
         draws = torch.stack(
             [
@@ -122,7 +119,6 @@ class HfEngine(RolloutEngine):
                 for r in requests
             ]
         ).to(self._device)
-        policy_starts = [(0, self.policy_version)]
         context, logits = self._read_prompts(requests)
         rows = torch.arange(len(requests), device=self._device)
         tokens = torch.zeros_like(draws, dtype=torch.int64)
@@ -149,26 +145,22 @@ class HfEngine(RolloutEngine):
             is_last = bool(ended[rows].all()) or step + 1 == num_steps
             leave = is_last or 2 * int(ended[rows].sum()) >= len(rows)
             leaving = (rows if is_last else rows[ended[rows]]).tolist() if leave else []
-            yield [
-                (
+            for row in leaving:
+                yield (
                     row,
                     Completion(
                         response_ids=tokens[row, : lengths[row]].cpu().numpy(),
                         logprobs=logprobs[row, : lengths[row]].cpu().numpy(),
                         finish_reason="stop" if ended[row] and not cut[row] else "length",
-                        policy_starts=tuple(s for s in policy_starts if s[0] < lengths[row]),
+                        policy_version=self.policy_version,
                     ),
                 )
-                for row in leaving
-            ]
             if is_last:
                 return
             if leave:
                 kept = (~ended[rows]).nonzero().squeeze(-1)
                 rows, token = rows[kept], token[kept]
                 context.keep(kept)
-            if policy_starts[-1][1] != self.policy_version:
-                policy_starts.append((step + 1, self.policy_version))
             logits = self._next_logits(token, context)
 
     def _stops_at(self, texts: tuple[str, ...]) -> StopTexts | None:

@@ -18,10 +18,10 @@ def in_order(finished: Iterable[tuple[int, Completion]]) -> list[Completion]:
 
 
 class RolloutEngine(Protocol):
-    """Generates responses with weights that the learner replaces, between steps or tokens."""
+    """Generates responses with weights that the learner replaces between steps."""
 
     policy_version: int
-    """How many updates made the weights: tokens are sampled under this number."""
+    """How many updates made the weights: completions bear this number."""
 
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
@@ -33,26 +33,14 @@ class RolloutEngine(Protocol):
         `sampling.stop`, or after `sampling.max_tokens` or fewer that the request allows. The same
         prompt and seed give the same response under the same weights, alone or in a batch.
         """
-        for ended in self.generate_by_token(requests, sampling):
-            yield from ended
-
-    def generate_by_token(
-        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> Iterator[list[tuple[int, Completion]]]:
-        """Yields after each token of those under way what has ended with it: often nothing.
-
-        In between weights may be replaced. What is under way goes on under the new ones, with the
-        keys and values of its past tokens as the old ones computed them (arXiv:2509.19128).
-        """
         ...
 
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place, and forgets whatever was computed with the old ones.
 
-        All but what responses under way have behind them; see `generate_by_token`. Every tensor of
-        the model stands under its Hugging Face name, on any device, in any float type; with tied
-        embeddings `lm_head.weight` may be left out. They may be kept, and must not change, until
-        `release_weights` or until others come.
+        Every tensor of the model stands under its Hugging Face name, on any device, in any float
+        type; with tied embeddings `lm_head.weight` may be left out. They may be kept, and must not
+        change, until `release_weights` or until others come.
 
         Raises:
             ValueError: tensors are missing, unknown, or of another shape.

@@ -2,8 +2,7 @@
 
 What the model goes on with are the very tokens that were sampled, and the env's words tokenized by
 themselves: a text that was cut into tokens anew would not be what the log-probs are of. A turn is a
-request of its own whose prompt is all that was said, which vLLM knows from its prefix cache; after
-an update in mid-response it is read anew, by the new weights.
+request of its own whose prompt is all that was said, which vLLM knows from its prefix cache.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -91,18 +90,14 @@ class _Dialogue:
         last = replace(self.completions[-1], finish_reason=finish_reason)
         if not self.said and not self.turns[-1].reward:
             return last
-        logprobs, starts, start = list[np.ndarray](), list[tuple[int, int]](), 0
+        logprobs: list[np.ndarray] = []
         for completion, words in zip(self.completions, [*self.said, ()], strict=True):
             logprobs += [completion.logprobs, np.zeros(len(words), dtype=np.float32)]
-            for first, policy in completion.policy_starts:
-                if not starts or starts[-1][1] != policy:
-                    starts.append((start + first, policy))
-            start += len(completion.response_ids) + len(words)
         return Completion(
             response_ids=np.array(self.ids, dtype=np.int64),
             logprobs=np.concatenate(logprobs),
             finish_reason=finish_reason,
-            policy_starts=tuple(starts),
+            policy_version=last.policy_version,
             turns=tuple(self.turns),
         )
 

@@ -111,23 +111,17 @@ class VllmEngine(RolloutEngine):
                 "tensor_parallel_size": rollout.tensor_parallel_size,
                 "distributed_executor_backend": "mp",
             }
-        if rollout.updates_in_flight:
-            # Else vLLM has a further token computed when it hands one over: of which weights?
-            self._options["async_scheduling"] = False
         self.llm = self._build(max_num_seqs)
         """vLLM itself."""
         self.policy_version = 0
-        self._has_stale_cache = False
 
-    def generate_by_token(
+    def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> Iterator[list[tuple[int, Completion]]]:
-        """Yields what has ended after each token; see `RolloutEngine.generate_by_token`."""
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yields completions with their positions; see `RolloutEngine.generate`."""
         if not requests:
             return
         self._wake_up()
-        if self._has_stale_cache:
-            self._forget_prefixes()
         ids = self.llm.enqueue(
             [{"prompt_token_ids": list(request.prompt_ids)} for request in requests],
             [self._params(request, sampling) for request in requests],
@@ -135,17 +129,9 @@ class VllmEngine(RolloutEngine):
         )
         # Outputs bear the number that vLLM gave each request, without what it hangs on to it.
         positions = {id_.partition("-")[0]: i for i, id_ in enumerate(ids)}
-        policy_starts = [[(0, self.policy_version)] for _ in ids]
-        version = self.policy_version
         engine = self.llm.llm_engine
         try:
             while engine.has_unfinished_requests():
-                if version != self.policy_version:
-                    version = self.policy_version
-                    for i, num_tokens in self._tokens_so_far(ids):
-                        if policy_starts[i][-1][0] == num_tokens:
-                            policy_starts[i].pop()
-                        policy_starts[i].append((num_tokens, version))
                 outputs = engine.step()
                 if not engine.has_unfinished_requests():
                     # Not after the last yield: a caller that counts its answers asks for no more.
@@ -153,7 +139,8 @@ class VllmEngine(RolloutEngine):
                 ended = [
                     (positions.pop(output.request_id), output.outputs[0]) for output in outputs
                 ]
-                yield [(i, _completion(output, policy_starts[i])) for i, output in ended]
+                for i, output in ended:
+                    yield i, _completion(output, self.policy_version)
         except GeneratorExit:  # the caller needs no more
             engine.abort_request(list(positions))
             self._go_to_sleep()
@@ -164,29 +151,15 @@ class VllmEngine(RolloutEngine):
         self._wake_up()
         self.llm.collective_rpc("replace_weights", args=(complete_weights(weights, self._shapes),))
         self._weights = weights
-        if self.llm.llm_engine.has_unfinished_requests():
-            self._has_stale_cache = True
-        else:
-            self._forget_prefixes()
-
-    def release_weights(self) -> None:
-        """Lets go of what `resize` would need; see `RolloutEngine.release_weights`."""
-        self._weights = None
-
-    def _forget_prefixes(self) -> None:
         if not self.llm.reset_prefix_cache():
             raise RuntimeError(
                 "vLLM refused to reset its prefix cache after a weight update: prompts would be "
                 "answered from keys and values of the old weights"
             )
-        self._has_stale_cache = False
 
-    def _tokens_so_far(self, ids: Sequence[str]) -> list[tuple[int, int]]:
-        """Returns how many tokens each of the requests that have not ended has, by position."""
-        scheduled = self.llm.llm_engine.engine_core.engine_core.scheduler.requests
-        return [
-            (i, scheduled[id_].num_output_tokens) for i, id_ in enumerate(ids) if id_ in scheduled
-        ]
+    def release_weights(self) -> None:
+        """Lets go of what `resize` would need; see `RolloutEngine.release_weights`."""
+        self._weights = None
 
     def resize(self, max_num_seqs: int) -> None:
         """Builds the engine again: one whose step has failed is in no known state.
@@ -254,12 +227,12 @@ class VllmEngine(RolloutEngine):
         )
 
 
-def _completion(output: Any, policy_starts: Sequence[tuple[int, int]]) -> Completion:
+def _completion(output: Any, policy_version: int) -> Completion:
     return Completion(
         response_ids=np.array(output.token_ids, dtype=np.int64),
         logprobs=np.array(output.logprobs.logprobs, dtype=np.float32),
         finish_reason=cast("Literal['stop', 'length']", output.finish_reason),
-        policy_starts=tuple(policy_starts),
+        policy_version=policy_version,
     )
 
 

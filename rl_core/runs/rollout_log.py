@@ -137,7 +137,7 @@ def _rollout_table(
             "data_source": rollout.problem.data_source,
             "group_id": rollout.group_id,
             "sample_index": rollout.sample_index,
-            "policy_version": rollout.completion.policy_starts[0][1],
+            "policy_version": rollout.completion.policy_version,
             "prompt": rollout.prompt_text,
             "response": rollout.response_text,
             "answer": rollout.scored.answer,
@@ -150,8 +150,10 @@ def _rollout_table(
             "logprob_sum": float(rollout.completion.logprobs.sum(dtype="float64")),
             "generated_at": now,
             "policy_runs": [
-                {"policy_version": policy, "tokens": tokens}
-                for policy, tokens in rollout.completion.policy_runs
+                {
+                    "policy_version": rollout.completion.policy_version,
+                    "tokens": rollout.completion.num_sampled,
+                }
             ],
             "turns": [
                 {

@@ -16,6 +16,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "model.attention": "attention is SDPA; no card had run FlexAttention",
     "model.use_torch_compile": "layers are not compiled; no card had run it",
     "model.use_liger": "layers are transformers' own; no card had run Liger's kernels",
+    "rollout.min_engines": "a run starts with all of its engines",
     "rollout.weight_sync": "engines get new weights through Ray's object store",
 }
 """Settings of earlier versions, and what holds now. A stored run may still name them."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import logging
 import os
 import sys
@@ -97,23 +98,6 @@ class _Forgiving(io.BufferedIOBase):
 
     def fileno(self) -> int:
         return self._descriptor
-
-
-class FairLock:
-    """A lock that a thread cannot take again while another waits for it.
-
-    So a thread that holds it for one piece of work after the other lets others in between.
-    """
-
-    def __init__(self) -> None:
-        self._busy, self._next = threading.Lock(), threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._next:
-            self._busy.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._busy.release()
 
 
 class LearnerActor:
@@ -234,17 +218,12 @@ class LearnerActor:
 
 
 class RolloutActor:
-    """A rollout engine's process.
-
-    `set_weights` and `end_step` may be called beside what is generated: they then come between two
-    tokens.
-    """
+    """A rollout engine's process."""
 
     def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
         prepare_process(environment, log_file)
         self._engine: AdaptiveEngine
-        self._ended: Iterator[list[tuple[int, Completion]]]
-        self._lock = FairLock()
+        self._ended: Iterator[tuple[int, Completion]]
 
     def load(
         self,
@@ -252,7 +231,7 @@ class RolloutActor:
         model_path: Path,
         weights: Path | Mapping[str, torch.Tensor] | None,
         budgets_file: Path,
-        policy_version: int = 0,
+        policy_version: int,
     ) -> None:
         """Builds the engine named by `rollout.engine`, from a folder that outlives the run.
 
@@ -270,7 +249,7 @@ class RolloutActor:
             config.rollout.max_num_seqs,
         )
         if weights is None:
-            self.set_policy_version(policy_version)
+            self._engine.engine.policy_version = policy_version
         else:
             self.set_weights(weights, policy_version)
 
@@ -278,46 +257,26 @@ class RolloutActor:
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
     ) -> None:
         """Takes requests to generate, in place of whatever was left of those before."""
-        with self._lock:
-            self._ended = self._engine.generate_by_token(requests, sampling, phase)
+        self._ended = self._engine.generate(requests, sampling, phase)
 
     def next_finished(self, limit: int) -> list[tuple[int, Completion]]:
-        """Generates until so many more have ended, or all; returns them with their positions.
-
-        Those that ended with the same token come together.
-        """
-        finished: list[tuple[int, Completion]] = []
-        while len(finished) < limit:
-            with self._lock:
-                ended = next(self._ended, None)
-            if ended is None:
-                break
-            finished += ended
-        return finished
+        """Generates until so many more have ended, or all; returns them with their positions."""
+        return list(itertools.islice(self._ended, limit))
 
     def end_step(self) -> dict[str, float]:
         """Returns what became of the engine's memory since this was asked last."""
-        with self._lock:
-            return self._engine.end_step()
-
-    def set_policy_version(self, version: int) -> None:
-        """Says how many updates made the weights that the engine holds."""
-        with self._lock:
-            self._engine.engine.policy_version = version
+        return self._engine.end_step()
 
     def release_weights(self) -> None:
         """Lets go of the tensors in Ray's store that `set_weights` brought; others come next."""
         self._engine.engine.release_weights()
 
-    def set_weights(
-        self, weights: Path | Mapping[str, torch.Tensor], policy_version: int = 0
-    ) -> None:
+    def set_weights(self, weights: Path | Mapping[str, torch.Tensor], policy_version: int) -> None:
         """Replaces all weights by the learner's, or by those of a saved model's folder."""
         from rl_core.rollout.model_files import read_weights
 
         with out_of_memory_as("sync"):
             if isinstance(weights, Path):
                 weights = read_weights(weights)
-            with self._lock:
-                self._engine.engine.update_weights(weights)
-                self._engine.engine.policy_version = policy_version
+            self._engine.engine.update_weights(weights)
+            self._engine.engine.policy_version = policy_version

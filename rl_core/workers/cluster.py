@@ -6,7 +6,6 @@ in each process: actors.py. What ranks say to each other: learner/ranks.py.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
@@ -26,7 +25,6 @@ from rl_core.resources.placement import (
     learner_name,
     loading_queues,
     shares_a_card,
-    why_no_shared_card,
 )
 from rl_core.resources.token_budgets import BUDGETS_FILE, merge_metrics
 from rl_core.system.atomic import reading
@@ -57,6 +55,7 @@ class Workers:
         room: Reservation,
         *,
         learner: bool,
+        policy_version: int,
         on_progress: Callable[[str], None],
     ) -> None:
         self._config, self._log_folder, self._room = config, log_folder, room
@@ -72,18 +71,15 @@ class Workers:
             spawn=lambda name: self._spawn(name, RolloutActor),
             load=load,
             weights=resume_from,
+            policy_version=policy_version,
             result=self._result,
             on_progress=on_progress,
             beside_learner=learner and shares_a_card(config),
-            in_flight=config.rollout.updates_in_flight,
         )
         num_ranks = config.resources.learner_ranks if learner else 0
         names = [learner_name(rank) for rank in range(num_ranks)]
         self.ranks = {name: self._spawn(name, LearnerActor) for name in names}
         """Ray's handles of the learner's processes by name."""
-        # An engine that starts again beside a step asks for weights from another thread: all ranks
-        # must be asked for the same, in one order.
-        self._asking = threading.Lock()
 
     @classmethod
     @contextmanager
@@ -93,6 +89,7 @@ class Workers:
         model_path: Path,
         *,
         resume_from: Path | None = None,
+        policy_version: int = 0,
         learner: bool = True,
         log_folder: Path | None = None,
         report: Callable[[str], None] = lambda message: None,
@@ -100,7 +97,8 @@ class Workers:
     ) -> Iterator[Workers]:
         """Starts all processes, yields when all are ready, and leaves none behind.
 
-        With `resume_from`, a checkpoint's folder, the engines hold its weights too. Without a
+        With `resume_from`, a checkpoint's folder, the engines hold its weights too, which
+        `policy_version` updates made. Without a
         `learner` there are engines only, for an evaluation. Output goes to `learner.log`,
         `engine_0.log`, ... in `log_folder`, by default a temporary one. `report` gets in words how
         far the start is; `on_progress` the name of a phase when it begins or is a piece further,
@@ -114,8 +112,6 @@ class Workers:
         """
         parts = config.rollout.tensor_parallel_size
         if parts > 1 and (why := why_not_split(ModelShape.from_folder(model_path), parts)):
-            raise ValueError(why)
-        if learner and (why := why_no_shared_card(config)):
             raise ValueError(why)
         with (
             ray_session(config, model_path, log_folder, learner=learner) as temp_dir,
@@ -135,6 +131,7 @@ class Workers:
                 folder,
                 room,
                 learner=learner,
+                policy_version=policy_version,
                 on_progress=on_progress,
             )
             with nullcontext() if resume_from is None else reading(resume_from):
@@ -205,8 +202,7 @@ class Workers:
         does: then it is waited for, a little, so that what is raised names the cause. `pending` are
         references, one per rank in their order, made while they are read.
         """
-        with self._asking:
-            futures = {ref.future(): name for ref, name in zip(pending, self.ranks, strict=True)}
+        futures = {ref.future(): name for ref, name in zip(pending, self.ranks, strict=True)}
         wait(futures, return_when=FIRST_EXCEPTION)
         errors = self._errors(futures)
         if errors and all(isinstance(error, RankLost) for error in errors):
@@ -247,11 +243,7 @@ class Workers:
         """Loads all models at the same time, but for those that share a card."""
         if len(self.ranks) > 1:
             self._meet()
-        engines = self.engines.actors
-        for name in self._room.late:
-            self.engines.join_later(name)
-            del engines[name]
-        queues = loading_queues(self._cards(engines | self.ranks))
+        queues = loading_queues(self._cards(self.engines.actors | self.ranks))
         loading: dict[Future[Any], tuple[str, list[str]]] = {}
 
         def load_first(queue: list[str]) -> None:

@@ -27,7 +27,6 @@ from rl_core.resources.token_budgets import log_out_of_memory, merge_metrics
 from rl_core.rollout.protocol import in_order
 from rl_core.system.atomic import reading
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
-from rl_core.workers.actors import WRITING
 from rl_core.workers.session import Results
 
 _MOST_DEATHS: Final = 3
@@ -47,7 +46,7 @@ class EngineProcess:
     starting: list[Future[Any]] = field(default_factory=list)
     """Calls that load model and weights, until they are known to have ended well."""
     is_behind: bool = False
-    """Others have newer weights: it gets the last of these when it has loaded."""
+    """Others have newer weights: it gets these when it has loaded."""
 
 
 class Engines:
@@ -56,8 +55,7 @@ class Engines:
     `spawn` starts the process of an engine by its name, and `load` has it load the model, and
     weights (a folder, or a reference) that so many updates made; without weights, the model's own.
     Engines on the learner's card (`beside_learner`) are waited for when they start: they could not
-    while the learner works there. Those that are updated `in_flight` take weights and end steps
-    between two tokens of what another thread streams; others only while nothing is under way.
+    while the learner works there. All but `close` is called only while nothing is streamed.
     """
 
     def __init__(
@@ -67,18 +65,15 @@ class Engines:
         spawn: Callable[[str], Any],
         load: Callable[[Any, Any, int], Any],
         weights: Path | None,
+        policy_version: int,
         result: Results,
         on_progress: Callable[[str], None],
         beside_learner: bool,
-        in_flight: bool,
     ) -> None:
         self._spawn, self._load, self._result = spawn, load, result
-        self._on_progress = on_progress
-        self._beside_learner, self._in_flight = beside_learner, in_flight
-        # One thread streams while another has weights set: each sees engines replaced or not.
-        self._lock = threading.RLock()
-        self._is_closed = False
-        self._policy_version = 0
+        self._on_progress, self._beside_learner = on_progress, beside_learner
+        self._lock, self._is_closed = threading.Lock(), False
+        self._policy_version = policy_version
         # Ray keeps what is referred to: an engine that starts again gets what the others hold.
         self._weights: Any = weights
         self._died: list[str] = []
@@ -93,13 +88,11 @@ class Engines:
 
     def begin_load(self, name: str) -> Future[Any]:
         """Has an engine load the model and its weights; the future ends with that."""
-        return self._begin_load(self._engines[name], self._weights)
-
-    def join_later(self, name: str) -> None:
-        """Has an engine load, and then take the weights that are current; nothing waits for it."""
         engine = self._engines[name]
-        engine.is_behind = True
-        _tell_when_loaded(self._begin_load(engine, None), f"{name} joins")
+        loading = self._load(engine.actor, self._weights, self._policy_version)
+        loaded: Future[Any] = loading.future()
+        engine.starting = [loaded]
+        return loaded
 
     def start_again(self, name: str, death: WorkerDied) -> Future[Any]:
         """Puts a new process in place of one that died while it loaded, and has it load.
@@ -181,36 +174,23 @@ class Engines:
 
         Those of memory, see `AdaptiveEngine`, and `rollout/engine_restarts`: how often one died.
         """
-        with self._lock:
-            loaded = self._loaded()
-            answers = self._ask_each(loaded, lambda actor: self._now(actor, "end_step"))
-            for engine in loaded:
-                if engine.name not in self._died:
-                    del self._deaths[engine.name]
-            num_deaths = len(self._died)
-            self._died = []
+        loaded = self._loaded()
+        answers = self._ask_each(loaded, lambda actor: actor.end_step.remote())
+        for engine in loaded:
+            if engine.name not in self._died:
+                del self._deaths[engine.name]
+        num_deaths = len(self._died)
+        self._died = []
         return merge_metrics(answers) | {"rollout/engine_restarts": num_deaths}
-
-    def set_policy_version(self, version: int) -> None:
-        """Says how many updates made the weights that the engines have loaded."""
-        with self._lock:
-            loaded = self._loaded()
-            self._policy_version = version
-            for engine in self._engines.values():
-                engine.is_behind |= engine not in loaded
-            self._ask_each(loaded, lambda actor: self._now(actor, "set_policy_version", version))
 
     def release_weights(self) -> None:
         """Frees in Ray what `set_weights` replaces next: else old and new would both be there.
 
-        Not where an engine may generate, or start and ask for them, meanwhile.
+        Not where an engine starts and asks for them meanwhile.
         """
-        if self._in_flight:
-            return
-        with self._lock:
-            self._ask_each(self._loaded(), lambda actor: actor.release_weights.remote())
-            if len(self._loaded()) == len(self._engines):
-                self._weights = None
+        self._ask_each(self._loaded(), lambda actor: actor.release_weights.remote())
+        if len(self._loaded()) == len(self._engines):
+            self._weights = None
 
     def set_weights(self, weights: Any, policy_version: int = 0) -> None:
         """Gives every engine new weights, in place; one that is starting takes them after that.
@@ -219,15 +199,12 @@ class Engines:
         `LearnerActor.weights` returns: tensors go from process to process, and not through this
         one. `policy_version` is how many updates made them: what they sample bears it.
         """
-        with self._lock:
-            loaded = self._loaded()
-            self._weights, self._policy_version = weights, policy_version
-            for engine in self._engines.values():
-                # Not at once: each would keep its weights in Ray as long as an engine has no room.
-                engine.is_behind |= engine not in loaded
-            self._ask_each(
-                loaded, lambda actor: self._now(actor, "set_weights", weights, policy_version)
-            )
+        loaded = self._loaded()
+        self._weights, self._policy_version = weights, policy_version
+        for engine in self._engines.values():
+            # Not at once: each would keep its weights in Ray as long as an engine has no room.
+            engine.is_behind |= engine not in loaded
+        self._ask_each(loaded, lambda actor: actor.set_weights.remote(weights, policy_version))
 
     def load_weights(self, folder: Path) -> None:
         """Gives every engine the weights of a saved model of the same architecture."""
@@ -243,13 +220,6 @@ class Engines:
     def _check_open(self) -> None:
         if self._is_closed:
             raise RuntimeError("the run has ended: nothing is generated any more")
-
-    def _now(self, actor: Any, method: str, *arguments: Any) -> Any:
-        """Asks an engine, beside what it generates where weights come in flight."""
-        call = getattr(actor, method)
-        if self._in_flight:
-            call = call.options(concurrency_group=WRITING)
-        return call.remote(*arguments)
 
     def _ask_each(self, engines: Sequence[EngineProcess], ask: Callable[[Any], Any]) -> list[Any]:
         """Returns the answers of those that live, and starts the others again."""
@@ -289,14 +259,10 @@ class Engines:
 
     def _catch_up(self, engine: EngineProcess) -> None:
         """Has an engine take weights that came while it started before it answers anything."""
-        if not engine.is_behind:
-            return
-        engine.is_behind, weights, version = False, self._weights, self._policy_version
-        if weights is None:  # those that it has loaded
-            call = engine.actor.set_policy_version.remote(version)
-        else:
-            call = engine.actor.set_weights.remote(weights, version)
-        engine.starting.append(call.future())
+        if engine.is_behind:
+            engine.is_behind = False
+            call = engine.actor.set_weights.remote(self._weights, self._policy_version)
+            engine.starting.append(call.future())
 
     def _answer(self, engine: EngineProcess, call: Future[Any]) -> Any:
         """Waits for the result of a call, and before it of those that started the engine."""
@@ -332,25 +298,15 @@ class Engines:
             raise WorkerDied(name, often) from death
         _logger.warning("%s; it is started again", death)
         ray.kill(engine.actor)  # it may only be out of reach
-        successor = self._engines[name] = EngineProcess(name, self._spawn(name))
-        _tell_when_loaded(self._begin_load(successor, self._weights), f"{name} has started again")
+        self._engines[name] = EngineProcess(name, self._spawn(name))
+        since = time.monotonic()
 
-    def _begin_load(self, engine: EngineProcess, weights: Any) -> Future[Any]:
-        loading = self._load(engine.actor, weights, self._policy_version)
-        loaded: Future[Any] = loading.future()
-        engine.starting = [loaded]
-        return loaded
+        def tell(loaded: Future[Any]) -> None:
+            if loaded.exception() is None:
+                took_s = time.monotonic() - since
+                _logger.warning("%s has started again, in %.1f s", name, took_s)
 
-
-def _tell_when_loaded(loaded: Future[Any], words: str) -> None:
-    """Says so in the log when an engine has loaded, if it ever does."""
-    since = time.monotonic()
-
-    def tell(loaded: Future[Any]) -> None:
-        if loaded.exception() is None:
-            _logger.warning("%s, in %.1f s", words, time.monotonic() - since)
-
-    loaded.add_done_callback(tell)
+        self.begin_load(name).add_done_callback(tell)
 
 
 def _begin(

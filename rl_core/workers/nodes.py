@@ -4,7 +4,6 @@ A model, a checkpoint or a log reaches another machine only by a folder that bot
 """
 
 import hashlib
-import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,13 +17,10 @@ from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl_core.errors import last_line
-from rl_core.system.versions import version_of
 from rl_core.workers.ray_auth import send_token
 from rl_core.workers.session import options_of_cluster
 
-_PACKAGES: Final = ("torch", "transformers", "vllm")
 _SOURCES: Final = Path(__file__).parents[1]
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,8 +29,6 @@ class Software:
 
     sources: str
     """A digest of rl_core's source files: it also tells two states of one checkout apart."""
-    packages: dict[str, str]
-    """Versions without what says for which device: a machine without cards has another build."""
     folder: str
     """Where rl_core lies."""
 
@@ -44,27 +38,16 @@ def software() -> Software:
     digest = hashlib.sha256()
     for file in sorted(_SOURCES.rglob("*.py")):
         digest.update(file.relative_to(_SOURCES).as_posix().encode() + b"\0" + file.read_bytes())
-    found = {name: version_of(name) or version_of(f"{name}-cpu") for name in _PACKAGES}
-    packages = {name: number.partition("+")[0] for name, number in found.items() if number}
-    return Software(digest.hexdigest()[:12], packages, str(_SOURCES))
+    return Software(digest.hexdigest()[:12], str(_SOURCES))
 
 
-def compare(own: Software, theirs: Software, machine: str) -> list[str]:
-    """Returns in words which packages another machine has otherwise than this one.
-
-    Raises:
-        ValueError: it has another version of this project.
-    """
+def refuse_other(own: Software, theirs: Software, machine: str) -> None:
+    """Raises ValueError if another machine has another version of this project."""
     if theirs.sources != own.sources:
         raise ValueError(
             f"{machine} has another rl_core ({theirs.sources}, in {theirs.folder}) than this one "
             f"({own.sources}): install the same version on all machines"
         )
-    return [
-        f"{machine} has {name} {theirs.packages.get(name)}, this one {number}: results may differ"
-        for name, number in own.packages.items()
-        if theirs.packages.get(name) != number
-    ]
 
 
 def own_node() -> str:
@@ -75,8 +58,7 @@ def own_node() -> str:
 def check_nodes(nodes: Iterable[str], folders: Iterable[Path]) -> None:
     """Asks other machines, by Ray's ids, of which each must see some folders of this run.
 
-    A folder with a model is known by its config.json. Other packages than here are logged as a
-    warning.
+    A folder with a model is known by its config.json.
 
     Raises:
         ValueError: one has another version of this project, or none, or does not see a folder.
@@ -98,8 +80,7 @@ def check_nodes(nodes: Iterable[str], folders: Iterable[Path]) -> None:
                     f"{machine} cannot load rl_core ({why}): install there what is installed here, "
                     "and start its Ray from that environment"
                 ) from error
-            for said in compare(own, theirs, machine):
-                _logger.warning("%s", said)
+            refuse_other(own, theirs, machine)
             if unseen:
                 raise ValueError(
                     f"{machine} does not see {unseen[0].parent} of this one: put storage.root, "

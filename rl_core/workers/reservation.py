@@ -1,8 +1,8 @@
 """Room on Ray's machines for all processes of a run, reserved before any of them starts.
 
-All of it or nothing, but for engines that may come later: else Ray would start what fits, and wait
-for the rest for ever. A process that dies leaves its place to its successor; where its
-machine is gone too, Ray gives it another as soon as it has one.
+All of it or nothing: else Ray would start what fits, and wait for the rest for ever. A process that
+dies leaves its place to its successor; where its machine is gone too, Ray gives it another as soon
+as it has one.
 """
 
 import time
@@ -19,7 +19,6 @@ from rl_core.resources.placement import (
     asked_of_ray,
     in_words,
     lacking,
-    late_engines,
     shares_a_card,
     too_little,
 )
@@ -42,10 +41,7 @@ class Reservation:
     """
 
     def __init__(self, config: RunConfig, *, learner: bool, report: Callable[[str], None]) -> None:
-        every = asked_of_ray(config, learner=learner)
-        self.late = late_engines(config)
-        """Engines that may have no room yet: each is placed when it has."""
-        self._asked = {name: every[name] for name in every if name not in self.late}
+        self._asked = asked_of_ray(config, learner=learner)
         # Ray itself would say so only of a single process that is too large.
         if lacking(self._asked, _machines()) and not _has_lost_machines():
             raise ValueError(too_little(self._asked, _machines()))
@@ -53,28 +49,19 @@ class Reservation:
         strategy = "PACK" if learner and shares_a_card(config) else "SPREAD"
         self._group: PlacementGroup = placement_group(list(self._asked.values()), strategy)
         self._wait(report)
-        # One by one, after all that the run cannot do without.
-        self._places = {
-            name: (placement_group([every[name]]), 0, every[name]) for name in self.late
-        } | {
-            name: (self._group, index, bundle)
-            for index, (name, bundle) in enumerate(self._asked.items())
-        }
 
     def options(self, name: str) -> dict[str, Any]:
         """Returns the options of an actor's class that put it where it belongs."""
-        group, index, bundle = self._places[name]
+        bundle, index = self._asked[name], list(self._asked).index(name)
         return {
             "num_cpus": bundle["CPU"],
             "num_gpus": bundle.get("GPU", 0),
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index),
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, index),
         }
 
     def nodes(self) -> set[str]:
         """Returns Ray's ids of the machines on which places are now."""
-        groups = {group.id: group for group, _, _ in self._places.values()}.values()
-        tables = [placement_group_table(group)["bundles_to_node_id"] for group in groups]
-        return {node for places in tables for node in places.values() if node}
+        return set(placement_group_table(self._group)["bundles_to_node_id"].values())
 
     def _wait(self, report: Callable[[str], None]) -> None:
         since, said = time.monotonic(), ""

@@ -22,7 +22,7 @@ from ray.exceptions import (
 from ray.job_config import JobConfig
 
 from rl_core.config.run import RunConfig
-from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line, last_line
+from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line
 from rl_core.resources.placement import LEARNER, asked_of_ray
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.process_group import children_that_mention, session_folder
@@ -159,8 +159,7 @@ def why_not_started(error: Exception, session: Path, keep_in: Path | None) -> st
     With `keep_in` they are copied there, and the line names it; else they are lost.
     """
     logs = session / "session_latest" / "logs"
-    is_traceback = "Traceback (most recent call last)" in str(error)  # that Ray's head sent
-    reason = in_one_line(last_line(error) if is_traceback else first_line(error))
+    reason = in_one_line(first_line(error))
     last = _last_words(logs)
     if keep_in is None or not logs.is_dir():
         return "; ".join(filter(None, (reason, last)))

@@ -31,7 +31,6 @@ from rl_core.resources.memory_plan import (
     memory_plan,
     micro_batch_tokens,
 )
-from rl_core.resources.placement import why_no_shared_card
 from rl_core.system.words import GIB, disk_size
 from rl_core.tracking.host_memory import memory_left, own_bytes
 from tasks.hours import planned_steps
@@ -50,7 +49,7 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
     shape = model_shape(config)
     if shape is None:
         return
-    why = why_not_split(shape, config.rollout.tensor_parallel_size) or why_no_shared_card(config)
+    why = why_not_split(shape, config.rollout.tensor_parallel_size)
     if why is not None:
         yield fatal("memory", why)
         return

@@ -125,7 +125,9 @@ def train_until(
     resume_from = checkpoint.path if checkpoint else None
     with (
         start_rewards(config.env) as rewards,
-        Workers.start(config, model_path, resume_from=resume_from) as workers,
+        Workers.start(
+            config, model_path, resume_from=resume_from, policy_version=start_step
+        ) as workers,
         BackgroundSave(
             config.checkpoints, run.path, workers.snapshot, partial(write, workers.write_snapshot)
         ) as saves,

@@ -21,7 +21,6 @@ from rl_core.trainer import Trainer
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers.actors import PAD_ID
 from tests.rl_core.test_trainer import comparable, inputs, problem_order, rollouts, settings
-from tests.support.engines import answers
 from tests.support.memory_faults import engine_out_of_memory, out_of_memory
 
 LATEST = "checkpoints/latest/model.safetensors"
@@ -48,7 +47,7 @@ class LocalWorkers:
     ) -> Iterator[tuple[int, Completion]]:
         call = self.failing_calls.get(next(self._streams))
         with engine_out_of_memory(() if call is None else {call}) as failed:
-            yield from answers(self.engine, requests, sampling, phase)
+            yield from self.engine.generate(requests, sampling, phase)
         assert call is None or failed == [call]
 
     def learn(
@@ -58,10 +57,7 @@ class LocalWorkers:
 
     def sync_weights(self, policy_version: int) -> None:
         self.engine.engine.update_weights(self.learner.weights())
-        self.set_policy_version(policy_version)
-
-    def set_policy_version(self, version: int) -> None:
-        self.engine.engine.policy_version = version
+        self.engine.engine.policy_version = policy_version
 
 
 def train_locally(

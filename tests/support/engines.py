@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from rl_core.config.run import RunConfig
-from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import RolloutEngine, in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
@@ -23,14 +22,13 @@ PROMPT_LENGTHS = (1, 7, 32, 33, 128, 129, 300)
 """Around and above vLLM's blocks of 32 tokens: a stale prefix cache shows in no shorter prompt."""
 
 
-def make_vllm(path: Path, num_parts: int = 1, *, in_flight: bool = False) -> RolloutEngine:
+def make_vllm(path: Path, num_parts: int = 1) -> RolloutEngine:
     from rl_core.rollout.vllm_engine import VllmEngine
 
-    rollout = {"kv_cache_mib": 16, "tensor_parallel_size": num_parts, "staleness": 2 * in_flight}
     sections = {
         "data": {"max_prompt_length": 384, "max_response_length": 128},
         "env": {"name": "countdown", "max_turns": 2},
-        "rollout": rollout,
+        "rollout": {"kv_cache_mib": 16, "tensor_parallel_size": num_parts},
     }
     with pytest.MonkeyPatch.context() as patch:
         let_countdown_answer(patch)
@@ -55,17 +53,6 @@ def ask(
 ) -> list[Completion]:
     requests = [GenerationRequest(tuple(p), seed) for seed, p in enumerate(asked)]
     return in_order(engine.generate(requests, sampling))
-
-
-def answers(
-    engine: AdaptiveEngine,
-    requests: Sequence[GenerationRequest],
-    sampling: SamplingSettings,
-    phase: str = "gen",
-) -> Iterator[tuple[int, Completion]]:
-    """Each completion with its position, as soon as it has ended."""
-    for ended in engine.generate_by_token(requests, sampling, phase):
-        yield from ended
 
 
 def perturb(model: Any, seed: int, only: str = "") -> None:

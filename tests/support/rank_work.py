@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +13,6 @@ import torch._dynamo
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
@@ -82,20 +80,6 @@ def offloading(place: torch.device, config: RunConfig, model: Path, ranks: Ranks
         at = place if config.resources.offload else None
         patch.setattr(learner_module, "offload_device", lambda *_: at)
         return Learner(config, model, ranks=ranks)
-
-
-def places_of_moments(
-    ranks: Ranks, config: RunConfig, model: Path, batch: TrainBatch
-) -> dict[str, str]:
-    """Where moments rest that are sent where they are lost, by name, after their only update."""
-    learner = offloading(torch.device("meta"), with_ranks(config, ranks), model, ranks)
-    learner.learn(batch)
-    return {
-        name: tensor.device.type
-        for prefix, optimizer in learner.optimizers.items()
-        for name, tensor in optimizer.state_tensors(prefix).items()
-        if ".exp_avg" in name
-    }
 
 
 def check_one_by_one(learner: Learner, weights: dict[str, Tensor]) -> None:
@@ -197,43 +181,6 @@ def go_on_with_8bit(
         "again": step_8bit(ranks, gradients[3:], begun),
         "continued": step_8bit(ranks, gradients[3:], early),
     }
-
-
-class CollectiveBytes(TorchDispatchMode):
-    """Adds up, by kind, the bytes of the whole tensors that collectives move within the block."""
-
-    KINDS: ClassVar = {"gather": "gathered", "reduce_scatter": "scattered", "reduce": "summed"}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.moved = dict.fromkeys(self.KINDS.values(), 0)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = str(func)
-        if "c10d" in name:
-            for word, kind in self.KINDS.items():
-                if word in name:
-                    tensors = [x for x in tree_leaves((args, result)) if isinstance(x, Tensor)]
-                    self.moved[kind] += max(x.nbytes for x in tensors)
-                    break
-        return result
-
-
-def count_bytes(
-    ranks: Ranks, configs: Sequence[RunConfig], model: Path, batches: Sequence[TrainBatch]
-) -> list[tuple[dict[str, int], dict[str, int]]]:
-    """Returns what collectives move in a step, and when weights are gathered for the engines."""
-    torch.set_num_threads(1)
-    counted = []
-    for config, batch in zip(configs, batches, strict=True):
-        learner = Learner(with_ranks(config, ranks), model, ranks=ranks)
-        with CollectiveBytes() as step:
-            learner.learn(batch)
-        with CollectiveBytes() as handed:
-            learner.weights()
-        counted.append((step.moved, handed.moved))
-    return counted
 
 
 def go_on(

@@ -18,7 +18,7 @@ def test_every_setting_is_explained_in_words_of_its_own():
     [
         ("actor.lr", "a number above 0", "1e-06"),
         ("actor.clip_eps_low", "a number above 0, below 1", "0.2"),
-        ("rollout.staleness", "a whole number at least 0", "0"),
+        ("rollout.staleness", "a whole number at least 0, at most 1", "0"),
         ("rollout.engine", "vllm or hf", "vllm"),
         ("rollout.sleep", "true or false", "false"),
         ("actor.importance_cap", "a number at least 1 or null", "2.0"),

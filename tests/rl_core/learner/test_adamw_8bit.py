@@ -96,15 +96,6 @@ def test_moments_are_announced_as_they_come():
     assert looks(announced) == looks(optimizer.state_tensors("actor"))
 
 
-def test_a_learner_resumes_only_with_the_same_moments(new_learner, tmp_path, make_batch):
-    learner = new_learner(actor=EIGHT_BITS)
-    learner.learn(make_batch())
-    learner.save(tmp_path)
-    plain = new_learner()
-    with pytest.raises(ValueError, match=r'with actor\.optimizer="adamw_8bit", so .*="adamw" cann'):
-        plain.load_state(tmp_path / "trainer")
-
-
 def test_moments_take_what_is_planned(settings):
     shape = {"hidden_size": 256, "intermediate_size": 1_024, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}

@@ -2,8 +2,6 @@
 
 import gc
 import itertools
-import json
-import logging
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -279,19 +277,6 @@ def test_a_resumed_run_keeps_its_budgets_and_goes_on_bit_for_bit(
     assert_bitwise_equal(all_weights(resumed), all_weights(learner))
 
 
-def test_a_checkpoint_from_elsewhere_starts_anew(new_learner, tmp_path, make_batch):
-    learner = new_learner()
-    with out_of_memory(learner, "ref", {0}):
-        learner.learn(make_batch(1))
-    learner.save(tmp_path)
-    assert (
-        learned_budgets(new_learner(data={"max_response_length": 2_000}, resume_from=tmp_path))
-        == {}
-    )
-    here = new_learner(resume_from=tmp_path)
-    assert learned_budgets(here) == learned_budgets(learner) != {}
-
-
 def test_the_next_run_starts_from_what_this_one_has_learned_and_a_resume_does_not(
     tiny_model_path, tmp_path, make_batch, settings
 ):
@@ -310,21 +295,6 @@ def test_the_next_run_starts_from_what_this_one_has_learned_and_a_resume_does_no
     assert learned_budgets(resumed) == {}
     other = settings(model={"gradient_checkpointing": True})
     assert learned_budgets(Learner(other, tiny_model_path, budgets_file=file)) == {}
-
-
-def test_a_spoilt_file_is_ignored_with_a_warning_and_replaced(
-    tiny_model_path, tmp_path, make_batch, settings, caplog
-):
-    file = tmp_path / BUDGETS_FILE
-    file.write_text('{"cpu": {"update_actor": {"tokens": -3}}}')
-    with caplog.at_level(logging.WARNING):
-        learner = Learner(settings(), tiny_model_path, budgets_file=file)
-    assert "holds no token budgets and is ignored" in caplog.text
-    assert learned_budgets(learner) == {}
-    with out_of_memory(learner, "ref", {0}):
-        learner.learn(make_batch(1))
-    (place,) = json.loads(file.read_text())
-    assert place == memory_place(settings(), learner.models.actor, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from tests.support.rank_work import (
     divide,
     go_on,
     learn,
-    places_of_moments,
     run_out_of_memory,
 )
 
@@ -133,14 +132,6 @@ def test_ranks_learn_what_one_process_learns(tiny_model_path, settings, make_bat
         again = results[len(expected)]
         assert_bitwise_equal(again["weights"], results[0]["weights"])
         assert again["metrics"] == results[0]["metrics"]
-
-
-@pytest.mark.slow
-def test_each_ranks_moments_rest_elsewhere(tiny_model_path, settings, make_batch):
-    config = settings(actor={"mini_batch_size": 8}, resources={"offload": True})
-    for places in on_ranks(2, places_of_moments, config, tiny_model_path, make_batch()):
-        assert {name.split(".")[0] for name in places} == {"actor", "critic"}
-        assert set(places.values()) == {"meta"}
 
 
 @pytest.mark.slow

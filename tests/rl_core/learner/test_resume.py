@@ -3,7 +3,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from rl_core.learner.learner import STATE_FOLDER, Learner
+from rl_core.learner.learner import Learner
 from tests.support.learners import all_weights, check_that_a_resume_is_exact
 
 GROUPS = {"estimator": "grpo", "group_size": 2}
@@ -64,17 +64,3 @@ def test_a_checkpoint_is_a_model_folder_and_holds_no_pickle(new_learner, tmp_pat
         assert torch.equal(loaded.state_dict()[key], tensor)
     suffixes = {file.suffix for file in tmp_path.rglob("*") if file.is_file()}
     assert suffixes <= {".json", ".safetensors", ".jinja", ".txt"}
-
-
-def test_what_cannot_be_resumed_is_one_clear_line(
-    new_learner, tiny_model_path, tmp_path, make_batch, settings
-):
-    critic_free = settings(algorithm={"estimator": "grpo", "group_size": 2})
-    learner = Learner(critic_free, tiny_model_path)
-    learner.save(tmp_path)
-    with pytest.raises(ValueError, match="saved without a critic"):
-        new_learner(resume_from=tmp_path)
-    (tmp_path / STATE_FOLDER / "learner.json").unlink()
-    with pytest.raises(ValueError, match="nothing to resume from") as error:
-        Learner(critic_free, tiny_model_path, resume_from=tmp_path)
-    assert "\n" not in str(error.value)

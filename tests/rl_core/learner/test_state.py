@@ -81,8 +81,17 @@ def test_a_state_is_for_the_adapters_and_the_critic_it_was_written_with(tmp_path
     # Written when a critic could be a head on the actor's trunk.
     check_settings(tmp_path, saved | {"settings": {**old, "critic.share_trunk": False}}, plain)
     shared = saved | {"settings": {**old, "critic.share_trunk": True}}
+    other_rank = RunConfig.model_validate({"model": {"lora_rank": 8}})
+    other_alpha = RunConfig.model_validate({"model": {"lora_rank": 4, "lora_alpha": 3.0}})
+    of_adapters = saved | {"settings": model_settings(adapted)}
+    rounded = saved | {"settings": {**saved["settings"], "actor.optimizer": "adamw_8bit"}}
     for of, numbers, said in (
         (adapted, saved, "saved with .*lora_rank=0, so .* cannot resume"),
+        (plain, of_adapters, "lora_rank=4, so model.lora_rank=0 cannot"),
+        (other_rank, of_adapters, "lora_rank=4, so model.lora_rank=8 cannot"),
+        (other_alpha, of_adapters, "lora_alpha=16.0, so model.lora_alpha=3.0 cannot"),
+        (plain, rounded, r'with actor\.optimizer="adamw_8bit", so .*="adamw" cann'),
+        (plain, {"settings": saved["settings"]}, "saved without a critic"),
         (plain, shared, "saved with critic.share_trunk=true, which is gone: start a new run with"),
     ):
         with pytest.raises(ValueError, match=said) as error:

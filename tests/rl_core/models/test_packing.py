@@ -17,7 +17,7 @@ from rl_core.models import fast_linear, loading, packing, shared_prefix
 from rl_core.models.forward import forward_pass
 
 CPU = torch.device("cpu")
-VOCAB = 24
+VOCAB = 48
 KINDS = {
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
@@ -27,17 +27,31 @@ KINDS = {
 
 @st.composite
 def models(draw: st.DrawFn) -> transformers.PreTrainedModel:
-    config, model = KINDS[draw(st.sampled_from(sorted(KINDS)))]
-    num_kv_heads = draw(st.integers(1, 2))
-    torch.manual_seed(draw(st.integers(0, 99)))
+    kind = draw(st.sampled_from(sorted(KINDS)))
+    config, model_class = KINDS[kind]
+    num_kv_heads = draw(st.integers(1, 3))
     shape = {
-        "vocab_size": VOCAB, "hidden_size": 12, "intermediate_size": 8,
-        "num_hidden_layers": draw(st.integers(1, 3)), "head_dim": 4, "initializer_range": 0.3,
+        "vocab_size": VOCAB,
+        "hidden_size": draw(st.sampled_from([12, 24])),
+        "intermediate_size": draw(st.sampled_from([8, 20])),
+        "num_hidden_layers": draw(st.integers(1, 3)),
         "num_attention_heads": num_kv_heads * draw(st.integers(1, 2)),
-        "num_key_value_heads": num_kv_heads, "attn_implementation": "sdpa",
-        "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
-    }  # fmt: skip
-    return model(config(**shape)).double().eval()
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": draw(st.sampled_from([2, 8])),
+        "tie_word_embeddings": draw(st.booleans()),
+        "initializer_range": 0.3,
+        "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-2])),
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
+    }
+    if kind == "llama":
+        shape |= {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
+    torch.manual_seed(draw(st.integers(0, 99)))
+    model = model_class(config(**shape)).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name or name.endswith(".bias"):  # as training leaves them, not as made
+                weight.add_(0.3 * torch.randn(weight.shape))
+    return model
 
 
 @st.composite
@@ -81,7 +95,7 @@ def states_by_row(backbone: Any, batch: TrainBatch) -> Tensor:
 @settings(max_examples=20, derandomize=True, deadline=None)
 @given(data=st.data())
 def test_states_and_every_gradient_are_those_of_rows_alone(make_rollout, data):
-    model, batch = data.draw(models()), data.draw(batches(make_rollout))
+    model, batch = data.draw(models()).double(), data.draw(batches(make_rollout))
     plain = copy.deepcopy(model).get_decoder()
     packing.allow_packing(model)
     loading.checkpoint_gradients(model)

@@ -10,40 +10,9 @@ from torch import Tensor
 
 from rl_core.batch import TrainBatch
 from rl_core.models.forward import forward_pass
-from tests.rl_core.models.test_packing import batches
+from tests.rl_core.models.test_packing import batches, models
 
-VOCAB = 48
 CLOSE = 1e-5
-CONFIGS = {"qwen2": transformers.Qwen2Config, "llama": transformers.LlamaConfig}
-MODELS = {"qwen2": transformers.Qwen2ForCausalLM, "llama": transformers.LlamaForCausalLM}
-
-
-@st.composite
-def models(draw: st.DrawFn) -> transformers.PreTrainedModel:
-    kind = draw(st.sampled_from(sorted(CONFIGS)))
-    num_kv_heads = draw(st.integers(1, 3))
-    shape = {
-        "vocab_size": VOCAB,
-        "hidden_size": draw(st.sampled_from([12, 24])),
-        "intermediate_size": draw(st.sampled_from([8, 20])),
-        "num_hidden_layers": draw(st.integers(1, 3)),
-        "num_attention_heads": num_kv_heads * draw(st.integers(1, 2)),
-        "num_key_value_heads": num_kv_heads,
-        "head_dim": draw(st.sampled_from([2, 8])),
-        "tie_word_embeddings": draw(st.booleans()),
-        "initializer_range": 0.3,
-        "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-2])),
-        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
-    }
-    if kind == "llama":
-        shape |= {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
-    torch.manual_seed(draw(st.integers(0, 99)))
-    model = MODELS[kind](CONFIGS[kind](**shape)).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "norm" in name or name.endswith(".bias"):  # as training leaves them, not as made
-                weight.add_(0.3 * torch.randn(weight.shape))
-    return model
 
 
 def tempered(logits: Tensor) -> Tensor:

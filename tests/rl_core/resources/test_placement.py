@@ -12,11 +12,9 @@ from rl_core.config.run import RunConfig
 from rl_core.resources.placement import (
     asked_of_ray,
     card_tenants,
-    late_engines,
     loading_queues,
     shares_a_card,
     too_little,
-    why_no_shared_card,
 )
 from rl_core.workers import cluster as workers_module
 from rl_core.workers.cluster import Workers
@@ -83,28 +81,6 @@ def test_an_engine_that_is_split_has_cards_of_its_own_in_one_piece():
     asked = asked_of_ray(split, learner=True)
     assert asked["engine_1"] == {"CPU": 2, "GPU": 2}
     assert asked["learner"] == {"CPU": 1, "GPU": 1}
-
-
-def with_rollout(config: RunConfig, **rollout: object) -> RunConfig:
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update=rollout)})
-
-
-def test_engines_that_may_come_later_are_the_last():
-    config = run_config(0, 0, 3)
-    assert late_engines(config) == []
-    assert late_engines(with_rollout(config, min_engines=1)) == ["engine_1", "engine_2"]
-    assert late_engines(with_rollout(config, min_engines=3)) == []
-    with pytest.raises(ValueError, match=r"min_engines=4 is above rollout\.num_engines=3"):
-        RunConfig.model_validate({"rollout": {"num_engines": 3, "min_engines": 4}})
-
-
-def test_what_an_engine_on_the_learners_card_cannot_do_is_one_line():
-    shared, apart = run_config(0.5, 0.25, 2), run_config(1, 1, 2)
-    assert why_no_shared_card(shared) is None
-    assert why_no_shared_card(with_rollout(apart, min_engines=1)) is None
-    said = why_no_shared_card(with_rollout(shared, min_engines=1))
-    assert said.endswith("use null")
-    assert "\n" not in said
 
 
 def test_every_learner_rank_has_room_of_its_own():

@@ -17,7 +17,6 @@ from rl_core.rollout.adaptive_engine import AdaptiveEngine, engine_place
 from rl_core.rollout.model_files import read_weights
 from rl_core.rollout.protocol import in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
-from tests.support.engines import answers
 from tests.support.memory_faults import SAID, engine_out_of_memory
 
 SAMPLED, GREEDY = (SamplingSettings(24, temperature) for temperature in (1.0, 0.0))
@@ -65,18 +64,18 @@ def test_an_engine_that_runs_out_of_memory_answers_as_if_it_had_not(
     engine = make(config, tiny_model_path, file)
     engine.engine.update_weights(other_weights(tiny_model_path))
     expected = {
-        mode: in_order(answers(engine, REQUESTS, mode, "gen")) for mode in (SAMPLED, GREEDY)
+        mode: in_order(engine.generate(REQUESTS, mode, "gen")) for mode in (SAMPLED, GREEDY)
     }
     assert engine.end_step() == {"memory/budget_seqs/gen": 8, "memory/oom/gen": 0}
 
     late = 24 + 10  # the second batch's tenth pass
     with engine_out_of_memory({late}) as failed:
-        finished = list(answers(engine, REQUESTS, SAMPLED, "gen"))
+        finished = list(engine.generate(REQUESTS, SAMPLED, "gen"))
     assert failed == [late]
     assert sorted(position for position, _ in finished) == list(range(len(REQUESTS)))
     assert_same(in_order(finished), expected[SAMPLED])
     with engine_out_of_memory({1}) as failed:
-        finished = list(answers(engine, REQUESTS, GREEDY, "evaluate"))
+        finished = list(engine.generate(REQUESTS, GREEDY, "evaluate"))
     assert failed == [1]
     assert sorted(position for position, _ in finished) == list(range(len(REQUESTS)))
     assert_same(in_order(finished), expected[GREEDY])
@@ -104,18 +103,18 @@ def test_a_vllm_engine_built_again_where_memory_is_short_has_a_smaller_cache(
     inner = engine.engine
     assert isinstance(inner, vllm_engine.VllmEngine)
     inner.update_weights(other_weights(tiny_model_path))
-    expected = in_order(answers(engine, REQUESTS, SAMPLED, "gen"))
+    expected = in_order(engine.generate(REQUESTS, SAMPLED, "gen"))
     # More than there is; of it vLLM refuses all, and takes a thousandth.
     inner._options["kv_cache_memory_bytes"] = wanted = 2 * psutil.virtual_memory().total
     monkeypatch.setattr(vllm_engine, "_MEMORY_SHARES", (1.0, 16 * 2**20 / wanted))
     with engine_out_of_memory({5}):
-        assert_same(in_order(answers(engine, REQUESTS, SAMPLED, "gen")), expected)
+        assert_same(in_order(engine.generate(REQUESTS, SAMPLED, "gen")), expected)
     monkeypatch.setattr(vllm_engine, "_MEMORY_SHARES", (1.0, 1e-9))  # no place for one response
     with (
         engine_out_of_memory({5}),
         pytest.raises(OutOfMemory, match="less than requested memory for kv") as caught,
     ):
-        list(answers(engine, REQUESTS, SAMPLED, "evaluate"))
+        list(engine.generate(REQUESTS, SAMPLED, "evaluate"))
     assert caught.value.phase == "evaluate"
 
 
@@ -128,7 +127,7 @@ def test_below_a_single_response_the_phase_and_what_was_asked_for_are_named(
         engine_out_of_memory(range(1_000)) as failed,
         pytest.raises(OutOfMemory, match=r"4\.64 GiB.*A single response was under way") as caught,
     ):
-        list(answers(engine, REQUESTS, GREEDY, "evaluate"))
+        list(engine.generate(REQUESTS, GREEDY, "evaluate"))
     assert (caught.value.phase, len(failed)) == ("evaluate", 4)  # 8, 4, 2, 1
     assert SAID in caught.value.detail
     survived("OOM", "a single response")
@@ -137,15 +136,15 @@ def test_below_a_single_response_the_phase_and_what_was_asked_for_are_named(
 def test_another_error_is_nobodys_memory(tiny_model_path):
     engine = make(settings("hf"), tiny_model_path)
     with pytest.raises(RuntimeError, match="negative dimension"):
-        list(answers(engine, REQUESTS, SamplingSettings(-1), "gen"))
+        list(engine.generate(REQUESTS, SamplingSettings(-1), "gen"))
 
 
 def test_the_next_run_starts_with_what_fitted_and_grows_back(tiny_model_path, tmp_path, caplog):
     config, file = settings("hf"), tmp_path / BUDGETS_FILE
     engine = make(config, tiny_model_path, file)
-    expected = in_order(answers(engine, REQUESTS, SAMPLED, "gen"))
+    expected = in_order(engine.generate(REQUESTS, SAMPLED, "gen"))
     with engine_out_of_memory({7}):
-        list(answers(engine, REQUESTS, SAMPLED, "gen"))
+        list(engine.generate(REQUESTS, SAMPLED, "gen"))
     # At once, with what was asked for; and at the step's end.
     assert caplog.messages == [f"out of memory in gen: 8 -> 4 responses at a time: {SAID}"]
     caplog.clear()
@@ -156,15 +155,15 @@ def test_the_next_run_starts_with_what_fitted_and_grows_back(tiny_model_path, tm
     again = make(config, tiny_model_path, file)
     sizes = []
     for _ in range(21):
-        assert_same(in_order(answers(again, REQUESTS[:1], SAMPLED, "gen")), expected[:1])
+        assert_same(in_order(again.generate(REQUESTS[:1], SAMPLED, "gen")), expected[:1])
         sizes.append(again.end_step()["memory/budget_seqs/gen"])
     assert sizes == [4] * 20 + [5]
     with engine_out_of_memory({7}) as failed:  # five at a time are really five
-        list(answers(again, REQUESTS, SAMPLED, "gen"))
+        list(again.generate(REQUESTS, SAMPLED, "gen"))
     assert failed == [7]
     assert again.end_step()["memory/oom_seqs/gen"] == 5
     wider = make(settings("hf", max_num_seqs=16), tiny_model_path, file)
-    list(answers(wider, REQUESTS[:1], SAMPLED, "gen"))
+    list(wider.generate(REQUESTS[:1], SAMPLED, "gen"))
     assert wider.end_step()["memory/budget_seqs/gen"] == 2
 
 
@@ -193,9 +192,9 @@ engine = AdaptiveEngine(config, model, None)
 prompts = torch.randint(2, 258, (96, 500), generator=torch.Generator().manual_seed(0)).tolist()
 requests = [GenerationRequest(tuple(prompt), seed) for seed, prompt in enumerate(prompts)]
 def tokens(sampling, phase):
-    finished = sum(engine.generate_by_token(requests, sampling, phase), [])
+    finished = engine.generate(requests, sampling, phase)
     return [completion.response_ids.tolist() for completion in in_order(finished)]
-list(engine.generate_by_token(requests[:2], SamplingSettings(4), "gen"))  # what a first pass keeps
+list(engine.generate(requests[:2], SamplingSettings(4), "gen"))  # what a first pass keeps
 free_mib, hard = int(sys.argv[3]), resource.getrlimit(resource.RLIMIT_AS)[1]
 if free_mib:
     status = Path("/proc/self/status").read_text()

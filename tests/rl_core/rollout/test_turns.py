@@ -39,15 +39,14 @@ def echo_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 class Scripted:
     """Goes on with a text by the prompt it gets; `|` is the end of a text."""
 
-    def __init__(self, script: dict[str, str], policies: Sequence[int] = (0, 0, 0, 0)) -> None:
-        self.script, self.policies = script, policies
+    def __init__(self, script: dict[str, str]) -> None:
+        self.script = script
         self.asked: list[list[GenerationRequest]] = []
         self.sampling: list[SamplingSettings] = []
 
     def __call__(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
     ) -> list[tuple[int, Completion]]:
-        policy = self.policies[len(self.asked)]
         self.asked.append(list(requests))
         self.sampling.append(sampling)
         ended = []
@@ -57,7 +56,7 @@ class Scripted:
             reason: FinishReason = "stop" if len(text) <= limit else "length"
             ids = np.array(encode(text[:limit]))
             logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32)
-            ended.append((i, Completion(ids, logprobs, reason, ((0, policy),))))
+            ended.append((i, Completion(ids, logprobs, reason, policy_version=4)))
         return ended[::-1]  # the last one ends first
 
 
@@ -70,9 +69,9 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def play(
-    script: dict[str, str], *prompts: str, max_turns: int = 3, max_tokens: int = 20, **engine: Any
+    script: dict[str, str], *prompts: str, max_turns: int = 3, max_tokens: int = 20
 ) -> tuple[list[Completion], Scripted]:
-    model = Scripted(script, **engine)
+    model = Scripted(script)
     taking = TurnTaking(EchoConfig(max_turns=max_turns), decode, encode)
     requests = [GenerationRequest(tuple(encode(p)), seed) for seed, p in enumerate(prompts)]
     problems = [Problem(i, "echo", (), {"letter": "x"}, 0) for i in range(len(prompts))]
@@ -83,7 +82,7 @@ def play(
 
 def test_a_response_of_three_turns_by_hand():
     script = {"A": "ab?", "B": "no|", "Aab?[x]": "x?", "Aab?[x]x?[x]": "end|"}
-    (three, one), model = play(script, "A", "B", policies=(4, 5, 5))
+    (three, one), model = play(script, "A", "B")
     assert decode(three.response_ids.tolist()) == "ab?[x]x?[x]end|"
     assert three.sampled.astype(int).tolist() == [1, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 1]
     assert three.logprobs.tolist() == [-1, -2, -3, 0, 0, 0, -1, -2, 0, 0, 0, -1, -2, -3, -4]
@@ -97,9 +96,7 @@ def test_a_response_of_three_turns_by_hand():
     ]
     assert three.num_sampled == 9
     assert three.finish_reason == "stop"
-    # The env's words are no policy's.
-    assert three.policy_starts == ((0, 4), (6, 5))
-    assert three.policy_runs == [(4, 3), (5, 6)]
+    assert three.policy_version == 4
     assert (decode(one.response_ids.tolist()), one.turns, one.num_sampled) == ("no|", (), 3)
     # Nobody is asked again who has ended, and what is left is less each time.
     assert [[r.max_tokens for r in asked] for asked in model.asked] == [[None, None], [14], [9]]

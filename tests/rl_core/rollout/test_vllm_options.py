@@ -59,7 +59,7 @@ def kind_of(field: str) -> Any:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"sleep": True}, {"tensor_parallel_size": 2}, {"staleness": 2}, {"max_turns": 2}],
+    [{}, {"sleep": True}, {"tensor_parallel_size": 2}, {"max_turns": 2}],
     ids=lambda options: ", ".join(options) or "plain",
 )
 def test_vllm_knows_what_a_gpu_engine_asks_of_it(asked, tiny_model_path, options):
@@ -74,7 +74,6 @@ def test_vllm_knows_what_a_gpu_engine_asks_of_it(asked, tiny_model_path, options
     assert changed["logprobs_mode"] == "processed_logprobs"
     assert args.enable_sleep_mode == options.get("sleep", False)
     assert args.tensor_parallel_size == options.get("tensor_parallel_size", 1)
-    assert args.async_scheduling == (False if "staleness" in options else default.async_scheduling)
     assert args.skip_tokenizer_init == ("max_turns" not in options)
     # A card's kernels and cache are vLLM's own choice.
     assert not {"kv_cache_memory_bytes", "enforce_eager", "block_size"} & changed.keys()

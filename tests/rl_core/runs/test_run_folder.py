@@ -29,7 +29,7 @@ def rollout(
     group_id: int,
     sample_index: int,
     logprobs: list[float],
-    policy_starts: tuple[tuple[int, int], ...] = ((0, 0),),
+    policy_version: int = 0,
 ) -> Rollout:
     return Rollout(
         problem=Problem(40 + group_id, "countdown", (), {"target": 3, "numbers": [1, 2]}, 2),
@@ -38,7 +38,7 @@ def rollout(
         prompt_text="make 3",
         prompt_ids=(5, 6, 7),
         completion=Completion(
-            np.arange(len(logprobs)), np.float32(logprobs), "length", policy_starts
+            np.arange(len(logprobs)), np.float32(logprobs), "length", policy_version
         ),
         response_text="<answer>1 + 2</answer>",
         scored=ScoredText(1.0, "correct", "1 + 2"),
@@ -226,7 +226,7 @@ def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path):
     file = log.write(
         12,
         1,
-        [rollout(0, 0, [-0.5, -0.25], ((0, 10), (1, 11))), rollout(1, 1, [-1.0])],
+        [rollout(0, 0, [-0.5, -0.25], 10), rollout(1, 1, [-1.0])],
         {"reward": [1.0, 0.5], "ref_kl": np.array([0.125, np.nan], dtype=np.float32)},
     )
     assert file == tmp_path / "rollouts" / "step_000012.parquet"
@@ -257,7 +257,7 @@ def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path):
         "logprob_sum": -0.75,
         "logprob_gap_mean": None,
         "ref_kl": 0.125,
-        "policy_runs": [{"policy_version": version, "tokens": 1} for version in (10, 11)],
+        "policy_runs": [{"policy_version": 10, "tokens": 2}],
         "turns": None,
         "value": None,
         "truth": '{"numbers": [1, 2], "target": 3}',

@@ -115,14 +115,6 @@ def test_parts_hold_each_example_once_and_none_is_a_part_too_long(lengths, count
     assert max(sum(part) for part in split) < sum(lengths) / count + max(lengths)
 
 
-def test_splits_hold_every_example_once():
-    examples = of_lengths([3, 9, 1, 4, 7])
-    even = split_evenly(examples, count=2)
-    assert [[len(e.ids) for e in part] for part in even] == [[9, 7], [4, 3, 1]]
-    by_tokens = split_by_tokens(examples, max_tokens=8, threads=1)
-    assert [[len(e.ids) for e in part] for part in by_tokens] == [[9], [7], [4], [3, 1]]
-
-
 @given(
     st.lists(st.integers(2, 400), min_size=1, max_size=40), st.integers(2, 900), st.integers(1, 4)
 )

@@ -64,12 +64,6 @@ def made(tmp_path_factory) -> tuple[dict[str, float], list[float], Path]:
     return *make(folder), folder
 
 
-def test_the_loss_falls(made):
-    _, losses, _ = made
-    assert len(losses) == TINY.steps
-    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
-
-
 @pytest.mark.slow
 def test_the_same_seed_makes_the_same_weights_and_leaves_torch_alone(made, tmp_path):
     _, losses, folder = made
@@ -83,12 +77,6 @@ def test_the_same_seed_makes_the_same_weights_and_leaves_torch_alone(made, tmp_p
     assert again == losses
     name = "model.safetensors"
     assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
-
-
-def test_another_seed_makes_other_weights(made, tmp_path):
-    _, losses, _ = made
-    _, others = make(tmp_path / "other", TINY.model_copy(update={"seed": 1, "steps": 1}))
-    assert others[0] != losses[0]
 
 
 def test_the_folder_loads_with_the_auto_classes(made):
@@ -109,6 +97,8 @@ def test_the_folder_loads_with_the_auto_classes(made):
 
 def test_the_report_lies_beside_the_weights_and_nothing_else_is_left(made):
     measured, losses, folder = made
+    assert len(losses) == TINY.steps
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
     written = json.loads((folder / "warm_start.json").read_text())
     assert written["final_loss"] == losses[-1]  # of 20 steps
     assert measured.items() <= written.items()

@@ -31,6 +31,7 @@ def tuned(
     folder: Path, rows: Path, base: Path, steps: list[float] | None = None, **changes: Any
 ) -> tuple[SimpleNamespace, dict[str, torch.Tensor]]:
     """Fine-tunes for some steps; returns report and weights, `steps` gets the losses."""
+    folder.mkdir(exist_ok=True)
     sections: dict[str, Any] = {
         "sft": {"data": str(rows), "steps": 8, "batch_size": 8, "lr": 1e-2, "save_freq": 2},
         "model": {"path": str(base)},
@@ -73,8 +74,6 @@ def test_it_learns_and_writes_a_folder_that_loads(tmp_path, rows, tiny_model_pat
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_a_kill_costs_nothing(tmp_path, rows, tiny_model_path, lora_rank):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
     _, whole = tuned(tmp_path / "a", rows, tiny_model_path, sft={"lora_rank": lora_rank})
 
     class Killed(list[float]):
@@ -95,8 +94,6 @@ def test_a_kill_costs_nothing(tmp_path, rows, tiny_model_path, lora_rank):
 
 
 def test_memory_levers_change_nothing(tmp_path, rows, tiny_model_path):
-    for name in "abc":
-        (tmp_path / name).mkdir()
     _, plain = tuned(tmp_path / "a", rows, tiny_model_path)
     _, split = tuned(tmp_path / "b", rows, tiny_model_path, actor={"micro_batch_tokens": 12})
     _, checkpointed = tuned(
@@ -111,8 +108,6 @@ def test_memory_levers_change_nothing(tmp_path, rows, tiny_model_path):
 
 
 def test_bfloat16_and_adapters_learn_alike(tmp_path, rows, tiny_model_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
     exact, _ = tuned(tmp_path / "a", rows, tiny_model_path)
     rough, weights = tuned(
         tmp_path / "b", rows, tiny_model_path, model={"dtype": "bfloat16", "lora_rank": 8}
@@ -127,8 +122,6 @@ def test_bfloat16_and_adapters_learn_alike(tmp_path, rows, tiny_model_path):
 def test_what_does_not_fit_is_split_and_a_single_example_refused(
     tmp_path, rows, tiny_model_path, monkeypatch
 ):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
     _, plain = tuned(tmp_path / "a", rows, tiny_model_path)
     room = 3
 

@@ -4,36 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from rl_core.workers.nodes import _look_around, _marked, compare, software
+from rl_core.workers.nodes import _look_around, _marked, refuse_other, software
 from tests.support.harness import LIMIT_S, ROOT
 from tests.support.ray_head import environment_of_ray, ray_head
 
 
-def test_equal_machines_have_nothing_to_say():
-    own = software()
-    assert own == software()
-    assert own.packages.keys() == {"torch", "transformers", "vllm"}
-    assert compare(own, own, "x") == []
-
-
-def test_other_packages_are_told_and_other_builds_of_the_same_are_not():
-    own = replace(software(), packages={"torch": "2.13.0", "vllm": "0.32.0"})
-    assert "+" not in software().packages["torch"]
-    assert compare(own, replace(own, packages={"torch": "2.12.0"}), "machine 10.0.0.2") == [
-        "machine 10.0.0.2 has torch 2.12.0, this one 2.13.0: results may differ",
-        "machine 10.0.0.2 has vllm None, this one 0.32.0: results may differ",
-    ]
-
-
 def test_another_version_of_the_project_is_refused_in_a_line():
     own = software()
+    refuse_other(own, software(), "machine 10.0.0.2")
     other = replace(own, sources="0123456789ab", folder="/opt/old/rl_core")
     line = (
         rf"machine 10\.0\.0\.2 has another rl_core \(0123456789ab, in /opt/old/rl_core\) than this "
         rf"one \({own.sources}\): install the same version on all machines"
     )
     with pytest.raises(ValueError, match=line):
-        compare(own, other, "machine 10.0.0.2")
+        refuse_other(own, other, "machine 10.0.0.2")
 
 
 def test_a_folder_is_known_by_a_file_that_only_it_has(tmp_path, tiny_model_path):
