@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.harness import WORKER, Prefect, as_parameter
+from tests.support.harness import WORKER, Prefect
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -61,7 +61,7 @@ def test_a_worker_completes_a_run_asked_for_by_its_full_name(
     root = prefect.folder / "out"
     tiny = [*tiny_overrides, f"storage.root={root}", "trainer.total_steps=2"]
     name = "countdown-train/countdown-train"
-    prefect.command("deployment", "run", name, "--param", as_parameter(tiny))
+    prefect.command("deployment", "run", name, "--param", f"overrides={json.dumps(tiny)}")
     prefect.pause_nights()
 
     def is_over() -> bool:
