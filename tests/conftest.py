@@ -52,6 +52,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(line)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files near the root first: they take minutes, and the last to begin run alone."""
+    items.sort(key=lambda item: len(item.path.parts))
+
+
 @pytest.fixture
 def survived(request: pytest.FixtureRequest) -> Ledger:
     """Notes, as the last line of a chaos test, which fault was survived and what it cost."""
@@ -164,11 +169,22 @@ def cli(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> Callable[
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of a real S3 server on loopback; whoever takes it empties it first."""
+    """The port of a real S3 server on loopback; `s3_port` empties it."""
     from tests.support import s3
 
     with s3.s3_server(tmp_path_factory.mktemp("s3") / "log") as port:
         yield port
+
+
+@pytest.fixture
+def s3_port(s3_server: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of the S3 server, now empty, to which the environment leads."""
+    from tests.support import s3
+
+    s3.clear(s3_server)
+    for name, value in s3.environment(s3_server).items():
+        monkeypatch.setenv(name, value)
+    return s3_server
 
 
 @pytest.fixture(scope="session")

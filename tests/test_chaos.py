@@ -16,23 +16,13 @@ def test_a_row_per_kind_with_its_sums_and_places_and_the_tests_that_failed():
     assert as_table(faults(ledger), ["tests/test_a.py::test_b"]) == [
         "fault                 injected  survived  steps redone  data lost",
         "SIGKILL                      3         3             3          0",
-        "    the learner x 2, an engine",
+        "    the learner x 2",
+        "    an engine",
         "ENOSPC                       1         1             0          0",
         "    a save",
         "all                          5         4             3          0",
         "NOT survived: tests/test_a.py::test_b",
     ]
-
-
-def test_places_are_wrapped_between_two_of_them_and_never_within_one():
-    ledger = Ledger()
-    places = [f"the worker with the long name {number:02}" for number in range(7)]
-    for place in places:
-        ledger("stall", place)
-    lines = as_table(faults(ledger), [])[2:-1]
-    assert max(map(len, lines)) <= 100
-    assert len(lines) == 4
-    assert [place for line in lines for place in line.strip(" ,").split(", ")] == places
 
 
 def test_lost_data_is_never_survived():

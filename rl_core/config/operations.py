@@ -142,7 +142,7 @@ class EvaluationConfig(Section):
     """The evaluation after training, of base and trained model alike."""
 
     samples_per_problem: int = Field(4, ge=1, le=1_024)
-    """Samples for pass@k and maj@k, k in 1, 2, 3, ... up to this."""
+    """Samples for pass@k, k in 1, 2, 3, ... up to this, and for maj@k of all of them."""
     temperature: float = Field(1.0, gt=0, le=2)
     """Of those samples; the answers that count for accuracy are greedy."""
     max_problems: int | None = Field(None, ge=1)

@@ -4,7 +4,7 @@ Legend: N problems, n samples of one problem, c correct ones among them, k sampl
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -104,42 +104,18 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
 
 
-@cache
-def majority_at_ks(
-    num_correct: int, wrong_counts: tuple[int, ...], num_silent: int
-) -> tuple[float, ...]:
-    """Returns maj@k for k = 1..n: the chance that k samples vote for the right value, unbiased.
+def majority_credit(num_correct: int, wrong_counts: Collection[int]) -> float:
+    """Returns 1 if the right value has the most votes of a problem's samples, 1/t if t values have.
 
-    The mean over all k-subsets of the n samples of: 1 if the right value has the most votes, 1/t if
-    it shares them with t - 1 others (a tie is broken at random), else 0. Samples without a value do
-    not vote; where none votes, nothing is right. maj@1 is pass@1.
-
-    The subsets are counted, not listed: for each number j of right votes, a polynomial in the
-    number of wrong votes counts the ways in which no wrong value has more than j, apart by how many
-    have j. `wrong_counts` are samples per wrong value, sorted, none 0; `num_silent` have no value.
+    `wrong_counts` are samples per wrong value; samples without a value do not vote, and where none
+    votes, nothing is right.
 
     Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning in Language
-    Models", for the vote; the estimator is the U-statistic that pass@k is.
+    Models".
     """
-    num_wrong = sum(wrong_counts)
-    num_samples = num_correct + num_wrong + num_silent
-    silent = _binomials(num_silent, num_samples)
-    credit = np.zeros(num_samples + 1)
-    for j in range(1, num_correct + 1):
-        # [r, w]: ways to choose w wrong votes such that r values have j and none has more.
-        ways = np.zeros((num_wrong // j + 1, num_wrong + 1))
-        ways[0, 0] = 1.0
-        for size in wrong_counts:
-            chosen = ways.copy()
-            for votes in range(1, min(size, j - 1) + 1):
-                chosen[:, votes:] += math.comb(size, votes) * ways[:, :-votes]
-            if size >= j:
-                chosen[1:, j:] += math.comb(size, j) * ways[:-1, :-j]
-            ways = chosen
-        shared = (ways / np.arange(1, len(ways) + 1)[:, None]).sum(axis=0)
-        won = np.convolve(shared, silent)[: num_samples + 1 - j]
-        credit[j : j + len(won)] += math.comb(num_correct, j) * won
-    return tuple(float(c) for c in credit[1:] / _binomials(num_samples, num_samples)[1:])
+    if not num_correct or num_correct < max(wrong_counts, default=0):
+        return 0.0
+    return 1 / (1 + sum(count == num_correct for count in wrong_counts))
 
 
 def mcnemar_p(num_won: int, num_lost: int) -> float:
@@ -164,11 +140,6 @@ def quartile_cuts(values: Sequence[int]) -> tuple[int, ...]:
     """
     cuts = np.quantile(np.asarray(values), (0.25, 0.5, 0.75), method="inverted_cdf")
     return tuple(int(cut) for cut in cuts)
-
-
-def _binomials(n: int, up_to: int) -> npt.NDArray[np.float64]:
-    """Returns C(n, i) for i = 0..up_to as floats: up to n = 1,029 none overflows."""
-    return np.array([float(math.comb(n, i)) for i in range(up_to + 1)])
 
 
 def theil_sen_slope(points: npt.ArrayLike) -> float:

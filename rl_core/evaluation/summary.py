@@ -6,15 +6,13 @@ bootstrap intervals over problems.
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-import numpy as np
-
 from rl_core.evaluation.statistics import (
     Estimate,
-    majority_at_ks,
+    majority_credit,
     mcnemar_p,
     means,
     pass_at_k,
@@ -60,7 +58,7 @@ class EvaluationSummary:
     pass_at_k: Mapping[int, Estimate]
     """By k = 1, 2, 3, ... up to the samples per problem."""
     majority_at_k: Mapping[int, Estimate]
-    """By k: k samples vote by the value of their answers."""
+    """By k, which is all samples of a problem: they vote by the value of their answers."""
     by_num_operands: tuple[Group, ...]
     """Countdown: `3 numbers`, `4 numbers`, ..."""
     by_difficulty: tuple[Group, ...]
@@ -137,8 +135,8 @@ def summarise(rows: Sequence[Row]) -> EvaluationSummary:
         score=score,
         format_share=share(num_readable, len(greedy)),
         response_tokens=tokens,
-        pass_at_k=_by_k(list(samples.values()), _pass_at_ks),
-        majority_at_k=_by_k(list(samples.values()), _majority_at_ks),
+        pass_at_k=_pass_at_k(samples.values()),
+        majority_at_k=_majority_at_k(samples.values()),
         by_num_operands=_groups(
             [row for row in greedy if row["num_operands"] is not None],
             lambda row: row["num_operands"],
@@ -176,31 +174,32 @@ def _greedy_by_problem(rows: Sequence[Row]) -> dict[tuple[int, str, str], bool]:
 
 
 def _accuracy(rows: Sequence[Row], column: str = "verdict") -> Estimate:
-    return share(sum(row[column] == "correct" for row in rows), len(rows))
+    return share(_num_correct(rows, column), len(rows))
 
 
-def _by_k(
-    samples: Sequence[Sequence[Row]], estimate: Callable[[Sequence[Row]], Sequence[float]]
-) -> dict[int, Estimate]:
+def _pass_at_k(samples: Collection[Sequence[Row]]) -> dict[int, Estimate]:
     """Returns the mean over problems for k = 1, 2, 3, ... up to the samples that every one has."""
     if not samples:
         return {}
-    fewest = min(map(len, samples))
-    by_problem = np.array([estimate(rows)[:fewest] for rows in samples])
-    return dict(enumerate(means(by_problem), start=1))
+    ks = range(1, min(map(len, samples)) + 1)
+    correct = [(len(rows), _num_correct(rows)) for rows in samples]
+    return dict(zip(ks, means([[pass_at_k(*one, k) for k in ks] for one in correct]), strict=True))
 
 
-def _pass_at_ks(rows: Sequence[Row]) -> list[float]:
-    num_correct = sum(row["verdict"] == "correct" for row in rows)
-    return [pass_at_k(len(rows), num_correct, k) for k in range(1, len(rows) + 1)]
+def _majority_at_k(samples: Collection[Sequence[Row]]) -> dict[int, Estimate]:
+    """Returns the mean credit of the vote; what the verdict calls correct votes as one value."""
+    if not samples:
+        return {}
+    won = []
+    for rows in samples:
+        wrong = Counter(row["value"] for row in rows if row["verdict"] != "correct")
+        wrong.pop(None, None)
+        won.append([majority_credit(_num_correct(rows), wrong.values())])
+    return dict(zip([min(map(len, samples))], means(won), strict=True))
 
 
-def _majority_at_ks(rows: Sequence[Row]) -> tuple[float, ...]:
-    """Returns maj@k of one problem; what the verdict calls correct votes as one value."""
-    num_correct = sum(row["verdict"] == "correct" for row in rows)
-    wrong = Counter(row["value"] for row in rows if row["verdict"] != "correct")
-    num_silent = wrong.pop(None, 0)
-    return majority_at_ks(num_correct, tuple(sorted(wrong.values())), num_silent)
+def _num_correct(rows: Sequence[Row], column: str = "verdict") -> int:
+    return sum(row[column] == "correct" for row in rows)
 
 
 def _groups(

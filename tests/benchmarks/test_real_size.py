@@ -1,18 +1,11 @@
-from collections.abc import Callable
-from types import ModuleType
-
-import pytest
-
 from rl_core.data.prompts import encode_prompt
 from rl_core.types import Message
+from tests.support.harness import benchmark
+
+real_size = benchmark("real_size")
 
 
-@pytest.fixture
-def real_size(load_script: Callable[[str], ModuleType]) -> ModuleType:
-    return load_script("real_size")
-
-
-def test_the_tokenizer_has_qwens_size_and_form(real_size, tmp_path):
+def test_the_tokenizer_has_qwens_size_and_form(tmp_path):
     texts = real_size.write_questions(tmp_path / "gsm8k")[:50]
     texts += real_size.countdown_texts(tmp_path)[:50]
     tokenizer = real_size.make_tokenizer(texts)

@@ -4,10 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,39 +13,36 @@ import psutil
 import pytest
 
 from rl_core.checkpoints.store import list_checkpoints
+from tests.support.harness import benchmark
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+soak = benchmark("soak")
+
 STEPS, WARM_UP, LIMIT_S = 200, 60, 1_500
 
 
-@pytest.fixture
-def soak(load_script: Callable[[str], ModuleType]) -> ModuleType:
-    return load_script("soak")
-
-
-def looks(soak: ModuleType, own_mb: Any, files: Any, cpu_s: Any) -> Any:
+def looks(own_mb: Any, files: Any, cpu_s: Any) -> Any:
     """Two steps between two looks, from step 100 on."""
     steps = range(100, 500, 2)
     made = [soak.Look(s, float(s), own_mb(s), files(s), 7, cpu_s(s)) for s in steps]
     return soak.summarize("learner", made)
 
 
-def test_growth_of_memory_is_a_fault_and_noise_and_jumps_are_none(soak):
+def test_growth_of_memory_is_a_fault_and_noise_and_jumps_are_none():
     noise = np.random.default_rng(0).normal(size=500)
-    flat = looks(soak, lambda s: 400 + 5 * noise[s], lambda s: 60 + s % 3, lambda s: 0.5 * s)
+    flat = looks(lambda s: 400 + 5 * noise[s], lambda s: 60 + s % 3, lambda s: 0.5 * s)
     assert flat.faults() == []
     assert flat.cpu_s_per_step == pytest.approx(0.5)
     assert flat.cpu_drift == pytest.approx(0)
-    jump = looks(soak, lambda s: 400 if s < 450 else 600, lambda s: 60, lambda s: 0.5 * s)
+    jump = looks(lambda s: 400 if s < 450 else 600, lambda s: 60, lambda s: 0.5 * s)
     assert jump.faults() == []
-    leak = looks(soak, lambda s: 400 + 0.3 * s + 5 * noise[s], lambda s: 60, lambda s: 0.5 * s)
+    leak = looks(lambda s: 400 + 0.3 * s + 5 * noise[s], lambda s: 60, lambda s: 0.5 * s)
     assert leak.mb_per_step == pytest.approx(0.3, abs=0.02)
     assert leak.faults() == [f"learner gains {leak.mb_per_step:.2f} MB per step"]
 
 
-def test_files_left_open_are_a_fault_and_a_slower_step_is_seen(soak):
+def test_files_left_open_are_a_fault_and_a_slower_step_is_seen():
     # CPU seconds per step rise from 0.5 by 0.001 per step: by 0.38 over steps 110 to 488.
-    row = looks(soak, lambda s: 400, lambda s: s // 20, lambda s: 0.5 * s + 0.0005 * (s - 100) ** 2)
+    row = looks(lambda s: 400, lambda s: s // 20, lambda s: 0.5 * s + 0.0005 * (s - 100) ** 2)
     assert row.faults() == ["learner has 15 more open files than at first"]
     assert row.cpu_drift == pytest.approx(0.398 / 0.7, abs=0.02)
 
@@ -88,7 +83,7 @@ def stepping(*leaks: str) -> Iterator[psutil.Popen]:
     ],
     ids=lambda value: " ".join(value) or "nothing",
 )
-def test_a_real_process_that_leaks_is_found_out(soak, leaks, found):
+def test_a_real_process_that_leaks_is_found_out(leaks, found):
     with stepping(*leaks) as process, stepping() as server:
         watch = soak.Watch(process, server)
         for step in range(1, 41):
@@ -107,7 +102,7 @@ def test_a_real_process_that_leaks_is_found_out(soak, leaks, found):
 def test_two_hundred_steps_of_everything_stay_flat(tmp_path):
     """No process gains 0.2 MB per step, keeps files open or threads alive; no times are judged."""
     numbers_file = tmp_path / "numbers.json"
-    command = [sys.executable, str(FILE), f"--steps={STEPS}", f"--warm-up={WARM_UP}"]
+    command = [sys.executable, str(soak.__file__), f"--steps={STEPS}", f"--warm-up={WARM_UP}"]
     command += [f"--json={numbers_file}", f"--folder={tmp_path}"]
     environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
     with subprocess.Popen(

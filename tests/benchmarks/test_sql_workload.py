@@ -1,17 +1,9 @@
-from collections.abc import Callable
-from types import ModuleType
-
-import pytest
-
 from tasks.queries import sql
+from tests.support.harness import benchmark
 
 
-@pytest.fixture
-def workload(load_script: Callable[[str], ModuleType]) -> ModuleType:
-    return load_script("sql_workload")
-
-
-def test_made_up_runs_answer_as_real_ones_do(workload, tmp_path):
+def test_made_up_runs_answer_as_real_ones_do(tmp_path):
+    workload = benchmark("sql_workload")
     workload.TEST_PROBLEMS = 8
     author = workload.Author()
     done = workload.write_run(tmp_path, "done", 3, author, finish=True)

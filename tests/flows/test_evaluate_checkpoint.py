@@ -44,7 +44,7 @@ def test_the_table_has_a_row_per_number_and_the_verdict_below():
     evaluated = Evaluated((summarise(one), summarise(other)), files, compare(one, other))
     lines = render(evaluated, ["r/step_000005", "Qwen/Qwen2.5-0.5B"]).splitlines()
     cells = [line.split("  ") for line in lines]
-    assert [[cell.strip() for cell in line if cell] for line in cells][:9] == [
+    assert [[cell.strip() for cell in line if cell] for line in cells][:8] == [
         ["r/step_000005", "Qwen/Qwen2.5-0.5B"],
         ["problems", "8", "8"],
         ["accuracy", "1.000 (0.676 to 1.000)", "0.000 (0.000 to 0.324)"],
@@ -52,7 +52,6 @@ def test_the_table_has_a_row_per_number_and_the_verdict_below():
         ["lenient", "1.000 (0.676 to 1.000)", "0.000 (0.000 to 0.324)"],
         ["pass@1", "1.000 (1.000 to 1.000)", "0.000 (0.000 to 0.000)"],
         ["pass@2", "1.000 (1.000 to 1.000)", "0.000 (0.000 to 0.000)"],
-        ["maj@1", "1.000 (1.000 to 1.000)", "0.000 (0.000 to 0.000)"],
         ["maj@2", "1.000 (1.000 to 1.000)", "0.000 (0.000 to 0.000)"],
     ]
     assert "3 numbers (8)" in "\n".join(lines)

@@ -36,18 +36,10 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture
-def port(s3_server: int) -> int:
-    """Of an empty server."""
-    s3.clear(s3_server)
-    return s3_server
-
-
 def start(machine: Path, command: str, settings: list[str], port: int) -> subprocess.Popen[str]:
     """Starts a command on a machine, which is a working folder here."""
     machine.mkdir()
     environment = own_prefect(machine / "prefect") | {"PYTHONPATH": str(ROOT)}
-    environment = {k: v for k, v in environment.items() if not k.startswith("AWS_")}
     environment |= s3.environment(port)
     return subprocess.Popen(
         [*PROGRAM, command, *settings],
@@ -68,14 +60,13 @@ def spool(machine: Path) -> Path:
 def test_a_run_on_s3_survives_its_faults_and_goes_on_elsewhere_as_if_nothing_was(
     tmp_path: Path,
     tiny_overrides: list[str],
-    port: int,
+    s3_port: int,
     survived: Ledger,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = [x for x in tiny_overrides if not x.startswith("trainer.")] + SETTINGS
     on_s3 = [*settings, f"storage.root={s3.URL}"]
     one, two, calm = (tmp_path / name for name in ("one", "two", "calm"))
-    with s3.FaultyProxy(port) as proxy:
+    with s3.faulty_proxy(s3_port) as proxy:
         first = start(one, "train", [*on_s3, "trainer.total_steps=1000"], proxy.port)
         for fault in FAULTS:
             done = len(steps_below(spool(one)))
@@ -92,7 +83,7 @@ def test_a_run_on_s3_survives_its_faults_and_goes_on_elsewhere_as_if_nothing_was
     shutil.rmtree(one)
 
     total_steps = f"trainer.total_steps={last_done + MORE_STEPS}"
-    second = start(two, "run", [*on_s3, total_steps], port)
+    second = start(two, "run", [*on_s3, total_steps], s3_port)
     out, said = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 0, said
     resumed = RunFolder.under(spool(two), "r")
@@ -102,13 +93,11 @@ def test_a_run_on_s3_survives_its_faults_and_goes_on_elsewhere_as_if_nothing_was
     assert reasons == ["started", "continued"]
     assert record.attempts[1].from_step == last_done
 
-    alone = start(calm, "train", [*settings, total_steps], port)
+    alone = start(calm, "train", [*settings, total_steps], s3_port)
     _, said = alone.communicate(timeout=LIMIT_S)
     assert alone.returncode == 0, said
     assert comparable(resumed) == comparable(RunFolder.under(calm / "outputs", "r"))
 
-    for name, value in s3.environment(port).items():
-        monkeypatch.setenv(name, value)
     there = ObjectStore(s3.URL).list()
     published = {key: entry.size for key, entry in there.items() if key.startswith("runs/")}
     here = files_of(resumed.path)

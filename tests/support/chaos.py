@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +10,6 @@ from typing import Final
 import pytest
 
 _PROPERTY: Final = "survived"
-_WIDTH: Final = 100
-_INDENT: Final = " " * 4
 
 
 @dataclass(frozen=True)
@@ -75,20 +72,8 @@ def as_table(survived: Sequence[Survived], died: Sequence[str]) -> list[str]:
 
     for kind in dict.fromkeys(fault.kind for fault in survived):
         of_kind = [fault for fault in survived if fault.kind == kind]
-        lines += [row(kind, of_kind, 0), *_places(of_kind)]
+        lines.append(row(kind, of_kind, 0))
+        places = Counter(fault.where for fault in of_kind)
+        lines += [f"    {place}{f' x {n}' if n > 1 else ''}" for place, n in places.items()]
     lines.append(row("all", survived, len(died)))
     return lines + [f"NOT survived: {name}" for name in died]
-
-
-def _places(faults: Sequence[Survived]) -> list[str]:
-    """Returns where faults struck, and how often, in lines that break between two places alone."""
-    counts = Counter(fault.where for fault in faults)
-    places = [place if n == 1 else f"{place} x {n}" for place, n in counts.items()]
-    lines = textwrap.wrap(
-        ", ".join(place.replace(" ", "\0") for place in places),
-        _WIDTH,
-        initial_indent=_INDENT,
-        subsequent_indent=_INDENT,
-        break_on_hyphens=False,
-    )
-    return [line.replace("\0", " ") for line in lines]

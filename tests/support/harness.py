@@ -19,12 +19,13 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.support.prefect_api import Api
+from flows.prefect_patches.login import login_file
 from tests.support.programs import living
 from tests.support.ray_head import free_ports
 from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parent.parent.parent
+BENCHMARKS = ROOT / "benchmarks"
 PREFECT = str(Path(sys.executable).with_name("prefect"))
 WORKER = ("worker", "start", "--pool", "countdown", "--type", "process", "--limit", "1")
 LIMIT_S = 600
@@ -40,7 +41,7 @@ class Prefect:
         self.url = f"http://127.0.0.1:{self.port}"
         self.api = f"{self.url}/api"
         self.folder = folder
-        self._api = Api(self.api, folder / "prefect")
+        self._csrf: dict[str, str] = {}
         self.environment = {
             **os.environ,
             "PREFECT_HOME": str(folder / "prefect"),
@@ -123,18 +124,28 @@ class Prefect:
     def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Returns what the API answers; like Prefect's client it asks again while it is busy."""
         for attempt in range(_ATTEMPTS):
-            answer = self._api.send(method, path, body)
+            answer = self._send(method, path, body)
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 break
             time.sleep(attempt)
         answer.raise_for_status()
         return answer.json() if answer.content else None
 
+    def _send(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+        """Asks as Prefect's own clients do: with the login, and a token for each change."""
+        auth = httpx.BasicAuth(*self.login.split(":", 1))
+        with httpx.Client(auth=auth, timeout=LIMIT_S, trust_env=False) as client:
+            answer = client.request(method, self.api + path, json=body, headers=self._csrf)
+            if answer.status_code == httpx.codes.FORBIDDEN:
+                asked = client.get(f"{self.api}/csrf-token", params={"client": "tests"})
+                token = asked.raise_for_status().json()["token"]
+                self._csrf = {"Prefect-Csrf-Client": "tests", "Prefect-Csrf-Token": token}
+                answer = client.request(method, self.api + path, json=body, headers=self._csrf)
+        return answer
+
     @property
     def login(self) -> str:
-        login = self._api.login()
-        assert login is not None
-        return login
+        return login_file(self.folder / "prefect").read_text().strip()
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         return self.request("POST", path, body)
@@ -294,14 +305,11 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def as_parameter(overrides: list[str]) -> str:
-    """Returns the overrides as `prefect deployment run --param` takes them."""
-    return f"overrides={json.dumps(overrides)}"
-
-
 def benchmark(name: str) -> ModuleType:
     """Returns a script of benchmarks/, which is no package, as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    if str(BENCHMARKS) not in sys.path:
+        sys.path.append(str(BENCHMARKS))  # they import each other
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.ray_head import free_ports
 from tests.support.waiting import wait_for
 
 _DEBIAN = Path("/usr/lib/postgresql")
@@ -31,9 +31,7 @@ def postgresql() -> Iterator[str]:
     programs = Path(found).resolve().parent  # distributions link some of them elsewhere
     # It refuses to be root.
     user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.getuid() == 0 else {}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as folder:
         if user:
             shutil.chown(folder, **user)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import re
-import socket
-import socketserver
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import httpx
 
-from tests.support.http_server import reset
+from tests.support.http_server import Handler, reset, serving
 from tests.support.ray_head import free_ports
 from tests.support.waiting import wait_for
 
@@ -29,8 +26,8 @@ KEYS = {
     "AWS_SECRET_ACCESS_KEY": "testing-secret-key",
     "AWS_REGION": "us-east-1",
 }
+_PASSED = ("content-range", "content-type", "etag", "last-modified")
 Fault = Literal["none", "slow", "reset", "503", "gone", "lost part"]
-_HEAD_END = b"\r\n\r\n"
 
 
 @contextmanager
@@ -56,84 +53,48 @@ def environment(port: int) -> dict[str, str]:
 
 @dataclass
 class FaultyProxy:
-    """Passes connections on to a server, or does what its `fault` says; counts what it did."""
+    """A proxy before a server: its `fault` may be set at any time."""
 
-    target: int
-    fault: Fault = "none"
     port: int = 0
+    fault: Fault = "none"
     harmed: dict[str, int] = field(default_factory=dict)
     """How many requests each fault met."""
 
-    def __enter__(self) -> FaultyProxy:
-        proxy = self
 
-        class Handler(socketserver.BaseRequestHandler):
-            def handle(self) -> None:
-                with suppress(OSError):
-                    proxy.handle(self.request)
+@contextmanager
+def faulty_proxy(target: int) -> Iterator[FaultyProxy]:
+    """Yields a proxy that passes requests on to a port, unless something is at fault."""
+    proxy = FaultyProxy()
 
-        class Server(socketserver.ThreadingTCPServer):
-            daemon_threads = True
-            allow_reuse_address = True
+    class Passing(Handler):
+        def respond(self) -> None:
+            body, fault = self.sent(), proxy.fault
+            if fault == "lost part" and "uploadId=" not in self.path:
+                fault = "none"
+            if fault != "none":
+                proxy.harmed[fault] = proxy.harmed.get(fault, 0) + 1
+            if fault in ("gone", "reset"):
+                self.close_connection = True
+                reset(self.connection)
+            elif fault == "503":
+                self.answer(503)
+            elif fault == "lost part":
+                self.answer(404, b"<Error><Code>NoSuchUpload</Code><Message>gone</Message></Error>")
+            else:
+                time.sleep(0.5 if fault == "slow" else 0)
+                self._pass_on(body)
 
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
+        def _pass_on(self, body: bytes) -> None:
+            with closing(HTTPConnection("127.0.0.1", target)) as server:
+                server.request(self.command, self.path, body, dict(self.headers))
+                answer = server.getresponse()
+                sent = {name.lower(): value for name, value in answer.getheaders()}
+                headers = {k.replace("-", "_"): sent[k] for k in _PASSED if k in sent}
+                self.answer(answer.status, answer.read(), **headers)
 
-    def __exit__(self, *error: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    def handle(self, client: socket.socket) -> None:
-        """One request per connection: both sides are told to close it after the answer."""
-        request = _read_request(client)
-        if request is None:
-            return
-        fault = self.fault
-        if fault == "lost part" and b"uploadId=" not in request.partition(b"\r\n")[0]:
-            fault = "none"
-        if fault != "none":
-            self.harmed[fault] = self.harmed.get(fault, 0) + 1
-        if fault in ("gone", "reset"):
-            reset(client)
-        elif fault == "503":
-            client.sendall(
-                b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-            )
-        elif fault == "lost part":
-            client.sendall(
-                b"HTTP/1.1 404 Not Found\r\nContent-Length: 64\r\nConnection: close\r\n\r\n"
-                b"<Error><Code>NoSuchUpload</Code><Message>gone</Message></Error>\n"
-            )
-        else:
-            if fault == "slow":
-                time.sleep(0.5)
-            with closing(socket.create_connection(("127.0.0.1", self.target))) as server:
-                server.sendall(request)
-                while data := server.recv(2**16):
-                    client.sendall(data)
-
-
-def _read_request(client: socket.socket) -> bytes | None:
-    """Returns a whole request that asks for the connection to be closed."""
-    data = b""
-    while _HEAD_END not in data:
-        more = client.recv(2**16)
-        if not more:
-            return None
-        data += more
-    head, _, body = data.partition(_HEAD_END)
-    if re.search(rb"(?im)^expect: *100-continue", head):
-        client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-    length = re.search(rb"(?im)^content-length: *(\d+)", head)
-    while len(body) < int(length[1] if length else 0):
-        more = client.recv(2**16)
-        if not more:
-            return None
-        body += more
-    head = re.sub(rb"(?im)^(connection|expect):.*\r\n", b"", head + b"\r\n").removesuffix(b"\r\n")
-    return head + b"\r\nConnection: close" + _HEAD_END + body
+    with serving(Passing) as url:
+        proxy.port = urlsplit(url).port or 0
+        yield proxy
 
 
 def _answers(port: int) -> bool:
@@ -148,8 +109,3 @@ def clear(port: int) -> None:
     """Empties the server: no object, one bucket."""
     httpx.post(f"http://127.0.0.1:{port}/moto-api/reset").raise_for_status()
     httpx.put(f"http://127.0.0.1:{port}/{BUCKET}").raise_for_status()
-
-
-def without_keys() -> dict[str, str]:
-    """Returns this process's environment without what leads to a store."""
-    return {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}

@@ -17,17 +17,8 @@ from rl_core.system.process_env import environment_of_child
 _NAMES: Final = (
     *("abc", "asyncio", "ctypes", "json", "logging", "os", "runpy", "sitecustomize", "typing"),
     *("fastapi", "flows", "grpc", "httpx", "numpy", "pandas", "polars", "prefect", "psutil"),
-    *(
-        "pydantic",
-        "ray",
-        "rl_core",
-        "setproctitle",
-        "tasks",
-        "torch",
-        "transformers",
-        "usercustomize",
-    ),
-    *("uvicorn", "vllm", "wandb", "yaml"),
+    *("pydantic", "ray", "rl_core", "setproctitle", "tasks", "torch", "transformers"),
+    *("usercustomize", "uvicorn", "vllm", "wandb", "yaml"),
 )
 _TRAP: Final = (
     "from builtins import open\nwith open({mark!r}, 'a') as file: file.write(__name__ + ' ')\n"

@@ -124,7 +124,6 @@ def test_both_models_are_scored_on_disk_and_in_the_runs_record(
         "format": str(before.format_share),
         "pass@1": f"0.125 ({before.pass_at_k[1].low:.3f} to {before.pass_at_k[1].high:.3f})",
         "pass@2": f"0.250 ({before.pass_at_k[2].low:.3f} to {before.pass_at_k[2].high:.3f})",
-        "maj@1": f"0.125 ({before.pass_at_k[1].low:.3f} to {before.pass_at_k[1].high:.3f})",
         "maj@2": f"0.250 ({before.pass_at_k[2].low:.3f} to {before.pass_at_k[2].high:.3f})",
         "tokens": before.response_tokens.as_text(1),
     }

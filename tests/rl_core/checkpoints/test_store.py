@@ -136,31 +136,6 @@ def test_a_full_disk_is_an_oserror_whoever_writes(small_disk, write):
     assert hidden(small_disk) == []
 
 
-def test_a_disk_that_fills_at_any_page_of_a_save_costs_only_that_save(small_disk):
-    save_checkpoint(small_disk, 1, writer(size=20_000), 0.5)
-    saved = []
-    for free_pages in range(16):
-        leave_free(small_disk, free_pages * 4096)
-        try:
-            save_checkpoint(small_disk, 2, writer(size=20_000), 0.9)
-        except OSError as error:
-            assert error.errno == errno.ENOSPC  # noqa: PT017  both outcomes are right
-            saved.append(False)
-            assert steps(small_disk) == [1]
-            assert pointers(small_disk) == ("step_000001", "step_000001")
-        else:
-            saved.append(True)
-            assert pointers(small_disk) == ("step_000002", "step_000002")
-            shutil.rmtree(small_disk / "checkpoints" / "step_000002")
-            prune(small_disk, keep_last=0, quota_bytes=1)
-        assert hidden(small_disk) == []
-        found = latest(small_disk)
-        assert found.step == 1
-    assert saved[0] is False
-    assert saved[-1] is True
-    assert saved == sorted(saved)
-
-
 def test_a_save_killed_at_any_system_event_is_whole_or_absent(small_disk):
     outcomes = []
     for event_number in itertools.count(1):

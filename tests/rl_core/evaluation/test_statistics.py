@@ -1,6 +1,5 @@
 import itertools
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 
 from rl_core.evaluation.statistics import (
     bootstrap_intervals,
-    majority_at_ks,
+    majority_credit,
     mcnemar_p,
     means,
     pass_at_k,
@@ -42,40 +41,20 @@ def test_pass_at_k_refuses_impossible_counts(n, c, k):
         pass_at_k(n, c, k)
 
 
-def test_majority_at_k_by_hand():
-    # right, right, wrong: pairs are right+right (1) and twice right+wrong (1/2); all three: 2 to 1
-    assert majority_at_ks(2, (1,), 0) == pytest.approx((2 / 3, 2 / 3, 1.0))
-    # right, wrong, silent: a silent sample leaves the vote to the other, two silent to nobody
-    assert majority_at_ks(1, (1,), 1) == pytest.approx((1 / 3, (0.5 + 1 + 0) / 3, 0.5))
-    assert majority_at_ks(0, (1, 2), 1) == (0.0,) * 4
-    assert majority_at_ks(0, (), 2) == (0.0, 0.0)
-    assert majority_at_ks(1, (1, 1, 1), 0)[-1] == pytest.approx(0.25)  # a tie of four
-
-
-def vote(samples: tuple[int | None, ...]) -> float:
-    """The share of the right value, 0, among the values with the most votes."""
-    votes = Counter(value for value in samples if value is not None)
-    winners = [value for value, count in votes.items() if count == max(votes.values())]
-    return (0 in winners) / len(winners) if winners else 0.0
-
-
-@given(st.lists(st.none() | st.integers(0, 3), min_size=1, max_size=8))
-def test_majority_at_k_is_the_mean_vote_of_all_subsets(samples):
-    counts = Counter(samples)
-    num_silent, num_right = counts.pop(None, 0), counts.pop(0, 0)
-    estimates = majority_at_ks(num_right, tuple(sorted(counts.values())), num_silent)
-    assert len(estimates) == len(samples)
-    for k, estimate in enumerate(estimates, start=1):
-        votes = [vote(subset) for subset in itertools.combinations(samples, k)]
-        assert estimate == pytest.approx(sum(votes) / len(votes))
-
-
-def test_majority_at_one_is_pass_at_one_even_of_many_samples():
-    estimates = majority_at_ks(20, (1, 1, 1, 2, 3, 5, 15), 16)
-    assert len(estimates) == 64
-    assert estimates[0] == pytest.approx(pass_at_k(64, 20, 1))
-    assert estimates[-1] == pytest.approx(1.0)
-    assert all(a <= b for a, b in itertools.pairwise(estimates[2:]))
+@pytest.mark.parametrize(
+    ("num_correct", "wrong", "credit"),
+    [
+        (2, (1,), 1.0),
+        (2, (2, 1), 1 / 2),
+        (1, (1, 1, 1), 1 / 4),
+        (1, (2,), 0.0),
+        (1, (), 1.0),  # the silent ones leave the vote to it
+        (0, (1, 2), 0.0),
+        (0, (), 0.0),  # nobody votes
+    ],
+)
+def test_the_vote_by_hand(num_correct, wrong, credit):
+    assert majority_credit(num_correct, wrong) == credit
 
 
 def test_wilson_intervals_by_hand():

@@ -67,13 +67,8 @@ def test_a_summary_by_hand():
         4: 1.0,
     }
     assert (summary.pass_at_k[1].low, summary.pass_at_k[1].high) == (0.25, 1.0)
-    # Pairs of problem 2: right+silent 1, twice right+wrong 1/2. Triples: r+s+w twice 1/2, r+w+w 0.
-    assert {k: round(e.value, 6) for k, e in summary.majority_at_k.items()} == {
-        1: (1 + 0.25) / 2,
-        2: round((1 + 2 / 6) / 2, 6),
-        3: (1 + 0.25) / 2,
-        4: (1 + 0) / 2,
-    }
+    # Of problem 2 one votes for the right value and two for 7: 0. Of problem 1 all do: 1.
+    assert {k: e.value for k, e in summary.majority_at_k.items()} == {4: 0.5}
     assert [(g.label, g.num_problems, g.accuracy.value) for g in summary.by_num_operands] == [
         ("3 numbers", 3, pytest.approx(1 / 3)),
         ("4 numbers", 3, pytest.approx(1 / 3)),

@@ -81,7 +81,7 @@ def test_a_lost_part_fails_the_whole_and_the_next_try_is_whole(proxy, tmp_path):
     assert store.list()["big"].size == 9 * 2**20
 
 
-def test_what_keeps_a_store_from_being_used_is_said_with_its_remedy(port, monkeypatch):
+def test_what_keeps_a_store_from_being_used_is_said_with_its_remedy(s3_port, monkeypatch):
     assert why_unusable(s3.URL) is None
     assert ObjectStore(s3.URL).list() == {}
     found = why_unusable("s3://nobody/x")

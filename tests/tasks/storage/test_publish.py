@@ -20,21 +20,12 @@ SMALL = ["data.train_size=64", "data.test_size=16"]
 SMALL += ["data.train_batch_size=8", "actor.mini_batch_size=4"]
 
 
-@pytest.fixture
-def port(s3_server: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of an empty server that the environment leads to."""
-    s3.clear(s3_server)
-    for name, value in s3.environment(s3_server).items():
-        monkeypatch.setenv(name, value)
-    return s3_server
-
-
 def config(root: Path, run_id: str = "r") -> RunConfig:
     base = RunConfig(run_id=run_id, storage=StorageConfig(root=root, url=s3.URL))
     return compose(SMALL, base=base)
 
 
-def test_another_machine_asks_about_a_run_prunes_it_and_makes_its_report(port, cli, tmp_path):
+def test_another_machine_asks_about_a_run_prunes_it_and_makes_its_report(s3_port, cli, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     with published(config(here)):
         run = RunFolder.create(config(here))
@@ -59,7 +50,7 @@ def test_another_machine_asks_about_a_run_prunes_it_and_makes_its_report(port, c
     assert "runs/r/report.html" in keys
 
 
-def test_a_run_that_was_stopped_elsewhere_is_found_by_its_settings_alone(port, tmp_path):
+def test_a_run_that_was_stopped_elsewhere_is_found_by_its_settings_alone(s3_port, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     with published(config(here)):
         RunFolder.create(config(here)).update(status="interrupted")
@@ -71,7 +62,7 @@ def test_a_run_that_was_stopped_elsewhere_is_found_by_its_settings_alone(port, t
     assert choose_run(other, None).run_id != "r"
 
 
-def test_a_run_that_another_machine_writes_is_refused_in_a_line(port, cli, tmp_path):
+def test_a_run_that_another_machine_writes_is_refused_in_a_line(s3_port, cli, tmp_path):
     here = tmp_path / "here"
     with published(config(here)):
         RunFolder.create(config(here))
@@ -81,7 +72,7 @@ def test_a_run_that_another_machine_writes_is_refused_in_a_line(port, cli, tmp_p
     assert said.count("\n") == 1
 
 
-def test_a_data_set_is_made_once_for_all_machines(port, cli, tmp_path):
+def test_a_data_set_is_made_once_for_all_machines(s3_port, cli, tmp_path):
     for name in ("here", "there"):
         cli("generate", URL, *SMALL, root=tmp_path / name)
     (folder,) = (tmp_path / "here" / "data").glob("[!.]*")
@@ -102,7 +93,7 @@ def test_a_data_set_is_made_once_for_all_machines(port, cli, tmp_path):
     ],
 )
 def test_a_store_that_cannot_be_used_is_refused_in_a_line(
-    port, cli, tmp_path, monkeypatch, url, environment, said
+    s3_port, cli, tmp_path, monkeypatch, url, environment, said
 ):
     monkeypatch.chdir(tmp_path)
     for name, value in environment.items():
