@@ -7,7 +7,8 @@ Not here: what a stage does (`tasks/`), and how the command line shows it (`flow
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
+from uuid import UUID, uuid4
 
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 
@@ -15,7 +16,9 @@ apply_defaults()  # a Prefect worker starts this module without our command line
 hide_cuda_only_packages()
 
 from prefect import Task, flow  # noqa: E402  # transformers and vLLM come with the tasks below
-from prefect.client.schemas.objects import State, TaskRun  # noqa: E402
+from prefect.client.schemas.objects import RunInput, State, TaskRun, TaskRunResult  # noqa: E402
+from prefect.task_engine import run_task  # noqa: E402
+from prefect.utilities.callables import get_call_parameters  # noqa: E402
 
 from flows.errors import one_line  # noqa: E402
 from flows.runs.run_record import choose_run, recorded  # noqa: E402
@@ -43,6 +46,9 @@ from tasks.report import report_task  # noqa: E402
 from tasks.storage import bring_records, published  # noqa: E402
 from tasks.train import train_task  # noqa: E402
 from tasks.validate import validate_task  # noqa: E402
+
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result")
 
 outlive_lost_leases()
 
@@ -84,7 +90,8 @@ def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
     """
     tag_flow_run(config)
     # Tasks are called, not submitted: a submitted task does not see Ctrl-C or a cancellation.
-    preflight_task(config)
+    call = Chain()
+    call(preflight_task, config)
     bring_records(config.storage)
     config = choose_run(config, own_name())
     with published(config), started(config) as run:
@@ -92,27 +99,48 @@ def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
         with heeding_the_server(), recorded(run) as stage:
             take_over(run)
             with stage("generate"):
-                data = dataset_task(config)(config)
+                data = call(dataset_task(config), config)
             with stage("base_model"):
                 model_path = cached_base_model(config, data)
                 keep_curve(model_path, run.path)
             with stage("validate"):
-                validate_task(config, data, model_path)
+                call(validate_task, config, data, model_path)
             run.update(model=str(model_path), data=str(data))
             with stage("train"):
-                steps = retried_train(config, run)(config, run, data, model_path)
+                steps = call(retried_train(config, run), config, run, data, model_path)
                 run.update(steps=steps)
             with stage("prune"):
-                prune_task(config, run)
+                call(prune_task, config, run)
             with stage("evaluate"):  # an engine that was too large for training still is
                 in_force = settings_in_force(config, run)
-                retried_evaluate(config, run)(in_force, run, data, model_path)
+                call(retried_evaluate(config, run), in_force, run, data, model_path)
             with stage("promote"):
-                promote_task(config, run, data, model_path)
+                call(promote_task, config, run, data, model_path)
             run.update(status="finished", finished_at=utc_now())  # or its report says "running"
             with stage("report"):
-                report_task(run)
+                call(report_task, run)
     return run
+
+
+class Chain:
+    """Calls tasks as a plain call does; each depends on the one before it.
+
+    Prefect draws an edge only where the result of one task is an argument of another. Our stages
+    leave files and hand on no more than a path or a number.
+    """
+
+    def __init__(self) -> None:
+        self._before: UUID | None = None
+
+    def __call__(self, task: Task[_P, _Result], *args: _P.args, **kwargs: _P.kwargs) -> _Result:
+        """Returns the task's result."""
+        before: set[RunInput] = {TaskRunResult(id=self._before)} if self._before else set()
+        self._before = uuid4()
+        parameters = get_call_parameters(task.fn, args, kwargs)
+        # Prefect knows dependencies of parameters only: the first one gets another.
+        after = {next(iter(parameters)): before}
+        result = run_task(task, self._before, parameters=parameters, dependencies=after)
+        return cast("_Result", result)
 
 
 def retried_train(config: RunConfig, run: RunFolder) -> Task[..., int]:

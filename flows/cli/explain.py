@@ -18,8 +18,8 @@ from pydantic import BaseModel
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.settings.compose import compose, read_preset
-from flows.settings.keys import CHOICES, CONF, check_key
+from flows.settings.compose import SettingsError, compose, read_preset
+from flows.settings.keys import CHOICES, CONF, check_key, of_another_env
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS
 from rl_core.runs.settings_file import leaves, settings_as_yaml
@@ -80,10 +80,16 @@ def explain(words: Sequence[str]) -> None:
     else:
         if not found:
             check_key(key, ())  # names the nearest
+        if not equals and others:
+            _say_in_force(found, compose(others))
+            return
         if ours != key:
             say(f"verl's {key} is called {ours} here")
         say("\n\n".join(map(in_words, found)))
     if equals:
+        envs = {setting.env for setting in found}
+        is_open = len(envs) == 1 and not any(w.startswith(("env=", "preset=")) for w in others)
+        others = [*(f"env={env}" for env in envs if env and is_open), *others]
         config = compose([f"{ours}={value}", *others])
         beside = [f"preset={config.preset}", *(w for w in others if not w.startswith("preset="))]
         say(f"\n{ours}={value} is allowed with {' '.join(beside)}")
@@ -104,6 +110,17 @@ def _say_choices(group: str) -> None:
         return
     say("env\n  The family of problems; env=NAME takes its defaults for all of env.*")
     say(f"  allowed   {' or '.join(CHOICES['env'])}")
+
+
+def _say_in_force(found: Sequence[Setting], config: RunConfig) -> None:
+    """Explains settings under others: those of their env, and the values in force."""
+    values = dict(leaves(config.model_dump(mode="json")))
+    own = [setting for setting in found if setting.env in (None, config.env.name)]
+    if not own:
+        raise SettingsError(of_another_env(found[0].key, config.env.name))
+    for setting in own:
+        value = json.dumps(values[setting.key])
+        say(f"{in_words(setting)}\n  {'here':9} {value} with preset={config.preset}")
 
 
 @cache

@@ -71,7 +71,7 @@ def _on_card(batch: TrainBatch) -> bool:
     return batch.input_ids.is_cuda
 
 
-def _continued_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
+def _continued_states(backbone: Any, batch: TrainBatch) -> Tensor:
     """Returns the states before each response token, [B, T, H], from G prompts and B responses."""
     prompt_rows, prompt_of_row = batch.prompts()
     lengths = batch.prompt_lengths[prompt_rows]

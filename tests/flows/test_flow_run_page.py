@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import logging
 import time
@@ -36,6 +37,10 @@ from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_harness")]
 
+CHAIN = (
+    *("preflight", "generate", "base_model", "validate", "train"),
+    *("prune", "evaluate", "promote", "report"),
+)
 SECRET = "secret-of-a-wandb"
 
 
@@ -116,6 +121,28 @@ def test_tags_and_task_runs_say_what_ran(run_and_page: tuple[RunFolder, Page]) -
         "compare with the champion",
         "write report.html",
     }
+
+
+def test_the_graph_chains_the_stages(run_and_page: tuple[RunFolder, Page]) -> None:
+    """As the page draws it: what stands behind what."""
+    _, page = run_and_page
+    by_stage = {stage: f"{stage}_task" for stage in CHAIN}
+
+    def edges() -> set[tuple[str, str]]:
+        this = FlowRunFilter(id=FlowRunFilterId(any_=[page.id]))
+        keys = {
+            str(run.id): run.task_key.partition("-")[0]
+            for run in page.client.read_task_runs(flow_run_filter=this)
+        }
+        graph = page.client.request("GET", f"/flow_runs/{page.id}/graph-v2").json()
+        return {
+            (keys[parent["id"]], keys[node_id])
+            for node_id, node in graph["nodes"]
+            for parent in node["parents"]
+        }
+
+    chain = {(by_stage[one], by_stage[next_]) for one, next_ in itertools.pairwise(CHAIN)}
+    wait_for(lambda: chain <= edges(), 60, seen=edges)
 
 
 def test_every_artifact_has_a_description_and_training_was_shown_live(

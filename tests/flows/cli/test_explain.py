@@ -58,6 +58,7 @@ def test_a_word_lists_the_settings_that_contain_it(explain):
     [
         (["actor.lr"], "Learning rate of the policy"),
         (["actor.lr=1e-4"], "actor.lr=1e-4 is allowed with preset=quickstart\n"),
+        (["env.source=toy"], "is allowed with preset=quickstart env=gsm8k\n"),
         (["actor.lr=1e-4", "preset=tinyzero-3b"], "is allowed with preset=tinyzero-3b\n"),
         (["actor_rollout_ref.rollout.n=4"], "algorithm.group_size=4 is allowed"),
         (["critic.model.path"], "without a meaning here: the critic starts from the actor's"),
@@ -74,8 +75,14 @@ def test_what_is_not_allowed_is_explained_and_ends_with_2(explain, fails):
     printed = explain("actor.lr=0", code=2)
     assert "a number above 0" in printed.out
     assert printed.err == "countdown-train: actor.lr=0: Input should be greater than 0\n"
-    assert "belongs to env=gsm8k" in explain("env.source=toy", code=2).err
     said = explain("algorithm.estimator=grpo", code=2).err
     assert "algorithm.group_size=1 must be at least 2" in said
     assert "did you mean sft.lr?" in fails("explain", "lrr", root=None)
     assert "explain takes a KEY" in fails("explain", root=None)
+
+
+def test_with_a_preset_one_setting_is_explained_with_its_value(explain):
+    printed = explain("env.prompt_template", "preset=gsm8k-toy").out
+    assert printed.count("  allowed ") == 1
+    assert 'here      "think" with preset=gsm8k-toy\n' in printed
+    assert "belongs to env=gsm8k" in explain("env.source", "preset=quickstart", code=2).err

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flows
-from flows.cli.commands import COMMANDS, GROUPS
+from flows.cli.commands import COMMANDS, GROUPS, parse
 from flows.cli.main import run_command
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.types import Completion, Problem, Rollout, ScoredText
@@ -61,7 +61,9 @@ def test_what_is_no_command_ends_with_2_and_one_line(cli):
     [
         (["rnu"], "unknown command 'rnu'; did you mean run?"),
         (["evalute", "alpha"], "did you mean evaluate?"),
-        (["sql", "learning_curve", "--fromat=csv"], "unknown option --fromat=csv of sql"),
+        (["runs", "--hepl"], "unknown option --hepl; did you mean --help?"),
+        (["sql", "learning_curve", "--fromat=csv"], "did you mean --format?"),
+        (["--vresion"], "did you mean --version?"),
     ],
 )
 def test_what_is_mistyped_names_the_nearest(cli, arguments, said):
@@ -280,3 +282,16 @@ def test_sqls_help_names_every_view(cli):
     words = re.split(r"[\s,.]+", cli("sql", "--help", root=None).out)
     views = {file.stem for file in (Path(__file__).parents[3] / "sql/views").glob("*.sql")}
     assert views - set(words) == set()
+
+
+@pytest.mark.parametrize(
+    "words", [["seed = 5"], ["seed", "=", "5"], ["seed=", "5"], ["seed", "=5"], ["seed =5"]]
+)
+def test_blanks_may_stand_around_an_equals_sign(words):
+    assert parse(["config", *words, "preset=gsm8k-toy"])["words"] == ["seed=5", "preset=gsm8k-toy"]
+
+
+def test_an_equals_sign_in_a_question_is_left_alone():
+    words = ["latest", "3 14 7 = 35", "x = 5", "data.max_response_length = 64"]
+    asked = ["latest", "3 14 7 = 35", "x = 5", "data.max_response_length=64"]
+    assert parse(["ask", *words])["words"] == asked
