@@ -21,7 +21,7 @@ from prefect.task_engine import run_task  # noqa: E402
 from prefect.utilities.callables import get_call_parameters  # noqa: E402
 
 from flows.errors import one_line  # noqa: E402
-from flows.runs.run_record import choose_run, recorded  # noqa: E402
+from flows.runs.run_record import choose_run, recorded, tell_the_end_plainly  # noqa: E402
 from flows.runs.state import (  # noqa: E402
     heeding_the_server,
     outlive_lost_leases,
@@ -51,6 +51,7 @@ _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 
 outlive_lost_leases()
+tell_the_end_plainly()
 
 
 @flow(name="countdown-train")

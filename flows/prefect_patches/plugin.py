@@ -45,6 +45,7 @@ def setup_environment(*, ctx: HookContext) -> None:
             sys.stderr.write(f"login: the page asks once, `cat {login_file(settings.home)}`\n")
     if starts_a_server or "PREFECT__SERVER_FINAL" in os.environ:
         lock_before_reading()
+        list_newest_artifacts_first()
     elif settings.api.auth_string is None and (login := login_for(ctx.api_url, settings)):
         os.environ[AUTH_STRING] = login
     if Path(sys.argv[0]).stem == "prefect" and "deployment" in sys.argv:
@@ -67,6 +68,18 @@ def lock_before_reading() -> None:
         return begin(configuration, session, with_for_update=True)
 
     setattr(AioSqliteConfiguration, "begin_transaction", begin_immediate)  # noqa: B010  # mypy: a method
+
+
+def list_newest_artifacts_first() -> None:
+    """Has a server number artifacts by time, by which its page of a flow run sorts them.
+
+    Prefect's own numbers are random, and so is the order in which a page lists what a run left.
+    """
+    from prefect._internal.uuid7 import uuid7
+    from prefect.server.schemas.core import Artifact
+
+    Artifact.model_fields["id"].default_factory = uuid7
+    Artifact.model_rebuild(force=True)
 
 
 def accept_bare_names() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from prefect.exceptions import Pause, TerminationSignal
 
-from flows.errors import BadInputError, one_line
+from flows.errors import BadInputError, SettingsError, one_line
 from flows.runs.lookup import settings_of_run
 from flows.runs.state import is_cancelled, is_suspended, own_flow_run
 from rl_core.checkpoints.store import list_checkpoints
@@ -25,12 +25,13 @@ from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord, new_run_id
 from rl_core.runs.settings_file import read_settings
 from rl_core.system.disk_reserve import RESERVE_BYTES
-from rl_core.system.log_file import redact
+from rl_core.system.log_file import PREFECTS_RUN_LOGGERS, redact
 from rl_core.system.redaction import redact_error
 from rl_core.system.words import GIB, markdown_table
 from tasks.prefect_ui.artifacts import create_markdown_artifact
 from tasks.prefect_ui.attempts import settings_that_help
 from tasks.prefect_ui.progress import HEADLINES
+from tasks.preflight_checks.finding import PreflightError
 from tasks.report_page.failure_causes import cause_of
 from tasks.report_page.faults import later_attempts
 
@@ -38,6 +39,8 @@ Stage = Callable[[str], AbstractContextManager[None]]
 
 _TIMELINES: Final = {"memory/peak_gib/": "", "memory/host_gib/": "host "}
 _STEPS_KEPT: Final = 20
+_MISTAKES: Final = (BadInputError, SettingsError, PreflightError)
+"""Their messages tell the user all: a traceback would not help."""
 _logger = logging.getLogger(__name__)
 
 
@@ -287,3 +290,29 @@ def _settings(run: RunFolder) -> RunConfig | None:
 def _plain(text: str | None) -> str:
     """Returns an error's text so that markdown shows it as it is."""
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in text or "(nothing said)")
+
+
+class _End(logging.Filter):
+    """Tells a mistake once, in one line, and a stop that was asked for as no crash."""
+
+    _told: BaseException | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, _MISTAKES) and error is not self._told:
+            self._told = error
+            record.msg, record.args, record.exc_info = one_line(error), (), None
+            return True
+        said = record.getMessage()
+        if self._told is not None and str(self._told) in said:
+            return False
+        return not (said.startswith("Crash detected!") and (is_cancelled() or is_suspended()))
+
+
+def tell_the_end_plainly() -> None:
+    """Has the logs of this process's flow and task runs end with what a person can use."""
+    for name in PREFECTS_RUN_LOGGERS:
+        logging.getLogger(name).addFilter(_END)
+
+
+_END: Final = _End()

@@ -1,5 +1,7 @@
 import importlib.metadata
 import logging
+import subprocess
+import sys
 
 import anyio
 import pytest
@@ -44,6 +46,22 @@ def test_no_server_starts_without_a_login(monkeypatch, tmp_path):
     with temporary_settings({PREFECT_HOME: tmp_path}), pytest.raises(SystemExit) as refused:
         setup_environment(ctx=CONTEXT)
     assert str(refused.value).startswith("no server without a login: ")
+
+
+def test_a_server_numbers_artifacts_by_time_as_its_page_sorts_them():
+    """In a process of its own, for nothing takes that back."""
+    numbers = """
+from flows.prefect_patches.plugin import list_newest_artifacts_first
+list_newest_artifacts_first()
+from prefect.server.schemas.core import Artifact
+import time
+made = []
+for _ in range(20):
+    made.append(str(Artifact(key="report").id))
+    time.sleep(0.002)  # they are numbered by milliseconds
+assert made == sorted(made), made
+"""
+    subprocess.run([sys.executable, "-c", numbers], check=True)
 
 
 @pytest.mark.slow
