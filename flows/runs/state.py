@@ -170,9 +170,8 @@ class _Watch:
 
     def _keep_looking(self) -> None:
         while not self._closing.wait(_LOOK_S):
-            with suppress(
-                HTTPError, PrefectException
-            ):  # the server is away: the next look finds all
+            # While the server is away it sees nothing; the next look finds what there is.
+            with suppress(HTTPError, PrefectException):
                 self._look()
 
     def _look(self) -> None:
