@@ -8,7 +8,6 @@ from flows.settings.compose import compose
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
-from rl_core.storage.lease import Lease, Timing
 from rl_core.storage.object_store import ObjectStore
 from tasks.prune import prune_runs
 from tasks.storage import bring_records, inputs_published, published
@@ -69,16 +68,6 @@ def test_a_run_that_was_stopped_elsewhere_is_found_by_its_settings_alone(port, t
     assert choose_run(unnamed, None).run_id == "r"
     other = unnamed.model_copy(update={"seed": 1})
     assert choose_run(other, None).run_id != "r"
-
-
-def test_a_run_that_another_machine_writes_is_refused_in_a_line(port, cli, tmp_path):
-    here = tmp_path / "here"
-    with published(config(here)):
-        RunFolder.create(config(here))
-    with Lease(ObjectStore(s3.URL), "r", "of-a-third", Timing(beat_s=0.2)):
-        said = cli("prune", "run_id=r", URL, code=1, root=tmp_path / "there").err
-    assert "is at work on run r: wait for it or stop it first" in said
-    assert said.count("\n") == 1
 
 
 def test_a_data_set_is_made_once_for_all_machines(port, cli, tmp_path):
