@@ -1,25 +1,20 @@
-"""A checkpoint as a folder for others, with a model card; pushed to the hub only if asked."""
+"""A checkpoint as a folder for others, with a model card."""
 
 import importlib.metadata
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import yaml
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 
 from rl_core.checkpoints.manifest import MANIFEST
-from rl_core.errors import first_line
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.sft.named_data import CURVE_NAME
 from rl_core.system.atomic import disk_full_as_os_error, new_folder
-from rl_core.system.network import hubs_are_off
 from rl_core.system.words import markdown_table
 from tasks.queries import sql
 from tasks.queries.checkpoint_names import NamedModel
@@ -30,7 +25,6 @@ _NOT_COPIED: Final = (MANIFEST, "warm_start.json", CURVE_NAME, "README.md", _IND
 _OF_THE_MACHINE: Final = (
     *("storage", "resources", "checkpoints", "retry", "budget", "watchdog", "run_id"),
 )
-_REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
@@ -115,29 +109,3 @@ def _write_weights(file: Path, target: Path, dtype: torch.dtype) -> None:
                 )
             weights[name] = cast
     save_file(weights, target, metadata={"format": "pt"})
-
-
-def check_push(name: str) -> None:
-    """Raises ValueError if a model could not be pushed, before anything is written."""
-    if not _REPOSITORY.fullmatch(name):
-        raise ValueError(f"push={name} must be OWNER/NAME of the Hugging Face hub")
-    if hubs_are_off():
-        raise ValueError(f"push={name}, and HF_HUB_OFFLINE is set: unset it, or leave push= out")
-
-
-def push_folder(folder: Path, name: str) -> str:
-    """Uploads a folder and returns the repository's address; a new one is private.
-
-    The hub is `HF_ENDPOINT`'s, the token that of `hf auth login` or `HF_TOKEN`. ValueError if the
-    hub refuses or does not answer; the folder stays.
-    """
-    hub = HfApi()
-    try:
-        hub.create_repo(name, private=True, exist_ok=True)
-        hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Add the model")
-    except (HfHubHTTPError, OSError) as error:
-        raise ValueError(
-            f"push={name}: the hub did not take it ({first_line(error)}); the folder {folder} is "
-            "complete: check HF_TOKEN and its rights, and push again from an empty to="
-        ) from error
-    return f"{hub.endpoint}/{name}"

@@ -36,15 +36,6 @@ _SHAPE: Final = {
     "resources": None,
 }
 """Settings that a step's time depends on, by section; None: all of the section."""
-_LOGGED_SHAPE: Final = {
-    "env": {"name"},
-    "model": {"path"},
-    "algorithm": {"estimator", "group_size"},
-    "data": _SHAPE["data"],
-}
-"""The same of an imported log, whose other settings are another program's."""
-
-Sections = Mapping[str, set[str] | None]
 
 
 @dataclass(frozen=True)
@@ -52,27 +43,26 @@ class StepEstimate:
     """Seconds per step, and where they come from."""
 
     seconds: Spread
-    basis: Literal["measured", "imported", "roofline"]
+    basis: Literal["measured", "roofline"]
     source: str  # a run, or a card
 
     def __str__(self) -> str:
         """Returns what it rests on, in words."""
         return {
             "measured": f"measured in run {self.source}",
-            "imported": f"from the imported log {self.source}",
             "roofline": f"a roofline of {self.source}",
         }[self.basis]
 
 
 def measured_before(config: RunConfig) -> StepEstimate | None:
-    """Returns the rate of the last run of the same shape, or of an imported log of it."""
-    for run, is_imported in _runs_like(config):
+    """Returns the rate of the last run of the same shape."""
+    for run in _runs_like(config):
         rows = MetricsLog(run / "metrics.jsonl").read()
         trained = (row for row in rows if row["step"] > 0)  # before the first step is a test alone
         steps = [seconds for row in trained if (seconds := row.get("timing_s/step"))]
         seconds = measured_step(steps, at_least=1)
         if seconds is not None:
-            return StepEstimate(seconds, "imported" if is_imported else "measured", run.name)
+            return StepEstimate(seconds, "measured", run.name)
     return None
 
 
@@ -150,28 +140,22 @@ def planned_steps(config: RunConfig) -> int:
     return total_steps(config, count_problems(config))
 
 
-def _runs_like(config: RunConfig) -> Iterator[tuple[Path, bool]]:
-    """Yields runs with the same settings, the last first, and whether each was imported."""
-    wanted = config.model_dump(mode="json")
+def _runs_like(config: RunConfig) -> Iterator[Path]:
+    """Yields runs of the same shape, the last first."""
+    wanted = _shape(config.model_dump(mode="json"))
     for run in reversed(find_runs(config.storage.root)):
-        is_imported = False
-        with suppress(OSError, ValueError):
-            is_imported = RunFolder(run).read().preset == IMPORTED
-        if is_imported and config.env.max_turns > 1:
-            continue  # a log of one turn
-        sections = _LOGGED_SHAPE if is_imported else _SHAPE
-        if _cut(read_settings(run), sections) == _cut(wanted, sections):
-            yield run, is_imported
+        if _shape(read_settings(run)) == wanted:
+            yield run
 
 
-def _cut(settings: Mapping[str, Any], sections: Sections) -> dict[str, Any]:
+def _shape(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         section: {
             name: value
             for name, value in (settings.get(section) or {}).items()
             if value is not None and (names is None or name in names)
         }
-        for section, names in sections.items()
+        for section, names in _SHAPE.items()
     }
 
 

@@ -48,7 +48,7 @@ for words in asked:
 print("unknown:", unknown)
 """
 OWN_ARGUMENTS = (
-    *("checkpoint", "against", "dry_run", "split", "to", "dtype", "push"),
+    *("checkpoint", "against", "dry_run", "split", "to", "dtype"),
     *("cards", "nodes", "network", "response", "scaling"),
 )
 SCRIPT = """python3 -m verl.trainer.main_ppo \\
@@ -60,7 +60,7 @@ step:2 - critic/score/mean:0.06 - response_length/mean:180.0 - actor/lr:1e-06
 """
 TOO_MUCH = (
     *("tinyzero-0.5b-24gb", "Jiayi-Pan", "gsm8k-ppo", "preset=train.yaml"),
-    *("countdown-0.5b-sft-24gb", "countdown-1.5b-24gb", "checkpoint=...", "push="),
+    *("countdown-0.5b-sft-24gb", "countdown-1.5b-24gb", "checkpoint=..."),
     *("Which of these numbers",),  # to a run of another env
 )
 """A card, the hub, a night, a person: of these lines only the words are checked."""

@@ -83,12 +83,11 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "export": Command(
         "models:export",
-        "write a CHECKPOINT for others: export RUN/best to=FOLDER dtype=bfloat16 push=OWNER/NAME",
+        "write a CHECKPOINT for others: export RUN/best to=FOLDER dtype=bfloat16",
         about="{help}. Merged weights as safetensors in dtype= (by default bfloat16), tokenizer, "
-        "and a card with data, settings and accuracy. push= uploads the folder to a private "
-        "repository of the Hugging Face hub; without it nothing leaves this machine.",
+        "and a card with settings and accuracy.",
         words="CHECKPOINT | KEY=VALUE",
-        arguments=("to", "dtype", "push"),
+        arguments=("to", "dtype"),
     ),
     "watch": Command("watch:watch", "show a RUN as it goes, by default the latest"),
     "serve": Command("serve:serve", "Prefect's server, the deployments and a worker, until Ctrl-C"),

@@ -2,7 +2,6 @@
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,12 +10,11 @@ from flows.cli.commands import take_arguments
 from flows.cli.terminal import say
 from flows.errors import BadInputError, SettingsError
 from flows.settings.compose import compose
-from rl_core.config.run import RunConfig
 from rl_core.storage.mirror import mirrored
 from rl_core.system.atomic import write_text_atomically
 from rl_core.tracking.diagnosis import diagnose
-from tasks.importers.console_log import import_log, is_log, logged_settings, other_trainer
-from tasks.importers.launch_script import import_script, import_settings
+from tasks.importers.console_log import import_log, is_log, other_trainer
+from tasks.importers.launch_script import import_script
 from tasks.report_page.failure_causes import Failure, find_failure, is_of_a_program
 
 _VERL_WEIGHT_DECAY: Final = 0.01
@@ -58,48 +56,17 @@ def _say_failure(failure: Failure | None) -> None:
 
 
 def _import_log(file: Path, text: str, given: list[str]) -> None:
-    config = compose([text for text in given if text.startswith(("run_id=", "storage."))])
-    settings = _settings_of_log(text, given)
+    config = compose(given)
     run_id = config.run_id or re.sub(r"[^A-Za-z0-9._-]+", "-", f"imported-{file.stem}")
     with mirrored(config.storage, run_id):
-        run = import_log(file, root=config.storage.root, run_id=run_id, settings=settings)
+        run = import_log(file, root=config.storage.root, run_id=run_id)
     rows = run.metrics.read()
     say(f"{run.path}: steps {rows[0]['step']} to {rows[-1]['step']}")
     if (failure := find_failure(text)) is not None:
         _say_failure(failure)
     for found in diagnose(rows):
         say(f"diagnosis  {found}")
-    if settings is None:
-        say(
-            "shape      unknown, so preflight does not count its hours: name it, as in model.path="
-            "Qwen/Qwen2.5-0.5B data.train_batch_size=32 actor.mini_batch_size=32"
-        )
-    else:
-        rollouts = f"{settings.data.train_batch_size} x {settings.algorithm.group_size} rollouts"
-        say(
-            f"shape      {settings.model.path}, {rollouts} of up to "
-            f"{settings.data.max_response_length:,} tokens: preflight counts its hours"
-        )
     say(f"try next   countdown-train report {run_id}")
-
-
-def _settings_of_log(text: str, given: list[str]) -> RunConfig | None:
-    """Returns the settings that a log prints, or a given preset, with the other given ones on top.
-
-    None if neither is there.
-    """
-    named = [word for word in given if not word.startswith(("run_id=", "storage."))]
-    logged = logged_settings(text)
-    if any(word.startswith("preset=") for word in named) or not logged:
-        return compose(named) if named else None
-    with tempfile.TemporaryDirectory() as folder:
-        preset = Path(folder) / "logged.yaml"
-        preset.write_text(import_settings(logged).preset("a log"), encoding="utf-8")
-        try:
-            return compose([f"preset={preset}", *named])
-        except SettingsError as error:
-            say(f"shape      its settings cannot be used here: {error}")
-            return None
 
 
 def _variables(words: list[str]) -> dict[str, str]:

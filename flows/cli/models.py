@@ -58,8 +58,8 @@ def ask(words: Sequence[str]) -> None:
 
 
 def export(words: Sequence[str]) -> None:
-    """Writes the folder, and pushes it if `push=` is given."""
-    from tasks.export import DTYPES, check_push, export_model, push_folder  # with torch
+    """Writes the folder."""
+    from tasks.export import DTYPES, export_model  # with torch
 
     named = [word for word in words if "=" not in word]
     given, settings = take_arguments([word for word in words if "=" in word], _OF_EXPORT)
@@ -70,14 +70,10 @@ def export(words: Sequence[str]) -> None:
         raise BadInputError(f"dtype={dtype} is not {', '.join(DTYPES)}")
     if other := where_and_others(settings)[1]:
         raise BadInputError(f"{other[0]!r}: export takes {', '.join(_OF_EXPORT)} and storage.root")
-    if "push" in given:
-        check_push(given["push"])
     model, storage = _model(named[0], settings)
     with reading_sound(model.folder):
         folder = export_model(model, storage.root, dtype=dtype, to=Path(given["to"]).expanduser())
     say(f"{model.name} as {dtype}: {folder}")
-    if "push" in given:
-        say(push_folder(folder, given["push"]))
 
 
 def _number(name: str, text: str) -> int:

@@ -3,7 +3,6 @@
 (main_task pid=3107) step:2 - critic/kl:-0.001 - critic/score/mean:0.036 - ...
 """
 
-import ast
 import json
 import math
 import re
@@ -13,11 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord
-from rl_core.runs.settings_file import leaves, settings_as_yaml
 from rl_core.system.atomic import write_text_atomically
-from tasks.report_page.failure_causes import COLOURS, PREFIX, find_failure
+from tasks.report_page.failure_causes import COLOURS, find_failure
 
 _STEP = re.compile(r"(?:^|\s)step:(?P<step>\d+) - (?P<metrics>.+)$")
 _METRIC = re.compile(
@@ -25,7 +22,6 @@ _METRIC = re.compile(
     r"(?P<value>[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|nan|NaN|inf|Infinity))\)?$"
 )
 _OURS: Final = {"actor/entropy": "actor/entropy_loss"}  # verl has changed the name since
-_MOST_LINES: Final = 2_000  # of a dictionary of settings: verl's has 130 to 400
 _TESTS: Final = {
     "val/score": re.compile(r"val/test_score/.+|val-core/.+/(?:reward|score)/mean@\d+"),
     "val/accuracy": re.compile(r"val-core/.+/acc/mean@\d+"),
@@ -60,35 +56,6 @@ def other_trainer(text: str) -> str | None:
     return next((name for name, pattern in _OTHERS.items() if pattern.search(text)), None)
 
 
-def logged_settings(text: str) -> dict[str, Any]:
-    """Returns verl's settings, which a log has as a dictionary before the first step, or {}."""
-    lines = [COLOURS.sub("", line) for line in text.splitlines()]
-    # The prefix names the process that wrote a line.
-    said = [(found[0] if (found := PREFIX.match(line)) else "", line) for line in lines]
-    for start, (writer, line) in enumerate(said):
-        if not line.removeprefix(writer).startswith("{'"):
-            continue
-        # Other processes' lines may stand between, and those of libraries, which begin with a word.
-        own = [other.removeprefix(writer) for name, other in said[start:] if name == writer]
-        within = [own[0], *(other for other in own[1:] if other[:1].isspace())]
-        if (tree := _dictionary(within)) is not None:
-            return dict(leaves(tree))
-    return {}
-
-
-def _dictionary(lines: list[str]) -> dict[str, Any] | None:
-    """Reads a dictionary that begins in the first line and ends where its brackets do."""
-    for end, line in enumerate(lines[:_MOST_LINES], start=1):
-        if not line.rstrip().endswith("}"):
-            continue
-        try:
-            tree = ast.literal_eval("\n".join(lines[:end]))
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-        return tree if isinstance(tree, dict) else None
-    return None
-
-
 def _rows(text: str) -> Iterator[tuple[int, Row]]:
     for line in text.splitlines():
         match = _STEP.search(COLOURS.sub("", line))
@@ -110,13 +77,10 @@ def _metrics(text: str) -> Iterator[tuple[str, float]]:
             yield mean, fmean(values)
 
 
-def import_log(
-    file: Path, *, root: Path, run_id: str, settings: RunConfig | None = None
-) -> RunFolder:
+def import_log(file: Path, *, root: Path, run_id: str) -> RunFolder:
     """Makes a run of a log, and returns its folder; ValueError if no step is in it.
 
-    Such a log has no times of day: they are counted back from the file's own time. With `settings`,
-    the steps' seconds count for runs of the same shape.
+    Such a log has no times of day: they are counted back from the file's own time.
     """
     text = file.read_text(encoding="utf-8", errors="replace")
     rows, failure = read_log(text), find_failure(text)
@@ -146,7 +110,5 @@ def import_log(
     run.path.mkdir(parents=True)
     lines = "".join(f"{json.dumps(step)}\n" for step in steps)
     write_text_atomically(run.path / "metrics.jsonl", lines)
-    if settings is not None:
-        write_text_atomically(run.path / "config.yaml", settings_as_yaml(settings))
     write_text_atomically(run.path / "run.json", record.model_dump_json(indent=2) + "\n")
     return run

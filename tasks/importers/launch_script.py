@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
@@ -68,15 +68,6 @@ def import_script(
     ]
     findings.sort(key=lambda one: int(one.check.removeprefix("line ")))
     return Imported(settings, findings)
-
-
-def import_settings(values: Mapping[str, Any]) -> Imported:
-    """Returns verl's settings, by dotted key as its log holds them, in ours."""
-    given = {
-        key: Given("null" if value is None else str(value), line)
-        for line, (key, value) in enumerate(values.items(), start=1)
-    }
-    return Imported(*translate(given, 1))
 
 
 def _training_command(text: str, script: Script) -> tuple[Command, list[Word]]:

@@ -41,13 +41,8 @@ _LEFT, _RIGHT, BOTTOM = 58, 432, 228  # of the plot in it; its top leaves room f
 _LINE, _LETTER = 19, 6.7  # a line's height and a letter's width, about
 
 Point = tuple[float, float]
-Look = Literal["line", "bold", "dots", "dashes", "bars", "area"]
-_STROKES: Final[Mapping[Look, str]] = {
-    "line": "1.7",
-    "bold": "2.8",
-    "dots": "2.8",
-    "dashes": "2;stroke-dasharray:7 4",
-}
+Look = Literal["line", "bold", "dots", "bars", "area"]
+_STROKES: Final[Mapping[Look, str]] = {"line": "1.7", "bold": "2.8", "dots": "2.8"}
 _HEAD: Final = 30  # of the learning curve: height of the title, and of each chart's name
 _CHARTS: Final = {
     "accuracy": (("reward/accuracy", "training", "train"), ("val/accuracy", "test", "test")),

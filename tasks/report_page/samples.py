@@ -120,9 +120,7 @@ def as_sample(row: Row) -> Sample:
     )
 
 
-def cut_around_answer(
-    response: str, answer: str | None, *, longest: int = _LONGEST_SAMPLE
-) -> tuple[str, str, str]:
+def cut_around_answer(response: str, answer: str | None) -> tuple[str, str, str]:
     """Returns what comes before the scored answer, the answer, and what comes after it.
 
     The answer stands in the last answer tag, else where its text occurs last; without one, all is
@@ -137,9 +135,9 @@ def cut_around_answer(
     elif answer and found >= 0:
         start, end = found, found + len(answer)
     return (
-        response[max(0, start - longest) : start],
+        response[max(0, start - _LONGEST_SAMPLE) : start],
         response[start:end],
-        response[end : end + longest],
+        response[end : end + _LONGEST_SAMPLE],
     )
 
 

@@ -9,7 +9,6 @@ import contextvars
 import logging
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,8 +20,7 @@ from rl_core.system.words import cut, printable
 TRAINER_LOGGER: Final = "tasks.train"  # the caller's own logger gets what the trainer logs here
 _POLL_S: Final = 2.0
 _READ_BYTES: Final = 2**16  # of a file in one look; of more, only the end is read
-_LINES: Final = 20  # passed on of a file in `_WINDOW_S`; the others are counted
-_WINDOW_S: Final = 60.0
+_LINES: Final = 20  # passed on of a file in one look; the others are counted
 _LINE_CHARACTERS: Final = 500
 _REMEMBERED: Final = 1_000
 _NUMBERS: Final = re.compile(r"\d+(?:\.\d+)?")
@@ -72,7 +70,6 @@ class _Tail:
         self.path = path
         self._offset = 0 if from_start else path.stat().st_size
         self._told: set[str] = set()
-        self._window: tuple[float, int] = (float("-inf"), 0)
 
     def look(self, logger: Log, *, at_end: bool) -> None:
         """Passes on what is new, once for all lines that differ only in their numbers."""
@@ -83,23 +80,17 @@ class _Tail:
             data = file.read(size - start)
         end = len(data) if at_end else data.rfind(b"\n") + 1
         self._offset = start + end
-        left = 0
+        new = []
         for line in data[:end].decode(errors="replace").splitlines():
             found = worth_telling(line)
             kind = _NUMBERS.sub("0", found[1]) if found else ""
-            if found is None or kind in self._told or len(self._told) >= _REMEMBERED:
-                continue
-            self._told.add(kind)
-            if time.monotonic() - self._window[0] > _WINDOW_S:
-                self._window = time.monotonic(), 0
-            began, count = self._window
-            self._window = began, count + 1
-            if count >= _LINES:
-                left += 1
-                continue
-            text = cut(printable(redact(found[1])), _LINE_CHARACTERS)
-            logger.log(found[0], "%s: %s", self.path.stem, text)
-        if left:
+            if found and kind not in self._told and len(self._told) < _REMEMBERED:
+                self._told.add(kind)
+                new.append(found)
+        for level, text in new[:_LINES]:
+            shown = cut(printable(redact(text)), _LINE_CHARACTERS)
+            logger.log(level, "%s: %s", self.path.stem, shown)
+        if (left := len(new) - _LINES) > 0:
             logger.warning("%s: %d more lines, in %s", self.path.stem, left, self.path)
 
 

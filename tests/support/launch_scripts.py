@@ -1,4 +1,4 @@
-"""Launch scripts and a console log in verl's and TinyZero's form, written for the tests."""
+"""Launch scripts in verl's and TinyZero's form, written for the tests."""
 
 from __future__ import annotations
 
@@ -33,5 +33,3 @@ GSM8K = _script("gsm8k.sh")
 """A quickstart's GRPO on GSM8K: group size and coefficient under names that verl does not have."""
 FROM_OUTSIDE = _script("from_outside.sh")
 """TinyZero's way: the person who starts it exports what it is about."""
-PRINTED = _script("printed.log")
-"""A console log of verl: the settings as it prints them, and a step."""

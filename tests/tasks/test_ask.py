@@ -10,7 +10,6 @@ from rl_core.data.prompts import encode_prompt, load_tokenizer
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
 from tasks.ask import ask_model, question_of, read_question
-from tests.support.added_tokens import add_a_token
 
 
 @pytest.mark.parametrize("text", ["3 14 7 = 35", "[3, 14, 7] -> 35", "3,14,7,35", "(3 14 7) → 35"])
@@ -72,14 +71,6 @@ def test_a_word_problem_is_scored_where_its_answer_is_known():
     assert "How many?" in known.problem.messages[0]["content"]
     with pytest.raises(ValueError, match="many"):
         read_question(config, "How many?", "many")
-
-
-def test_a_token_without_a_row_in_the_model_is_named(tiny_model_path, tmp_path):
-    model = add_a_token(tiny_model_path, tmp_path / "model", "Using")
-    config = compose(["data.max_response_length=8", "resources.learner_threads=1"])
-    question = read_question(config, "3 14 7 = 35")
-    with pytest.raises(ValueError, match=r"'Using', which prompts hold, is token"):
-        list(ask_model(config, model, [question], samples=None))
 
 
 def test_replies_are_the_engines_own(tiny_model_path):

@@ -1,6 +1,5 @@
 """Every check with a table that passes it and one that fails it, and the lengths of prompts."""
 
-import asyncio
 import copy
 import json
 import pickle
@@ -12,8 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prefect import flow
-from prefect.client.orchestration import get_client
 
 from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import DatasetError, write_dataset
@@ -32,7 +29,6 @@ from tasks.validate import (
     validate_task,
 )
 from tests.support.broken_rows import BREAKS, Break, Rows
-from tests.support.prefect_server import temporary_prefect_server
 
 COUNTDOWN = RunConfig(
     env=CountdownConfig(max_operands=3, max_number=20),
@@ -334,25 +330,17 @@ def test_other_writers_types_of_the_same_values_are_checked_too(sound, tmp_path)
     assert failed_checks(COUNTDOWN, tmp_path) == {}
 
 
-@pytest.mark.slow
-def test_prefect_shows_the_table_even_of_a_failure(sound, tmp_path, tiny_model_path):
+def test_the_tables_are_shown_even_of_a_failure(sound, tmp_path, tiny_model_path, monkeypatch):
     failing(COUNTDOWN, sound["countdown"], tmp_path, None)
-
-    @flow
-    def only_validate() -> None:
-        validate_task(COUNTDOWN, tmp_path, tiny_model_path)
-
-    async def tables() -> dict[str | None, Any]:
-        async with get_client() as client:
-            return {artifact.key: artifact for artifact in await client.read_artifacts()}
-
-    with temporary_prefect_server(tmp_path / "results"):
-        with pytest.raises(ValidationFailed, match="all 268 prompts are rejected"):
-            only_validate()
-        artifacts = asyncio.run(tables())
-    artifact = artifacts["validation"]
-    assert artifact.type == "table"
-    rows = json.loads(artifact.data)
-    assert [row["status"] for row in rows[-2:]] == ["failed", "failed"]
-    assert {row["check"] for row in rows} >= {"countdown_unique", "index_gapless"}
-    assert "all 268 prompts are rejected" in artifacts["prompt-limits"].description
+    shown: dict[str, tuple[list[dict[str, Any]], str]] = {}
+    monkeypatch.setattr(
+        "tasks.validate.create_table_artifact",
+        lambda rows, *, key, description: shown.update({key: (rows, description)}),
+    )
+    with pytest.raises(ValidationFailed, match="all 268 prompts are rejected"):
+        validate_task.fn(COUNTDOWN, tmp_path, tiny_model_path)
+    checks, said = shown["validation"]
+    assert [row["status"] for row in checks[-2:]] == ["failed", "failed"]
+    assert {row["check"] for row in checks} >= {"countdown_unique", "index_gapless"}
+    assert said.startswith("2 of 18 checks failed: prompt_tokens_train, prompt_tokens_test.")
+    assert "all 268 prompts are rejected" in shown["prompt-limits"][1]

@@ -6,12 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.settings.compose import compose
-from tasks.hours import measured_before
-from tests.support.launch_scripts import FROM_OUTSIDE, GSM8K, PLANTED, PRINTED, SOUND
-
-UNNAMED = "step:1 - critic/score/mean:0.036 - timing_s/step:8.990\n"
-"""A log that does not say what it is of."""
-SHAPE = ["preset=tinyzero-0.5b-24gb", "data.train_batch_size=32", "actor.mini_batch_size=32"]
+from tests.support.launch_scripts import FROM_OUTSIDE, GSM8K, PLANTED, SOUND
 
 
 @pytest.fixture
@@ -135,24 +130,6 @@ def test_a_log_becomes_a_run_and_its_diagnosis_is_said(cli, tmp_path):
         cli("report", named)
         assert page.exists()
         page.unlink()
-
-
-@pytest.mark.parametrize(
-    ("log", "given", "counted"),
-    [
-        (PRINTED, ["model.path=Qwen/Qwen2.5-0.5B"], True),
-        (UNNAMED, [], False),
-        (UNNAMED, SHAPE, True),
-    ],
-    ids=["printed in it", "not known", "given"],
-)
-def test_preflight_counts_an_imported_log_of_the_same_shape(cli, log, given, counted, tmp_path):
-    file = tmp_path / "verl_demo.log"
-    file.write_text(log)
-    said = cli("import", str(file), *given).out
-    assert ("so preflight does not count" in said) is (log is UNNAMED and not given)
-    found = measured_before(compose([*SHAPE, f"storage.root={tmp_path}"]))
-    assert (found is not None and found.basis == "imported") is counted
 
 
 @pytest.mark.parametrize("words", [[], ["a", "b"], ["no-such-file.sh"]])

@@ -69,8 +69,7 @@ def test_nothing_is_left_of_a_run_that_is_over(run, tmp_path):
     assert left_of(run) is None
     log = tmp_path / "verl.log"
     log.write_text("step:1 - timing_s/step:9.0\n")
-    settings = RunConfig(trainer={"total_steps": 25})  # type: ignore[arg-type]  # pydantic reads it
-    imported = import_log(log, root=tmp_path, run_id="imported", settings=settings)
+    imported = import_log(log, root=tmp_path, run_id="imported")
     assert (last_step_of(imported), left_of(imported)) == (None, None)
 
 

@@ -10,7 +10,6 @@ from rl_core.resources.cost import Spread
 from rl_core.runs.run_folder import RunFolder
 from tasks.generate import dataset_folder
 from tasks.hours import StepEstimate, measured_before
-from tasks.importers.console_log import import_log
 from tasks.preflight import preflight, refuse_fatal
 from tasks.preflight_checks.finding import Finding, PreflightError
 
@@ -38,10 +37,6 @@ def ran(settings: RunConfig, run_id: str, step_s: list[float | None]) -> None:
 def time_finding(settings: RunConfig) -> Finding:
     (found,) = [finding for finding in preflight(settings) if finding.check == "time"]
     return found
-
-
-def measured(run_id: str, seconds: float) -> StepEstimate:
-    return StepEstimate(Spread(seconds, seconds, seconds), "measured", run_id)
 
 
 ON_A_CARD: dict[str, Any] = {
@@ -93,24 +88,6 @@ def test_a_card_of_which_only_the_memory_is_said_is_one_of_several(tmp_path):
     )
     assert unknown.figures == {"estimates": []}
     assert "the rates of the device are not known" in unknown.message
-
-
-def test_an_imported_log_counts_as_a_run_of_its_shape(tmp_path):
-    log = tmp_path / "verl_demo.log"
-    log.write_text("".join(f"step:{i} - timing_s/step:8.976\n" for i in range(1, 171)))
-    settings = config(tmp_path, **ON_A_CARD)
-    import_log(log, root=tmp_path, run_id="unnamed")
-    assert measured_before(settings) is None  # it does not say what it is a log of
-    import_log(log, root=tmp_path, run_id="diary", settings=settings)
-    found = time_finding(settings)
-    assert "25.5 h, 55.7 EUR per epoch of 327,680 problems" in found.message
-    assert "(from the imported log diary)" in found.message
-    # What another program's log cannot tell is not asked for; what tells the shape is.
-    micro = config(tmp_path, **ON_A_CARD, actor={"mini_batch_size": 32, "micro_batch_tokens": 1})
-    assert measured_before(micro) == measured_before(settings) is not None
-    assert measured_before(config(tmp_path, **ON_A_CARD, algorithm={"gamma": 0.9})) is not None
-    larger = config(tmp_path, **ON_A_CARD, data={"train_batch_size": 64})
-    assert measured_before(larger) is None
 
 
 @pytest.mark.parametrize(
@@ -171,18 +148,15 @@ def test_the_diary_comes_out_before_the_start(tmp_path):
     assert "measured in run before" in found.message
 
 
-def test_learning_rates_and_seeds_do_not_change_the_shape(tmp_path):
-    ran(config(tmp_path, seed=3, actor={"mini_batch_size": 32, "lr": 1e-5}), "a", [None, 2.0])
-    assert measured_before(config(tmp_path)) == measured("a", 2.0)
-
-
 def test_the_last_run_counts_and_broken_ones_are_passed_over(tmp_path):
     ran(config(tmp_path), "a", [None, 2.0])
-    ran(config(tmp_path), "b", [None, 3.0])
+    # Learning rates and seeds do not change the shape.
+    ran(config(tmp_path, seed=3, actor={"mini_batch_size": 32, "lr": 1e-5}), "b", [None, 3.0])
     ran(config(tmp_path), "c", [None])
     (tmp_path / "runs" / "d").mkdir()
     (tmp_path / "runs" / "d" / "config.yaml").write_text("[not, settings")
-    assert measured_before(config(tmp_path)) == measured("b", 3.0)
+    rate = StepEstimate(Spread(3.0, 3.0, 3.0), "measured", "b")
+    assert measured_before(config(tmp_path)) == rate
 
 
 def test_a_budget_that_ends_training_early_is_a_warning(tmp_path):

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.tracking.diagnosis import diagnose
-from tasks.importers.console_log import import_log, is_log, logged_settings, other_trainer, read_log
+from tasks.importers.console_log import import_log, is_log, other_trainer, read_log
 from tasks.queries.sql import ask
 from tasks.report import write_report
-from tests.support.launch_scripts import PRINTED
 
 LOG = """(main_task pid=3107) wandb: offline
 (main_task pid=3107) step:0 - val/test_score/countdown:0.030
@@ -66,18 +65,6 @@ def test_a_score_that_never_changes_is_a_finding(tmp_path, score):
     assert f"critic/score/mean is {score:g} in all 12 steps" in found.evidence
 
 
-def test_settings_are_read_although_other_lines_stand_within():
-    lines = PRINTED.splitlines()
-    start = next(i for i, line in enumerate(lines) if "{'" in line)
-    for foreign in (
-        "(WorkerDict pid=8) Loading checkpoint shards: 100%",
-        "INFO 11-25 10:00:00 [worker.py:1] loading",
-        "(raylet) Spilled 1 MiB",
-    ):
-        broken = [*lines[: start + 2], foreign, *lines[start + 2 :]]
-        assert logged_settings("\n".join(broken)) == logged_settings(PRINTED), foreign
-
-
 @pytest.mark.parametrize(
     ("name", "line"),
     [
@@ -124,27 +111,6 @@ def test_a_log_becomes_a_run_for_sql_report_and_diagnosis(tmp_path):
 
     with pytest.raises(ValueError, match="exists already"):
         import_log(file, root=tmp_path, run_id="diary")
-
-
-def test_verls_settings_are_found_before_the_steps():
-    assert logged_settings(PRINTED) == {
-        "actor_rollout_ref.actor.ppo_mini_batch_size": 32,
-        "actor_rollout_ref.actor.optim.lr": 1e-6,
-        "actor_rollout_ref.model.path": "/root/qwen2505B",
-        "actor_rollout_ref.rollout.n": 1,
-        "actor_rollout_ref.rollout.name": "vllm",
-        "algorithm.adv_estimator": "gae",
-        "algorithm.kl_ctrl.type": "fixed",
-        "data.max_prompt_length": 256,
-        "data.max_response_length": 1_024,
-        "data.train_batch_size": 32,
-        "data.val_files": None,
-        "trainer.logger": ["wandb"],
-        "trainer.resume": {},
-    }
-    assert logged_settings(LOG) == {}
-    assert logged_settings(PRINTED.replace("'resume': {}}}", "'resume': ")) == {}  # cut short
-    assert logged_settings("{'a': __import__('os')}") == {}  # values alone, no code
 
 
 def test_a_file_without_steps_is_refused(tmp_path):

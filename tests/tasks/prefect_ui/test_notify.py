@@ -74,11 +74,6 @@ def test_a_rude_server_costs_seconds_and_a_warning_without_the_url(
     assert re.fullmatch(f"the webhook was not told of promoted: {words}", record.message)
 
 
-def test_what_the_socket_says_is_told(said):
-    tell(f"http://127.0.0.1:1/{SECRET}")
-    assert own(said)[0].message.endswith("of promoted: 127.0.0.1: ConnectionRefusedError")
-
-
 @pytest.mark.parametrize(
     "url",
     [

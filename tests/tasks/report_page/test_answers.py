@@ -15,7 +15,7 @@ from tasks.evaluate import Evaluated
 from tasks.report_page.page import write_page
 from tasks.report_page.samples import Answers, as_markdown, as_table, choose_answers
 from tests.tasks.conftest import HOSTILE
-from tests.tasks.report_page.test_browser import dump_dom, text_of
+from tests.tasks.report_page.test_browser import text_of
 
 STEERING = "\x1b[2J\u202e"
 VERDICTS = ["correct", "wrong_value", "wrong_value", "no_answer", "correct", "correct", "correct"]
@@ -128,12 +128,3 @@ def test_the_page_holds_each_problem_and_no_markup_of_a_model(tmp_path):
     assert [i.removeprefix("problem ") for i in re.findall(r'title="([^"]*)"', page)] == [
         f"{i}: {verdict}" for i, verdict in enumerate(VERDICTS)
     ]
-
-
-@pytest.mark.slow
-def test_the_page_does_nothing_in_a_real_browser(tmp_path):
-    write_page(rows(answer=HOSTILE), asked(7), tmp_path / "rows.parquet")
-    dom, console, urls = dump_dom(tmp_path / "rows.html", tmp_path / "browser")
-    assert "<title>r/step_000025 · countdown-train</title>" in dom
-    assert "Wrong: 3 of 3" in text_of(dom)
-    assert (console, urls) == ("", set())
