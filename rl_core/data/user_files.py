@@ -92,7 +92,7 @@ def read_own_data(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], 
     return {split: env.table_of(split, rows[split]) for split in SPLITS}, {
         "rows_read": num_read,
         "left_out": {split: dict(+left_out[split]) for split in SPLITS},
-        "other_prompts": {},  # no longer counted: it stays, so that the same rows make the same file
+        "other_prompts": {},  # no longer counted, but the same rows make the same file
         "files": {
             split: [{"file": str(file), "sha256": file_digest(file)} for file in found]
             for split, found in files.items()

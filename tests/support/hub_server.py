@@ -1,7 +1,5 @@
 """A server that speaks the part of the Hugging Face hub's API by which a folder is uploaded."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator
