@@ -65,15 +65,11 @@ def _sum_parts(
     sizes: list[int] = rows["nums"].list.len().unique(maintain_order=True).to_list()
     one, target, most = values[0], targets[0], max(sizes)
     plain = {size: [one] * size for size in sizes}
-    middle = min(1, most - 1)
     counted = iter(
         count(
             [
                 *(render(plain[size], target) for size in sizes),
-                *(
-                    render([*plain[most][:middle], value, *plain[most][middle + 1 :]], target)
-                    for value in values
-                ),
+                *(render([one, value, *plain[most][2:]], target) for value in values),
                 *(render(plain[most], other) for other in targets),
             ]
         )

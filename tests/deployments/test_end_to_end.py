@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.support.harness import Prefect, as_parameter
+from tests.support.harness import Prefect
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -47,7 +48,7 @@ def test_outside_of_the_repository_the_profile_teaches_bare_names(
 def test_the_full_name_takes_overrides(prefect: Prefect) -> None:
     overrides = ["seed=1", "actor.lr=1e-4"]
     name = "countdown-train/countdown-train"
-    prefect.command("deployment", "run", name, "--param", as_parameter(overrides))
+    prefect.command("deployment", "run", name, "--param", f"overrides={json.dumps(overrides)}")
     (run,) = prefect.flow_runs("countdown-train")
     prefect.delete(run)
     assert run["parameters"] == {"preset": "quickstart", "overrides": overrides}

@@ -1,7 +1,5 @@
 """Ways to break a sound data set, a rule at a time, and the checks that must say so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Counts a puzzle's solutions from every expression there is: slow, and knows no normal form."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """What a model may write to reach the machine, its own score, or the night's hours."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -1,7 +1,5 @@
 """A server that speaks the part of ModelScope's API by which a model's files are fetched."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A few problems in the shapes that other people's files have."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

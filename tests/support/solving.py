@@ -1,7 +1,5 @@
 """One puzzle solved, and Countdown as an env that answers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

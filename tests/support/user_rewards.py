@@ -1,7 +1,5 @@
 """Rewards of users, good and bad, as `env.reward=tests.support.user_rewards:...` names them."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

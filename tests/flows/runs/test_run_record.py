@@ -133,7 +133,7 @@ def test_no_second_start_changes_what_a_run_that_goes_on_says_of_itself(
     start, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(countdown_train, "tag_flow_run", lambda config: None)
-    monkeypatch.setattr(countdown_train, "preflight_task", lambda config: None)
+    monkeypatch.setattr(countdown_train, "Chain", lambda: lambda task, config: None)
     monkeypatch.setattr(stages, "_ready", lambda overrides, look: compose(overrides))
     with started(settings(tmp_path, run_id="a")) as run:
         before = {file.name: file.read_bytes() for file in run.path.iterdir()}

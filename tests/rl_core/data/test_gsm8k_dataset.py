@@ -1,11 +1,8 @@
-"""GSM8K's data set: from a local folder, or toy problems written here."""
-
-from __future__ import annotations
+"""GSM8K's data set: from a local folder, from the hub's cache, or toy problems written here."""
 
 import json
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,7 +14,9 @@ from rl_core.data.dataset import (
     read_solved,
     write_dataset,
 )
+from rl_core.data.readers import find_source
 from rl_core.envs.gsm8k import Gsm8kConfig, extract_truth
+from tests.support.own_data import put_in_cache, write_rows
 
 GSM8K_ROWS = {
     "train": [("How many are 9 * 2?", "Nine times two.\n#### 18"), ("Rent?", "A lot.\n#### 1,800")],
@@ -26,16 +25,10 @@ GSM8K_ROWS = {
 
 
 def write_source(folder: Path, kind: str) -> Gsm8kConfig:
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, pairs in GSM8K_ROWS.items():
-        records = [{"question": question, "answer": answer} for question, answer in pairs]
+    for name, records in files_of("main", ("train", "test")).items():
         if kind == "jsonl":
-            text = "".join(json.dumps(record) + "\n" for record in records)
-            (folder / f"{split}.jsonl").write_text(text)
-        else:
-            (folder / "main").mkdir(exist_ok=True)
-            name = folder / "main" / f"{split}-00000-of-00001.parquet"
-            pq.write_table(pa.Table.from_pylist(records), name)
+            name = f"{name[len('main/') :].partition('-')[0]}.jsonl"
+        write_rows(folder / name, records)
     return Gsm8kConfig(source=str(folder))
 
 
@@ -53,6 +46,40 @@ def test_gsm8k_from_a_local_folder(tmp_path: Path, kind: str) -> None:
     assert row["extra_info"]["solution"] == "A lot.\n#### 1,800"
 
 
+def files_of(config: str, splits: tuple[str, ...]) -> dict[str, list[dict[str, str]]]:
+    """The records of each file of the hub, by its path in the repository."""
+    return {
+        f"{config}/{split}-00000-of-00001.parquet": [
+            {"question": question, "answer": answer} for question, answer in GSM8K_ROWS[split]
+        ]
+        for split in splits
+    }
+
+
+def test_the_default_source_is_read_from_the_cache(hub_cache: Path, tmp_path: Path) -> None:
+    snapshot = put_in_cache(hub_cache, "openai/gsm8k", files_of("main", ("train", "test")))
+    assert find_source("openai/gsm8k") == {
+        split: [snapshot / "main" / f"{split}-00000-of-00001.parquet"] for split in GSM8K_ROWS
+    }
+    write_dataset(Gsm8kConfig(), DataConfig(), tmp_path / "out")
+    problems = read_problems(tmp_path / "out" / "train.parquet")
+    assert [problem.ground_truth for problem in problems] == ["18", "1800"]
+    assert is_ready(Gsm8kConfig(), DataConfig(), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("config", "splits"),
+    [("main", ("train",)), ("socratic", ("train", "test"))],
+    ids=["one split", "another config"],
+)
+def test_a_cache_that_holds_something_else_is_not_enough(
+    hub_cache: Path, config: str, splits: tuple[str, ...]
+) -> None:
+    put_in_cache(hub_cache, "openai/gsm8k", files_of(config, splits))
+    with pytest.raises(ValueError, match="has not all files of the split"):  # offline
+        find_source("openai/gsm8k")
+
+
 def test_gsm8k_notices_a_changed_source(tmp_path: Path) -> None:
     env = write_source(tmp_path / "source", "jsonl")
     write_dataset(env, DataConfig(), tmp_path / "out")
@@ -61,23 +88,6 @@ def test_gsm8k_notices_a_changed_source(tmp_path: Path) -> None:
         file.write(json.dumps({"question": "One?", "answer": "#### 1"}) + "\n")
     with pytest.raises(ValueError, match=r"another copy of env\.source"):
         is_ready(env, DataConfig(), tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{not json", r"train\.jsonl: line 1 is not JSON"),
-        ('["a list"]', "every line must be a JSON object"),
-        ('{"question": "One?"}', "row 1: it has neither `answer` nor"),
-        ('{"question": "One?", "answer": "one"}', "must end with '#### <number>'"),
-    ],
-)
-def test_gsm8k_sources_that_cannot_be_used(tmp_path: Path, content: str, message: str) -> None:
-    env = write_source(tmp_path / "source", "jsonl")
-    (tmp_path / "source" / "train.jsonl").write_text(content)
-    with pytest.raises(ValueError, match=message):
-        write_dataset(env, DataConfig(), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_gsm8k_without_source_or_hub_says_what_to_give(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import get_args
@@ -113,17 +111,3 @@ def test_every_number_and_target_is_compared_once() -> None:
     compared = rows.filter(pl.Series([p[0]["content"] in own for p in rows["prompt"].to_list()]))
     assert set(compared["nums"].explode()) == set(rows["nums"].explode())
     assert set(compared["target"]) == set(rows["target"])
-
-
-def test_one_number_is_enough() -> None:
-    rows = rows_of("base", 5).with_columns(nums=pl.Series([[n] for n in (1, 22, 333, 4, 5)]))
-    rows = rows.with_columns(
-        prompt=pl.Series(
-            [render_messages("base", n, t) for n, t in rows.select("nums", "target").iter_rows()]
-        )
-    )
-    sums = measure_by_parts(
-        rows, partial(render_messages, "base"), lambda ps: [len(p[0]["content"]) for p in ps]
-    )
-    assert sums is not None
-    assert sums.tolist() == [len(p[0]["content"]) for p in rows["prompt"].to_list()]

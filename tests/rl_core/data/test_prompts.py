@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shutil
 import unicodedata
 from pathlib import Path
@@ -89,15 +87,6 @@ def test_a_raw_prompt_begins_as_the_tokenizer_begins_texts(tiny_model_path: Path
     assert 1 not in ids
 
 
-def test_chat_goes_through_the_tokenizers_template(tiny_model_path: Path) -> None:
-    tokenizer = load_tokenizer(str(tiny_model_path))
-    tokenizer.chat_template = CHAT
-    messages: list[Message] = [{"role": "system", "content": "s"}, *user("q 12")]
-    text, ids = encode_prompt(messages, tokenizer, chat_template=True)
-    assert text == "<system>s<user>q 12<assistant>"
-    assert tokenizer.decode(ids) == text
-
-
 def test_chat_without_a_template_names_the_remedy(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(ValueError, match="prompt_template=base"):
         encode_prompt(user("q"), tokenizer, chat_template=True)
@@ -125,10 +114,6 @@ def test_a_model_that_is_not_there_is_one_line(path: str) -> None:
 def test_a_folder_without_a_model_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"without config\.json"):
         resolve_model(str(tmp_path))
-
-
-def test_a_folder_resolves_to_itself(tiny_model_path: Path) -> None:
-    assert resolve_model(str(tiny_model_path)) == tiny_model_path.resolve()
 
 
 def test_a_folder_without_a_tokenizer_is_told_so(tiny_model_path: Path, tmp_path: Path) -> None:
@@ -166,10 +151,3 @@ def test_a_token_that_was_added_to_the_tokenizer_alone_is_named(tmp_path: Path) 
     check_embedded([found.encode("3 + 15"), []], found)
     with pytest.raises(ValueError, match=r"'<\|im_start\|>'.*resize_token_embeddings"):
         check_embedded([found.encode("3"), found.encode("<|im_start|>user")], found)
-
-
-def test_a_model_may_have_more_rows_than_its_tokenizer_has_tokens(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(["[3, 15] 3 + 15 = 18 no"], vocab_size=300)
-    Qwen2Config(vocab_size=len(tokenizer) + 271).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    check_embedded([[len(tokenizer) - 1]], load_tokenizer(str(tmp_path)))

@@ -103,19 +103,6 @@ def test_a_checkpoint_without_a_place_goes_on_as_it_did(tmp_path):
         assert order.choose(step) == by_steps(seed=2, step=step, num_problems=10, batch_size=4)
 
 
-@given(st.integers(1, 60), st.data())
-def test_an_epoch_shows_each_problem_at_most_once_and_leaves_out_less_than_a_batch(size, data):
-    batch = data.draw(st.integers(1, size))
-    seen = [
-        i
-        for step in range(1, steps_per_epoch(size, batch) + 1)
-        for i in chosen(seed=3, step=step, num_problems=size, batch_size=batch)
-    ]
-    assert len(seen) == len(set(seen))
-    assert size - batch < len(seen) <= size
-    assert set(seen) <= set(range(size))
-
-
 def test_epochs_and_seeds_differ_while_a_repeated_step_does_not():
     def first(seed: int, step: int) -> list[int]:
         return chosen(seed=seed, step=step, num_problems=100, batch_size=50)

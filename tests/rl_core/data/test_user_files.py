@@ -1,10 +1,8 @@
 """The user's own problems: every shape of row, what is dropped and counted, what is refused."""
 
-from __future__ import annotations
-
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 import yaml
 
 from rl_core.config.run import DataConfig
-from rl_core.data.dataset import dataset_name, is_ready, read_verified, write_dataset
+from rl_core.data.dataset import dataset_name, is_ready, read_problems, read_verified, write_dataset
 from rl_core.envs.countdown import CountdownConfig, render_messages, score_response
 from rl_core.envs.countdown.tables import COUNTDOWN_DATASET
 from rl_core.envs.gsm8k import Gsm8kConfig
@@ -22,6 +20,7 @@ from tests.support.own_data import (
     SOLVABLE,
     TINYZERO,
     UNSOLVABLE,
+    put_in_cache,
     tinyzero_row,
     write_tinyzero,
 )
@@ -123,15 +122,6 @@ def test_numbers_and_targets_become_whole_rows(tmp_path: Path) -> None:
     read_verified(tmp_path / "out" / "train.parquet")
 
 
-def test_labels_of_every_number_of_operands_are_the_solvers(tmp_path: Path) -> None:
-    problems = [*SOLVABLE, ([5, 5, 5, 5], 30), ([1, 2, 3, 4, 5], 15), ([8, 3, 5], 16)]
-    file = write_lines(tmp_path / "a.jsonl", plain(problems[::-1]))
-    rows = made(ENV, DataConfig(train_files=(file,), test_size=2), tmp_path / "out")
-    for row in rows["train"] + rows["test"]:
-        extra = row["extra_info"]
-        assert (extra["solution"], extra["num_solutions"]) == solve(row["nums"], row["target"])
-
-
 def test_a_tinyzero_file_is_taken_as_it_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,26 +213,22 @@ def test_foreign_prompts_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "words"),
-    TABLES["unusable rows"],
+    ("env", "row", "words"),
+    [
+        *((ENV, *row) for row in TABLES["unusable rows"]),
+        *((Gsm8kConfig(), *row) for row in TABLES["unusable rows of GSM8K"]),
+    ],
 )
 def test_rows_that_cannot_be_used_name_file_row_value_and_limit(
-    tmp_path: Path, row: Row, words: str
+    tmp_path: Path, env: CountdownConfig | Gsm8kConfig, row: Row, words: str
 ) -> None:
-    file = write_lines(tmp_path / "a.jsonl", [*plain(SOLVABLE), row])
-    with pytest.raises(ValueError, match=r"a\.jsonl: row 7: ") as caught:
-        made(ENV, DataConfig(train_files=(file,), test_size=2), tmp_path / "out")
+    file = write_lines(tmp_path / "a.jsonl", [row, row])
+    with pytest.raises(ValueError, match=r"a\.jsonl: row 1: ") as caught:
+        made(env, DataConfig(train_files=(file,), test_size=1), tmp_path / "out")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
     assert not (tmp_path / "out").exists()
-
-
-def test_parquet_of_wrong_types_is_refused_too(tmp_path: Path) -> None:
-    columns = {"nums": [[44.5, 19.0, 35.0]] * 3, "target": [98, 97, 96]}
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet: row 1: .*holds 44\.5, the solver takes"):
-        made(ENV, DataConfig(train_files=(f"{tmp_path}/a.parquet",)), tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
@@ -289,3 +275,86 @@ def test_a_changed_source_is_noticed(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", plain(SOLVABLE[:5]))
     with pytest.raises(ValueError, match=r"other settings \(data\.train_files differs\)"):
         is_ready(ENV, data, tmp_path / "mine")
+
+
+GSM8K_PAIRS = [
+    ("Nine twice?", "Two nines.\n#### 18"),
+    ("Rent?", "#### 1,800"),
+    ("Half?", "#### .5"),
+]
+
+
+def verl_gsm8k(row: int) -> Row:
+    question, answer = GSM8K_PAIRS[row]
+    asked = f'{question} Let\'s think step by step and output the final answer after "####".'
+    return {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": asked}],
+        "ability": "math",
+        "reward_model": {
+            "style": "rule",
+            "ground_truth": answer[-5:].lstrip("# ").replace(",", ""),
+        },
+        "extra_info": {"split": "train", "index": row, "answer": answer, "question": question},
+    }
+
+
+def without_extra(row: int) -> Row:
+    return {k: v for k, v in verl_gsm8k(row).items() if k in ("prompt", "reward_model")}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(lambda i: dict(zip(("question", "answer"), GSM8K_PAIRS[i], strict=True))),
+        pytest.param(verl_gsm8k),
+        pytest.param(without_extra),
+    ],
+    ids=["plain", "verl", "verl without extra_info"],
+)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_gsm8k_rows_of_every_shape(
+    tmp_path: Path, kind: str, shape: Callable[[int], Row], caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [shape(0), shape(1), shape(2), shape(0)]
+    file = tmp_path / f"a.{kind}"
+    if kind == "jsonl":
+        write_lines(file, rows)
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    data = DataConfig(train_files=(str(file),), test_size=2)
+    out = made(Gsm8kConfig(source="not/asked"), data, tmp_path / "out")
+    assert [row["reward_model"]["ground_truth"] for row in out["train"]] == ["1800"], "test wins"
+    assert [row["reward_model"]["ground_truth"] for row in out["test"]] == [".5", "18"]
+    assert [row["prompt"] for row in out["test"]] == [verl_gsm8k(i)["prompt"] for i in (2, 0)]
+    assert out["train"][0]["extra_info"]["solution"].endswith("00")
+    assert (
+        pq.read_schema(tmp_path / "out" / "test.parquet")
+        .remove_metadata()
+        .equals(Gsm8kConfig.arrow_schema())
+    )
+    assert read_problems(tmp_path / "out" / "test.parquet")[1].ground_truth == "18"
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_hub_data_sets_become_rows_by_their_names(hub_cache: Path, tmp_path: Path) -> None:
+    name = "Jiayi-Pan/Countdown-Tasks-3to4"
+    put_in_cache(hub_cache, name, {"data/train-00000-of-00001.parquet": plain(SOLVABLE)})
+    rows = made(ENV, DataConfig(train_files=(name,), test_size=2), tmp_path / "countdown")
+    assert [row["target"] for row in rows["train"] + rows["test"]] == [
+        target for _, target in SOLVABLE
+    ]
+    assert name.replace("/", "--") in facts(tmp_path / "countdown")["files"]["train"][0]["file"]
+
+    pairs = [{"question": question, "answer": answer} for question, answer in GSM8K_PAIRS]
+    put_in_cache(
+        hub_cache,
+        "openai/gsm8k",
+        {
+            "main/train-00000-of-00001.parquet": pairs[:2],
+            "main/test-00000-of-00001.parquet": pairs[2:],
+        },
+    )
+    both = DataConfig(train_files=("openai/gsm8k",), test_files=("openai/gsm8k",))
+    by_source = made(Gsm8kConfig(), DataConfig(), tmp_path / "source")
+    assert made(Gsm8kConfig(), both, tmp_path / "files") == by_source

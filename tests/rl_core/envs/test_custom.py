@@ -1,7 +1,5 @@
 """Rows of a user's own: any shape that says what is asked and what is right, and word for word."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

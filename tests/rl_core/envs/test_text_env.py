@@ -1,7 +1,5 @@
 """An env of one class: what it leaves out is filled in, and what it yields twice is asked once."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator

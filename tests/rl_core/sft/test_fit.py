@@ -86,10 +86,8 @@ def test_the_beginning_that_all_share_is_read_once():
     model, fed = new_model(), []
     model.model.embed_tokens.register_forward_hook(lambda _, ids, out: fed.append(ids[0].numel()))
     Fitting(model, 0, MicroBatchThreads(1)).mean_loss(ALIKE, [ALIKE])
-    assert fed == [
-        4,
-        4 * 5,
-    ]  # up to the first token that one of them learns; the longest has six more
+    # Up to the first token that one of them learns; the longest has six more.
+    assert fed == [4 + 4 * 5]
     fed.clear()
     Fitting(model, 0, MicroBatchThreads(1)).mean_loss(APART, [APART])
     assert fed == [4 * 6]

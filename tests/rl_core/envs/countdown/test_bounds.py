@@ -1,7 +1,5 @@
 """What the worst text can cost: counted in lines of Python that run, not in seconds."""
 
-from __future__ import annotations
-
 import sys
 from types import FrameType
 from typing import Any

@@ -1,7 +1,5 @@
 """Prompts byte for byte, the reward verdict by verdict, and TinyZero's scorer as the peer."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Traces: written out by hand, and true by an independent check with fractions."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import re
@@ -105,12 +103,6 @@ def test_nothing_is_needed_before_a_need_of_zero():
     assert text.startswith("\n20 20 +40 -0 /1 ;\n40 3 +43 -37\n1 3 +4 -2 : 90 50 ")
 
 
-def test_giving_up_by_hand():
-    trace = written((3, 5, 9), 32, give_up_at=2)
-    assert trace.text == ("\n32 3 +35 -29 : 9 5 +14 no -4 no</think>\n<answer>(9+5)+3</answer>")
-    assert (trace.solved, trace.exhausted) == (False, False)
-
-
 def test_giving_up_at_the_very_last_no_is_having_searched_it_all():
     assert written((4, 6, 7), 45, give_up_at=9).exhausted
     assert not written((4, 6, 7), 45, give_up_at=8).exhausted
@@ -124,19 +116,6 @@ def test_needs_and_pair_values_by_hand():
     assert pair_values(12, 4, largest=100) == [("+", 16), ("-", 8), ("*", 48), ("/", 3)]
     assert pair_values(12, 1, largest=100) == [("+", 13), ("-", 11), ("*", 12)]
     assert pair_values(12, 9, largest=100) == [("+", 21), ("-", 3)]
-
-
-@pytest.mark.parametrize(
-    ("need", "z", "target", "expression"),
-    [
-        ("-", 9, 44, "(5+3)+9"),
-        ("-", 20, 12, "20-(5+3)"),
-        ("+", 9, 44, "(5+3)-9"),
-        ("/", 4, 24, "(5+3)*4"),
-    ],
-)
-def test_answers_by_hand(need, z, target, expression):
-    assert Need(8, need, z, before=Need(target)).answer("(5+3)") == expression
 
 
 def value_of(expression: str) -> Fraction:
@@ -171,13 +150,6 @@ def test_order_does_not_decide_what_a_full_search_finds(numbers, target):
         trace = written(order, target)
         assert trace.solved == is_covered(numbers, target)
         assert trace.solved != trace.exhausted
-
-
-def test_same_seed_same_trace():
-    first, second = (
-        write_trace((3, 5, 9), 44, give_up_prob=0.3, rng=random.Random(7)) for _ in range(2)
-    )
-    assert first == second
 
 
 def test_check_counts_what_is_false():

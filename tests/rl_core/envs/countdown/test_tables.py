@@ -1,7 +1,5 @@
 """Puzzles as rows; stored solutions judged as the reward would."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """The reward beside TinyZero's published rules (benchmarks/peers/tinyzero.py), `last_line` mode."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from fractions import Fraction

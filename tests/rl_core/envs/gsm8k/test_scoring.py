@@ -1,7 +1,5 @@
 """GSM8K numbers as people write them, and the two ways to find one."""
 
-from __future__ import annotations
-
 import csv
 import time
 from decimal import Decimal
@@ -141,13 +139,6 @@ def test_hostile_responses_cost_linear_time(response: str, mode: Any) -> None:
 def test_any_text_has_a_score(response: str, mode: Any) -> None:
     scored = score_response(response, "18", answer_from=mode)
     assert scored.score == (1.0 if scored.verdict == "correct" else 0.0)
-
-
-@given(st.integers(-(10**9), 10**9), st.sampled_from(["{}", "{:,}", "{}.", "{}.00", "{:,}.0"]))
-def test_every_integer_reads_as_itself(number: int, style: str) -> None:
-    written = style.format(number)
-    assert score_response(f"#### {written}", str(number)).verdict == "correct"
-    assert score_response(f"#### {written}", str(number + 1)).verdict == "wrong_value"
 
 
 DIGITS = tuple("0123456789")

@@ -1,16 +1,12 @@
 """Examples of word problems: responses by hand, examples as a rollout sees them, a tiny model."""
 
-from __future__ import annotations
-
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from rl_core.config.model import BaseModelConfig
 from rl_core.envs.gsm8k import Gsm8kConfig, render_messages, score_response
 from rl_core.envs.sft_examples import SftText
 from rl_core.envs.word_problems import (
@@ -19,23 +15,10 @@ from rl_core.envs.word_problems import (
     generate_word_problems,
     write_response,
 )
-from rl_core.sft.train import draw_examples, make_base_model, train_tokenizer
+from rl_core.sft.train import draw_examples, train_tokenizer
 from rl_core.types import Problem
 
 SOLUTION = "6 * 9 = <<6*9=54>>54 pens.\n54 - 13 = <<54-13=41>>41 pens.\n#### 41"
-SETTINGS = BaseModelConfig(
-    vocab_size=500,
-    hidden_size=32,
-    num_heads=1,
-    intermediate_size=32,
-    num_layers=1,
-    steps=12,
-    batch_size=8,
-    warmup_steps=2,
-    give_up_prob=0.5,
-    max_response_tokens=16,
-    num_threads=1,
-)
 
 
 class Draws(random.Random):
@@ -54,10 +37,6 @@ def some_pairs(count: int) -> list[tuple[str, str]]:
         (render_messages("think", problem["question"])[0]["content"], problem["answer"])
         for problem in generate_word_problems(size=count, seed=3)
     ]
-
-
-def source_of(settings: BaseModelConfig = SETTINGS) -> SolutionExamples:
-    return SolutionExamples(settings.give_up_prob, train=some_pairs(60), test=some_pairs(66)[60:])
 
 
 def test_a_whole_solution_and_one_that_stops_after_its_first_step() -> None:
@@ -99,7 +78,7 @@ def tokenizer_of(source: SolutionExamples, *, vocab_size: int = 800) -> PreTrain
 
 
 def test_examples_are_a_rollouts_tokens_and_teach_the_response_alone() -> None:
-    own = source_of()
+    own = SolutionExamples(0.5, train=some_pairs(60), test=some_pairs(1))
     tokenizer = tokenizer_of(own, vocab_size=500)
     for example in draw_examples(own, tokenizer, 5, random.Random(1)):
         first = next(index for index, weight in enumerate(example.weights) if weight)
@@ -153,29 +132,6 @@ def test_the_chance_of_stopping_is_the_settings(chance: float) -> None:
     assert 0 < num_cut / 8_000 < 0.15, "deep steps are seen often"
 
 
-def test_a_tiny_model_is_made_measured_and_falls_through_its_gates(tmp_path: Path) -> None:
-    losses: list[float] = []
-    measured = make_base_model(
-        SETTINGS,
-        source_of(),
-        folder=tmp_path / "model",
-        on_step=lambda _step, _steps, loss: losses.append(loss),
-    )
-    assert losses[-1] < losses[0]
-    assert set(measured) == {
-        *("format_share", "arithmetic_share", "accuracy", "mean_steps"),
-        *("mean_prompt_tokens", "mean_response_tokens"),
-    }
-    assert measured["accuracy"] == 0.0
-    assert SolutionExamples.failed_gates(measured)[0] == "format_share is 0.000, below 0.9"
-    assert (tmp_path / "model" / "model.safetensors").is_file()
-
-
-def test_lessons_need_problems_of_both_splits() -> None:
-    with pytest.raises(ValueError, match="1 train and 0 test problems"):
-        SolutionExamples(SETTINGS, train=some_pairs(1), test=[])
-
-
 def test_a_given_model_reads_solutions_without_annotations() -> None:
     solution = "12 + 5 = <<12+5=17>>17 pens.\n17 + 1 = <<17+1=18>>18.\n#### 1,800"
     body = "12 + 5 = 17 pens.\n17 + 1 = 18."
@@ -186,3 +142,15 @@ def test_a_given_model_reads_solutions_without_annotations() -> None:
     ):
         env = Gsm8kConfig(prompt_template=template)
         assert env.write_trace(problem, solution, Draws(), 0.0) == written
+
+
+def test_a_model_is_judged_by_its_answers_and_its_annotations() -> None:
+    own = SolutionExamples(0.5, train=some_pairs(1), test=[("", "#### 41"), ("", "#### 7")])
+    measured = own.judge(["<<6*9=54>>54 <<54-13=40>>40</think>\n#### 41", "so 7"])
+    assert measured == {
+        "format_share": 0.5,
+        "arithmetic_share": 0.5,
+        "accuracy": 0.5,
+        "mean_steps": 1.0,
+    }
+    assert SolutionExamples.failed_gates(measured)[0] == "format_share is 0.500, below 0.9"

@@ -1,7 +1,5 @@
 """Toy word problems: right by recomputation, in GSM8K's form, unique, and the same for a seed."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

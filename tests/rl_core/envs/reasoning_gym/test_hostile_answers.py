@@ -1,7 +1,5 @@
 """Answers written to be executed, to change a scorer, or to cost the night: they score nothing."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from tests.support.hostile_answers import COSTLY, attacks
 pytest.importorskip("reasoning_gym", reason="make env leaves it out without a C compiler")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", SyntaxWarning)
-    from reasoning_gym.factory import DATASETS, has_curriculum
+    from reasoning_gym.factory import DATASETS
 
 from rl_core.envs.reasoning_gym.problems import REFUSED, _truth, from_json, open_task
 from rl_core.envs.reasoning_gym.scoring import compute_score
@@ -88,22 +86,9 @@ def test_right_answers_score_as_in_the_package(task: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "level"),
-    [
-        (task, level)
-        for level in (None, 1)
-        for task in sorted({*DATASETS} - {"composite", *WITHOUT_ANSWERS, *REFUSED})
-        if level is None or has_curriculum(task)
-    ],
-)
-def test_every_tasks_own_answer_has_full_marks(task: str, level: int | None) -> None:
-    env = ReasoningGymConfig(difficulty=level)
-    if level is not None and task in ("knight_swap", "modulo_grid"):
-        with pytest.raises(ValueError, match="is refused by reasoning-gym"):  # its own level 1
-            open_task(task, env, seed=5, num_rows=3)
-        return
-    dataset, config = open_task(task, env, seed=5, num_rows=3)
+@pytest.mark.parametrize("task", sorted({*DATASETS} - {"composite", *WITHOUT_ANSWERS, *REFUSED}))
+def test_every_tasks_own_answer_has_full_marks(task: str) -> None:
+    dataset, config = open_task(task, ENV, seed=5, num_rows=3)
     for index in range(3):
         truth = _truth(task, config, dataset[index])
         if truth is not None and truth["answer"].strip():

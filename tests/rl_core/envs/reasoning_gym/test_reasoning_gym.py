@@ -1,7 +1,5 @@
 """Tasks of reasoning-gym: made, mixed, kept apart between the splits, and scored by themselves."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -10,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 from pydantic import ValidationError
 
@@ -25,19 +22,6 @@ from rl_core.types import Problem
 
 pytest.importorskip("reasoning_gym", reason="make env leaves it out without a C compiler")
 from rl_core.envs.reasoning_gym.scoring import compute_score
-
-MISSING = """
-import sys
-sys.modules["reasoning_gym"] = None
-from importlib import util
-util.find_spec = lambda name: None
-from rl_core.envs import find_env
-env = find_env("reasoning_gym")
-try:
-    env().make_splits(train_size=1, test_size=1, seed=0)
-except ValueError as error:
-    print(error)
-"""
 
 EVERY_TASK = """
 import hashlib, warnings
@@ -188,9 +172,8 @@ def test_names_and_weights_are_written_on_a_line() -> None:
     )
 
 
-@pytest.mark.parametrize("task", ["arc_agi", "rearc"])
-def test_truths_with_tuples_are_judged_as_the_package_does(tmp_path: Path, task: str) -> None:
-    problem = made(tmp_path / "made", train=2, test=1, task=task)["train"][0]
+def test_truths_with_tuples_are_judged_as_the_package_does(tmp_path: Path) -> None:
+    problem = made(tmp_path / "made", train=2, test=1, task="arc_agi")["train"][0]
     right = problem.ground_truth["answer"]
     first, *others = right.splitlines()
     wrong = "\n".join([first.translate(str.maketrans("0123456789", "1234567890")), *others])
@@ -229,31 +212,7 @@ def test_another_version_of_the_package_makes_another_data_set(
         is_ready(env, data, tmp_path / name)
 
 
-def test_a_missing_package_is_named() -> None:
-    done = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True)
-    assert "pip install reasoning-gym" in done.stdout, done.stderr
-
-
-@pytest.mark.slow
-def test_it_trains_and_is_evaluated_by_task(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    settings = [
-        *("env=reasoning_gym", "env.task=gcd:2,leg_counting", "env.prompt_template=base"),
-        *(*tiny_overrides, "data.max_prompt_length=900", "data.max_response_length=8"),
-        *("data.test_size=6", "evaluation.samples_per_problem=1"),
-        *("rollout.engine=hf", "trainer.total_steps=2", f"storage.root={tmp_path}", "run_id=one"),
-    ]
-    kept = {setting.partition("=")[0]: setting for setting in settings}
-    done = subprocess.run(
-        [sys.executable, "-c", "from flows.cli.main import main; main()", "run", *kept.values()],
-        env={**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    run = tmp_path / "runs" / "one"
-    rollouts = pl.read_parquet(run / "rollouts" / "*.parquet")
-    assert set(rollouts["verdict"]) <= {"correct", "incorrect", "no_answer"}
-    evaluated = pl.read_parquet(run / "eval" / "*.parquet")
-    assert set(evaluated["data_source"]) == {"reasoning_gym/gcd", "reasoning_gym/leg_counting"}
-    assert "Accuracy by task" in (run / "report.html").read_text()
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_core.envs.reasoning_gym.problems.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install reasoning-gym"):
+        ReasoningGymConfig().make_splits(train_size=1, test_size=1, seed=0)
