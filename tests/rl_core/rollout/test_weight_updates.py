@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.support.engines import ENGINES, ask, assert_greedy_as, perturb, prompts
+from tests.support.engines import ENGINES, ask, assert_greedy_as, make_vllm, perturb, prompts
 
 
 def test_greedy_tokens_are_those_of_transformers_after_each_weight_update(engine, reference):
@@ -58,3 +58,12 @@ def test_a_partial_or_foreign_update_is_refused_and_changes_nothing(
     with pytest.raises(ValueError, match=message):
         engine.update_weights(weights)
     assert_greedy_as(reference, engine)
+
+
+def test_a_vllm_engine_built_again_keeps_the_last_weights(tiny_model_path, reference):
+    engine = make_vllm(tiny_model_path)
+    perturb(reference, 9)
+    engine.update_weights(reference.state_dict())
+    engine.resize(16)
+    assert_greedy_as(reference, engine)
+    engine.close()
