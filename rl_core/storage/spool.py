@@ -32,11 +32,6 @@ class Stat(NamedTuple):
     size: int
     mtime_ns: int
 
-    @classmethod
-    def of(cls, found: os.stat_result) -> Stat:
-        """Returns it of what the system says of a file."""
-        return cls(found.st_size, found.st_mtime_ns)
-
 
 class Agreed(BaseModel):
     """A file when it was the same here and in the store."""
@@ -131,5 +126,6 @@ def files_of(folder: Path) -> dict[str, Stat]:
                 with suppress(FileNotFoundError):
                     info = os.lstat(path)  # thousands of files, every other second
                     if stat.S_ISREG(info.st_mode):
-                        found[path.removeprefix(f"{folder}/")] = Stat.of(info)
+                        name = path.removeprefix(f"{folder}/")
+                        found[name] = Stat(info.st_size, info.st_mtime_ns)
     return found
