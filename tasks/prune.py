@@ -29,7 +29,6 @@ def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> li
         run.path,
         keep_last=config.checkpoints.keep_last,
         quota_bytes=config.checkpoints.quota_bytes,
-        keep_every=config.checkpoints.keep_every,
         min_free_bytes=int(config.storage.min_free_gib * GIB),
         dry_run=dry_run,
     )

@@ -9,7 +9,6 @@ from rl_core.checkpoints.champion import all_champions
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder
-from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.champions import bring_champion
 from rl_core.storage.download import (
@@ -27,7 +26,6 @@ from rl_core.storage.mirror import mirrored
 from rl_core.storage.object_store import Entry, ObjectStore
 from rl_core.storage.spool import Spool
 from rl_core.storage.upload import LAST_OF_DATA, LAST_OF_MODEL, SharedUpload
-from rl_core.system.atomic import write_bytes_atomically
 from tasks.base_model import made_folder
 from tasks.queries.run_tables import find_runs
 
@@ -43,8 +41,6 @@ def bring_inputs(config: RunConfig, store: ObjectStore) -> list[str]:
         bring_folder(store, root, name, last)
     bring_files(store, root, "champions", lambda name: name.endswith(".json"))
     bring_files(store, root, "evaluations", lambda name: name.startswith("base-"))
-    if not (root / BUDGETS_FILE).exists() and (found := store.read(BUDGETS_FILE)):
-        write_bytes_atomically(root / BUDGETS_FILE, found[0])
     return list(names)
 
 

@@ -188,21 +188,6 @@ def s3_port(s3_server: int, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.fixture(scope="session")
-def full_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the data set of the default settings, 328,704 rows: for slow tests, read only.
-
-    It is made once per session.
-    """
-    from rl_core.config.run import RunConfig
-    from rl_core.data.dataset import write_dataset
-
-    folder = tmp_path_factory.mktemp("full") / "data"
-    config = RunConfig()
-    write_dataset(config.env, config.data, folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def tiny_overrides(tiny_model_path: Path) -> list[str]:
     """Settings of a run with every real part (vLLM, Ray, learner, critic) that takes seconds."""
     return [

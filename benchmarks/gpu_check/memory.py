@@ -81,10 +81,10 @@ def _config(bench: Bench, sections: Sections) -> RunConfig:
     base: Sections = {
         "data": {
             "train_batch_size": 8,
-            "max_prompt_length": 256 if long else 64,
-            "max_response_length": 1_024 if long else 192,
+            "max_prompt_length": 256 if long else 32,
+            "max_response_length": 1_024 if long else 64,
         },
-        "actor": {"mini_batch_size": 4, "micro_batch_tokens": 5_120 if long else 1_024},
+        "actor": {"mini_batch_size": 4, "micro_batch_tokens": 5_120 if long else 512},
         "model": {"dtype": "bfloat16" if long else "float32"},
     }
     return bench.config(merged(base, sections))

@@ -149,7 +149,6 @@ class BackgroundSave:
             self._run_folder,
             keep_last=kept.keep_last,
             quota_bytes=kept.quota_bytes,
-            keep_every=kept.keep_every,
             min_free_bytes=self._min_free_bytes,
             incoming_bytes=incoming_bytes,
         )

@@ -42,7 +42,6 @@ def prune(
     *,
     keep_last: int,
     quota_bytes: int,
-    keep_every: int | None = None,
     min_free_bytes: int = 0,
     incoming_bytes: int = 0,
     dry_run: bool = False,
@@ -66,7 +65,6 @@ def prune(
                 run_folder,
                 keep_last=max(keep_last - 1, 0) if incoming_bytes else keep_last,
                 quota_bytes=quota_bytes - incoming_bytes,
-                keep_every=keep_every,
                 spare_bytes=spare_bytes,
             )
             if decisions and not dry_run:
@@ -89,7 +87,6 @@ def _plan(
     *,
     keep_last: int,
     quota_bytes: int,
-    keep_every: int | None,
     spare_bytes: int,
 ) -> list[PruningDecision]:
     """Returns the decisions for what is on the disk; checkpoints leave `spare_bytes` of it free.
@@ -107,7 +104,6 @@ def _plan(
             best_step=highest.step if highest else None,
             keep_last=keep_last,
             quota_bytes=quota_bytes,
-            keep_every=keep_every,
             disk_bytes=on_disk + free - spare_bytes,
             protected=_protected(run_folder, checkpoints),
         )
@@ -155,15 +151,14 @@ def plan_pruning(
     best_step: int | None,
     keep_last: int,
     quota_bytes: int,
-    keep_every: int | None = None,
     disk_bytes: int | None = None,
     protected: Mapping[int, str] | None = None,
 ) -> list[PruningDecision]:
     """Returns what to do with each checkpoint, newest first. Pure.
 
     Latest, best and protected ones always stay, even above the quota. Beside them stay the newest
-    `keep_last`, then those of every `keep_every` steps, newest first, as long as all of them have
-    room; the first that has none ends the row, so that there are no gaps.
+    `keep_last`, as long as they have room; the first that has none ends the row, so that there are
+    no gaps.
 
     Args:
         checkpoints: in any order.
@@ -171,7 +166,6 @@ def plan_pruning(
         best_step: the one of the highest accuracy.
         keep_last: how many stay beside those that always do.
         quota_bytes: for all that stay; zero or less leaves room only for those that always do.
-        keep_every: older ones whose step is a multiple of it stay too; None: no others.
         disk_bytes: what all that stay may take without filling the disk; None: no limit.
         protected: why other steps always stay (a champion, one being read).
     """
@@ -183,18 +177,15 @@ def plan_pruning(
     decisions, num_newest, no_room = [], 0, ""
     for checkpoint in sorted(checkpoints, key=lambda c: c.step, reverse=True):
         keep, reason = False, f"older than the newest {keep_last} beside latest and best"
-        is_newest = num_newest < keep_last
         if checkpoint.step in roles:
             keep, reason = True, " and ".join(roles[checkpoint.step])
-        elif is_newest or (keep_every is not None and checkpoint.step % keep_every == 0):
+        elif num_newest < keep_last:
             after = used + checkpoint.size_bytes
             no_room = no_room or _why_no_room(after, quota_bytes, disk_bytes)
             keep, reason = not no_room, no_room
             if keep:
-                used, num_newest = after, num_newest + is_newest
-                reason = f"of every {keep_every} steps, within the quota"
-                if is_newest:
-                    reason = f"one of the newest {keep_last} beside latest and best"
+                used, num_newest = after, num_newest + 1
+                reason = f"one of the newest {keep_last} beside latest and best"
         decisions.append(PruningDecision(checkpoint, keep, reason))
     return decisions
 

@@ -93,8 +93,6 @@ class CheckpointsConfig(Section):
     """Bytes that all checkpoints of one run may take; latest and best always stay."""
     keep_last: int = Field(2, ge=0)
     """Newest checkpoints kept beside latest and best, quota permitting."""
-    keep_every: int | None = Field(None, ge=1)
-    """Older checkpoints of every so many steps stay too, quota permitting."""
     in_background: bool = True
     """Written beside training, from a copy in the machine's memory: 12 bytes per trained weight."""
 

@@ -45,10 +45,9 @@ def disk_plan(shape: ModelShape, config: RunConfig, num_steps: int) -> DiskPlan:
     size = checkpoint_bytes(shape, config)
     saves = -(-num_steps // config.trainer.save_freq)
     # Room is made before a save: the new checkpoint, one of the newest `keep_last`, must fit into
-    # the quota beside latest and best, which always stay, and every K-th.
+    # the quota beside latest and best, which always stay.
     kept = config.checkpoints
-    wanted = 2 + max(kept.keep_last, 1) + num_steps // (kept.keep_every or num_steps + 1)
-    allowed = min(wanted, kept.quota_bytes // size)
+    allowed = min(2 + max(kept.keep_last, 1), kept.quota_bytes // size)
     num_rollouts = config.data.train_batch_size * config.algorithm.group_size
     row = _ROW_BYTES + _TOKEN_BYTES * config.data.max_response_length
     most, turns = config.data.max_response_length, 0

@@ -11,6 +11,7 @@ from rl_core.config.run import RunConfig
 from rl_core.system.log_file import redact
 
 REMOVED: Final[Mapping[str, str]] = {
+    "checkpoints.keep_every": "a larger checkpoints.keep_last keeps more of the newest",
     "critic.loss_coef": "a critic is a model of its own, with a loss of its own",
     "critic.share_trunk": "a critic is a model of its own; no preset shared the actor's",
     "model.attention": "attention is SDPA; no card had run FlexAttention",

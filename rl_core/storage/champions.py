@@ -35,11 +35,11 @@ def bring_champion(storage: StorageConfig, env: str, problems: str) -> Version |
     if storage.url is None:
         return None
     store, file = ObjectStore(storage.url), champion_file(storage.root, env, problems)
-    found = store.read(_key(storage, file))
+    found = store.read(f"champions/{file.name}")
     if found is None:
         return None
     content, version = found
-    if not file.exists() or file.read_bytes() != content:
+    if _content(file) != content:
         write_bytes_atomically(file, content)
     champion = read_champion(file)
     if champion is not None and not champion.is_there(storage.root):
@@ -56,14 +56,9 @@ def promote_published(
 ) -> Promotion:
     """Returns the promotion of `judge` once the store has it; without a URL at once.
 
-    If another machine promotes meanwhile, `judge` is called again, with that champion.
-
-    Args:
-        storage: where champions are.
-        env: name of the problem family.
-        problems: digest of the test problems.
-        judge: compares with the champion in the spool, and writes the new one there.
-        needed: files, relative to `storage.root`, that must be in the store first.
+    `judge` compares with the champion in the spool, and writes the new one there. If another
+    machine promotes meanwhile, it is called again, with that champion. `needed` are files, relative
+    to `storage.root`, that must be in the store first.
 
     Raises:
         StoreError: the store does not answer; the spool's champion is the one of before.
@@ -82,10 +77,13 @@ def promote_published(
         try:
             for key in needed:
                 _wait_for(store, key)
-            is_published = _publish(store, _key(storage, file), after, version)
+            is_published = _publish(store, f"champions/{file.name}", after, version)
         finally:
             if not is_published:
-                _restore(file, before)
+                if before is None:
+                    file.unlink()
+                else:
+                    write_bytes_atomically(file, before)
         if is_published:
             return promotion
         _logger.info("another machine promoted meanwhile: comparing again")
@@ -106,23 +104,20 @@ def _bring_contender(store: ObjectStore, spool: Spool, champion: PromotedContend
     if not is_written_elsewhere(store, champion.run_id, spool.name()):
         return  # what is gone from here is gone from there
 
-    def wanted(path: str) -> bool:
-        own = f"checkpoints/{Path(champion.checkpoint).name}/"
-        return records(path) or path.startswith(own)
-
-    download_run(store, spool, champion.run_id, wanted, listing_of(store, champion.run_id))
-    rows = Path(champion.rows).name
-    bring_files(store, spool.root, "evaluations", lambda name: name == rows)
+    run_id, own = champion.run_id, f"checkpoints/{Path(champion.checkpoint).name}/"
+    there = listing_of(store, run_id)
+    download_run(store, spool, run_id, lambda p: records(p) or p.startswith(own), there)
+    bring_files(store, spool.root, "evaluations", lambda name: name == Path(champion.rows).name)
 
 
 def _wait_for(store: ObjectStore, key: str) -> None:
     """Waits until an object is there: the mirror's thread publishes it."""
     deadline = time.monotonic() + _PUBLISHED_S
     while True:
-        trouble = f"{store.url}: {key} is not there yet"
         try:
             if key in store.list(f"{Path(key).parent}/"):
                 return
+            trouble = f"{store.url}: {key} is not there yet"
         except StoreError as error:
             trouble = str(error)
         if time.monotonic() > deadline:
@@ -130,16 +125,5 @@ def _wait_for(store: ObjectStore, key: str) -> None:
         time.sleep(_POLL_S)
 
 
-def _key(storage: StorageConfig, file: Path) -> str:
-    return file.relative_to(storage.root).as_posix()
-
-
 def _content(file: Path) -> bytes | None:
     return file.read_bytes() if file.exists() else None
-
-
-def _restore(file: Path, content: bytes | None) -> None:
-    if content is None:
-        file.unlink(missing_ok=True)
-    else:
-        write_bytes_atomically(file, content)

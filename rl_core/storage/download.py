@@ -15,7 +15,7 @@ from typing import Final
 from rl_core.checkpoints.manifest import MANIFEST
 from rl_core.checkpoints.store import move_pointers
 from rl_core.storage.object_store import Conflict, Entry, ObjectStore
-from rl_core.storage.spool import Agreed, Agreement, Spool, Stat, files_of
+from rl_core.storage.spool import Agreed, Agreement, Spool, files_of
 from rl_core.storage.upload import CHECKPOINTS, checkpoint_of
 from rl_core.system.atomic import new_file, new_folder, remove_folder
 
@@ -71,8 +71,9 @@ def download_run(
                     if name == "run.json":
                         _name_local_places(temporary, spool.root)
                 for path, entry in files.items():
-                    stat = Stat.of((folder / path).stat())
-                    known.files[path] = Agreed(**stat._asdict(), e_tag=entry.e_tag)
+                    found = (folder / path).stat()
+                    stat = {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
+                    known.files[path] = Agreed(**stat, e_tag=entry.e_tag)
                 number += len(files)
                 if not is_file:
                     _logger.info("%s of run %s was brought from %s", name, run_id, store.url)

@@ -51,7 +51,7 @@ class Lease:
     def __init__(self, store: ObjectStore, run_id: str, spool: str, timing: Timing = USUAL) -> None:
         self._store = store
         self._run_id = run_id
-        self._key = _key(run_id)
+        self._key = f"locks/{run_id}.json"
         self._timing = timing
         self._own = {
             "run_id": run_id,
@@ -124,8 +124,7 @@ class Lease:
                 if not self._write(self._version):
                     self.is_lost = True
                     _logger.error(
-                        "another machine has taken over run %s, which was out of reach for it too "
-                        "long: nothing more is published from here",
+                        "another machine has taken over run %s: nothing more is published here",
                         self._run_id,
                     )
                     return
@@ -150,9 +149,5 @@ class Lease:
 
 def is_written_elsewhere(store: ObjectStore, run_id: str, spool: str) -> bool:
     """Says whether another spool was the last to write a run."""
-    found = store.read(_key(run_id))
+    found = store.read(f"locks/{run_id}.json")
     return found is not None and json.loads(found[0])["spool"] != spool
-
-
-def _key(run_id: str) -> str:
-    return f"locks/{run_id}.json"

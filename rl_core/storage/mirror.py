@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Mirror:
-    """The thread that publishes a run, and what it says when the store is gone."""
+    """The thread that publishes a run from now on, and what it says when the store is gone."""
 
     def __init__(self, run: Upload, shared: SharedUpload, lease: Lease) -> None:
         self._run, self._shared, self._lease = run, shared, lease
@@ -44,14 +44,11 @@ class Mirror:
         self._trouble: str | None = None
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         run.is_stopped = shared.is_stopped = self._is_stopped
-
-    def start(self) -> None:
-        """Begins to publish."""
-        self._run.note(is_pending=True)
+        run.note(is_pending=True)
         self._thread.start()
 
-    def end(self, wait_s: float) -> bool:
-        """Publishes the rest, for so long at most, and says whether all of it is in the store.
+    def end(self, wait_s: float) -> None:
+        """Publishes the rest, for so long at most.
 
         What is missing then is logged, and sent by the next start here.
         """
@@ -71,10 +68,8 @@ class Mirror:
                 f" ({self._trouble})" if self._trouble else "",
                 self._run.folder,
             )
-            return False
-        if not self._lease.is_lost:
+        elif not self._lease.is_lost:
             self._run.note(is_pending=False)
-        return True
 
     def _is_stopped(self) -> bool:
         return self._giving_up.is_set() or self._lease.is_lost
@@ -147,7 +142,6 @@ def mirrored(
             _send_pending(store, spool, run_id)
             shared = SharedUpload(store, storage.root, bring(store))
             mirror = Mirror(upload, shared, lease)
-            mirror.start()
             wait_s = STOPPED_END_S
             try:
                 yield

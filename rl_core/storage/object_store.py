@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 _PART_BYTES: Final = 8 * 2**20
 """Of an upload in parts; smaller files are sent whole."""
 _READ_BYTES: Final = 32 * 2**20
-_RETRIES: Final = 3
-_RETRY_S: Final = 20.0
-_TIMEOUT_S: Final = 60.0
-_CONNECT_S: Final = 5.0
 _LONGEST: Final = 240
 _STATUS: Final = re.compile(r"status code: (\d{3}[\w ]*)")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
@@ -71,18 +67,11 @@ class ObjectStore:
 
         options: Any = {
             "allow_http": True,  # if the user's endpoint is one
-            "timeout": timedelta(seconds=_TIMEOUT_S),
-            "connect_timeout": timedelta(seconds=_CONNECT_S),
+            "timeout": timedelta(seconds=60),
+            "connect_timeout": timedelta(seconds=5),
         }
-        retries: Any = {
-            "max_retries": _RETRIES,  # of one request; the mirror tries again later
-            "retry_timeout": timedelta(seconds=_RETRY_S),
-            "backoff": {
-                "init_backoff": timedelta(milliseconds=200),
-                "max_backoff": timedelta(seconds=3),
-                "base": 2,
-            },
-        }
+        # Of one request; the mirror tries again later.
+        retries: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
         with _in_words(self.url):
             return from_url(self.url, client_options=options, retry_config=retries)
 

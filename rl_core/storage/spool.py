@@ -1,7 +1,7 @@
 """The SPOOL: a local folder whose files are published to a store, and what of them is there.
 
     .mirror/<store>/<run_id>.json   what of the run agrees with the store
-    .mirror/<store>/<run_id>.lock   held by the process here that publishes it
+    .mirror/<store>/<run_id>.alone/ locked by the process here that publishes it
     .mirror/spool                   the folder's own name, by which leases know it
 
 All processes work only on the local files, as they do without a store.
@@ -9,13 +9,11 @@ All processes work only on the local files, as they do without a store.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import stat
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +21,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rl_core.checkpoints.store import checkpoints_folder
-from rl_core.system.atomic import locked, open_no_link, write_text_atomically
+from rl_core.system.atomic import alone_in, locked, write_text_atomically
 
 
 class Stat(NamedTuple):
@@ -31,11 +29,6 @@ class Stat(NamedTuple):
 
     size: int
     mtime_ns: int
-
-    @classmethod
-    def of(cls, found: os.stat_result) -> Stat:
-        """Returns it of what the system says of a file."""
-        return cls(found.st_size, found.st_mtime_ns)
 
 
 class Agreed(BaseModel):
@@ -101,18 +94,11 @@ class Spool:
         run_ids = sorted(file.stem for file in self.folder.glob("[!.]*.json"))
         return [run_id for run_id in run_ids if self.read(run_id).is_pending]
 
-    @contextmanager
-    def publishing(self, run_id: str) -> Iterator[bool]:
+    def publishing(self, run_id: str) -> AbstractContextManager[bool]:
         """Yields whether no other process here publishes a run, which then holds for the block."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock_file = open_no_link(self.folder / f"{run_id}.lock", os.O_WRONLY)
-        with os.fdopen(lock_file, "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
+        lock = self.folder / f"{run_id}.alone"
+        lock.mkdir(parents=True, exist_ok=True)
+        return alone_in(lock, wait=False)
 
 
 def files_of(folder: Path) -> dict[str, Stat]:
@@ -131,5 +117,6 @@ def files_of(folder: Path) -> dict[str, Stat]:
                 with suppress(FileNotFoundError):
                     info = os.lstat(path)  # thousands of files, every other second
                     if stat.S_ISREG(info.st_mode):
-                        found[path.removeprefix(f"{folder}/")] = Stat.of(info)
+                        name = path.removeprefix(f"{folder}/")
+                        found[name] = Stat(info.st_size, info.st_mtime_ns)
     return found

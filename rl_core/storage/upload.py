@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from rl_core.checkpoints.manifest import MANIFEST
-from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.storage.object_store import Entry, ObjectStore
 from rl_core.storage.spool import Agreed, Spool, Stat, files_of
 
@@ -162,8 +161,6 @@ class SharedUpload:
             for folder in self._folders
             for path, stat in files_of(self._root / folder).items()
         }
-        with suppress(FileNotFoundError):
-            found[BUDGETS_FILE] = Stat.of((self._root / BUDGETS_FILE).stat())
         last = (f"/{LAST_OF_DATA}", f"/{LAST_OF_MODEL}")
         return dict(sorted(found.items(), key=lambda item: item[0].endswith(last)))
 

@@ -2,9 +2,6 @@ import errno
 import itertools
 import json
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -159,30 +156,3 @@ def test_a_save_killed_at_any_system_event_is_whole_or_absent(small_disk):
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {1, 2}
     assert len(outcomes) > 15
-
-
-def test_sigkill_in_mid_save_of_another_process(tmp_path):
-    code = f"""
-import sys, time
-from pathlib import Path
-from rl_core.checkpoints.store import save_checkpoint
-
-def write(folder):
-    (folder / "model.bin").write_bytes(b"half")
-    print(folder.name, flush=True)
-    time.sleep(600)
-
-save_checkpoint(Path({str(tmp_path)!r}), 2, write, 0.9)
-"""
-    save_checkpoint(tmp_path, 1, writer(), 0.5)
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    half = process.stdout.readline().strip()
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert hidden(tmp_path) == [half]
-    assert half.startswith(".tmp-step_000002")
-    found = latest(tmp_path)
-    assert found.step == 1
-    save_checkpoint(tmp_path, 2, writer(), 0.9)
-    assert hidden(tmp_path) == []
-    assert pointers(tmp_path) == ("step_000002", "step_000002")

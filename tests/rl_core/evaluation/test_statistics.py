@@ -74,16 +74,6 @@ def test_wilson_ends_are_where_the_share_is_just_at_the_edge_of_the_likely(count
         assert abs(share - end) == pytest.approx(distance, abs=1e-7)
 
 
-def test_the_bootstrap_agrees_with_the_normal_approximation():
-    values = np.random.default_rng(1).gamma(2.0, size=(400, 1))
-    error = values.std(ddof=1) / math.sqrt(400)
-    low, high = bootstrap_intervals(values, seed=0)[0]
-    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.15 * error)
-    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
-    assert bootstrap_intervals(values, seed=0).tolist() == [[low, high]]
-    assert bootstrap_intervals(values, seed=1).tolist() != [[low, high]]
-
-
 def test_the_bootstrap_resamples_whole_problems():
     """A slow loop over the same draws as oracle; columns of one problem stay together."""
     values = np.random.default_rng(0).normal(size=(7, 3))

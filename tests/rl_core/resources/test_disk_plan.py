@@ -39,11 +39,8 @@ def test_what_stays_is_held_by_the_quota_but_never_below_two():
     assert disk_plan(SHAPE, RunConfig.model_validate(wide), 100).kept_bytes == one
 
 
-def test_every_kth_checkpoint_is_counted_and_old_rollouts_are_not():
-    one = checkpoint_bytes(SHAPE, RunConfig())
-    checkpoints = {"keep_every": 200, "quota_bytes": 100 * one}
-    plan = disk_plan(SHAPE, RunConfig.model_validate({"checkpoints": checkpoints}), 1_000)
-    assert plan.kept_bytes == 9 * one  # latest, best, two newest, and 200, 400, ..., 1,000
+def test_logs_are_counted_and_old_rollouts_are_not():
+    plan = disk_plan(SHAPE, RunConfig(), 1_000)
     # By hand: 256 rows of 64 + 2 * 1,024 bytes, 3,000 of metrics, and at steps 0, 100, ..., 1,000
     # a file of 10,000 with the answers to 128 problems.
     test = 10_000 + 128 * 2_112
