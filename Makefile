@@ -75,7 +75,7 @@ test: $(STAMP) ## the fast tests
 	$(BIN)/pytest $(TWO_WORKERS) -m "not slow"
 
 test-slow: $(STAMP) ## the tests that take over ten seconds each
-	$(BIN)/pytest $(TWO_WORKERS) -m "slow and not nights" --verbose --durations 60
+	$(BIN)/pytest $(TWO_WORKERS) -m "slow and not nights" --verbose --durations 60 $$(grep -rl 'mark\.slow' tests --include 'test_*.py')
 
 test-nights: $(STAMP) ## nights that Prefect's own schedule starts every minute, 6 to 17 minutes
 	$(BIN)/pytest -m nights --verbose
