@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import hypothesis
 import pytest
 from packaging.specifiers import SpecifierSet
 
@@ -89,6 +90,12 @@ def test_the_other_build_begins_with_an_empty_environment(clone, there, gpu, is_
     assert ("-m venv --clear .venv" in done.stdout) == is_cleared, done.stderr
     chosen = {"GPU=1": "gpu", "GPU=": "cpu"}.get(gpu, there)
     assert f"--editable '.[{chosen}" in done.stdout
+
+
+def test_examples_are_the_same_each_time_but_for_make_fuzz():
+    assert hypothesis.settings.get_profile("suite").derandomize
+    assert not hypothesis.settings.get_profile("fuzz").derandomize
+    assert "hypothesis" not in (ROOT / ".ci/run").read_text()
 
 
 @pytest.mark.parametrize(
