@@ -48,10 +48,8 @@ class StepEstimate:
 
     def __str__(self) -> str:
         """Returns what it rests on, in words."""
-        return {
-            "measured": f"measured in run {self.source}",
-            "roofline": f"a roofline of {self.source}",
-        }[self.basis]
+        of = "measured in run" if self.basis == "measured" else "a roofline of"
+        return f"{of} {self.source}"
 
 
 def measured_before(config: RunConfig) -> StepEstimate | None:

@@ -186,7 +186,7 @@ def _inherited(
 ) -> Iterator[Finding]:
     """Names the variables of this shell that settings were taken from."""
     for name in sorted(script.from_outside.keys() - {*variables, *_OF_ANY_SHELL}):
-        if any(shell[name] in one.value for one in given.values()):
+        if shell[name] and any(shell[name] in one.value for one in given.values()):
             yield finding("of_this_shell", script.from_outside[name], name=name)
 
 

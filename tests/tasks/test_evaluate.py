@@ -8,7 +8,6 @@ import pytest
 from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
-from rl_core.data.prompts import load_tokenizer
 from rl_core.evaluation.rows import read_rows
 from rl_core.evaluation.statistics import wilson_interval
 from rl_core.evaluator import Evaluator
@@ -21,7 +20,6 @@ from tasks.evaluate import (
     summary_table,
 )
 from tasks.queries.checkpoint_names import find_model
-from tests.conftest import build_tiny_model
 from tests.support.added_tokens import add_a_token
 from tests.support.checkpoint_files import copying
 from tests.support.held_out import AnsweringEngines, write_puzzles
@@ -211,33 +209,6 @@ def test_a_damaged_checkpoint_is_not_evaluated_under_any_name(tmp_path, tiny_mod
             evaluate_models(config, data, model)
     (before,) = evaluate_with(KnowingEngines(tiny_model_path), config, run, data, tiny_model_path)
     assert before.model == "base"
-
-
-@pytest.mark.slow
-def test_a_real_engine_answers_with_the_base_then_with_the_checkpoint(tmp_path, tiny_model_path):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    data = write_data(tmp_path / "data")
-    trained = tmp_path / "trained"
-    build_tiny_model(trained, seed=1)
-    config = settings(tmp_path / "out", rollout={"engine": "vllm", "kv_cache_mib": 16})
-    run = finished_run(config, trained)
-    evaluate_run(config, run, data, tiny_model_path)
-
-    tokenizer = load_tokenizer(str(tiny_model_path))
-    responses = {}
-    for name, folder in (("base", tiny_model_path), ("step_000007", trained)):
-        model = AutoModelForCausalLM.from_pretrained(folder)
-        rows = [
-            r for r in read_rows(run.path / "eval" / f"{name}.parquet") if r["mode"] == "greedy"
-        ]
-        for row in rows:
-            prompt = torch.tensor([tokenizer.encode(row["prompt"], add_special_tokens=False)])
-            ids = model.generate(prompt, max_new_tokens=16, do_sample=False)[0, prompt.shape[1] :]
-            assert row["response"] == tokenizer.decode(ids, skip_special_tokens=True)
-        responses[name] = [row["response"] for row in rows]
-    assert responses["base"] != responses["step_000007"]
 
 
 def test_answers_that_another_version_of_the_users_reward_judged_stay(

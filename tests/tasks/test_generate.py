@@ -80,14 +80,6 @@ def test_damage_is_said_and_never_repaired_in_silence(tmp_path):
         generate_task.fn(settings(tmp_path))
 
 
-def test_what_dead_writers_left_is_cleaned(tmp_path):
-    for name in (".tmp-countdown-12345678-abcd", ".trash-countdown-12345678-abcd"):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        (tmp_path / "data" / name / "train.parquet").write_bytes(b"PAR1")
-    folder = generate_dataset(settings(tmp_path))
-    assert data_sets(tmp_path) == [folder.name]
-
-
 GENERATE = """
 import os, pathlib, signal, sys
 from tasks.generate import generate_dataset

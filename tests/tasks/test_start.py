@@ -17,8 +17,8 @@ from tests.support.checkpoint_files import copying
 SMALL = {"train_size": 8, "test_size": 8, "train_batch_size": 4}
 
 
-def settings(root: Path, model: Path, **changes: object) -> RunConfig:
-    sections = {"storage": {"root": root}, "model": {"path": str(model)}, "data": SMALL}
+def settings(root: Path, path: Path, /, **changes: object) -> RunConfig:
+    sections = {"storage": {"root": root}, "model": {"path": str(path)}, "data": SMALL}
     return RunConfig.model_validate(sections | {"actor": {"mini_batch_size": 4}} | changes)
 
 

@@ -79,9 +79,3 @@ def test_problems_of_another_kind_are_a_warning(tmp_path):
     assert imported(plain).settings["env.name"] == "countdown"
     unknown = imported(tmp_path / "absent.parquet")
     assert "what problems these are cannot be told" in warnings(unknown)
-
-
-def test_a_project_says_what_a_file_does_not(tmp_path):
-    file = tmp_path / "train.parquet"
-    assert imported(file, "trainer.project_name=TinyZero").settings["env.name"] == "countdown"
-    assert imported(file, "trainer.experiment_name=ppo_gsm8k").settings["env.name"] == "gsm8k"

@@ -1,3 +1,5 @@
+import base64
+import math
 import re
 from xml.etree import ElementTree
 
@@ -9,6 +11,7 @@ from tasks.prefect_ui.chart import (
     WIDTH,
     Series,
     draw,
+    learning_curve,
     stacked,
     thinned,
     ticks,
@@ -104,3 +107,25 @@ def test_hostile_words_are_text():
     chart = draw([Series("<script>&", "test", [(1, 1)]), Series("b", "base", [(1, 1)])], "<b>")
     assert re.findall(r"<(?!/?(?:text|path|circle|polyline)\b)", chart) == []
     assert {"<script>&", "<b>"} <= {node.text for node in shapes(chart, "text")}
+
+
+def drawn(uri: str | None) -> ElementTree.Element:
+    kind, _, content = uri.partition(";base64,")
+    assert kind == "data:image/svg+xml"
+    return ElementTree.fromstring(base64.b64decode(content))
+
+
+def test_a_learning_curve_leaves_out_what_is_no_number_and_has_its_colours_in_it():
+    rows = [
+        {"step": s, "critic/score/mean": float(s), "critic/kl": math.nan, "val/accuracy": None}
+        for s in range(1000)
+    ]
+    svg = drawn(learning_curve(rows, "<script>1</script>"))
+    (line,) = svg.iter("{http://www.w3.org/2000/svg}polyline")
+    assert MOST_POINTS / 2 < len(places(line)) <= MOST_POINTS
+    assert not [node for node in svg.iter() if "var(" in node.get("style", "")], "no page is there"
+    assert len(ElementTree.tostring(svg)) < 20_000
+    words = [node.text for node in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"<script>1</script>", "score, partial credit included"} <= set(words)
+    assert not any(text.startswith("accuracy") for text in words if text)
+    assert learning_curve([{"step": 0, "other": 1.0}], "none") is None
