@@ -5,7 +5,7 @@ Before anything is loaded. What is measured while a run trains: profiling.py and
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.memory_plan import (
@@ -20,12 +20,10 @@ from rl_core.resources.memory_plan import (
 from rl_core.resources.placement import LEARNER, card_tenants, shares_a_card
 from rl_core.system.words import GIB
 
-_FLOAT32: Final = 4
 _LEARNER_GIB: Final = 0.5
 _ENGINE_GIB: Final = {"hf": 0.4, "vllm": 1.1}
 """Of the machine, for such a process, beside what it holds of a model."""
-_FLOW: Final = {"flow and Prefect's server": 0.65}
-_BESIDE_GIB: Final = {"trainer": 0.4, "Ray": 0.35, **_FLOW}
+_BESIDE_GIB: Final = {"trainer": 0.4, "Ray": 0.35, "flow and Prefect's server": 0.65}
 """Of the machine, whatever the model. Measured: benchmarks, a model of a real size."""
 CUDA_GIB: Final = 0.5
 """Of a card, for each process that uses it."""
@@ -50,7 +48,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Need:
-    """The moments of the fullest memory: SFT's, if any, then one, or two if engines sleep."""
+    """The moments of the fullest memory: one, or two if engines sleep."""
 
     moments: Sequence[Moment]
 
@@ -96,13 +94,12 @@ def card_need(shape: ModelShape, config: RunConfig, card_gib: float) -> Need:
             }
         if LEARNER not in tenants:
             return Need([Moment(awake | cuda)])
-        before = _sft(shape, config, {"CUDA": CUDA_GIB})
         works = {f"learner ({peak.phase})": peak.total_bytes / GIB}
         if not (num_engines and takes_turns(config)):
-            return Need([*before, Moment(works | awake | cuda)])
+            return Need([Moment(works | awake | cuda)])
         rests = {"learner at rest": resting_learner(shape, config).total_bytes / GIB}
         asleep = {f"{engines} asleep": num_engines * ENGINE_ITSELF_GIB}
-        return Need([*before, Moment(works | asleep | cuda), Moment(rests | awake | cuda)])
+        return Need([Moment(works | asleep | cuda), Moment(rests | awake | cuda)])
 
     return max(map(on_card, card_tenants(config)), key=lambda need: need.total_gib)
 
@@ -172,8 +169,7 @@ def machine_need(shape: ModelShape, config: RunConfig) -> Need:
         return Moment(_in_gib(in_bytes) | _processes(config) | _BESIDE_GIB)
 
     moments = (moment(peak.phase, ranks * peak.total_bytes, 1), moment("sync", sends, 2))
-    fullest = max(moments, key=lambda moment: moment.total_gib)
-    return Need([*_sft(shape, config, {"1 process": _LEARNER_GIB, **_FLOW}), fullest])
+    return Need([max(moments, key=lambda moment: moment.total_gib)])
 
 
 def beside_cards(shape: ModelShape, config: RunConfig) -> Moment:
@@ -197,50 +193,6 @@ def _processes(config: RunConfig) -> dict[str, float]:
     num_engines = config.rollout.num_engines * (1 if parts == 1 else 1 + parts)
     gib = ranks * _LEARNER_GIB + num_engines * _ENGINE_GIB[config.rollout.engine]
     return {f"{ranks + num_engines} processes": gib}
-
-
-def sft_as_training(config: RunConfig) -> RunConfig:
-    """Returns settings under which the policy's update is a step of SFT (`sft.data` is set).
-
-    One process, critic-free, by AdamW in float32 and beside whole weights, whatever training does
-    afterwards. Not validated.
-    """
-    sft = config.sft
-    rank = config.model.lora_rank if sft.lora_rank is None else sft.lora_rank
-    data = {"train_batch_size": sft.batch_size}
-    # Traces are as long as training allows; rows of a file as long as SFT does.
-    if sft.data != "traces":
-        data |= {"max_prompt_length": sft.max_length // 2}
-        data |= {"max_response_length": sft.max_length - sft.max_length // 2}
-    changes: dict[str, dict[str, Any]] = {
-        "model": {"lora_rank": rank, "load_in_4bit": False},
-        "data": data,
-        "algorithm": {"estimator": "grpo", "group_size": 1, "kl_mode": "none"},
-        "actor": {"mini_batch_size": sft.batch_size, "ppo_epochs": 1, "optimizer": "adamw"},
-        "checkpoints": {"in_background": False},
-        "resources": {"learner_ranks": 1, "offload": False},
-    }
-    return config.model_copy(
-        update={x: getattr(config, x).model_copy(update=changes[x]) for x in changes}
-    )
-
-
-def sft_memory(shape: ModelShape, config: RunConfig) -> PhaseMemory | None:
-    """Returns the peak of SFT's process, which ends before training begins; None without SFT."""
-    if config.sft.data is None:
-        return None
-    training = sft_as_training(config)
-    update = next(x for x in memory_plan(shape, training) if x.phase == "update_actor")
-    save = dict(resting_learner(shape, training).parts)
-    if training.model.lora_rank:  # merged for the save, beside the weights below the adapters
-        save["merged"] = _FLOAT32 * shape.num_layers * shape.num_layer_matrices
-    parts = max(update.parts, save, key=lambda parts: sum(parts.values()))
-    return PhaseMemory("sft", "learner", parts)
-
-
-def _sft(shape: ModelShape, config: RunConfig, beside: Mapping[str, float]) -> list[Moment]:
-    phase = sft_memory(shape, config)
-    return [] if phase is None else [Moment({"SFT": phase.total_bytes / GIB, **beside})]
 
 
 def _several(number: int, one: str, more: str) -> str:

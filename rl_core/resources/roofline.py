@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.cost import Spread
-from rl_core.resources.memory_need import sft_as_training
 from rl_core.resources.memory_plan import ModelShape, compute_width, model_sizes, moment_bytes
 
 _ADAM_BYTES: Final = 7 * 4
@@ -127,9 +126,32 @@ def step_time_range(
 
 def sft_step_range(shape: ModelShape, config: RunConfig, machine: Machine) -> Spread:
     """Returns seconds per step of SFT (`sft.data` is set), without measuring its loss."""
-    training = sft_as_training(config)
+    training = _sft_as_training(config)
     pairs = zip(guess_lengths(training), machine.shares, strict=True)
     return Spread(*(_learn(shape, training, machine, *pair) for pair in pairs))
+
+
+def _sft_as_training(config: RunConfig) -> RunConfig:
+    """Returns settings under which the policy's update is a step of SFT. Not validated.
+
+    One process, critic-free, whatever training does afterwards.
+    """
+    sft = config.sft
+    data = {"train_batch_size": sft.batch_size}
+    # Traces are as long as training allows; rows of a file as long as SFT does.
+    if sft.data != "traces":
+        data |= {"max_prompt_length": sft.max_length // 2}
+        data |= {"max_response_length": sft.max_length - sft.max_length // 2}
+    changes: dict[str, dict[str, Any]] = {
+        "model": {} if sft.lora_rank is None else {"lora_rank": sft.lora_rank},
+        "data": data,
+        "algorithm": {"estimator": "grpo", "group_size": 1, "kl_mode": "none"},
+        "actor": {"mini_batch_size": sft.batch_size, "ppo_epochs": 1},
+        "resources": {"learner_ranks": 1, "offload": False},
+    }
+    return config.model_copy(
+        update={x: getattr(config, x).model_copy(update=changes[x]) for x in changes}
+    )
 
 
 def guess_lengths(config: RunConfig) -> tuple[Lengths, Lengths, Lengths]:

@@ -9,7 +9,6 @@ from rl_core.resources.memory_need import (
     learner_peak,
     least_engine_gib,
     machine_need,
-    sft_memory,
     starves_engine,
 )
 from rl_core.resources.memory_plan import ModelShape, memory_plan, resting_learner
@@ -183,35 +182,3 @@ def test_what_a_card_does_not_hold_lies_in_the_machines_memory():
     assert need.total_gib == pytest.approx(named + rest)
     plain = tinyzero(checkpoints={"in_background": False})
     assert beside_cards(QWEN, plain).total_gib == pytest.approx(2 * NEW_WEIGHTS + rest)
-
-
-def test_sft_has_a_moment_of_its_own_before_training():
-    sections: dict[str, Any] = {
-        "model": {"path": "x/y", "lora_rank": 8, "dtype": "bfloat16"},
-        "resources": {"learner_gpus": 1, "learner_ranks": 1},
-        "algorithm": {"estimator": "grpo", "group_size": 4},
-        "actor": {"optimizer": "adamw_8bit"},
-    }
-    tuned = RunConfig.model_validate(sections | {"sft": {"data": "traces", "lora_rank": 0}})
-    plain = RunConfig.model_validate(sections)
-    first, *rest = card_need(QWEN, tuned, 24).moments
-    assert rest == list(card_need(QWEN, plain, 24).moments)
-    # All weights learn in float32, though training has adapters and moments of 8 bits.
-    phase = sft_memory(QWEN, tuned)
-    numbers = QWEN.num_parameters
-    assert phase.parts["weights"] == phase.parts["gradients"] == 4 * numbers
-    assert phase.parts["optimizer"] == 8 * numbers
-    assert first.parts["SFT"] == pytest.approx(phase.total_bytes / GIB)
-    adapted = sft_memory(QWEN, RunConfig.model_validate(sections | {"sft": {"data": "traces"}}))
-    assert adapted.parts["optimizer"] == 8 * QWEN.num_adapter_parameters(8)
-    assert adapted.total_bytes < phase.total_bytes
-    few = {"data": "traces", "batch_size": 1}
-    short = {"max_prompt_length": 64, "max_response_length": 64}
-    saved = sft_memory(QWEN, RunConfig.model_validate(sections | {"sft": few, "data": short}))
-    # An update of so few tokens takes less than the merged layers do.
-    assert saved.parts["merged"] == 4 * 24 * 896 * (2 * (896 + 128) + 3 * 4_864)
-    assert saved.parts["weights"] == adapted.parts["weights"]
-    on_cpu = sections | {"resources": {}, "sft": {"data": "traces"}}
-    assert list(machine_need(QWEN, RunConfig.model_validate(on_cpu)).moments[0].parts) == [
-        *("SFT", "1 process", "flow and Prefect's server")
-    ]
