@@ -40,6 +40,7 @@ _LAST_UPDATE_S = 5.0  # seconds that the end of training waits for its last upda
 _PUNCTUATION: Final = re.compile(r"[!-/:-@\[-`{-~]")
 _LOOK_ALIKES: Final = str.maketrans("<>", "\u2039\u203a")
 _WIDEST_CELL: Final = 30  # characters; Prefect's page wraps no cell of a table
+_LONGEST_WORD: Final = 36  # a setting's name stays whole; a longer word is broken
 _STARTS_A_BLOCK: Final = re.compile(r"[-+*#>=~`]|\d+[.)]")
 _logger = logging.getLogger(__name__)
 
@@ -78,9 +79,9 @@ def _in_a_cell(value: Any) -> Any:
         return _in_a_cell(", ".join(str(_in_a_cell(one)) for one in value))
     if not isinstance(value, str):
         return value
-    lines = (
-        textwrap.wrap(line, _WIDEST_CELL, break_on_hyphens=False) for line in value.split("\n")
-    )
+    longest = min(max(map(len, value.split()), default=0), _LONGEST_WORD)
+    width = max(_WIDEST_CELL, longest)
+    lines = (textwrap.wrap(line, width, break_on_hyphens=False) for line in value.split("\n"))
     # A line that begins as a list or a heading would become one.
     return "\n".join(
         f"\u200b{line}" if _STARTS_A_BLOCK.match(line) else line
