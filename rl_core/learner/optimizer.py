@@ -50,39 +50,40 @@ def _step_tensor(step: Tensor | int) -> Tensor:
 class ModelOptimizer:
     """AdamW on a model, with its learning-rate schedule; of a sharded model, on this rank's share.
 
-    All parameters that require gradient are optimized. For the rate `lr` see `lr_factor`, for the
-    `kind` the setting `actor.optimizer`; `grad_clip` is the largest norm of the whole gradient.
-    AdamW's moments wait at `offload_to` between two steps, by default beside the weights.
+    All parameters that require gradient are optimized. For the rate see `lr_factor`, for the `kind`
+    the setting `actor.optimizer`. AdamW's moments wait at `offload_to` between two steps, by
+    default beside the weights.
     """
 
     def __init__(
         self,
         model: nn.Module,
+        settings: ActorConfig | CriticConfig,
         *,
-        lr: float,
-        schedule: LrSchedule,
         warmup_steps: int,
         num_steps: int,
-        weight_decay: float,
-        grad_clip: float,
         kind: OptimizerName = "adamw",
         offload_to: torch.device | None = None,
     ) -> None:
         self.model = model
         self._is_8bit = kind == "adamw_8bit"
-        self._grad_clip = grad_clip
+        self._grad_clip, self._lr = settings.grad_clip, settings.lr
         self._offload_to = offload_to
         self._shares = {parameter: own_share(parameter) for parameter in self.parameters}
         """What the optimizer steps: of a parameter that ranks have cut, the part that is here."""
         shares = list(self._shares.values())
         self._optimizer: torch.optim.Optimizer = (
-            make_adamw_8bit(shares, lr=lr, weight_decay=weight_decay)
+            make_adamw_8bit(shares, lr=self._lr, weight_decay=settings.weight_decay)
             if self._is_8bit
-            else torch.optim.AdamW(shares, lr=lr, weight_decay=weight_decay, fused=True)
+            else torch.optim.AdamW(
+                shares, lr=self._lr, weight_decay=settings.weight_decay, fused=True
+            )
         )
-        self._lr = lr
         self._factor = partial(
-            lr_factor, schedule=schedule, warmup_steps=warmup_steps, num_steps=num_steps
+            lr_factor,
+            schedule=settings.lr_schedule,
+            warmup_steps=warmup_steps,
+            num_steps=num_steps,
         )
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, self._factor)
 
@@ -244,29 +245,19 @@ def make_optimizers(
     """Returns what learns, by name: the actor, and the critic if there is one."""
     # Only decays need it, and the settings make sure that they have it.
     num_steps = config.trainer.total_steps or 0
-
-    def optimizer(
-        model: nn.Module, section: ActorConfig | CriticConfig, warmup_steps: int, num_steps: int
-    ) -> ModelOptimizer:
-        return ModelOptimizer(
-            model,
-            lr=section.lr,
-            schedule=section.lr_schedule,
-            warmup_steps=warmup_steps,
-            num_steps=num_steps,
-            weight_decay=section.weight_decay,
-            grad_clip=section.grad_clip,
-            kind=config.actor.optimizer,
-            offload_to=offload_to,
-        )
-
+    make = partial(ModelOptimizer, kind=config.actor.optimizer, offload_to=offload_to)
     actor, critic = config.actor, config.critic
     if models.critic is None:
-        return {"actor": optimizer(models.actor, actor, actor.warmup_steps, num_steps)}
-    actors_steps = num_steps - critic.warmup_steps
+        warmup_steps = actor.warmup_steps
+        return {"actor": make(models.actor, actor, warmup_steps=warmup_steps, num_steps=num_steps)}
     return {
-        "actor": optimizer(models.actor, actor, actor.warmup_steps, actors_steps),
-        "critic": optimizer(models.critic, critic, 0, num_steps),
+        "actor": make(
+            models.actor,
+            actor,
+            warmup_steps=actor.warmup_steps,
+            num_steps=num_steps - critic.warmup_steps,
+        ),
+        "critic": make(models.critic, critic, warmup_steps=0, num_steps=num_steps),
     }
 
 

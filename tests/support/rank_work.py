@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from rl_core.batch import TrainBatch
-from rl_core.config.run import RunConfig
+from rl_core.config.run import CriticConfig, RunConfig
 from rl_core.errors import OutOfMemory, RankLost
 from rl_core.learner import learner as learner_module
 from rl_core.learner.learner import Learner
@@ -145,12 +145,9 @@ def step_8bit(
         ShardedModel(module, init_device_mesh("cpu", (ranks.size,)), set())
     optimizer = ModelOptimizer(
         module,
-        lr=0.01,
-        schedule="constant",
+        CriticConfig(lr=0.01, weight_decay=0.1, grad_clip=1e6),
         warmup_steps=0,
         num_steps=0,
-        weight_decay=0.1,
-        grad_clip=1e6,
         kind="adamw_8bit",
     )
     with torch.no_grad():

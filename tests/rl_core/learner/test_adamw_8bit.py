@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from rl_core.config.run import OptimizerName, RunConfig
+from rl_core.config.run import CriticConfig, OptimizerName, RunConfig
 from rl_core.learner.optimizer import ModelOptimizer, make_optimizers
 from rl_core.learner.ranks import ALONE
 from rl_core.models import bitsandbytes
@@ -28,12 +28,9 @@ def make(
     model = nn.Linear(65, 128)
     optimizer = ModelOptimizer(
         model,
-        lr=LR,
-        schedule="linear",
+        CriticConfig(lr=LR, lr_schedule="linear", weight_decay=0.1, grad_clip=1e6),
         warmup_steps=2,
         num_steps=40,
-        weight_decay=0.1,
-        grad_clip=1e6,
         kind=kind,
         offload_to=offload_to,
     )

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rl_core.config.run import CriticConfig
 from rl_core.learner.optimizer import ModelOptimizer
 
 
@@ -12,9 +13,10 @@ def make(**changes: Any) -> tuple[nn.Linear, ModelOptimizer]:
     model = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[1.0, -2.0]]))
-    settings = {"lr": 0.1, "schedule": "constant", "warmup_steps": 0, "num_steps": 100}
-    settings |= {"grad_clip": 100.0, "weight_decay": 0.0}
-    return model, ModelOptimizer(model, **(settings | changes))
+    steps = {"warmup_steps": 0, "num_steps": 100}
+    own = {name: changes.pop(name) for name in changes.keys() & {*steps, "offload_to"}}
+    settings = CriticConfig.model_validate({"lr": 0.1, "grad_clip": 100.0} | changes)
+    return model, ModelOptimizer(model, settings, **(steps | own))
 
 
 def set_grad(model: nn.Linear, values: list[float]) -> None:
@@ -68,7 +70,7 @@ def test_a_gradient_that_is_not_finite_is_thrown_away():
     ],
 )
 def test_after_a_linear_warm_up_the_rate_falls_to_0_at_the_end(schedule, expected):
-    model, optimizer = make(lr=0.8, schedule=schedule, warmup_steps=2, num_steps=6)
+    model, optimizer = make(lr=0.8, lr_schedule=schedule, warmup_steps=2, num_steps=6)
     rates = []
     for _ in expected:
         rates.append(optimizer.lr)
@@ -77,7 +79,7 @@ def test_after_a_linear_warm_up_the_rate_falls_to_0_at_the_end(schedule, expecte
         optimizer.end_step()
     assert rates == pytest.approx(expected, abs=1e-12)
     assert optimizer.lr == pytest.approx(expected[-1])
-    assert make(lr=0.8, schedule=schedule)[1].lr == 0.8
+    assert make(lr=0.8, lr_schedule=schedule)[1].lr == 0.8
 
 
 def test_a_restored_optimizer_continues_bit_for_bit():
@@ -87,11 +89,11 @@ def test_a_restored_optimizer_continues_bit_for_bit():
             update(optimizer)
             optimizer.end_step()
 
-    model, optimizer = make(schedule="cosine", warmup_steps=5, num_steps=8)
+    model, optimizer = make(lr_schedule="cosine", warmup_steps=5, num_steps=8)
     advance(model, optimizer, 0)
     tensors = {name: x.clone() for name, x in optimizer.state_tensors("actor").items()}
     schedule = json.loads(json.dumps(optimizer.schedule_state()))
-    resumed_model, resumed = make(schedule="cosine", warmup_steps=5, num_steps=8)
+    resumed_model, resumed = make(lr_schedule="cosine", warmup_steps=5, num_steps=8)
     with torch.no_grad():
         resumed_model.weight.copy_(model.weight)
     resumed.restore("actor", tensors, schedule)
