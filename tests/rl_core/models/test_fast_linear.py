@@ -7,7 +7,6 @@ from torch import nn
 from rl_core.algos import matmul as products
 from rl_core.models import fast_linear, loading
 from rl_core.models.fast_linear import FastLinear, lay_out_for_few_rows, use_fast_products
-from rl_core.models.forward import forward_pass
 
 CPU = torch.device("cpu")
 

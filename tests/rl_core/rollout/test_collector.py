@@ -128,5 +128,3 @@ def test_rounds_and_problems_are_limited_and_the_same_step_draws_the_same_again(
     exhausted = ScriptedEngine({})
     run(exhausted, list(range(18)), resample_rounds=50)
     assert [len(asked) for asked in exhausted.asked] == [36, 4]
-
-

@@ -37,8 +37,6 @@ def steps() -> Steps:
     return Steps()
 
 
-
-
 def test_a_step_ahead_is_collected_while_others_work_and_any_other_when_it_is_asked_for(steps):
     ahead = RolloutsAhead(steps)
     ahead.finish()  # nothing is under way

@@ -18,7 +18,8 @@ from rl_core.config.run import ResourcesConfig, RunConfig
 from rl_core.workers import ray_auth
 from rl_core.workers.ray_auth import mode_for, private, reread_settings, send_token
 from rl_core.workers.session import ray_session
-from tasks.preflight import Finding, preflight
+from tasks.preflight import preflight
+from tasks.preflight_checks.finding import Finding
 from tests.support.harness import ROOT
 from tests.support.programs import Done, run
 from tests.support.ray_head import environment_of_ray, ray_head
