@@ -24,17 +24,13 @@ def test_the_score_stands_at_the_last_token_less_the_kl_penalty(batch):
     torch.testing.assert_close(experience_of(batch).token_rewards, expected)
 
 
-def test_kl_as_a_loss_leaves_the_rewards_alone(batch):
-    experience = experience_of(batch, kl_mode="loss")
-    torch.testing.assert_close(experience.token_rewards, torch.tensor([[0.0, 1.0], [0.1, 0.0]]))
-    assert kl_per_response(experience) == pytest.approx((-0.5 + 2.0) / 2)
-
-
-def test_without_a_reference_there_is_no_kl(batch):
-    experience = experience_of(batch, ref=None)
-    torch.testing.assert_close(experience.token_rewards, torch.tensor([[0.0, 1.0], [0.1, 0.0]]))
-    assert kl_per_response(experience) == 0.0
-    assert all(math.isnan(x) for x in rollout_columns(experience)["ref_kl"])
+def test_without_a_penalty_the_rewards_are_the_scores(batch):
+    as_a_loss, without = experience_of(batch, kl_mode="loss"), experience_of(batch, ref=None)
+    for experience in (as_a_loss, without):
+        torch.testing.assert_close(experience.token_rewards, torch.tensor([[0.0, 1.0], [0.1, 0.0]]))
+    assert kl_per_response(as_a_loss) == pytest.approx((-0.5 + 2.0) / 2)
+    assert kl_per_response(without) == 0.0
+    assert all(math.isnan(x) for x in rollout_columns(without)["ref_kl"])
 
 
 def test_gae_returns_are_the_rewards_to_go_and_advantages_are_whitened(batch):

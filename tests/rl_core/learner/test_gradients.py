@@ -20,11 +20,6 @@ from tests.support.learners import (
 )
 
 
-def gradient(learner: Learner, batch: TrainBatch, which: str) -> Tensor:
-    """The gradient of one mini-batch holding the whole batch, flattened, in float64."""
-    return accumulated(learner, experience_of(learner, batch), which)
-
-
 def experience_of(learner: Learner, batch: TrainBatch) -> Experience:
     """With values, though they should follow from the critic's only update."""
     experience, _ = learner.make_experience(batch)
@@ -35,6 +30,7 @@ def experience_of(learner: Learner, batch: TrainBatch) -> Experience:
 
 
 def accumulated(learner: Learner, experience: Experience, which: str) -> Tensor:
+    """The gradient of one mini-batch holding the whole batch, flattened, in float64."""
     model = learner.models.actor if which == "actor" else learner.models.critic
     model.zero_grad()
     learner.microbatching.run(
@@ -54,17 +50,12 @@ def test_splitting_into_micro_batches_changes_no_gradient(
     gradients = []
     for micro_batch_tokens in (1, 23, 50, 10_000):
         actor = {"micro_batch_tokens": micro_batch_tokens, "loss_aggregation": aggregation}
-        batch = make_batch(group_size=group_size)
-        gradients.append(
-            gradient(
-                new_learner(
-                    actor=actor | {"mini_batch_size": 8, "entropy_coef": 0.01},
-                    algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
-                ),
-                batch,
-                which,
-            )
+        learner = new_learner(
+            actor=actor | {"mini_batch_size": 8, "entropy_coef": 0.01},
+            algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
         )
+        experience = experience_of(learner, make_batch(group_size=group_size))
+        gradients.append(accumulated(learner, experience, which))
     unsplit = gradients.pop()
     assert unsplit.norm() > 1e-3
     for split in gradients:

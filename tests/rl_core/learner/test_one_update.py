@@ -15,48 +15,38 @@ GROUPS = {"estimator": "grpo", "group_size": 2}
 GROUPS |= {"kl_estimator": "k3", "kl_controller": "adaptive"}
 
 
-def assert_same(learned: list[Any], expected: list[Any]) -> None:
-    """Metrics and columns of each step."""
-    for (actual, columns), (reference, reference_columns) in zip(learned, expected, strict=True):
-        assert without_timings(actual) == without_timings(reference)
-        np.testing.assert_array_equal(list(columns.values()), list(reference_columns.values()))
-
-
-@pytest.mark.parametrize("kl_mode", ["loss", "none"])
-def test_one_update_needs_no_log_probs_from_before_it(
-    new_learner, make_batch, monkeypatch, kl_mode
-):
-    def run(steps: int) -> tuple[list[Any], dict[str, Tensor]]:
-        learner = new_learner(**ONE_UPDATE, algorithm=GROUPS | {"kl_mode": kl_mode})
-        learned = [learner.learn(make_batch(step, group_size=2)) for step in range(steps)]
-        return learned, all_weights(learner)
-
-    saved, weights = run(3)
-    assert all("timing_s/old_log_prob" not in metrics for metrics, _ in saved)
-    assert all(metrics["actor/ppo_kl"] == 0.0 for metrics, _ in saved)
-    monkeypatch.setattr(Learner, "next_update_is_on_policy", lambda self: False)
-    recomputed, expected = run(3)
-    assert all("timing_s/old_log_prob" in metrics for metrics, _ in recomputed)
-    assert_bitwise_equal(weights, expected)
-    assert_same(saved, recomputed)
-
-
 @pytest.mark.parametrize(
-    "sections", [{}, {"rollout": {"staleness": 1}}, {"critic": {"warmup_steps": 1}}]
+    ("phase", "sections"),
+    [
+        ("old_log_prob", {"algorithm": GROUPS | {"kl_mode": "loss"}}),
+        ("old_log_prob", {"algorithm": GROUPS | {"kl_mode": "none"}}),
+        ("values", {}),
+        ("values", {"rollout": {"staleness": 1}}),
+        ("values", {"critic": {"warmup_steps": 1}}),
+    ],
 )
-def test_one_update_needs_no_values_from_before_it(new_learner, make_batch, monkeypatch, sections):
+def test_one_update_needs_no_log_probs_or_values_from_before_it(
+    new_learner, make_batch, monkeypatch, phase, sections
+):
     def run() -> tuple[list[Any], dict[str, Tensor]]:
-        learner = new_learner(actor={"mini_batch_size": 8}, **sections)
-        learned = [learner.learn(make_batch(step)) for step in range(2)]
+        learner = new_learner(**ONE_UPDATE, **sections)
+        size = 2 if "algorithm" in sections else 1
+        learned = [learner.learn(make_batch(step, group_size=size)) for step in range(3)]
         return learned, all_weights(learner)
 
     saved, weights = run()
-    assert all("timing_s/values" not in metrics for metrics, _ in saved)
-    monkeypatch.setattr(RunConfig, "has_one_critic_update", False)
+    assert all(f"timing_s/{phase}" not in metrics for metrics, _ in saved)
+    if phase == "old_log_prob":
+        assert all(metrics["actor/ppo_kl"] == 0.0 for metrics, _ in saved)
+        monkeypatch.setattr(Learner, "next_update_is_on_policy", lambda self: False)
+    else:
+        monkeypatch.setattr(RunConfig, "has_one_critic_update", False)
     recomputed, expected = run()
-    assert all("timing_s/values" in metrics for metrics, _ in recomputed)
+    assert all(f"timing_s/{phase}" in metrics for metrics, _ in recomputed)
     assert_bitwise_equal(weights, expected)
-    assert_same(saved, recomputed)
+    for (actual, columns), (reference, others) in zip(saved, recomputed, strict=True):
+        assert without_timings(actual) == without_timings(reference)
+        np.testing.assert_array_equal(list(columns.values()), list(others.values()))
 
 
 def test_the_engines_log_probs_serve_a_penalty_that_is_wanted_before_the_only_update(

@@ -37,6 +37,7 @@ def test_first_update_by_hand():
     expected = [1.0 * 0.95 - 0.1, -2.0 * 0.95 + 0.1]
     assert model.weight[0].tolist() == pytest.approx(expected)
     assert model.weight.grad is None
+    assert optimizer.is_fused
 
 
 def test_the_gradient_is_clipped_and_its_norm_before_that_returned():
@@ -111,8 +112,3 @@ def test_moments_are_beside_the_weights_only_while_these_move():
 
     tensors = optimizer.state_tensors("actor").items()
     assert {x.device.type for name, x in tensors if not name.endswith(".step")} == {"meta"}
-
-
-def test_adamw_is_one_kernel():
-    _, optimizer = make()
-    assert optimizer.is_fused

@@ -1,6 +1,4 @@
 import pytest
-import torch
-import transformers
 from torch import Tensor
 
 from rl_core.learner.learner import Learner
@@ -53,14 +51,3 @@ def test_settings_that_change_with_a_resume_are_in_force(
     resumed.save(tmp_path / "later")
     once_more = Learner(changed, tiny_model_path, resume_from=tmp_path / "later")
     assert once_more.learn(make_batch(6))[0]["actor/lr"] == 1e-4
-
-
-def test_a_checkpoint_is_a_model_folder_and_holds_no_pickle(new_learner, tmp_path, make_batch):
-    learner = new_learner()
-    learner.learn(make_batch())
-    learner.save(tmp_path)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    for key, tensor in learner.weights().items():
-        assert torch.equal(loaded.state_dict()[key], tensor)
-    suffixes = {file.suffix for file in tmp_path.rglob("*") if file.is_file()}
-    assert suffixes <= {".json", ".safetensors", ".jinja", ".txt"}

@@ -7,7 +7,6 @@ from torch import nn
 from rl_core.algos import matmul as products
 from rl_core.models import fast_linear, loading
 from rl_core.models.fast_linear import FastLinear, lay_out_for_few_rows, use_fast_products
-from rl_core.models.forward import forward_pass
 
 CPU = torch.device("cpu")
 
@@ -42,26 +41,13 @@ def test_results_and_gradients_are_those_of_a_plain_layer(onednn, has_bias):
         assert torch.equal(fast(x), plain(x))
 
 
-def test_a_whole_model_computes_the_same(onednn, tiny_model_path, make_batch):
-    fast = loading.load_actor(tiny_model_path, CPU)
-    kinds = {type(m) for m in fast.modules() if isinstance(m, nn.Linear)}
-    assert kinds == {FastLinear}
-    plain = loading.load_actor(tiny_model_path, CPU)
-    for module in plain.modules():
-        if isinstance(module, FastLinear):
-            module.__class__ = nn.Linear
-    logprobs = [
-        forward_pass(make_batch(), actor=m, compute_dtype=torch.float32).logprobs
-        for m in (fast, plain)
-    ]
-    torch.testing.assert_close(*logprobs, atol=1e-5, rtol=1e-5)
-
-
-def test_where_torchs_own_product_is_as_fast_layers_stay_what_they_are(monkeypatch):
-    monkeypatch.setattr(fast_linear, "prefers_onednn", lambda: False)
-    layer = nn.Linear(2, 2)
-    use_fast_products(layer)
-    assert type(layer) is nn.Linear
+@pytest.mark.parametrize(("is_faster", "kind"), [(True, FastLinear), (False, nn.Linear)])
+def test_a_models_layers_are_replaced_where_onednn_is_faster(
+    tiny_model_path, monkeypatch, is_faster, kind
+):
+    monkeypatch.setattr(fast_linear, "prefers_onednn", lambda: is_faster)
+    model = loading.load_actor(tiny_model_path, CPU)
+    assert {type(m) for m in model.modules() if isinstance(m, nn.Linear)} == {kind}
 
 
 def test_matrices_by_columns_compute_the_same_and_take_other_weights_in_place(

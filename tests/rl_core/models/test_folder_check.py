@@ -117,11 +117,9 @@ def test_what_is_no_decoder_with_attention_is_refused_by_name(config, kind, tmp_
 
 
 def test_a_folder_that_lacks_a_layer_is_refused(folder):
-    def drop(tensors: dict[str, torch.Tensor]) -> None:
-        for name in [name for name in tensors if ".layers.1." in name]:
-            del tensors[name]
-
-    change_tensors(folder, drop)
+    change_tensors(
+        folder, lambda tensors: [tensors.pop(x) for x in [*tensors] if ".layers.1." in x]
+    )
     said = refused(folder)
     assert "12 of 26 tensors are in none of its files (model.layers.1." in said
     assert ", ...), and would be random: copy the model again" in said
@@ -189,11 +187,7 @@ def test_numbers_of_a_quantized_model_are_refused(folder):
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_one_number_that_is_not_finite_is_found_when_it_is_loaded(value, folder):
     name = "model.layers.1.mlp.up_proj.weight"
-
-    def spoil(tensors: dict[str, torch.Tensor]) -> None:
-        tensors[name][3, 5] = value
-
-    change_tensors(folder, spoil)
+    change_tensors(folder, lambda tensors: tensors[name][3, 5].fill_(value))
     check_model_folder(folder)
     for load in (lambda path: load_actor(path, CPU), check_finite):
         with pytest.raises(ValueError, match=rf"{name} holds numbers that are not finite"):

@@ -143,6 +143,8 @@ def test_a_checkpoint_loads_as_it_lies_and_engines_get_the_same_model(
     saved = {file.name for file in tmp_path.iterdir()}
     assert saved >= {"config.json", "model.safetensors", "tokenizer.json"}
     assert not any("adapter" in name for name in saved)
+    suffixes = {file.suffix for file in tmp_path.rglob("*") if file.is_file()}
+    assert suffixes <= {".json", ".safetensors", ".jinja", ".txt"}  # no pickle
     loaded = base_model(tmp_path)
     torch.testing.assert_close(logits(loaded), logits(learner.models.actor), atol=1e-5, rtol=0)
     engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=4, on_gpu=False)

@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from rl_core.batch import TrainBatch
+from rl_core.batch import TrainBatch, collate
 from rl_core.models import loading, packing, shared_prefix
 from rl_core.models.shared_prefix import can_share_prompts, response_states
 
@@ -58,10 +58,8 @@ def test_a_micro_batch_has_one_gradient_of_the_embedding(tiny_model_path, make_b
 
 
 def test_a_response_of_one_token_needs_its_prompt_alone(tiny_model_path, make_rollout):
-    from rl_core.batch import collate
-
     backbone = loading.load_actor(tiny_model_path, CPU).get_decoder()
-    batch = collate([make_rollout([5, 6, 7], [8 + i]) for i in range(2)], pad_id=0)  # type: ignore[misc]
+    batch = collate([make_rollout([5, 6, 7], [8 + i]) for i in range(2)], pad_id=0)
     states, num_tokens, _ = counted(backbone, batch)
     expected = backbone(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0, -1]
     torch.testing.assert_close(states, expected.expand(2, -1), atol=1e-5, rtol=1e-5)
@@ -96,14 +94,12 @@ def test_on_a_card_rows_of_which_a_tenth_would_be_padding_are_one_row(
     tiny_model_path, make_rollout, monkeypatch, shortest, num_tokens
 ):
     """Prompts of 4, three responses of 16 tokens and a shorter one: the last is never computed."""
-    from rl_core.batch import collate
-
     lengths = (16, 16, 16, shortest)
     rollouts = [
         make_rollout([5, 6, 7, 8 + i], [9 + i] * length, group_id=i)
         for i, length in enumerate(lengths)
     ]
-    batch = collate(rollouts, pad_id=0)  # type: ignore[arg-type]
+    batch = collate(rollouts, pad_id=0)
     model = loading.load_actor(tiny_model_path, CPU)
     packing.allow_packing(model)
     expected, _, expected_gradient = counted(model.get_decoder(), batch)

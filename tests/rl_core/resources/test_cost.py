@@ -30,9 +30,6 @@ def test_the_step_that_would_go_beyond_the_budget_is_foreseen():
     hour.add_step(1_201.0)
     assert hour.limit_within(1) == "budget.max_hours=1"
     assert str(hour) == "40 min"
-
-
-def test_a_price_is_a_limit_too():
     three = Spending(BudgetConfig(price_per_hour=2, max_cost=3, currency="USD"), [3_600.0])
     assert three.limit_within(1) == "budget.max_cost=3 USD"
     assert Spending(BudgetConfig(price_per_hour=1, max_cost=3), [3_600.0]).limit_within(1) is None

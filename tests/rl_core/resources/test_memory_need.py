@@ -14,6 +14,7 @@ from rl_core.resources.memory_need import (
 from rl_core.resources.memory_plan import ModelShape, memory_plan, resting_learner
 from tests.support import model_shapes
 
+Sections = dict[str, dict[str, Any]]
 QWEN = ModelShape.from_config(model_shapes.QWEN_05B)
 GIB = 2**30
 NUM_WEIGHTS = 494_032_768
@@ -27,11 +28,15 @@ BESIDE = 0.4 + 0.35 + 0.65
 
 def tinyzero(**sections: dict[str, Any]) -> RunConfig:
     """Actor, critic and reference of Qwen2.5-0.5B beside an engine with a fifth of 24 GiB."""
-    settings: dict[str, dict[str, Any]] = {
+    settings: Sections = {
         "model": {"dtype": "bfloat16", "gradient_checkpointing": True},
         "rollout": {"gpu_memory_utilization": 0.2},
         "resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5, "gpu_memory_gib": 24},
     }
+    return changed(settings, sections)
+
+
+def changed(settings: Sections, sections: Sections) -> RunConfig:
     names = settings.keys() | sections.keys()
     return RunConfig.model_validate(
         {name: settings.get(name, {}) | sections.get(name, {}) for name in names}
@@ -143,7 +148,7 @@ def test_a_machine_holds_all_ranks_and_engines_and_their_processes():
 
 
 def test_an_engine_of_transformers_is_planned_for_what_is_asked_of_it():
-    sections: dict[str, dict[str, Any]] = {
+    sections: Sections = {
         "rollout": {"engine": "hf", "max_num_seqs": 256},
         "data": {"train_batch_size": 6, "max_prompt_length": 100, "max_response_length": 50},
         "algorithm": {"estimator": "grpo", "group_size": 4},
@@ -152,9 +157,7 @@ def test_an_engine_of_transformers_is_planned_for_what_is_asked_of_it():
     }
 
     def parts(**changes: dict[str, Any]) -> Any:
-        names = sections.keys() | changes.keys()
-        merged = {name: sections.get(name, {}) | changes.get(name, {}) for name in names}
-        return memory_plan(QWEN, RunConfig.model_validate(merged))[-1].parts
+        return memory_plan(QWEN, changed(sections, changes))[-1].parts
 
     # Keys and values of 24 layers, 2 heads of 64; prompts are read once for each group.
     assert parts()["kv_cache"] == 24 * 150 * (2 * 24 * 2 * 64 * 4)

@@ -149,13 +149,10 @@ def test_a_cache_keeps_room_for_the_longest_sequences():
     assert not any("kv_cache" in words for words in climb(config(), "gen", None))
 
 
-def test_engines_are_fewer_where_they_share_the_machines_memory():
+def test_engines_share_the_machines_memory_and_are_asked_for_no_more_than_there_is():
     many = {"num_engines": 4, "engine": "hf", "max_num_seqs": 8}
     assert climb(config(rollout=many), "gen") == ["rollout.num_engines=2", "rollout.num_engines=1"]
     assert climb(config(rollout=many, resources={"rollout_gpus": 1}), "gen") == []
-
-
-def test_no_more_responses_are_asked_for_than_there_are():
     batch = {"data": {"train_batch_size": 32}, "actor": {"mini_batch_size": 32}}
     few = config(**batch, rollout={"engine": "hf"})
     assert climb(few, "gen") == ["rollout.max_num_seqs=16", "rollout.max_num_seqs=8"]

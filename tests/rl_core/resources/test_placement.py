@@ -35,7 +35,6 @@ def run_config(learner: float, engine: float, num_engines: int = 1) -> RunConfig
         (0, 0, 2, []),
         (0.5, 0.5, 1, [["engine_0", "learner"]]),
         (0.5, 0.25, 2, [["engine_0", "engine_1", "learner"]]),
-        (0.4, 0.3, 2, [["engine_0", "engine_1", "learner"]]),
         # Half a card each: two engines fill the first.
         (0.5, 0.5, 2, [["engine_0", "engine_1"], ["learner"]]),
         (1, 0.5, 1, [["engine_0"], ["learner"]]),
@@ -59,13 +58,11 @@ def test_shares_of_cards_are_packed(learner, engine, num_engines, tenants):
         ({"engine_0": "", "engine_1": "", "learner": ""}, ["engine_0", "engine_1", "learner"]),
         ({"engine_0": "A", "learner": "A"}, ["engine_0 learner"]),
         ({"learner_1": "B", "learner": "A", "engine_0": "B"}, ["engine_0 learner_1", "learner"]),
-        ({"learner": "A", "engine_0": "A"}, ["engine_0 learner"]),
         ({"engine_0": "A", "learner": "B"}, ["engine_0", "learner"]),
         ({"engine_0": "A", "engine_1": "B", "learner": "B"}, ["engine_0", "engine_1 learner"]),
         # A learner on two cards waits for the engines of both.
         ({"engine_0": "A", "engine_1": "B", "learner": "AB"}, ["engine_0 engine_1 learner"]),
         ({"engine_0": "A", "engine_1": "A", "learner": ""}, ["engine_0 engine_1", "learner"]),
-        ({"engine_0": "A", "engine_1": "A"}, ["engine_0 engine_1"]),
     ],
 )
 def test_who_shares_a_card_loads_one_by_one_and_the_learner_last(cards, queues):

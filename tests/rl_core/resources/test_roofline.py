@@ -110,16 +110,16 @@ def test_operations_are_those_that_utilisation_counts():
 
 
 def test_generation_by_hand():
-    """Two rows of 3 tokens after prompts of 2, in bfloat16, on a device of 1 kB/s."""
+    """Rows of 1 and 5 tokens after prompts of 2, in bfloat16, on a device of 1 kB/s."""
     settings = config(
         data={"train_batch_size": 2}, actor={"mini_batch_size": 2}, algorithm={"kl_mode": "none"}
     )
     slow_memory = by_hand(bandwidth=1e3)
-    lengths = Lengths(2, 3, 3)
+    lengths = Lengths(2, 3, 5)
     parameters = 10 * 4 + 2 * TINY_LAYER + 4
-    # Three decoding steps read all weights. A token's key and value: 2 layers x 2 x 2 numbers;
-    # 2 rows x 3 tokens read 3.5 of them each.
-    weights, cache = 3 * 2 * parameters, 2 * 2 * 2 * 2 * (2 * 3 * 3.5)
+    # The longest's five decoding steps read all weights. A token's key and value: 2 layers x 2 x 2
+    # numbers; 2 rows x 3 tokens read 3.5 of them each.
+    weights, cache = 5 * 2 * parameters, 2 * 2 * 2 * 2 * (2 * 3 * 3.5)
     step = step_time(TINY, settings, slow_memory, lengths, PERFECT)
     assert step.generate == pytest.approx((weights + cache) / 1e3)
     # The device's arithmetic bounds it instead: 6 tokens through layers and head, 4 of prompts.
@@ -196,15 +196,10 @@ def test_more_work_never_takes_less():
     base = step_time_range(QWEN_05B, config(), machine).typical
     double = config(data={"train_batch_size": 64})
     assert base < step_time_range(QWEN_05B, double, machine).typical < 2 * base
-    apart = {"learner_gpus": 1, "rollout_gpus": 1}
-    beside = config(resources=apart, rollout={"staleness": 1})
-    lengths = Lengths(143, 181, 735)
-    one = step_time(QWEN_05B, beside, machine, lengths, ON_GPU[1])
-    assert one.total == pytest.approx(max(one.generate, one.learn) + one.sync + one.other)
-    # On one card they take turns all the same.
+    # On one card they take turns though the rollouts may be a step ahead.
     shared = config(rollout={"staleness": 1})
-    two = step_time(QWEN_05B, shared, machine, lengths, ON_GPU[1])
-    assert two.total == pytest.approx(two.generate + two.learn + two.sync + two.other)
+    step = step_time(QWEN_05B, shared, machine, Lengths(143, 181, 735), ON_GPU[1])
+    assert step.total == pytest.approx(step.generate + step.learn + step.sync + step.other)
 
 
 def test_a_step_of_sft_is_three_passes_over_its_batch_and_adapters_save_one():
@@ -263,14 +258,3 @@ def test_the_fullest_rank_has_whole_groups_and_perhaps_the_longest():
     # Beside a shorter one it is no longer the fullest.
     assert fullest(2, Lengths(10, 10, 20)) == 1.0
     assert fullest(8, Lengths(10, 10, 500), size=64) < fullest(8, Lengths(10, 10, 500))
-
-
-def test_a_step_waits_for_its_longest_response():
-    resources = {"learner_gpus": 1, "rollout_gpus": 1}
-    settings = config(rollout={"max_num_seqs": 4_096}, resources=resources)
-    machine, lengths = by_hand(bandwidth=1e9), Lengths(128, 256, 1_024)
-    one = 1_024 * 2 * TINY.num_parameters / 1e9
-    # Keys and values are read as often: 16 bytes of the prompt and of half of the response.
-    cache = 16 * 32 * 256 * (128 + 256 / 2) / 1e9
-    generate = step_time(TINY, settings, machine, lengths, PERFECT).generate
-    assert generate - cache == pytest.approx(one)

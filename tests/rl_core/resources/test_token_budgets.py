@@ -73,7 +73,7 @@ def test_phases_learn_apart_and_a_step_without_one_does_not_count_for_it():
     assert budgets["update_actor"] == 500
 
 
-def test_metrics_of_a_step_by_hand():
+def test_metrics_of_a_step_by_hand_and_what_is_logged(caplog):
     budgets = TokenBudgets(1_000)
     assert budgets["ref"] == 1_000
     assert budgets["update_actor"] == 1_000
@@ -88,7 +88,14 @@ def test_metrics_of_a_step_by_hand():
         "memory/oom/update_actor": 2,
         "memory/oom_tokens/update_actor": 900,
     }
-    assert budgets.end_step() == ({}, False)
+    with caplog.at_level(logging.INFO):
+        log_out_of_memory(12, metrics | {"actor/lr": 1e-6})
+        assert budgets.end_step() == ({}, False)
+        log_out_of_memory(13, {"memory/budget_tokens/ref": 1_000, "memory/oom/ref": 0})
+    assert caplog.messages == [
+        "step 12: update_actor ran out of memory at 900 tokens; 224 from now on, the step's "
+        "result is unchanged"
+    ]
 
 
 def test_what_was_learned_is_restored_below_a_lower_limit():
@@ -145,21 +152,6 @@ def test_a_full_disk_is_a_warning(small_disk, caplog):
         write_learned(file, "cpu", {"ref": {"tokens": 4}})
     assert "the next run will not know" in caplog.text
     assert read_learned(file, "cpu")["ref"]["tokens"] == 5
-
-
-def test_a_step_is_told_in_words(caplog):
-    budgets = TokenBudgets(8_192)
-    assert budgets["ref"] == 8_192
-    budgets["update_actor"]
-    budgets.shrink("update_actor", 8_192)
-    with caplog.at_level(logging.INFO):
-        log_out_of_memory(12, budgets.end_step()[0] | {"actor/lr": 1e-6})
-        clean_step(budgets)
-        log_out_of_memory(13, budgets.end_step()[0])
-    assert caplog.messages == [
-        "step 12: update_actor ran out of memory at 8192 tokens; 4096 from now on, the step's "
-        "result is unchanged"
-    ]
 
 
 def test_engines_together_are_what_the_worst_of_them_is(caplog):

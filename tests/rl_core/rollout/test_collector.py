@@ -116,19 +116,15 @@ def test_groups_without_spread_are_replaced_by_whole_groups_that_have_some():
     assert all(everyone.count(index) == 2 for index in everyone)  # nobody is asked twice
 
 
-def test_rounds_and_problems_are_limited_and_the_batch_stays_full():
+def test_rounds_and_problems_are_limited_and_the_same_step_draws_the_same_again():
     engine = ScriptedEngine({})
     collected = run(engine, [4, 9, 5], resample_rounds=2)
     assert [len(asked) for asked in engine.asked] == [6, 6, 6]
     assert [r.problem.index for r in collected.rollouts] == [4, 4, 9, 9, 5, 5]
     assert collected.metrics["group/replaced_frac"] == 0.0
+    again = ScriptedEngine({})
+    run(again, [4, 9, 5], resample_rounds=2)
+    assert again.asked == engine.asked
     exhausted = ScriptedEngine({})
     run(exhausted, list(range(18)), resample_rounds=50)
     assert [len(asked) for asked in exhausted.asked] == [36, 4]
-
-
-def test_the_same_step_draws_the_same_problems_again():
-    engines = [ScriptedEngine({}), ScriptedEngine({})]
-    for engine in engines:
-        run(engine, [4, 9, 5], resample_rounds=2)
-    assert engines[0].asked == engines[1].asked

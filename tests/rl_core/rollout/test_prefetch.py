@@ -37,17 +37,9 @@ def steps() -> Steps:
     return Steps()
 
 
-def test_on_demand_a_step_is_collected_and_timed_by_who_asks(steps):
-    steps.may_go_on.set()
+def test_a_step_ahead_is_collected_while_others_work_and_any_other_when_it_is_asked_for(steps):
     ahead = RolloutsAhead(steps)
-    ahead.finish()
-    for step in (1, 2):
-        assert ahead.take(step, steps.clock).metrics["step"] == step
-    assert (steps.asked, steps.phases) == ([1, 2], ["gen", "gen"])
-
-
-def test_a_step_ahead_is_collected_while_others_work_and_taken_once(steps):
-    ahead = RolloutsAhead(steps)
+    ahead.finish()  # nothing is under way
     ahead.begin(5)
     assert ahead.is_collecting()
     steps.may_go_on.set()  # had `begin` waited, it would have given up before this

@@ -7,8 +7,13 @@ from rl_core.config.run import RunConfig
 from rl_core.sft.named_data import check_sft, planned_sft_steps
 
 
+def config(env: dict[str, Any] | None = None, **sft: Any) -> RunConfig:
+    env = {"name": "countdown"} | (env or {})
+    return RunConfig.model_validate({"model": {"path": "x/y"}, "env": env, "sft": sft})
+
+
 def steps(**sft: Any) -> int:
-    return planned_sft_steps(RunConfig.model_validate({"model": {"path": "x/y"}, "sft": sft}))
+    return planned_sft_steps(config(**sft))
 
 
 def test_steps_are_known_before_anything_is_read_as_tokens(tmp_path):
@@ -27,22 +32,11 @@ def test_steps_are_known_before_anything_is_read_as_tokens(tmp_path):
 def test_giving_up_is_of_traces_that_search(tmp_path, monkeypatch, env, data):
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
-
-    def config(**sft: Any) -> RunConfig:
-        model = {"path": "x/y"}
-        return RunConfig.model_validate(
-            {"model": model, "env": {"name": env}, "sft": {"data": data, **sft}}
-        )
-
-    check_sft(config())
+    check_sft(config({"name": env}, data=data))
     with pytest.raises(ValueError, match=r"sft\.give_up_prob=0\.4 is of traces that search"):
-        check_sft(config(give_up_prob=0.4))
+        check_sft(config({"name": env}, data=data, give_up_prob=0.4))
 
 
 def test_searches_are_of_three_or_four_numbers():
-    env = {"name": "countdown", "max_operands": 5}
-    config = RunConfig.model_validate(
-        {"model": {"path": "x/y"}, "env": env, "sft": {"data": "traces"}}
-    )
     with pytest.raises(ValueError, match=r"Countdown with 3 or 4 numbers: env=countdown env\.min_"):
-        check_sft(config)
+        check_sft(config({"max_operands": 5}, data="traces"))

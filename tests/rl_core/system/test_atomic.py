@@ -85,28 +85,20 @@ def test_a_folder_appears_whole_with_its_subfolders_readable(tmp_path):
     assert names(final.parent) == ["set"]
 
 
-def test_a_folder_replaces_the_one_before_and_loses_its_old_files(tmp_path):
+def test_a_folder_replaces_the_one_before_and_a_failed_one_does_not(tmp_path):
     final = tmp_path / "set"
-    for name in ("old", "new"):
+
+    def fill(name: str) -> None:
         with new_folder(final) as temporary:
             (temporary / name).write_text(name)
-    assert names(final) == ["new"]
-    assert names(tmp_path) == ["set"]
+            if name == "failed":
+                raise ValueError("no")
 
-
-def test_a_failed_folder_leaves_the_one_before(tmp_path):
-    final = tmp_path / "set"
-    with new_folder(final) as temporary:
-        (temporary / "old").write_text("1")
-
-    def fill_half() -> None:
-        with new_folder(final) as temporary:
-            (temporary / "new").write_text("1")
-            raise ValueError("no")
-
+    fill("old")
+    fill("new")
     with pytest.raises(ValueError, match="no"):
-        fill_half()
-    assert names(final) == ["old"]
+        fill("failed")
+    assert names(final) == ["new"]
     assert names(tmp_path) == ["set"]
 
 

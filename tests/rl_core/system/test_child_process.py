@@ -146,9 +146,5 @@ def test_what_is_no_message_is_told_and_passed_over(line, ends):
 
 
 def test_how_a_process_ended_in_words():
-    assert [how_it_ended(code) for code in (0, 3, -9, -40)] == [
-        "exit code 0",
-        "exit code 3",
-        "killed by SIGKILL",
-        "killed by signal 40",
-    ]
+    said = [how_it_ended(code) for code in (0, 3, -9, -40)]
+    assert said == ["exit code 0", "exit code 3", "killed by SIGKILL", "killed by signal 40"]

@@ -33,23 +33,17 @@ def free(disk: Path) -> int:
     return stats.f_bavail * stats.f_frsize
 
 
-def test_the_reserve_takes_real_blocks_and_gives_all_of_them_back(disk):
+def test_the_reserve_takes_real_blocks_and_nothing_large_is_written_until_they_are_back(disk):
     before = free(disk)
+    assert may_write(disk)
     assert hold_reserve(disk)
     assert hold_reserve(disk)  # held once, whoever asks again
     assert free(disk) == before - RESERVE_BYTES
     leave_free(disk, 0)
+    assert may_write(disk)  # the reserve is there: a large write fails by itself
     write_last_words(disk, lambda: (disk / "words").write_bytes(b"w" * 5_000) and None)
     assert (disk / "words").stat().st_size == 5_000
     assert free(disk) >= RESERVE_BYTES - 2 * 4096
-
-
-def test_once_given_up_nothing_large_is_written_until_it_is_back(disk):
-    assert may_write(disk)
-    hold_reserve(disk)
-    leave_free(disk, 0)
-    assert may_write(disk)  # the reserve is there: a large write fails by itself
-    write_last_words(disk, lambda: (disk / "words").write_bytes(b"w" * 5_000) and None)
     assert not may_write(disk)
     assert (disk / RESERVE).stat().st_size == 0
     leave_free(disk, RESERVE_BYTES + 2 * 4096)

@@ -87,15 +87,13 @@ def test_whether_a_step_is_saved_and_what_is_handed_on(signals, grace, step, sai
     assert run_loop(signals, grace=grace, step=step) == said
 
 
-@pytest.mark.parametrize("signum", [2, 15])
-def test_what_may_be_lost_is_not_waited_for(signum):
-    code = LOOP.replace("time.sleep(STEP)", WAITING)
-    assert run_loop([signum], grace=30, step=30, code=code)[0] == "saved"
-
-
-def test_what_may_be_lost_is_not_begun_after_the_request():
-    code = LOOP.replace("time.sleep(STEP)", f"time.sleep(STEP)\n            {WAITING}")
-    assert run_loop([15], grace=30, step=1, code=code)[0] == "saved"
+@pytest.mark.parametrize(
+    ("signum", "work"),
+    [(2, WAITING), (15, WAITING), (15, f"time.sleep(STEP)\n            {WAITING}")],
+)
+def test_what_may_be_lost_is_not_waited_for_nor_begun_after_the_request(signum, work):
+    code = LOOP.replace("time.sleep(STEP)", work)
+    assert run_loop([signum], grace=30, step=1, code=code)[0] == "saved"
 
 
 def test_a_background_process_keeps_ignoring_ctrl_c_and_hears_sigterm():

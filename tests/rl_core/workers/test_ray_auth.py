@@ -19,6 +19,7 @@ from rl_core.workers import ray_auth
 from rl_core.workers.ray_auth import mode_for, private, reread_settings, send_token
 from rl_core.workers.session import ray_session
 from tasks.preflight import preflight
+from tasks.preflight_checks.finding import Finding
 from tests.support.harness import ROOT
 from tests.support.programs import Done, run
 from tests.support.ray_head import environment_of_ray, ray_head
@@ -128,18 +129,21 @@ def test_a_ray_without_a_token_is_joined_on_loopback_or_where_the_user_says_so(m
         assert mode_for(f"{ELSEWHERE}:{port}") is None
 
 
+def refused(address: str, folder: Path, said: str) -> Finding:
+    """What the preflight finds of a Ray with which no session starts."""
+    config = RunConfig(resources=ResourcesConfig(ray_address=address))
+    with pytest.raises(ValueError, match=said), ray_session(config, folder, None, learner=True):
+        pass
+    (ray,) = [finding for finding in preflight(config) if finding.check == "ray"]
+    assert ray.level == "fatal"
+    return ray
+
+
 @pytest.mark.parametrize("by_variable", [False, True])
 def test_rays_client_is_refused_for_a_job_in_the_cluster(by_variable, tmp_path, monkeypatch):
     address = "auto" if by_variable else "ray://127.0.0.1:10001"
     monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
-    config = RunConfig(resources=ResourcesConfig(ray_address=address))
-    with (
-        pytest.raises(ValueError, match=r"use `ray job submit`$"),
-        ray_session(config, tmp_path, None, learner=True),
-    ):
-        pass
-    (ray,) = [finding for finding in preflight(config) if finding.check == "ray"]
-    assert ray.level == "fatal"
+    ray = refused(address, tmp_path, r"use `ray job submit`$")
     assert "ray://127.0.0.1:10001" in ray.message
     assert "ray job submit" in ray.remedy
 
@@ -158,15 +162,7 @@ def test_another_users_note_is_not_taken_for_ours(tmp_path, link):
         said = "ray_current_cluster is another user's: name the address"
         with pytest.raises(ValueError, match=said):
             mode_for("auto")
-        config = RunConfig(resources=ResourcesConfig(ray_address="auto"))
-        with (
-            pytest.raises(ValueError, match=said),
-            ray_session(config, tmp_path, None, learner=True),
-        ):
-            pass
-        (ray,) = [finding for finding in preflight(config) if finding.check == "ray"]
-        assert ray.level == "fatal"
-        assert said.partition(":")[0] in ray.message
+        assert said.partition(":")[0] in refused("auto", tmp_path, said).message
 
 
 def test_what_was_not_named_is_joined_with_a_token_only(tmp_path, monkeypatch):
