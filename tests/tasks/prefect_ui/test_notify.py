@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.prefect_ui import notify as module
-from tasks.prefect_ui.notify import Listeners, notify, warn_of_mistakes, webhook_url
+from tasks.prefect_ui.notify import Listeners, notify, warn_of_mistakes
 from tests.support.listeners import SECRET, hook, rude_hook
 
 MESSAGE = {"event": "promoted", "run_id": "r", "accuracy_after": 0.5, "report": None}
@@ -93,14 +93,6 @@ def test_no_word_of_a_url_is_logged_whatever_is_wrong_with_it(said, url):
     assert own(said)[-1].levelno == logging.WARNING
     assert not [part for part in SECRET.split("/") if part in said.text]
     assert SECRET not in repr(Listeners(url))
-
-
-def test_a_variable_holds_the_url(monkeypatch):
-    with hook() as server:
-        monkeypatch.setenv("NIGHT_HOOK", server.url)
-        assert webhook_url("NIGHT_HOOK") == server.url
-        tell("NIGHT_HOOK")
-    assert server.told == [MESSAGE]
 
 
 @pytest.mark.parametrize(
