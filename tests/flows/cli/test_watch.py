@@ -9,18 +9,17 @@ import pytest
 from rich.console import Console
 
 from flows.cli.watch import spark, view
-from rl_core.config.run import RunConfig
 from rl_core.runs.lock import owned
 from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import ROLLOUTS
+from tests.support.runs import new_run
 
 HOSTILE = "\x1b[2Jgone\n[bold]bold[/bold]"
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    settings = {"run_id": "one", "storage": {"root": tmp_path}, "trainer": {"total_steps": 20}}
-    run = RunFolder.create(RunConfig.model_validate(settings))
+    run = new_run(tmp_path, "one", trainer={"total_steps": 20})
     measured = {"critic/score/mean": 0.0, "timing_s/step": 60.0, "memory/peak_gib/gen": 1.25}
     for step in range(1, 11):
         run.metrics.append(step, measured)
