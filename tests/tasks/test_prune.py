@@ -7,6 +7,7 @@ from rl_core.runs.run_folder import RunFolder
 from tasks.prune import LEFT_ALONE, prune_run, prune_runs
 from tasks.queries.run_tables import bytes_by_kind
 from tests.support.checkpoint_files import steps, writer
+from tests.support.runs import new_run
 
 
 def run_with_checkpoints(root: Path, accuracies: dict[int, float | None]) -> RunFolder:
@@ -58,9 +59,7 @@ def test_the_oldest_rollout_files_are_deleted(tmp_path):
 
 def test_one_run_that_cannot_be_pruned_does_not_keep_the_others(tmp_path):
     config = settings(tmp_path, keep_last=0, quota_bytes=10_000)
-    going, over = (
-        RunFolder.create(config.model_copy(update={"run_id": name})) for name in ("going", "over")
-    )
+    going, over = (new_run(tmp_path, name) for name in ("going", "over"))
     for run in (going, over):
         for step in (1, 2, 3):
             save_checkpoint(run.path, step, writer(), 0.1)

@@ -128,9 +128,8 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path, monkeypatch)
 
 
 def test_no_such_command_is_said_beforehand(said):
-    listeners = Listeners(command=("/no/such/program", "x"))
-    warn_of_mistakes(listeners, _logger)
-    notify(listeners, MESSAGE, _logger)
+    warn_of_mistakes(Listeners(command=("/no/such/program", "x")), _logger)
+    tell(None, "/no/such/program", "x")
     beforehand, afterwards = said.records
     assert "will not be told: there is no such program" in beforehand.message
     assert "FileNotFoundError" in afterwards.message
