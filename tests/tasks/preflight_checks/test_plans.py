@@ -8,9 +8,7 @@ import transformers
 import yaml
 
 from flows.settings.compose import PresetName, compose
-from rl_core.config.operations import StorageConfig
 from rl_core.config.run import ModelConfig, RunConfig
-from rl_core.envs.countdown import CountdownConfig
 from rl_core.resources.known_shapes import known_config, known_shape
 from rl_core.resources.memory_plan import ModelShape, memory_plan
 from rl_core.tracking.diagnosis import FULL_CARD
@@ -18,11 +16,7 @@ from tasks.preflight import preflight
 from tasks.preflight_checks.finding import Finding
 from tasks.preflight_checks.plans import machine_findings, memory_findings
 from tests.support.model_shapes import QWEN_05B
-
-
-def small(root: Path, **changes: object) -> RunConfig:
-    env = CountdownConfig(min_operands=3, max_operands=3)
-    return RunConfig.model_validate({"env": env, "storage": StorageConfig(root=root), **changes})
+from tests.tasks.test_preflight import small
 
 
 def memory(config: RunConfig) -> Finding:
