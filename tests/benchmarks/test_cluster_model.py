@@ -21,17 +21,15 @@ assert QWEN_3B is not None
 LENGTHS = Lengths(128, 256, 1_024)
 
 
-Sections = dict[str, dict[str, Any]]
-
-
-def merged(given: Sections, sections: Sections) -> RunConfig:
-    both = given | {name: given.get(name, {}) | section for name, section in sections.items()}
-    return RunConfig.model_validate(both)
-
-
 def config(**sections: dict[str, Any]) -> RunConfig:
-    model = {"dtype": "bfloat16", "gradient_checkpointing": True}
-    return merged({"model": model, "rollout": {"staleness": 1}}, sections)
+    given: dict[str, dict[str, Any]] = {
+        "model": {"dtype": "bfloat16", "gradient_checkpointing": True},
+        "rollout": {"staleness": 1},
+    }
+    names = given.keys() | sections.keys()
+    return RunConfig.model_validate(
+        {name: given.get(name, {}) | sections.get(name, {}) for name in names}
+    )
 
 
 TINY = ModelShape(
@@ -47,12 +45,14 @@ ADAPTERS = 2 * 3 * (2 * (4 + 4) + 2 * (4 + 2) + 3 * (4 + 8))
 
 
 def traffic(*, fills: float = 1.0, **sections: dict[str, Any]) -> Any:
-    given: Sections = {
+    settings = {
         "data": {"train_batch_size": 8},
         "actor": {"mini_batch_size": 4, "ppo_epochs": 3},
         "resources": {"learner_ranks": 2},
     }
-    return model.rank_traffic(TINY, merged(given, sections), 5, fills)
+    names = settings.keys() | sections.keys()
+    merged = {name: settings.get(name, {}) | sections.get(name, {}) for name in names}
+    return model.rank_traffic(TINY, RunConfig.model_validate(merged), 5, fills)
 
 
 def test_ppo_gathers_for_each_pass_and_scatters_after_each_backward():
@@ -130,12 +130,9 @@ def test_the_table_of_the_docs_is_what_it_prints():
     assert min(kept) > 0.9, "with prompts that grow, machines are not in vain"
 
 
-def by_rows(
-    num_rows: int, most: int, *, ahead: int, checkpointing: bool = True, **algorithm: str
-) -> RunConfig:
+def by_rows(num_rows: int, most: int, *, ahead: int, **algorithm: str) -> RunConfig:
     """Of programs that deal out rows, not groups, and compute a group's prompt for each of them."""
     return config(
-        model={"gradient_checkpointing": checkpointing},
         algorithm={"estimator": "reinforce_plus_plus", **algorithm},
         data={"train_batch_size": num_rows, "max_response_length": most},
         actor={"mini_batch_size": 512, "micro_batch_tokens": 16_384},
@@ -159,8 +156,9 @@ def test_nemo_rls_steps_within_a_factor_of_one_and_a_half(shape, split, ahead, t
     Source: github.com/NVIDIA-NeMo/RL, docs/about/performance-summary.md (v0.4: mean tokens of a
     rollout, cards, seconds), splits in examples/configs/recipes/llm/performance. Nothing is fitted.
     """
-    settings = by_rows(
-        2_048, 3_584, ahead=ahead, checkpointing=False, kl_mode="loss", kl_estimator="k3"
+    settings = by_rows(2_048, 3_584, ahead=ahead, kl_mode="loss", kl_estimator="k3")
+    settings = settings.model_copy(
+        update={"model": settings.model.model_copy(update={"gradient_checkpointing": False})}
     )
     response = tokens - 130
     lengths = Lengths(130, response, expected_longest(response, 2_048, 3_584))
