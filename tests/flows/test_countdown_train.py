@@ -19,6 +19,7 @@ from prefect.runtime import flow_run
 
 from flows import countdown_train as module
 from flows.countdown_train import countdown_train
+from flows.nightly import nightly
 from flows.runs.run_record import recorded
 from flows.settings.compose import PresetName
 from rl_core.checkpoints.store import save_checkpoint
@@ -31,11 +32,10 @@ from tasks import train
 from tasks.prefect_ui.attempts import settings_in_force
 
 
-def test_the_form_offers_the_presets_and_explains_both_parameters():
-    schema = countdown_train.parameters.model_dump()
+@pytest.mark.parametrize("form", [countdown_train, nightly], ids=lambda form: form.name)
+def test_a_form_offers_the_presets_and_explains_every_parameter(form):
+    schema = form.parameters.model_dump()
     assert schema["properties"]["preset"]["enum"] == list(get_args(PresetName))
-    assert schema["properties"]["preset"]["default"] == "quickstart"
-    assert schema["properties"]["overrides"]["default"] == []
     assert all(field["description"] for field in schema["properties"].values())
     assert schema["required"] == []
 

@@ -176,13 +176,6 @@ def test_a_night_that_starts_afresh_against_its_setting_warns_and_a_wrong_path_i
     assert warning.startswith(f"warning: it started {why}")
 
 
-def test_the_form_explains_every_parameter():
-    schema = nightly.parameters.model_dump()
-    assert all(field["description"] for field in schema["properties"].values())
-    assert schema["properties"]["start_from"]["enum"] == ["champion", "afresh"]
-    assert schema["required"] == []
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
 def test_a_secret_block_holds_the_webhooks_url():

@@ -4,16 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from rl_core.config.operations import StorageConfig, TrainerConfig
-from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from tests.support.fake_wandb import API_KEY, FakeWandb, closed_port
+from tests.support.runs import new_run
 
 
 def a_run(root: Path, run_id: str, *loggers: str) -> RunFolder:
-    trainer = TrainerConfig.model_validate({"logger": loggers})
-    config = RunConfig(run_id=run_id, storage=StorageConfig(root=root), trainer=trainer)
-    run = RunFolder.create(config)
+    run = new_run(root, run_id, trainer={"logger": loggers})
     for step in range(3):
         run.metrics.append(step, {"critic/score/mean": step / 100})
     return run

@@ -1,4 +1,3 @@
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -163,8 +162,8 @@ def test_fewer_problems_and_no_checkpoint(tmp_path, tiny_model_path, caplog):
     assert (before.num_problems, before.accuracy.value) == (2, 0.5)
     assert engines.loaded == []
     assert "r has no checkpoint: only the base model was evaluated" in caplog.text
-    record = json.loads((run.path / "run.json").read_text())
-    assert (record["accuracy_before"], record["accuracy_after"]) == (0.5, None)
+    record = run.read()
+    assert (record.accuracy_before, record.accuracy_after) == (0.5, None)
 
 
 def test_a_checkpoint_stays_from_when_it_is_chosen_until_its_rows_are_there(

@@ -18,6 +18,8 @@ from tests.tasks.report_page.test_browser import text_of
 from tests.tasks.test_evaluate import KnowingEngines, finished_run, settings, write_data
 
 OF_TWO = {"samples_per_problem": 2, "max_problems": 2}
+OWN = ["base.parquet", "step_000007.parquet"]
+"""Files of the run's own evaluation."""
 
 
 class Place:
@@ -61,7 +63,7 @@ def place(tmp_path: Path, tiny_model_path: Path) -> Place:
 def test_an_evaluation_of_fewer_problems_lies_beside_the_runs_own(place, cli):
     own = place.evaluated()
     before = {name: (place.run.path / "eval" / name).read_bytes() for name in place.files()}
-    assert sorted(before) == ["base.parquet", "step_000007.parquet"]
+    assert sorted(before) == OWN
     record = place.run.read()
     place.knows_the_checkpoint(evaluation=OF_TWO)
     command = ["evaluate", "checkpoint=r", "evaluation.max_problems=2"]
@@ -111,18 +113,13 @@ def test_other_settings_of_both_models_change_neither_record_nor_champion(place,
     assert "kept beside the run's own evaluation" in said
     assert place.run.read() == record
     assert list((place.root / "champions").glob("*.json")) == champions
-    assert place.files() == [
-        f"{other}/base.parquet",
-        f"{other}/step_000007.parquet",
-        "base.parquet",
-        "step_000007.parquet",
-    ]
+    assert place.files() == [*(f"{other}/{name}" for name in OWN), *OWN]
 
 
 def test_as_many_problems_as_there_are_is_the_same_evaluation(place):
     own = place.evaluated()
     assert place.evaluated(evaluation={"samples_per_problem": 2, "max_problems": 4}) == own
-    assert place.files() == ["base.parquet", "step_000007.parquet"]
+    assert place.files() == OWN
 
 
 def test_settings_that_a_run_goes_on_with_move_its_older_evaluation_aside(place):
@@ -130,12 +127,7 @@ def test_settings_that_a_run_goes_on_with_move_its_older_evaluation_aside(place)
     own = place.evaluated()
     finished_run(settings(place.root, evaluation=OF_TWO), place.model)
     new = place.evaluated(evaluation=OF_TWO)
-    assert place.files() == [
-        f"{own}/base.parquet",
-        f"{own}/step_000007.parquet",
-        "base.parquet",
-        "step_000007.parquet",
-    ]
+    assert place.files() == [*(f"{own}/{name}" for name in OWN), *OWN]
     assert [place.problems_in(name) for name in place.files()] == [4, 4, 2, 2]
     assert (place.run.path / "eval" / own / "base.html").exists()
     assert place.run.read().accuracy_before == 0.5

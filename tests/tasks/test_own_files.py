@@ -1,13 +1,8 @@
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from rl_core.config.run import RunConfig
-from rl_core.runs.run_folder import RunFolder
-from rl_core.training import train_model
 from tasks.generate import generate_dataset
 from tasks.validate import check_dataset
 from tests.support.own_data import SOLVABLE, tinyzero_row
@@ -53,17 +48,3 @@ def test_foreign_prompts_are_a_warning_in_words(tmp_path, caplog):
     (warning,) = caplog.messages
     assert "check countdown_prompt, of your own prompts: not true for 1 rows" in warning
     assert "Make 16 of 3, 5 and 8." in warning
-
-
-def test_too_few_rows_for_a_batch_are_said_before_anything_starts(tmp_path, tiny_model_path):
-    rows = [tinyzero_row(*problem, index) for index, problem in enumerate(SOLVABLE)]
-    config, data = prepared(tmp_path, rows)
-    with pytest.raises(ValueError, match=r"data\.train_batch_size=256 is above the 4 training"):
-        train_model(
-            config,
-            RunFolder.create(config),
-            data=data,
-            model_path=tiny_model_path,
-            on_step=lambda *_: None,
-            logger=logging.getLogger(__name__),
-        )

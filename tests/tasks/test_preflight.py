@@ -44,6 +44,10 @@ def test_all_is_well_on_this_machine(tmp_path):
     refuse_fatal(findings)
 
 
+def rewarded_by(function: str) -> dict[str, Any]:
+    return {"env": {"name": "countdown", "max_operands": 3, "reward": function}}
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"storage": {"root": "file/root"}}, r"storage\.root=file/root cannot be written"),
     ({"storage": {"root": ".", "min_free_gib": 1e9}}, r"storage\.min_free_gib=1000000000\.0"),
@@ -66,18 +70,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
             {"name": "gsm8k", "source": "toy", "prompt_template": "chat"},
         )
     ),
+    (rewarded_by("no_such_module:score"), "cannot be loaded"),
     (
-        {"env": {"name": "countdown", "max_operands": 3, "reward": "no_such_module:score"}},
-        "cannot be loaded",
-    ),
-    (
-        {
-            "env": {
-                "name": "countdown",
-                "max_operands": 3,
-                "reward": "tests.support.user_rewards:no_such",
-            }
-        },
+        rewarded_by("tests.support.user_rewards:no_such"),
         r"^env\.reward=tests\.support\.user_rewards:no_such cannot be loaded \(.*\)",
     ),
 ]
@@ -98,13 +93,7 @@ def test_what_would_stop_a_run_is_fatal_and_named(tmp_path, monkeypatch, changes
     [
         {"data": {"train_files": "nobody/nothing-of-this-name"}},  # the network is not asked
         {"env": {"name": "gsm8k", "source": "toy", "prompt_template": "think"}},
-        {
-            "env": {
-                "name": "countdown",
-                "max_operands": 3,
-                "reward": "tests.support.user_rewards:same_text",
-            }
-        },
+        rewarded_by("tests.support.user_rewards:same_text"),
     ],
     ids=str,
 )
@@ -163,17 +152,11 @@ def test_an_engine_that_is_not_installed_is_fatal(tmp_path, monkeypatch):
     refuses(small(tmp_path), r"rollout\.engine=vllm or Ray is not installed")
 
 
-def test_what_others_saw_is_said_before_the_start(tmp_path):
-    found = preflight(compose(["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]))
-    assert level(found, "outcome") == "warning"
-    instruct = preflight(compose(["preset=gsm8k-ppo-0.5b", f"storage.root={tmp_path}"]))
-    assert [finding for finding in instruct if finding.check == "outcome"] == []
-
-
-def test_fine_tuning_first_is_the_remedy_and_its_data_are_looked_up(tmp_path):
+def test_a_weak_model_is_warned_of_and_fine_tuning_first_is_the_remedy(tmp_path):
     weak = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
-    found = preflight(compose([*weak, "sft.data=traces"]))
-    assert [finding for finding in found if finding.check == "outcome"] == []
+    assert level(preflight(compose(weak)), "outcome") == "warning"
+    for better in (["preset=gsm8k-ppo-0.5b", weak[1]], [*weak, "sft.data=traces"]):
+        assert "outcome" not in [finding.check for finding in preflight(compose(better))]
     lost = preflight(compose([*weak, "sft.data=lost.jsonl"]))
     (fatal, *_) = [f for f in lost if f.check == "model" and f.level == "fatal"]
     assert "sft.data=lost.jsonl" in fatal.message
@@ -200,16 +183,11 @@ def test_a_stop_that_leaves_no_time_for_a_save_is_told(tmp_path, monkeypatch):
         assert ("takes about 28 s to write and SIGTERM leaves 15" in plan.remedy) == is_told
 
 
-def test_wandb_and_a_cluster_are_asked_only_where_the_settings_want_them(tmp_path):
-    assert "ray" not in [finding.check for finding in preflight(small(tmp_path))]
-    gone = small(tmp_path, resources=ResourcesConfig(ray_address="127.0.0.1:9"))
-    assert level(preflight(gone), "ray") == "fatal"
-
-
-def test_an_unreachable_wandb_is_a_warning(tmp_path, monkeypatch):
+def test_wandb_and_a_cluster_are_asked_only_where_the_settings_want_them(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    trainer = {"logger": ("wandb",), "wandb_mode": "online"}
-    found = preflight(small(tmp_path, trainer=trainer))
-    assert level(found, "wandb") == "warning"
-    offline = preflight(small(tmp_path, trainer={"logger": ("wandb",)}))
-    assert "wandb" not in [finding.check for finding in offline]
+    alone = preflight(small(tmp_path, trainer={"logger": ("wandb",)}))  # offline
+    assert not {"ray", "wandb"} & {finding.check for finding in alone}
+    online = {"logger": ("wandb",), "wandb_mode": "online"}
+    gone = small(tmp_path, trainer=online, resources=ResourcesConfig(ray_address="127.0.0.1:9"))
+    found = preflight(gone)
+    assert (level(found, "ray"), level(found, "wandb")) == ("fatal", "warning")

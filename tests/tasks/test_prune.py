@@ -1,21 +1,19 @@
 from pathlib import Path
 
-from rl_core.checkpoints.store import list_checkpoints, save_checkpoint
+from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.operations import CheckpointsConfig, StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from tasks.prune import LEFT_ALONE, prune_run, prune_runs
 from tasks.queries.run_tables import bytes_by_kind
+from tests.support.checkpoint_files import steps, writer
+from tests.support.runs import new_run
 
 
 def run_with_checkpoints(root: Path, accuracies: dict[int, float | None]) -> RunFolder:
     run = RunFolder(root / "runs" / "r")
-
-    def write(folder: Path) -> None:
-        (folder / "model.bin").write_bytes(b"x" * 1_000)
-
     for step, accuracy in accuracies.items():
-        save_checkpoint(run.path, step, write, accuracy)
+        save_checkpoint(run.path, step, writer(), accuracy)
     return run
 
 
@@ -29,7 +27,7 @@ def test_a_row_per_checkpoint_says_what_was_done_and_why(tmp_path, caplog):
     run = run_with_checkpoints(tmp_path, {10: 0.5, 20: 0.1, 30: None, 40: 0.2})
     config = settings(tmp_path, keep_last=1, quota_bytes=10_000)
     dry = prune_run(config, run, dry_run=True)
-    assert [c.step for c in list_checkpoints(run.path)] == [10, 20, 30, 40]
+    assert steps(run.path) == [10, 20, 30, 40]
     assert "1 of 4 checkpoints would be deleted" in caplog.text
     rows = prune_run(config, run)
     assert rows == dry
@@ -39,22 +37,13 @@ def test_a_row_per_checkpoint_says_what_was_done_and_why(tmp_path, caplog):
         ("step_000020", "deleted", "older than the newest 1 beside latest and best", 1_000, 0.1),
         ("step_000010", "kept", "best", 1_000, 0.5),
     ]
-    assert [c.step for c in list_checkpoints(run.path)] == [10, 30, 40]
+    assert steps(run.path) == [10, 30, 40]
     assert "1 of 4 checkpoints deleted, " in caplog.text
-
-
-def with_rollouts(run: RunFolder, steps: int) -> list[int]:
-    """Writes a table of nothing per step, and returns the files' sizes."""
-    sizes = []
-    for step in range(1, steps + 1):
-        file = run.rollouts.write(step, 0, [], {})
-        sizes.append(file.stat().st_size)
-    return sizes
 
 
 def test_the_oldest_rollout_files_are_deleted(tmp_path):
     run = run_with_checkpoints(tmp_path, {10: 0.5})
-    sizes = with_rollouts(run, 4)
+    sizes = [run.rollouts.write(step, 0, [], {}).stat().st_size for step in range(1, 5)]
     limits = StorageConfig(root=tmp_path, min_free_gib=0, rollout_quota_bytes=sum(sizes[1:]))
     rows = prune_run(RunConfig(storage=limits), run, dry_run=True)
     assert [(row["what"], row["decision"], row["bytes"]) for row in rows] == [
@@ -70,12 +59,10 @@ def test_the_oldest_rollout_files_are_deleted(tmp_path):
 
 def test_one_run_that_cannot_be_pruned_does_not_keep_the_others(tmp_path):
     config = settings(tmp_path, keep_last=0, quota_bytes=10_000)
-    going, over = (
-        RunFolder.create(config.model_copy(update={"run_id": name})) for name in ("going", "over")
-    )
+    going, over = (new_run(tmp_path, name) for name in ("going", "over"))
     for run in (going, over):
         for step in (1, 2, 3):
-            save_checkpoint(run.path, step, lambda folder: (folder / "w").touch(), 0.1)
+            save_checkpoint(run.path, step, writer(), 0.1)
     over.update(status="finished")
     runs = [("its settings are gone", RunFolder(tmp_path / "runs" / "odd")), (config, going)]
     rows = prune_runs([*runs, (config, over)], dry_run=False)
@@ -90,4 +77,4 @@ def test_one_run_that_cannot_be_pruned_does_not_keep_the_others(tmp_path):
         "its settings are gone",
         "in progress: it prunes itself",
     ]
-    assert [c.step for c in list_checkpoints(going.path)] == [1, 2, 3]
+    assert steps(going.path) == [1, 2, 3]

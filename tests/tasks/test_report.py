@@ -119,12 +119,9 @@ def test_a_run_that_is_still_going_is_reported_as_far_as_it_is(two_runs):
     assert "not evaluated yet" in text
     assert "wrong_value score 0.1 step 1" in text
     assert report.learning_curve_uri is not None
-
-
-def test_the_last_stage_of_a_run_calls_it_finished(two_runs):
-    report = make_report(two_runs / "runs" / "beta", is_last_stage=True)
-    assert text_of(report.page).startswith("beta finished")
-    assert report.markdown.startswith("# beta: finished")
+    last_stage = make_report(two_runs / "runs" / "beta", is_last_stage=True)
+    assert text_of(last_stage.page).startswith("beta finished")
+    assert last_stage.markdown.startswith("# beta: finished")
 
 
 def test_a_run_without_a_step_is_reported_too(tmp_path):

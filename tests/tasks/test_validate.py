@@ -14,7 +14,6 @@ import pytest
 
 from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import DatasetError, write_dataset
-from rl_core.envs import gsm8k
 from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.custom import CustomConfig
 from rl_core.envs.gsm8k import Gsm8kConfig
@@ -39,11 +38,10 @@ NUMBERS = RunConfig(env=NumberQuestionsConfig(), data=DataConfig(train_size=300,
 GSM8K_QUESTIONS = {"train": ["Nine twice?", "Rent?"], "test": ["Half?"]}
 
 
-def write_word_problems(folder: Path) -> dict[str, list[str]]:
+def write_word_problems(folder: Path) -> None:
     for split, questions in GSM8K_QUESTIONS.items():
         records = [{"question": q, "answer": f"So.\n#### {len(q)},000"} for q in questions]
         (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, records)))
-    return GSM8K_QUESTIONS
 
 
 def own_questions(folder: Path) -> DataConfig:
@@ -131,21 +129,11 @@ def test_a_function_may_judge_any_truth(sound, tmp_path):
         assert failing(config, sound["custom"], tmp_path, objects) == expected
 
 
-def with_target(values: Callable[[pa.Array], pa.Array]) -> Callable[[pa.Table], pa.Table]:
-    """A change of the target's type."""
-    return lambda table: table.set_column(1, "target", values(table["target"]))
-
-
-def as_floats(targets: pa.Array) -> pa.Array:
-    return targets.cast(pa.float64())  # 3.0 is an integer to a reader, but not to verl
-
-
-def a_nan(targets: pa.Array) -> pa.Array:
-    return pa.array([float("nan"), 3.5, *map(float, targets.to_pylist()[2:])])
-
-
-def float_numbers(table: pa.Table) -> pa.Table:
-    return table.set_column(0, "nums", table["nums"].cast(pa.list_(pa.float64())))
+def changed(column: str, values: Callable[[pa.Array], pa.Array]) -> Callable[[pa.Table], pa.Table]:
+    """A change of a column's values or type."""
+    return lambda table: table.set_column(
+        table.column_names.index(column), column, values(table[column])
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,11 +142,12 @@ def float_numbers(table: pa.Table) -> pa.Table:
         pytest.param(lambda table: table.drop_columns(["ability"]), id="missing"),
         pytest.param(lambda table: table.append_column("x", table["target"]), id="unexpected"),
         pytest.param(lambda table: table.select(table.column_names[::-1]), id="other order"),
-        pytest.param(with_target(as_floats), id="whole floats"),
-        pytest.param(with_target(a_nan), id="nan"),
-        pytest.param(with_target(lambda t: t.cast(pa.string())), id="text"),
-        pytest.param(with_target(lambda t: t.cast(pa.int32())), id="narrow"),
-        pytest.param(float_numbers, id="float numbers"),
+        # 3.0 is an integer to a reader, but not to verl.
+        pytest.param(changed("target", lambda t: t.cast(pa.float64())), id="whole floats"),
+        pytest.param(changed("target", lambda t: pa.array([float("nan")] * len(t))), id="nan"),
+        pytest.param(changed("target", lambda t: t.cast(pa.string())), id="text"),
+        pytest.param(changed("target", lambda t: t.cast(pa.int32())), id="narrow"),
+        pytest.param(changed("nums", lambda n: n.cast(pa.list_(pa.float64()))), id="float numbers"),
     ],
 )
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -258,22 +247,6 @@ def test_the_real_tokenizer_measures(tmp_path, tiny_model_path, template):
     assert len(validation.checks) == len(check_files(env)) + 2
 
 
-def test_word_problems_are_measured_one_by_one(tmp_path, tiny_model_path):
-    questions = write_word_problems(tmp_path)
-    env = Gsm8kConfig(source=str(tmp_path), prompt_template="think")
-    write_dataset(env, DataConfig(), tmp_path / "data")
-    lengths = [
-        len(gsm8k.render_messages("think", question)[0]["content"])
-        for question in (*questions["train"], *questions["test"])
-    ]
-    limit = sorted(lengths)[1]
-    config = RunConfig(env=env, data=DataConfig(max_prompt_length=limit))
-    with pytest.raises(ValidationFailed, match=r"1 of 3 prompts \(33\.3%\) are rejected") as caught:
-        validate_dataset(config, tmp_path / "data", tiny_model_path)
-    report = caught.value.validation.lengths
-    assert report.verdict.endswith(f"the smallest limit that keeps all is {max(lengths)}")
-
-
 def test_truncated_or_missing_files_are_data_set_errors(sound, tmp_path):
     failing(COUNTDOWN, sound["countdown"], tmp_path, None)
     path = tmp_path / "test.parquet"
@@ -323,10 +296,9 @@ def test_a_column_type_without_sql_names_the_file(sound, tmp_path):
 
 def test_other_writers_types_of_the_same_values_are_checked_too(sound, tmp_path):
     for split, table in sound["countdown"].items():
-        wide = table.set_column(
-            0, "nums", table["nums"].cast(pa.large_list(pa.int64()))
-        ).set_column(4, "ability", table["ability"].combine_chunks().dictionary_encode())
-        pq.write_table(wide, tmp_path / f"{split}.parquet")
+        wide = changed("nums", lambda nums: nums.cast(pa.large_list(pa.int64())))(table)
+        coded = changed("ability", lambda words: words.combine_chunks().dictionary_encode())(wide)
+        pq.write_table(coded, tmp_path / f"{split}.parquet")
     assert failed_checks(COUNTDOWN, tmp_path) == {}
 
 
@@ -342,7 +314,8 @@ def test_the_tables_are_shown_even_of_a_failure(sound, tmp_path, tiny_model_path
     checks, said = shown["validation"]
     assert [row["status"] for row in checks[-2:]] == ["failed", "failed"]
     assert {row["check"] for row in checks} >= {"countdown_unique", "index_gapless"}
-    assert said.startswith("2 of 18 checks failed: prompt_tokens_train, prompt_tokens_test.")
+    failed = "checks failed: prompt_tokens_train, prompt_tokens_test."
+    assert said.startswith(f"2 of {len(checks)} {failed}")
     assert "all 268 prompts are rejected" in shown["prompt-limits"][1]
 
 

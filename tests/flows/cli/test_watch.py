@@ -9,18 +9,17 @@ import pytest
 from rich.console import Console
 
 from flows.cli.watch import spark, view
-from rl_core.config.run import RunConfig
 from rl_core.runs.lock import owned
 from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import ROLLOUTS
+from tests.support.runs import new_run
 
 HOSTILE = "\x1b[2Jgone\n[bold]bold[/bold]"
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    settings = {"run_id": "one", "storage": {"root": tmp_path}, "trainer": {"total_steps": 20}}
-    run = RunFolder.create(RunConfig.model_validate(settings))
+    run = new_run(tmp_path, "one", trainer={"total_steps": 20})
     measured = {"critic/score/mean": 0.0, "timing_s/step": 60.0, "memory/peak_gib/gen": 1.25}
     for step in range(1, 11):
         run.metrics.append(step, measured)
@@ -78,6 +77,10 @@ def test_one_look_shows_progress_curves_memory_samples_and_what_is_wrong(cli, ru
     assert "attempt 2, continued after: out of memory in update_actor" in cli("watch", "one").out
     assert "\x1b[2J" not in said
     assert "[bold]bold[/bold]" in said  # a model's text is no markup
+    held = {"memory/host_gib/learner": 2.5, "memory/host_gib/trainer": 0.25}
+    run.metrics.append(11, held | {"memory/host_available_gib": 18.0})
+    said = " ".join(cli("watch", "one").out.split())
+    assert "memory held, GiB learner 2.50, trainer 0.25; 18.0 are left" in said
 
 
 def test_only_the_end_of_a_long_response_is_shown(run):
@@ -126,10 +129,3 @@ def test_a_run_that_has_only_begun_is_shown(cli, tmp_path):
     record = {"run_id": "new", "preset": "quickstart", "started_at": "2026-11-21T00:00:00"}
     (folder / "run.json").write_text(json.dumps(record))
     assert "step 0" in cli("watch").out
-
-
-def test_what_each_process_holds_and_what_is_left_is_shown(cli, run):
-    held = {"memory/host_gib/learner": 2.5, "memory/host_gib/trainer": 0.25}
-    run.metrics.append(11, held | {"memory/host_available_gib": 18.0})
-    said = " ".join(cli("watch", "one").out.split())
-    assert "memory held, GiB learner 2.50, trainer 0.25; 18.0 are left" in said

@@ -134,19 +134,16 @@ def test_memory_is_told_by_phase_for_the_last_steps():
     assert memory_timeline(rows[:1]) == {}
 
 
-def test_a_failure_is_told_in_run_json_and_a_new_start_forgets_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", "a-secret-of-many-letters")
+def test_a_failure_is_told_in_run_json_and_a_new_start_forgets_it(tmp_path):
     run = saved_run(tmp_path)
     for step in (1, 2):
         run.metrics.append(step, METRICS | {"memory/peak_gib/ref": 1.5 * step})
     with pytest.raises(RuntimeError), recorded(run):
-        raise RuntimeError("no answer to a-secret-of-many-letters")
+        raise RuntimeError("no answer")
     record = run.read()
     assert record.last_metrics == {"step": 2, **METRICS}
     assert record.memory_gib == {"step": (1, 2), "ref": (1.5, 3.0)}
-    text = (run.path / "run.json").read_text()
-    assert '"ref": [1.5, 3.0]' in text
-    assert "a-secret" not in text + (run.path / "log.txt").read_text()
+    assert '"ref": [1.5, 3.0]' in (run.path / "run.json").read_text()
     assert "what to do next: the end of" in (run.path / "log.txt").read_text()
     again = saved_run(tmp_path).read()
     assert (again.next_step, again.last_metrics, again.memory_gib) == (None, {}, {})

@@ -9,8 +9,6 @@ from flows.settings.compose import SettingsError, compose
     [
         [],
         ["storage.root=/a/b-c/d.e_f"],
-        ["storage.root=./outputs"],
-        ["storage.root=there"],
         ["storage.root='/a (b)'"],
         ["storage.root=/a b"],
         ["preset=tinyzero-3b", "storage.root=/a"],

@@ -34,14 +34,6 @@ def leave(config: RunConfig, run_id: str, error: BaseException | None) -> RunFol
     return run
 
 
-def test_a_run_that_ends_well_is_finished_with_its_stages_timed(tmp_path):
-    record = leave(settings(tmp_path), "a", None).read()
-    assert (record.status, record.reason) == ("finished", None)
-    assert record.finished_at is not None
-    assert record.timings_s.keys() == {"train"}
-    assert 0 <= record.timings_s["train"] < 5
-
-
 def test_what_a_stage_did_for_another_one_counts_there_alone(tmp_path, monkeypatch):
     run = RunFolder.create(settings(tmp_path, run_id="a"))
     clock = iter([10.0, 40.0, 50.0, 51.0])

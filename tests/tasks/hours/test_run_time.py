@@ -11,20 +11,19 @@ from tasks.hours import last_step_of, left_of, steps_in_words
 from tasks.importers.console_log import import_log
 from tasks.preflight_checks.hours import plan_steps
 from tasks.report import write_report
+from tests.support.runs import new_run
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    settings = {
-        "run_id": "one",
-        "storage": {"root": tmp_path},
-        "env": {"name": "countdown", "max_operands": 3},
-        "data": {"train_batch_size": 2},
-        "actor": {"mini_batch_size": 2},
-        "trainer": {"total_epochs": 2},
-        "budget": {"price_per_hour": 36.0},
-    }
-    run = RunFolder.create(RunConfig.model_validate(settings))
+    run = new_run(
+        tmp_path,
+        env={"name": "countdown", "max_operands": 3},
+        data={"train_batch_size": 2},
+        actor={"mini_batch_size": 2},
+        trainer={"total_epochs": 2},
+        budget={"price_per_hour": 36.0},
+    )
     pq.write_table(pa.table({"x": [0] * 21}), tmp_path / "train.parquet")
     run.update(data=str(tmp_path))
     return run
@@ -36,14 +35,8 @@ def step(run: RunFolder, *seconds: float) -> None:
         run.metrics.append(number, {"timing_s/step": taken})
 
 
-def test_the_last_step_is_that_of_the_data_set(run):
-    assert last_step_of(run) == 2 * 10
-    run.update(data="/gone")
-    assert last_step_of(run) is None
-
-
 def test_a_plan_counts_until_five_steps_are_measured(run):
-    assert (left_of(run), steps_in_words(run)) == (None, None)
+    assert (last_step_of(run), left_of(run), steps_in_words(run)) == (2 * 10, None, None)
     run.update(planned_step_s=Spread(5.0, 20.0, 100.0), planned_from="a roofline of T4")
     assert left_of(run) == "7 min (2 to 33 min), 4.00 EUR (1.00 to 20.0 EUR) left by estimate"
     assert steps_in_words(run) == "planned: 20 s (5 to 100) (a roofline of T4) per step"
@@ -71,6 +64,8 @@ def test_nothing_is_left_of_a_run_that_is_over(run, tmp_path):
     log.write_text("step:1 - timing_s/step:9.0\n")
     imported = import_log(log, root=tmp_path, run_id="imported")
     assert (last_step_of(imported), left_of(imported)) == (None, None)
+    run.update(data="/gone")
+    assert last_step_of(run) is None
 
 
 def test_a_retry_keeps_the_plan_that_training_began_with(run, tmp_path):

@@ -99,10 +99,7 @@ def test_a_card_of_which_only_the_memory_is_said_is_one_of_several(tmp_path):
     ],
 )
 def test_an_epoch_has_the_problems_of_its_env(tmp_path, changes, said, steps):
-    settings = RunConfig.model_validate(
-        {"storage": {"root": tmp_path}, "env": {"name": "countdown", "max_operands": 3}, **changes}
-    )
-    found = time_finding(settings)
+    found = time_finding(config(tmp_path, **changes))
     assert f"per epoch of {said} problems" in found.message
     assert estimated(found)["steps_in_epoch"] == steps
 

@@ -1,10 +1,12 @@
 import json
 import os
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.diagnosis import diagnose
 from tasks.importers.console_log import import_log, is_log, other_trainer, read_log
 from tasks.queries.sql import ask
@@ -39,16 +41,24 @@ def test_a_test_of_todays_verl_and_any_numpy_number_are_read():
     assert (row["val-aux/num_turns/max"], row["n"]) == (2.0, -3.0)
 
 
-def test_values_that_are_no_numbers_are_told_with_the_step_where_they_begin(tmp_path):
-    file = tmp_path / "nan.log"
-    file.write_text(
-        "".join(
-            f"step:{i} - actor/grad_norm:{'nan' if i > 6 else 0.2} - actor/pg_loss:"
-            f"{'-inf' if i > 7 else 0.1} - critic/score/mean:{0.0 if i > 7 else 0.3 + i / 100}\n"
-            for i in range(1, 13)
-        )
+@pytest.fixture
+def imported(tmp_path):
+    """The run that a log's lines become."""
+
+    def run(lines: Iterable[str]) -> RunFolder:
+        (file := tmp_path / "verl.log").write_text("".join(f"{line}\n" for line in lines))
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+        return import_log(file, root=tmp_path, run_id="imported")
+
+    return run
+
+
+def test_values_that_are_no_numbers_are_told_with_the_step_where_they_begin(imported):
+    run = imported(
+        f"step:{i} - actor/grad_norm:{'nan' if i > 6 else 0.2} - actor/pg_loss:"
+        f"{'-inf' if i > 7 else 0.1} - critic/score/mean:{0.0 if i > 7 else 0.3 + i / 100}"
+        for i in range(1, 13)
     )
-    run = import_log(file, root=tmp_path, run_id="nan")
     found = {one.rule: str(one) for one in diagnose(run.metrics.read())}
     assert "from step 7 on" in found["not_finite"]
     assert "(actor/grad_norm is nan or inf there)" in found["not_finite"]
@@ -56,10 +66,8 @@ def test_values_that_are_no_numbers_are_told_with_the_step_where_they_begin(tmp_
 
 
 @pytest.mark.parametrize("score", [-1.0, 1.0, 0.5])
-def test_a_score_that_never_changes_is_a_finding(tmp_path, score):
-    file = tmp_path / "same.log"
-    file.write_text("".join(f"step:{i} - critic/score/mean:{score}\n" for i in range(1, 13)))
-    run = import_log(file, root=tmp_path, run_id="same")
+def test_a_score_that_never_changes_is_a_finding(imported, score):
+    run = imported(f"step:{i} - critic/score/mean:{score}" for i in range(1, 13))
     (found,) = diagnose(run.metrics.read())
     assert found.rule == "reward_always_same"
     assert f"critic/score/mean is {score:g} in all 12 steps" in found.evidence
@@ -85,23 +93,18 @@ def test_any_text_is_read(text):
     assert is_log(text) == bool(read_log(text))
 
 
-def test_a_log_becomes_a_run_for_sql_report_and_diagnosis(tmp_path):
+def test_a_log_becomes_a_run_for_sql_report_and_diagnosis(imported, tmp_path):
     """The diary's 170 steps, as TinyZero printed such: no accuracy, only score and length."""
-    file = tmp_path / "verl_demo.log"
-    file.write_text(
-        "".join(
-            f"step:{i} - critic/score/mean:{0.036 + 0.083 * i / 170:.4f} - "
-            f"response_length/mean:{181 - 123 * i / 170:.1f} - actor/pg_clipfrac:0.000 - "
-            "timing_s/step:8.976\n"
-            for i in range(1, 171)
-        )
-    )
-    os.utime(file, (1_700_000_000, 1_700_000_000))
-    run = import_log(file, root=tmp_path, run_id="diary")
+    lines = [
+        f"step:{i} - critic/score/mean:{0.036 + 0.083 * i / 170:.4f} - response_length/mean:"
+        f"{181 - 123 * i / 170:.1f} - actor/pg_clipfrac:0.000 - timing_s/step:8.976"
+        for i in range(1, 171)
+    ]
+    run = imported(lines)
     record = json.loads((run.path / "run.json").read_text())
     assert (record["steps"], record["status"]) == (170, "finished")
     assert record["started_at"] == "2023-11-14T21:48:03.056+00:00"  # 169 steps before the end
-    curve = ask("learning_curve", root=tmp_path, run="diary")
+    curve = ask("learning_curve", root=tmp_path, run="imported")
     assert curve.height == 170
     assert curve["score"][-1] == pytest.approx(0.119)
     found = [one.rule for one in diagnose(run.metrics.read())]
@@ -110,12 +113,10 @@ def test_a_log_becomes_a_run_for_sql_report_and_diagnosis(tmp_path):
     assert "the model learns the answer tag, not the task" in page
 
     with pytest.raises(ValueError, match="exists already"):
-        import_log(file, root=tmp_path, run_id="diary")
+        imported(lines)
 
 
-def test_a_file_without_steps_is_refused(tmp_path):
-    file = tmp_path / "empty.log"
-    file.write_text("nothing happened\n")
+def test_a_file_without_steps_is_refused(imported, tmp_path):
     with pytest.raises(ValueError, match="holds no line like step:2"):
-        import_log(file, root=tmp_path, run_id="empty")
+        imported(["nothing happened"])
     assert not (tmp_path / "runs").exists()

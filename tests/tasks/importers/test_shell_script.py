@@ -80,11 +80,6 @@ def test_a_variable_that_nobody_sets_stays_and_is_named():
     assert script.unset == {"NAME": 2}
 
 
-@pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "'never closed", "if then fi (("])
-def test_what_is_no_script_is_no_error(text):
-    Script(text)
-
-
 def test_characters_that_crash_the_grammars_scanner_are_read():
     """tree-sitter-bash 0.25.1 reads beyond a table's end for `{` before a character of 4 bytes."""
     script = Script("echo {\U0002ed24 \U0001f600{é\nprintf 'ü b'\"é$A\" c\n", {"A": "ß"})

@@ -45,15 +45,11 @@ def warnings(result: Imported) -> str:
 )
 def test_rows_say_what_the_problems_are(tmp_path, source, prompt, truth, expected):
     file = parquet(tmp_path / "train.parquet", source, prompt, truth)
-    settings = imported(file, "data.train_batch_size=8", "trainer.total_epochs=2").settings
+    more = ("data.train_batch_size=8", "trainer.total_epochs=2", "critic.optim.warmup_style=cosine")
+    settings = imported(file, *more).settings
+    assert settings["trainer.total_steps"] == 10  # 40 rows, 5 batches, twice
     assert settings["data.train_files"] == [str(file)]
     assert (settings["env.name"], settings.get("env.prompt_template")) == expected
-
-
-def test_the_rows_of_a_file_that_is_here_count_the_steps(tmp_path):
-    file = parquet(tmp_path / "train.parquet", "openai/gsm8k", "What?", "18")
-    more = ("data.train_batch_size=8", "trainer.total_epochs=2", "critic.optim.warmup_style=cosine")
-    assert imported(file, *more).settings["trainer.total_steps"] == 10  # 40 rows, 5 batches, twice
 
 
 def test_what_is_here_of_several_files_is_kept(tmp_path):

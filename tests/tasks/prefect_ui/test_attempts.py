@@ -2,20 +2,14 @@ import logging
 
 import pytest
 
-from rl_core.config.operations import StorageConfig
-from rl_core.config.run import RunConfig
-from rl_core.runs.run_folder import RunFolder
 from tasks.prefect_ui.attempts import attempt_name, show_attempts
+from tests.support.runs import new_run
 
 
 @pytest.mark.parametrize(("seed", "changed"), [(0, "the same settings"), (9, "seed=9")])
 def test_a_later_start_is_named_by_what_is_other(tmp_path, caplog, seed, changed):
-    def run_with(seed: int) -> RunFolder:
-        storage = StorageConfig(root=tmp_path)
-        return RunFolder.create(RunConfig(run_id="mine", seed=seed, storage=storage))
-
-    assert attempt_name({"run": run_with(0)}) == "train"
-    run = run_with(seed)
+    assert attempt_name({"run": new_run(tmp_path, seed=0)}) == "train"
+    run = new_run(tmp_path, seed=seed)
     assert attempt_name({"run": run}) == f"train attempt 2, continued: {changed}, from step 0"
     show_attempts(run, logging.getLogger("attempts"))
     # A thread of an earlier test may warn of its server meanwhile.

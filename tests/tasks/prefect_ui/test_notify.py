@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.prefect_ui import notify as module
-from tasks.prefect_ui.notify import Listeners, notify, warn_of_mistakes, webhook_url
+from tasks.prefect_ui.notify import Listeners, notify, warn_of_mistakes
 from tests.support.listeners import SECRET, hook, rude_hook
 
 MESSAGE = {"event": "promoted", "run_id": "r", "accuracy_after": 0.5, "report": None}
@@ -95,14 +95,6 @@ def test_no_word_of_a_url_is_logged_whatever_is_wrong_with_it(said, url):
     assert SECRET not in repr(Listeners(url))
 
 
-def test_a_variable_holds_the_url(monkeypatch):
-    with hook() as server:
-        monkeypatch.setenv("NIGHT_HOOK", server.url)
-        assert webhook_url("NIGHT_HOOK") == server.url
-        tell("NIGHT_HOOK")
-    assert server.told == [MESSAGE]
-
-
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -136,9 +128,8 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path, monkeypatch)
 
 
 def test_no_such_command_is_said_beforehand(said):
-    listeners = Listeners(command=("/no/such/program", "x"))
-    warn_of_mistakes(listeners, _logger)
-    notify(listeners, MESSAGE, _logger)
+    warn_of_mistakes(Listeners(command=("/no/such/program", "x")), _logger)
+    tell(None, "/no/such/program", "x")
     beforehand, afterwards = said.records
     assert "will not be told: there is no such program" in beforehand.message
     assert "FileNotFoundError" in afterwards.message

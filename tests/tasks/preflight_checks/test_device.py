@@ -12,7 +12,6 @@ from tasks.preflight_checks.device import (
     has_kernels,
     judge_device,
     quantization_findings,
-    read_device,
 )
 
 GIB = 2**30
@@ -114,11 +113,6 @@ def test_weights_of_4_bits_are_not_rounded_twice(tmp_path):
     (lost,) = quantization_findings(rounding)
     assert "would round away what it has learned" in lost.message
     assert list(quantization_findings(RunConfig.model_validate({"model": model}))) == []
-
-
-def test_torch_is_asked_in_a_process_of_its_own():
-    said = read_device()
-    assert said.torch.startswith("2.")
 
 
 @pytest.mark.parametrize(

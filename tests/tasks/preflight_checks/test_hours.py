@@ -61,11 +61,8 @@ def test_ranks_add_up_their_cards():
 
 
 def test_sft_is_told_beside_training_with_its_price(tmp_path):
-    shown = [
-        "preset=countdown-0.5b-sft-24gb",
-        "resources.card=RTX 4090",
-        f"storage.root={tmp_path}",
-    ]
+    shown = ["preset=countdown-0.5b-sft-24gb", "resources.card=RTX 4090"]
+    shown += [f"storage.root={tmp_path}"]
     (found,) = time_findings(compose([*shown, "sft.steps=40", "budget.price_per_hour=2"]))
     before, _, after = found.message.partition("; SFT of 40 steps before it: ")
     assert "steps of training" in before

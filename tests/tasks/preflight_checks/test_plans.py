@@ -7,10 +7,8 @@ import torch
 import transformers
 import yaml
 
-from flows.settings.compose import PresetName, SettingsError, compose
-from rl_core.config.operations import StorageConfig
+from flows.settings.compose import PresetName, compose
 from rl_core.config.run import ModelConfig, RunConfig
-from rl_core.envs.countdown import CountdownConfig
 from rl_core.resources.known_shapes import known_config, known_shape
 from rl_core.resources.memory_plan import ModelShape, memory_plan
 from rl_core.tracking.diagnosis import FULL_CARD
@@ -18,11 +16,7 @@ from tasks.preflight import preflight
 from tasks.preflight_checks.finding import Finding
 from tasks.preflight_checks.plans import machine_findings, memory_findings
 from tests.support.model_shapes import QWEN_05B
-
-
-def small(root: Path, **changes: object) -> RunConfig:
-    env = CountdownConfig(min_operands=3, max_operands=3)
-    return RunConfig.model_validate({"env": env, "storage": StorageConfig(root=root), **changes})
+from tests.tasks.test_preflight import small
 
 
 def memory(config: RunConfig) -> Finding:
@@ -138,11 +132,6 @@ def test_a_card_of_its_own_holds_learner_or_engine(tmp_path):
     assert apart.level == "ok"
     assert f"{0.9 * 24 + 2 * 494_032_768 / 2**30 + 0.5:.1f} GiB on a card of 24" in apart.message
     assert shared.level == "ok"
-
-
-def test_a_card_that_nobody_knows_is_refused(tmp_path):
-    with pytest.raises(SettingsError, match=r"resources\.card=H1000 .* did you mean 'H100'"):
-        compose([f"storage.root={tmp_path}", "resources.card=H1000"])
 
 
 @pytest.mark.parametrize(

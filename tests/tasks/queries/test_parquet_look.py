@@ -41,12 +41,6 @@ def test_lengths_of_conversations_count_all_their_messages(file):
     assert list(characters.values()) == ["characters", 3, 3, 5.3, 3, 10, 10, 10]
 
 
-def test_lengths_count_tokens_where_there_is_a_tokenizer(file):
-    found = text_lengths(file, "answer", lambda texts: [7 * len(text) for text in texts])
-    assert [row["unit"] for row in found] == ["characters", "tokens"]
-    assert (found[1]["min"], found[1]["max"]) == (0, 7)
-
-
 @pytest.mark.parametrize(
     ("column", "words"),
     [

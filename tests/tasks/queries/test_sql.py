@@ -23,6 +23,7 @@ from rl_core.schema import EVALUATION, ROLLOUTS
 from rl_core.types import Completion, Problem, Rollout, ScoredText
 from tasks.queries import saved_questions, sql
 from tasks.queries.render import render
+from tests.support.checkpoint_files import writer
 from tests.support.runs import new_run
 
 ANSWERS = yaml.safe_load((Path(__file__).parent / "answers.yaml").read_text())
@@ -215,13 +216,23 @@ def test_files_of_older_versions_and_odd_folders_answer(tmp_path):
     assert (old["epoch"], old["rollouts"], old["tokens_per_correct"]) == (None, 1, 3.0)
 
 
+def rollout(verdict: str, index: int, value: str | None = None) -> Rollout:
+    return Rollout(
+        problem=Problem(index, "countdown", (), {"target": 35, "numbers": [3, 14, 7]}, 1),
+        group_id=index,
+        sample_index=0,
+        prompt_text="p",
+        prompt_ids=(1, 2),
+        completion=Completion(np.array([3, 4]), np.array([-0.5, -0.25], np.float32), "stop"),
+        response_text="r",
+        scored=ScoredText(float(verdict == "correct"), verdict, None, value),
+    )
+
+
 def test_how_far_off_wrong_answers_are_can_be_asked(tmp_path):
     log = new_run(tmp_path, "alpha").rollouts
-    problem = Problem(5, "countdown", (), {"target": 35, "numbers": [3, 14, 7]}, 1)
     for step, value in enumerate(("77/2", "29", None, "9" * 400), start=1):
-        completion = Completion(np.arange(1), np.zeros(1, np.float32), "stop")
-        scored = ScoredText(0.1, "wrong_value", "x", value)
-        log.write(step, 0, [Rollout(problem, 0, 0, "?", (1,), completion, "x", scored)], {})
+        log.write(step, 0, [rollout("wrong_value", 0, value)], {})
     asked = (
         "select least(abs(value - target) // 5 * 5, 100) as off, count(*) from rollouts "
         "where verdict = 'wrong_value' and value is not null group by off order by off"
@@ -248,23 +259,6 @@ def test_a_saved_question_writes_nothing_and_opens_no_other_file(
     assert [path.name for path in tmp_path.iterdir()] == ["secret.parquet"]
 
 
-def rollout(verdict: str, index: int) -> Rollout:
-    return Rollout(
-        problem=Problem(index, "countdown", (), {"target": 6, "numbers": [1, 2, 3]}, 1),
-        group_id=index,
-        sample_index=0,
-        prompt_text="p",
-        prompt_ids=(1, 2),
-        completion=Completion(np.array([3, 4]), np.array([-0.5, -0.25], np.float32), "stop"),
-        response_text="r",
-        scored=ScoredText(float(verdict == "correct"), verdict, None),
-    )
-
-
-def write_weights(folder: Path) -> None:
-    (folder / "weights").write_bytes(b"12345")
-
-
 def test_reads_what_a_run_really_writes_while_it_writes(tmp_path):
     run = new_run(tmp_path, "live")
     metrics = run.path / "metrics.jsonl"
@@ -282,7 +276,7 @@ def test_reads_what_a_run_really_writes_while_it_writes(tmp_path):
         solved = sql.ask("solved_and_lost", root=tmp_path).select("prompt_index", "times_solved")
         assert solved.rows() == [(0, step), (1, 0)]
         run.metrics.cut_after(step)
-    save_checkpoint(run.path, 2, write_weights, 0.5)
+    save_checkpoint(run.path, 2, writer(), 0.5)
     found = sql.run_query(
         "select step, accuracy, is_best, is_latest from checkpoints", root=tmp_path
     )

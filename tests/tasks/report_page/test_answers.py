@@ -14,6 +14,7 @@ from rl_core.types import Problem
 from tasks.evaluate import Evaluated
 from tasks.report_page.page import write_page
 from tasks.report_page.samples import Answers, as_markdown, as_table, choose_answers
+from tests.rl_core.evaluation.test_summary import row
 from tests.tasks.conftest import HOSTILE
 from tests.tasks.report_page.test_browser import text_of
 
@@ -26,21 +27,14 @@ def asked(num_problems: int) -> list[Problem]:
     return [Problem(i, "countdown", (), truth, 1) for i in range(num_problems)]
 
 
-def row(i: int, verdict: str, response: str, answer: str | None) -> dict[str, Any]:
-    problem = {"prompt_index": i, "data_source": "countdown", "prompt": f"prompt {i}"}
-    problem |= {"num_solutions": 1, "num_operands": 3, "ground_truth": "{}"}
-    verdicts = dict.fromkeys(("verdict", "verdict_strict", "verdict_lenient"), verdict)
-    said = {"response": response, "answer": answer, "score": 0.0, "response_tokens": 7 + i}
-    return {"mode": "greedy"} | problem | verdicts | said
-
-
 def rows(*, answer: str | None = None) -> list[dict[str, Any]]:
     """A row per verdict; with `answer`, all are that text and nothing else."""
     made = []
     for i, verdict in enumerate(VERDICTS):
         own = answer or (None if verdict == "no_answer" else f"{i} + {i}")
         response = f"first\nthen <answer>{own}</answer>" if own else "first\nthen nothing"
-        made.append(row(i, verdict, response, own))
+        shown = {"prompt": f"prompt {i}", "response": response, "answer": own}
+        made.append(row(i, verdict) | shown | {"response_tokens": 7 + i})
     of = {"run_id": "r", "model": "step_000025", "step": 25, "evaluation": "7-problems-x"}
     return label_rows(made, **of, num_problems=7)
 

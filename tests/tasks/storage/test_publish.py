@@ -88,8 +88,6 @@ def test_a_data_set_is_made_once_for_all_machines(s3_port, cli, tmp_path):
     [
         ("s3://nobody/x", {}, "there is no such bucket: make it, or name another"),
         ("s3://bucket/x", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "AWS_ENDPOINT_URL"),
-        ("ftp://bucket", {}, "must be s3://BUCKET/PREFIX, gs:// or az://"),
-        ("s3://key:word@bucket", {}, "without credentials: these come from the environment"),
     ],
 )
 def test_a_store_that_cannot_be_used_is_refused_in_a_line(
@@ -101,4 +99,3 @@ def test_a_store_that_cannot_be_used_is_refused_in_a_line(
     error = cli("generate", code=2, root=url).err
     assert said in error
     assert error.count("\n") == 1
-    assert "word" not in error

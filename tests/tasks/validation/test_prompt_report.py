@@ -48,9 +48,3 @@ def test_a_share_is_nought_only_if_it_is():
     assert "1 of 10,000 prompts (<0.1%)" in few.verdict
     most = report([100] + [200] * 9_999, 150)
     assert "9,999 of 10,000 prompts (>99.9%)" in most.verdict
-
-
-def test_lines_show_limits_and_verdict():
-    lines = list(report(QWEN, 128).lines())
-    assert lines[-1].startswith("all 40 prompts are rejected")
-    assert "        128        40    100.0%  data.max_prompt_length" in lines
