@@ -93,11 +93,6 @@ def how_many_exist(env: CountdownConfig) -> int:
     return int(str(caught.value).split("only ")[1].split()[0])
 
 
-def within_five_deviations(chi_square: float, cells: int) -> bool:
-    """A chi-square has mean `cells` and variance `2 * cells`: chance fails one in 100,000."""
-    return abs(chi_square - cells) < 5 * sqrt(2 * cells)
-
-
 def test_every_puzzle_is_equally_likely_where_all_are_known() -> None:
     """How often a puzzle comes in 200 draws of a fifth of all is binomial, for each alike."""
     env = CountdownConfig(max_operands=3, max_number=6, max_target=30)
@@ -109,7 +104,8 @@ def test_every_puzzle_is_equally_likely_where_all_are_known() -> None:
     everything = keys(generate_puzzles(env, size=total, seed=0))
     squares = sum((seen[key] - rounds * share) ** 2 for key in everything)
     assert len(everything) == total
-    assert within_five_deviations(squares / (rounds * share * (1 - share)), total)
+    # A chi-square has mean `total` and variance `2 * total`: chance fails one in 100,000.
+    assert abs(squares / (rounds * share * (1 - share)) - total) < 5 * sqrt(2 * total)
 
 
 def counts(column: Ints) -> Ints:

@@ -35,18 +35,11 @@ SHAPES = [
 
 def as_split(rows: list[Row]) -> pa.Table:
     """The columns that are looked at."""
-    texts, nums, targets = zip(*rows, strict=True)
-    extra = [{"index": i, "solution": text, "num_solutions": 1} for i, text in enumerate(texts)]
-    kind = pa.struct(
-        [("index", pa.int64()), ("solution", pa.string()), ("num_solutions", pa.int64())]
-    )
-    return pa.table(
-        {
-            "nums": pa.array(nums, pa.list_(pa.int64())),
-            "target": pa.array(targets, pa.int64()),
-            "extra_info": pa.array(extra, kind),
-        }
-    )
+    made = [
+        {"nums": nums, "target": target, "extra_info": {"index": i, "solution": text}}
+        for i, (text, nums, target) in enumerate(rows)
+    ]
+    return pa.Table.from_pylist(made, schema=COUNTDOWN_DATASET)
 
 
 def judged(rows: list[Row]) -> list[bool]:

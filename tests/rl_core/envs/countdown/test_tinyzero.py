@@ -1,9 +1,10 @@
 """The reward beside TinyZero's published rules (benchmarks/peers/tinyzero.py), `last_line` mode."""
 
-import importlib.util
 import re
+import runpy
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,16 +19,7 @@ TABLES = yaml.safe_load(Path(__file__).with_name("tinyzero.yaml").read_text())
 PEER = Path(__file__).parents[4] / "benchmarks" / "peers" / "tinyzero.py"
 
 
-def load_peer() -> Any:
-    spec = importlib.util.spec_from_file_location("tinyzero", PEER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-peer = load_peer()
+peer: Any = SimpleNamespace(**runpy.run_path(str(PEER)))
 
 
 def tinyzero_score(response: str, numbers: list[int], target: int) -> float:
