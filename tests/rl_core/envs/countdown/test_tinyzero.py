@@ -93,9 +93,7 @@ answers = st.one_of(
     expressions,
     expressions.map(lambda text: text[1:-1] if text.startswith("(") else text),
     expressions.map(lambda text: f"{text} = 24"),
-    st.sampled_from(
-        ["", "x + 1", "(1 + 2", "1 + ", "2 3", "I do not know", "5(3)", "1,000", "7 x 8"]
-    ),
+    st.sampled_from(["x + 1", "(1 + 2", "1 + ", "2 3", "I do not know", "5(3)", "1,000", "7 x 8"]),
 )
 frames = st.sampled_from(
     [
@@ -119,8 +117,6 @@ def test_equal_on_ordinary_completions(answer: str, frame: str, off: int, drops:
     value = peer.evaluate(answer)
     target = (0 if value is None else round(value)) + off
     response = frame.format(f"<answer> {answer} </answer>")
-    if not answer and "{}" in frame:
-        return  # a blank answer is one of the differences
     given_numbers = numbers[1:] if drops else numbers
     ours = score_response(response, given_numbers, target, answer_from="last_line")
     theirs = tinyzero_score(response, given_numbers, target)

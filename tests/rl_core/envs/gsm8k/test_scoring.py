@@ -80,11 +80,8 @@ def test_prompts_hold_the_question_and_ask_for_the_hashes() -> None:
     question = "A {strange} question: 2 + 2?"
     (chat,) = render_messages("chat", question)
     (think,) = render_messages("think", question)
-    assert chat == {
-        "role": "user",
-        "content": question
-        + ' Let\'s think step by step and output the final answer after "####".',
-    }
+    words = 'Let\'s think step by step and output the final answer after "####".'
+    assert chat == {"role": "user", "content": f"{question} {words}"}
     assert f"\nUser: {question} Show your work in <think> </think> tags." in think["content"]
     assert think["content"].endswith("\nAssistant: Let me solve this step by step.\n<think>")
 
@@ -131,6 +128,7 @@ def test_any_text_has_a_score(response: str, mode: Any) -> None:
 
 
 DIGITS = tuple("0123456789")
+PIECES = ["####", " ", "1", "12", "345", ",678", ".", "5", "-", "$", "\n", "x)"]
 
 
 def is_word(character: str) -> bool:
@@ -190,12 +188,7 @@ def last_number(text: str, mode: str) -> str | None:
 @given(
     st.one_of(
         st.text(alphabet="0123,.$-# \n+", max_size=24),
-        st.lists(
-            st.sampled_from(
-                ["####", " ", "1", "12", "345", ",678", ".", "5", "-", "$", "\n", "x)"]
-            ),
-            max_size=12,
-        ).map("".join),
+        st.lists(st.sampled_from(PIECES), max_size=12).map("".join),
     )
 )
 def test_the_last_number_is_the_one_that_a_slow_reader_finds(text: str) -> None:
