@@ -6,15 +6,17 @@ import torch
 from rl_core.errors import OutOfMemory, Stalled, WorkerDied, out_of_memory_as
 
 
-def test_errors_survive_pickling_with_their_fields():
-    error = pickle.loads(pickle.dumps(OutOfMemory("update", "2 GiB")))
-    assert (type(error), error.phase, error.detail) == (OutOfMemory, "update", "2 GiB")
-    assert str(error) == "out of memory in update: 2 GiB"
-    died = pickle.loads(pickle.dumps(WorkerDied("engine_1", "killed")))
-    assert (type(died), died.worker, str(died)) == (WorkerDied, "engine_1", "engine_1 died: killed")
-    stalled = pickle.loads(pickle.dumps(Stalled("gen", "no progress")))
-    assert (type(stalled), stalled.phase) == (Stalled, "gen")
-    assert str(stalled) == "stalled in gen: no progress"
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OutOfMemory("update", "2 GiB"), "out of memory in update: 2 GiB"),
+        (WorkerDied("engine_1", "killed"), "engine_1 died: killed"),
+        (Stalled("gen", "no progress"), "stalled in gen: no progress"),
+    ],
+)
+def test_errors_survive_pickling_with_their_fields(error, said):
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), vars(again), str(again)) == (type(error), vars(error), said)
 
 
 def fail(error: Exception) -> None:
@@ -72,8 +74,7 @@ def test_the_innermost_phase_is_kept():
     assert caught.value.phase == "update"
 
 
-@pytest.mark.parametrize("error", [ValueError("lr=abc"), RuntimeError("shape mismatch"), KeyError])
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, KeyError])
 def test_other_errors_pass_as_they_are(error):
-    kind = error if isinstance(error, type) else type(error)
-    with pytest.raises(kind), out_of_memory_as("update"):
-        raise error
+    with pytest.raises(error, match="shape mismatch"), out_of_memory_as("update"):
+        raise error("shape mismatch")

@@ -31,13 +31,9 @@ def test_the_evaluation_finds_what_the_engines_of_training_answered(
 ):
     data = write_data(tmp_path / "data")
     fresh = settings(tmp_path / "fresh")
-    expected = evaluate_with(
-        KnowingEngines(tiny_model_path),
-        fresh,
-        finished_run(fresh, tiny_model_path),
-        data,
-        tiny_model_path,
-    )
+    run = finished_run(fresh, tiny_model_path)
+    knowing = KnowingEngines(tiny_model_path)
+    expected = evaluate_with(knowing, fresh, run, data, tiny_model_path)
 
     config = settings(tmp_path / "out")
     run = finished_run(config, tiny_model_path)
@@ -82,8 +78,6 @@ def test_a_stop_that_is_asked_for_is_passed_on(tmp_path, tiny_model_path):
             raise KeyboardInterrupt
 
     config = settings(tmp_path / "out")
-    run = finished_run(config, tiny_model_path)
+    run, data = finished_run(config, tiny_model_path), write_data(tmp_path / "data")
     with pytest.raises(KeyboardInterrupt):
-        ask_trained(
-            config, run, write_data(tmp_path / "data"), tiny_model_path, Stopped(tiny_model_path)
-        )
+        ask_trained(config, run, data, tiny_model_path, Stopped(tiny_model_path))

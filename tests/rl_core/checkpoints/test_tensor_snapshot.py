@@ -51,8 +51,7 @@ def test_where_memory_is_short_a_copy_is_the_tensors_themselves():
 
 
 def test_the_next_copy_lies_in_the_same_memory():
-    memory = SnapshotMemory(MicroBatchThreads(1))
-    originals = tensors()
+    memory, originals = SnapshotMemory(MicroBatchThreads(1)), tensors()
     before = {name: copy.data_ptr() for name, copy in memory.copy(originals).items()}
     originals["step"] += 1
     originals["large"] *= 2
@@ -81,8 +80,7 @@ def taken_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
 
 
 def test_reserved_memory_is_what_the_copies_use(monkeypatch):
-    memory = SnapshotMemory(MicroBatchThreads(1))
-    originals = tensors()
+    memory, originals = SnapshotMemory(MicroBatchThreads(1)), tensors()
     with taken_memory(monkeypatch) as reserved:
         memory.reserve(originals)
     with taken_memory(monkeypatch) as more:

@@ -120,8 +120,7 @@ def test_a_resumed_curriculum_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -
 
 
 def test_a_checkpoint_of_other_problems_is_refused_with_both_numbers(tmp_path: Path) -> None:
-    chooser = curriculum()
-    chooser.save(tmp_path)
+    curriculum().save(tmp_path)
     with pytest.raises(ValueError, match="on 5 problems of 3 kinds, and the data set has 4 pro"):
         curriculum(CLASSES[:4], checkpoint=tmp_path)
 

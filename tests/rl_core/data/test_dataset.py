@@ -38,15 +38,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data" / "small"
 
 
-def test_columns_are_those_of_the_specification(folder: Path) -> None:
-    schema = pq.read_schema(folder / "train.parquet")
-    assert schema.names == [
-        *["nums", "target", "data_source", "prompt", "ability", "reward_model", "extra_info"]
-    ]
-    assert schema.remove_metadata().equals(COUNTDOWN_DATASET)
-    assert pq.read_table(folder / "test.parquet").num_rows == 20
-
-
 def test_every_row_has_what_verl_and_tinyzero_take(folder: Path) -> None:
     """verl's dataset takes the conversation and the index, its reward manager the rest."""
     for split in ("train", "test"):
@@ -58,6 +49,7 @@ def test_every_row_has_what_verl_and_tinyzero_take(folder: Path) -> None:
             assert set(row["reward_model"]["ground_truth"]) == {"target", "numbers"}
             assert row["extra_info"]["split"] == split
     ours = pq.read_schema(folder / "train.parquet")
+    assert ours.remove_metadata().equals(COUNTDOWN_DATASET)
     assert set(ours.names) == set(TINYZERO.names)
     for name in ("nums", "target", "data_source", "ability"):
         assert ours.field(name).type.equals(TINYZERO.field(name).type), name
@@ -90,11 +82,7 @@ def test_rows_are_the_same_on_every_machine(folder: Path) -> None:
     [
         (
             CountdownConfig(
-                min_operands=2,
-                max_number=6,
-                min_target=1,
-                max_target=300,
-                prompt_template="chat",
+                min_operands=2, max_number=6, min_target=1, max_target=300, prompt_template="chat"
             ),
             DataConfig(train_size=4_000, test_size=100, seed=5),
             "6c5aa3ec12b29a8479167836a6138d5d1b2cd4e03e87c9fb639a649dc1ef9133",
@@ -227,13 +215,6 @@ def test_a_folder_with_something_else_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-def test_too_many_rows_are_refused_with_the_number_that_exist(tmp_path: Path) -> None:
-    data = DataConfig(train_size=20_000, test_size=512)
-    with pytest.raises(ValueError, match="only 12166 exist"):
-        write_dataset(ENV, data, tmp_path / "data")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_problems_carry_what_the_loop_needs(folder: Path) -> None:
     problems = read_problems(folder / "train.parquet")
     rows = pq.read_table(folder / "train.parquet").to_pylist()
@@ -257,8 +238,6 @@ def test_tinyzero_files_are_read(tmp_path: Path) -> None:
 
 
 def test_files_of_another_kind_are_refused_in_words(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"none\.parquet is missing"):
-        read_problems(tmp_path / "none.parquet")
     pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
     with pytest.raises(DatasetError, match="no column 'data_source'"):
         read_problems(tmp_path / "a.parquet")
@@ -273,17 +252,12 @@ def test_content_hash_ignores_chunks_and_sees_every_value() -> None:
         {"a": [1, 2], "b": {"c": "x", "d": None}},
         {"a": [], "b": {"c": "yz", "d": 4}},
     ]
-    schema = pa.schema(
-        [
-            ("a", pa.list_(pa.int64())),
-            ("b", pa.struct([("c", pa.string()), ("d", pa.int64())])),
-        ]
-    )
+    text_and_number = pa.struct([("c", pa.string()), ("d", pa.int64())])
+    schema = pa.schema([("a", pa.list_(pa.int64())), ("b", text_and_number)])
 
     def digest(*parts: list[dict[str, Any]]) -> str:
-        return content_hash(
-            pa.concat_tables([pa.Table.from_pylist(part, schema=schema) for part in parts])
-        )
+        tables = [pa.Table.from_pylist(part, schema=schema) for part in parts]
+        return content_hash(pa.concat_tables(tables))
 
     assert digest(rows) == digest(rows[:1], rows[1:])
     changes: list[list[dict[str, Any]]] = [

@@ -7,13 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rl_core.config.run import DataConfig
-from rl_core.data.dataset import (
-    dataset_name,
-    is_ready,
-    read_problems,
-    read_solved,
-    write_dataset,
-)
+from rl_core.data.dataset import dataset_name, is_ready, read_problems, read_solved, write_dataset
 from rl_core.data.readers import find_source
 from rl_core.envs.gsm8k import Gsm8kConfig, extract_truth
 from tests.support.own_data import put_in_cache, write_rows
@@ -26,9 +20,8 @@ GSM8K_ROWS = {
 
 def write_source(folder: Path, kind: str) -> Gsm8kConfig:
     for name, records in files_of("main", ("train", "test")).items():
-        if kind == "jsonl":
-            name = f"{name[len('main/') :].partition('-')[0]}.jsonl"
-        write_rows(folder / name, records)
+        split = Path(name).name.partition("-")[0]
+        write_rows(folder / (f"{split}.jsonl" if kind == "jsonl" else name), records)
     return Gsm8kConfig(source=str(folder))
 
 

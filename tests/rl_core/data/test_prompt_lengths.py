@@ -12,11 +12,7 @@ from rl_core.data.prompt_lengths import Messages, measure_all, measure_by_parts
 from rl_core.data.prompts import count_tokens, encode_prompt
 from rl_core.envs.countdown import Template, render_messages
 from rl_core.sft.train import train_tokenizer
-
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
+from tests.rl_core.data.test_prompts import CHAT
 
 
 def rows_of(template: Template, num_rows: int = 400) -> pl.DataFrame:
@@ -38,11 +34,8 @@ def rows_of(template: Template, num_rows: int = 400) -> pl.DataFrame:
 def merging() -> PreTrainedTokenizerFast:
     """Byte-level BPE in which "5, 7" is one token: no prompt that holds it is a sum of parts."""
     merges = [("5", ","), ("5,", "Ġ"), ("5,Ġ", "7")]
-    tokens = [
-        "<|end|>",
-        *sorted(pre_tokenizers.ByteLevel.alphabet()),
-        *("".join(m) for m in merges),
-    ]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = ["<|end|>", *alphabet, *("".join(merge) for merge in merges)]
     backend = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -107,7 +100,6 @@ def test_every_number_and_target_is_compared_once() -> None:
 
     sums = measure_by_parts(rows, partial(render_messages, "base"), count, sample_rows=0)
     assert sums is not None
-    own = set(seen) & {p[0]["content"] for p in rows["prompt"].to_list()}
-    compared = rows.filter(pl.Series([p[0]["content"] in own for p in rows["prompt"].to_list()]))
+    compared = rows.filter(pl.Series([p[0]["content"] in seen for p in rows["prompt"]]))
     assert set(compared["nums"].explode()) == set(rows["nums"].explode())
     assert set(compared["target"]) == set(rows["target"])

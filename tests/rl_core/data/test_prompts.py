@@ -111,12 +111,11 @@ def test_a_model_that_is_not_there_is_one_line(path: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_a_model_is_told_so(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_or_a_tokenizer_is_told_so(
+    tiny_model_path: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=r"without config\.json"):
         resolve_model(str(tmp_path))
-
-
-def test_a_folder_without_a_tokenizer_is_told_so(tiny_model_path: Path, tmp_path: Path) -> None:
     shutil.copy(tiny_model_path / "config.json", tmp_path)
     with pytest.raises(ValueError, match="no tokenizer"):
         load_tokenizer(str(tmp_path))

@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.config.run import RunConfig
-from rl_core.data.sampling import (
-    Place,
-    ProblemOrder,
-    epoch_order,
-    read_place,
-    steps_per_epoch,
-    total_steps,
-)
+from rl_core.data.sampling import Place, ProblemOrder, epoch_order, read_place, total_steps
 
 
 def chosen(*, seed: int, step: int, num_problems: int, batch_size: int) -> list[int]:
@@ -56,9 +49,7 @@ def test_any_stops_and_batch_sizes_ask_each_problem_once_per_epoch(num_problems,
             for step in range(step + 1, step + num_steps + 1):  # noqa: B020
                 epoch = order.before(step).epoch
                 asked.setdefault(epoch, []).extend(order.choose(step))
-                left_by.setdefault(
-                    epoch - 1, batch_size
-                )  # the first step of an epoch ends the other
+                left_by.setdefault(epoch - 1, batch_size)  # its first step ends the one before
             order.hold(step)
             checkpoint = Path(folder) / "trainer"
             if num_steps:
@@ -129,4 +120,4 @@ def test_total_steps_is_the_smaller_of_epochs_and_steps():
 
 def test_too_few_problems_are_refused_with_both_numbers():
     with pytest.raises(ValueError, match="train_batch_size=8 is above the 7 training problems"):
-        steps_per_epoch(7, 8)
+        ProblemOrder(Place(seed=0, num_problems=7), 8)

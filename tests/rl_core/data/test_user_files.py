@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -22,6 +21,7 @@ from tests.support.own_data import (
     UNSOLVABLE,
     put_in_cache,
     tinyzero_row,
+    write_rows,
     write_tinyzero,
 )
 from tests.support.solving import solve
@@ -36,9 +36,8 @@ def plain(problems: Sequence[tuple[list[int], int]]) -> list[Row]:
     return [{"nums": numbers, "target": target} for numbers, target in problems]
 
 
-def write_lines(file: Path, rows: Sequence[Row]) -> str:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
+def write_lines(file: Path, rows: list[Row]) -> str:
+    return str(write_rows(file, rows))
 
 
 def made(
@@ -68,20 +67,14 @@ def facts(folder: Path) -> Row:
         {"reward_model": {"ground_truth": '{"numbers": [3, 14, 7], "target": 35}'}},
     ],
 )
-@pytest.mark.parametrize("ending", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_countdown_rows_are_read_as_people_have_them(tmp_path: Path, row: Row, ending: str) -> None:
     other = {"nums": [1, 2], "target": 3}
     rows = [other | {name: None for name in row if name not in other} | row] * 2
     rows = [{k: v for k, v in one.items() if k in row} for one in rows]
-    file = tmp_path / f"a.{ending}"
-    if ending == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), file)
-    else:
-        write_lines(file, rows) if ending == "jsonl" else file.write_text(
-            json.dumps(rows, indent=4)
-        )
+    file = write_lines(tmp_path / f"a.{ending}", rows)
     more = write_lines(tmp_path / "more.jsonl", plain([([1, 2], 3)]))
-    data = DataConfig(train_files=(str(file),), test_files=(more,))
+    data = DataConfig(train_files=(file,), test_files=(more,))
     (read,) = made(ENV, data, tmp_path / "out")["train"]
     assert (read["nums"], read["target"]) == ([3, 14, 7], 35)
 
@@ -114,11 +107,8 @@ def test_numbers_and_targets_become_whole_rows(tmp_path: Path) -> None:
             assert (extra["solution"], extra["num_solutions"]) == solve(numbers, target)
             answer = f"<answer>{extra['solution']}</answer>"
             assert score_response(answer, numbers, target).verdict == "correct"
-        assert (
-            pq.read_schema(tmp_path / "out" / f"{split}.parquet")
-            .remove_metadata()
-            .equals(COUNTDOWN_DATASET)
-        )
+        schema = pq.read_schema(tmp_path / "out" / f"{split}.parquet")
+        assert schema.remove_metadata().equals(COUNTDOWN_DATASET)
     read_verified(tmp_path / "out" / "train.parquet")
 
 
@@ -231,15 +221,12 @@ def test_rows_that_cannot_be_used_name_file_row_value_and_limit(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
-def test_a_file_without_rows_is_refused(tmp_path: Path, name: str) -> None:
-    file = tmp_path / name
-    if name == "a.jsonl":
-        file.touch()
-    else:
-        pq.write_table(TINYZERO.empty_table(), file)
-    with pytest.raises(ValueError, match=rf"{name}: holds no rows"):
-        made(ENV, DataConfig(train_files=(str(file),)), tmp_path / "out")
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").touch()
+    pq.write_table(TINYZERO.empty_table(), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        with pytest.raises(ValueError, match=rf"{name}: holds no rows"):
+            made(ENV, DataConfig(train_files=(str(tmp_path / name),)), tmp_path / "out")
 
 
 def test_the_name_follows_the_content_of_the_files(tmp_path: Path) -> None:
@@ -299,16 +286,12 @@ def verl_gsm8k(row: int) -> Row:
     }
 
 
-def without_extra(row: int) -> Row:
-    return {k: v for k, v in verl_gsm8k(row).items() if k in ("prompt", "reward_model")}
-
-
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param(lambda i: dict(zip(("question", "answer"), GSM8K_PAIRS[i], strict=True))),
-        pytest.param(verl_gsm8k),
-        pytest.param(without_extra),
+        lambda i: dict(zip(("question", "answer"), GSM8K_PAIRS[i], strict=True)),
+        verl_gsm8k,
+        lambda i: {k: v for k, v in verl_gsm8k(i).items() if k in ("prompt", "reward_model")},
     ],
     ids=["plain", "verl", "verl without extra_info"],
 )
@@ -316,45 +299,24 @@ def without_extra(row: int) -> Row:
 def test_gsm8k_rows_of_every_shape(
     tmp_path: Path, kind: str, shape: Callable[[int], Row], caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows = [shape(0), shape(1), shape(2), shape(0)]
-    file = tmp_path / f"a.{kind}"
-    if kind == "jsonl":
-        write_lines(file, rows)
-    else:
-        pq.write_table(pa.Table.from_pylist(rows), file)
-    data = DataConfig(train_files=(str(file),), test_size=2)
+    file = write_lines(tmp_path / f"a.{kind}", [shape(0), shape(1), shape(2), shape(0)])
+    data = DataConfig(train_files=(file,), test_size=2)
     out = made(Gsm8kConfig(source="not/asked"), data, tmp_path / "out")
     assert [row["reward_model"]["ground_truth"] for row in out["train"]] == ["1800"], "test wins"
     assert [row["reward_model"]["ground_truth"] for row in out["test"]] == [".5", "18"]
     assert [row["prompt"] for row in out["test"]] == [verl_gsm8k(i)["prompt"] for i in (2, 0)]
     assert out["train"][0]["extra_info"]["solution"].endswith("00")
-    assert (
-        pq.read_schema(tmp_path / "out" / "test.parquet")
-        .remove_metadata()
-        .equals(Gsm8kConfig.arrow_schema())
-    )
+    schema = pq.read_schema(tmp_path / "out" / "test.parquet")
+    assert schema.remove_metadata().equals(Gsm8kConfig.arrow_schema())
     assert read_problems(tmp_path / "out" / "test.parquet")[1].ground_truth == "18"
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_hub_data_sets_become_rows_by_their_names(hub_cache: Path, tmp_path: Path) -> None:
-    name = "Jiayi-Pan/Countdown-Tasks-3to4"
-    put_in_cache(hub_cache, name, {"data/train-00000-of-00001.parquet": plain(SOLVABLE)})
-    rows = made(ENV, DataConfig(train_files=(name,), test_size=2), tmp_path / "countdown")
-    assert [row["target"] for row in rows["train"] + rows["test"]] == [
-        target for _, target in SOLVABLE
-    ]
-    assert name.replace("/", "--") in facts(tmp_path / "countdown")["files"]["train"][0]["file"]
-
+def test_gsm8k_of_the_hub_may_be_named_as_files(hub_cache: Path, tmp_path: Path) -> None:
     pairs = [{"question": question, "answer": answer} for question, answer in GSM8K_PAIRS]
-    put_in_cache(
-        hub_cache,
-        "openai/gsm8k",
-        {
-            "main/train-00000-of-00001.parquet": pairs[:2],
-            "main/test-00000-of-00001.parquet": pairs[2:],
-        },
-    )
+    files = {"train": pairs[:2], "test": pairs[2:]}
+    cached = {f"main/{split}-00000-of-00001.parquet": rows for split, rows in files.items()}
+    put_in_cache(hub_cache, "openai/gsm8k", cached)
     both = DataConfig(train_files=("openai/gsm8k",), test_files=("openai/gsm8k",))
     by_source = made(Gsm8kConfig(), DataConfig(), tmp_path / "source")
     assert made(Gsm8kConfig(), both, tmp_path / "files") == by_source

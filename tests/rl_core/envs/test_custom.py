@@ -75,11 +75,8 @@ def test_a_conversation_wants_chat_tags() -> None:
         CustomConfig(prompt_template="base").read_row(row)
 
 
-TRUTHS = ["Paris", "42", "", 42, 1.5, True, {"city": "Paris", "also": [1, None]}, ["a", ["b"]]]
-
-
 def test_truths_of_any_shape_come_back_as_they_were(tmp_path: Path) -> None:
-    truths = [truth for truth in TRUTHS if truth != ""]
+    truths = ["Paris", "42", 42, 1.5, True, {"city": "Paris", "also": [1, None]}, ["a", ["b"]]]
     rows = [{"prompt": f"Question {i}?", "answer": truth} for i, truth in enumerate(truths)]
     rows += [{"prompt": "Question  0?", "answer": "again"}]
     rows += [{"prompt": "Last?", "answer": "last", "data_source": "mine/last"}]
@@ -126,29 +123,19 @@ def test_a_problem_is_shown_without_the_words_of_its_template(template: str) -> 
         assert env.show_problem(problem) == "Capital of 日本? (the answer is 東京)"
 
 
-def test_a_function_gets_the_truth_as_it_was() -> None:
-    env = CustomConfig(reward="tests.support.user_rewards:is_capital")
-    problem = Problem(0, "custom", (), {"city": "Paris", "also": ["Paname"]}, 0)
-    with start_rewards(env) as rewards:
-        for said, verdict in (("Paris", "correct"), ("Paname", "correct"), ("Rome", "incorrect")):
-            assert rewards.submit(said, problem).result().verdict == verdict
-
-
-def test_a_function_gets_the_rows_own_extra_info(tmp_path: Path) -> None:
+def test_a_function_gets_the_rows_own_truth_and_extra_info(tmp_path: Path) -> None:
     """As of verl: the same function reads the same fields, whatever shape they have."""
     rows = [
-        {"prompt": f"Question {i}?", "answer": "x", "extra_info": {"index": 70 + i, "also": ["é"]}}
+        {"prompt": f"Question {i}?", "answer": ["x"], "extra_info": {"index": 70 + i, "also": "é"}}
         for i in range(2)
     ]
-    rows.insert(0, {"prompt": "Without?", "answer": "x"})
+    rows.insert(0, {"prompt": "Without?", "answer": {"city": "Paris"}})
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
     env = CustomConfig(reward="tests.support.user_rewards:as_mapping")
     data = DataConfig(train_files=(str(tmp_path / "mine.jsonl"),), test_size=1)
     write_dataset(env, data, tmp_path / "made")
     without, own = read_problems(tmp_path / "made" / "train.parquet")
     with start_rewards(env) as rewards:
-        asked = [rewards.submit("right", problem).result().answer for problem in (without, own)]
-    assert asked[0] is not None
-    assert "'extra_info': {'index': 0, 'num_solutions': 0}" in asked[0]
-    assert asked[1] is not None
-    assert "'extra_info': {'index': 70, 'num_solutions': 0, 'also': ['é']}" in asked[1]
+        asked = [str(rewards.submit("", problem).result().answer) for problem in (without, own)]
+    assert "{'city': 'Paris'}, 'extra_info': {'index': 0, 'num_solutions': 0}" in asked[0]
+    assert "['x'], 'extra_info': {'index': 70, 'num_solutions': 0, 'also': 'é'}" in asked[1]

@@ -98,22 +98,15 @@ class Half(TextEnv):
         return self.scored(response, right=True)
 
 
-def test_a_class_that_lacks_a_method_is_refused_by_its_name() -> None:
-    with pytest.raises(ValueError, match="Half has no method `problems`"):
-        find_env(f"{__name__}:Half")
-
-
 class OwnRows(Half):
     """Has no problems but the user's."""
 
     makes_problems = False
 
 
-def test_a_class_for_rows_of_a_users_needs_no_problems() -> None:
+def test_a_class_needs_problems_or_says_that_they_are_the_users() -> None:
+    with pytest.raises(ValueError, match="Half has no method `problems`"):
+        find_env(f"{__name__}:Half")
     assert find_env(f"{__name__}:OwnRows") is OwnRows
-
-
-def test_it_takes_no_rows_of_a_users(tmp_path: Path) -> None:
-    made(Sums(), tmp_path, 8, 2)
     with pytest.raises(ValueError, match="makes its own problems: env=custom takes rows of yours"):
         Sums().read_row({"question": "?"})

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from rl_core.checkpoints.champion import (
-    Champion,
     Contender,
     all_champions,
     champion_file,
@@ -227,9 +226,8 @@ def test_two_runs_that_end_at_once_become_champion_one_after_the_other(tmp_path)
         process.join(60)
         assert process.exitcode == 0
     (champion,) = all_champions(tmp_path)
-    assert isinstance(champion, Champion)
-    reigned = [reign.run_id for reign in (*champion.history, champion.current)]
-    assert sorted(reigned) == [f"run{i}" for i in range(1, 9)]
-    for before, after in itertools.pairwise((*champion.history, champion.current)):
+    reigned = [*champion.history, champion.current]
+    assert sorted(reign.run_id for reign in reigned) == [f"run{i}" for i in range(1, 9)]
+    for before, after in itertools.pairwise(reigned):
         assert before.name in after.reason
-    assert "its base model" in (*champion.history, champion.current)[0].reason
+    assert "its base model" in reigned[0].reason

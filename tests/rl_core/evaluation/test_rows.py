@@ -37,9 +37,8 @@ class DiceEngine:
         self.asked.append((sampling.temperature, sampling.max_tokens, len(requests)))
         completions = []
         for request in requests:
-            dice = np.random.default_rng(request.seed)
-            rolled = int(dice.integers(2**40)) if sampling.temperature else 0
-            ids = np.array([request.prompt_ids[0], rolled])
+            rolled = np.random.default_rng(request.seed).integers(2**40)
+            ids = np.array([request.prompt_ids[0], rolled if sampling.temperature else 0])
             completions.append(Completion(ids, np.zeros(2, dtype=np.float32), "stop"))
         return completions
 

@@ -60,12 +60,9 @@ def test_a_summary_by_hand():
     assert (summary.format_share.low, summary.format_share.high) == wilson_interval(3, 6)
     assert summary.response_tokens.value == pytest.approx(25.0)
     assert summary.response_tokens.low < 25 < summary.response_tokens.high
-    assert {k: round(e.value, 6) for k, e in summary.pass_at_k.items()} == {
-        1: (1 + 0.25) / 2,
-        2: (1 + 0.5) / 2,
-        3: (1 + 0.75) / 2,
-        4: 1.0,
-    }
+    shares = {k: estimate.value for k, estimate in summary.pass_at_k.items()}
+    by_hand = {1: (1 + 0.25) / 2, 2: (1 + 0.5) / 2, 3: (1 + 0.75) / 2, 4: 1.0}
+    assert shares == pytest.approx(by_hand)
     assert (summary.pass_at_k[1].low, summary.pass_at_k[1].high) == (0.25, 1.0)
     # Of problem 2 one votes for the right value and two for 7: 0. Of problem 1 all do: 1.
     assert {k: e.value for k, e in summary.majority_at_k.items()} == {4: 0.5}
@@ -102,16 +99,11 @@ def test_tasks_of_a_mixture_are_told_apart():
 
 
 def test_k_stops_at_the_samples_that_every_problem_has():
-    rows = [row(1, "correct")]
-    rows += [row(1, "correct", "sampled"), row(2, "correct", "sampled")]
-    rows += [row(2, "correct", "sampled")]
+    rows = [row(1, "correct"), *(row(index, "correct", "sampled") for index in (1, 2, 2))]
     assert list(summarise(rows).pass_at_k) == [1]
     assert dict(summarise(rows[:1]).pass_at_k) == {}
-
-
-def test_nothing_is_no_summary():
-    with pytest.raises(ValueError, match="no greedy row among 1 evaluation rows"):
-        summarise([row(1, "correct", "sampled")])
+    with pytest.raises(ValueError, match="no greedy row among 3 evaluation rows"):
+        summarise(rows[1:])
 
 
 def solved(*outcomes: bool) -> list[dict[str, Any]]:

@@ -171,14 +171,13 @@ def test_whatever_a_function_does_costs_its_own_response_alone(caplog):
 def test_a_number_of_any_kind_is_a_score(returned, score):
     assert checked(returned) == {"score": score}
     assert checked({"score": returned}) == {"score": score}
-    with pytest.raises(TypeError, match="returned ndarray, not a number"):
-        checked(np.array([score]))
 
 
 @pytest.mark.parametrize(
     ("returned", "why"),
     [
         (float("nan"), "returned nan, which is no score"),
+        (np.array([1.0]), "returned ndarray, not a number"),
         ("1.0", "returned str, not a number or a mapping with a number 'score'"),
         ({}, "returned NoneType, not a number or a mapping with a number 'score'"),
     ],
@@ -189,14 +188,10 @@ def test_what_is_no_score(returned, why):
 
 
 def test_reasons_in_words(caplog):
-    reasons = {
-        "segfault": "its process died: killed by SIGSEGV",
-        "loop": "no answer within 0.5 s",
-        "hog": "MemoryError:",
-    }
     with start_rewards(env("misbehave", reward_timeout_s=0.5)) as rewards:
-        scores(rewards, *reasons)
-    for record, reason in zip(caplog.records, reasons.values(), strict=True):
+        scores(rewards, "segfault", "loop", "hog")
+    reasons = ("its process died: killed by SIGSEGV", "no answer within 0.5 s", "MemoryError:")
+    for record, reason in zip(caplog.records, reasons, strict=True):
         assert reason in record.getMessage()
 
 
@@ -226,25 +221,15 @@ def test_a_function_that_can_never_score_is_refused_in_one_line(name, why):
     assert name.partition(":")[0] not in {*sys.modules} - {HERE}
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
+def test_a_function_is_tried_before_the_start():
+    for name, why in (
         ("of_another_truth", "it says TypeError: string indices must be integers"),
         ("awaits_inside", "it says TypeError: returned coroutine, not a number"),
-    ],
-)
-def test_a_function_is_tried_before_the_start(name, why):
-    assert refusal(env(name)) is None
-    message = refusal(env(name), [PROBLEM, PROBLEM])
-    assert why in message
+    ):
+        assert refusal(env(name)) is None
+        assert why in refusal(env(name), [PROBLEM, PROBLEM])
     assert refusal(env("same_text"), [PROBLEM, PROBLEM]) is None
-
-
-def test_a_function_that_can_be_loaded_is_not_refused():
-    assert refusal(env("same_text")) is None
     assert refusal(CountdownConfig()) is None
-    with pytest.raises(ValueError, match="String should match pattern"):
-        CountdownConfig(reward="module.function")
 
 
 def test_leaving_in_the_middle_waits_for_nobody():
@@ -276,9 +261,7 @@ def test_a_killed_trainer_leaves_no_reward_process(tmp_path):
     wait_for(lambda: not [p for p in psutil.process_iter() if p.pid == pid and lives(p)])
 
 
-def test_nothing_is_imported_into_the_trainer():
-    with start_rewards(env("same_text")) as rewards:
-        scores(rewards, "42")
+def test_a_reward_process_starts_without_heavy_libraries():
     code = "import sys, rl_core.rewards.reward_worker; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "pydantic", "ray"} & set(done.stdout.split())

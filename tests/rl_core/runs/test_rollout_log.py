@@ -22,8 +22,7 @@ def written(folder: Path, make_rollout: MakeRollout, steps: range, rows: int = 2
 
 
 def table(log: RolloutLog) -> pa.Table:
-    files = step_files(log.folder)
-    return pa.concat_tables([pq.read_table(file.path) for file in files])
+    return pa.concat_tables([pq.read_table(file.path) for file in step_files(log.folder)])
 
 
 def names(log: RolloutLog) -> list[str]:
@@ -81,11 +80,9 @@ def test_rollouts_go_on_when_there_is_room_again(small_disk, make_rollout, caplo
     for pages in range(12):  # full at every block of the file
         leave_free(small_disk, pages * 4096)
         outcomes.append(log.write(2, 0, rollouts, {}) is not None)
-        expected = singles(1, 2 if outcomes[-1] else 1)
-        assert names(log) == expected
+        assert names(log) == singles(1, 2 if outcomes[-1] else 1)
         (log.folder / "step_000002.parquet").unlink(missing_ok=True)
-    assert outcomes[0] is False
     assert "the rollouts of step 2 could not be written" in caplog.text
-    assert outcomes[-1] is True
+    assert (outcomes[0], outcomes[-1]) == (False, True)
     assert outcomes == sorted(outcomes)
     survived("ENOSPC", "any block of a rollout file", rows_lost=before - table(log).num_rows)

@@ -26,10 +26,7 @@ def config_in(root: Path, **changes: Any) -> RunConfig:
 
 
 def rollout(
-    group_id: int,
-    sample_index: int,
-    logprobs: list[float],
-    policy_version: int = 0,
+    group_id: int, sample_index: int, logprobs: list[float], policy_version: int = 0
 ) -> Rollout:
     return Rollout(
         problem=Problem(40 + group_id, "countdown", (), {"target": 3, "numbers": [1, 2]}, 2),
@@ -53,19 +50,10 @@ def test_a_new_run_has_a_record_and_its_settings(tmp_path):
     assert made_with["torch"] == version("torch")
     assert datetime.fromisoformat(started_at).utcoffset() == timedelta(0)
     first = {"started_at": started_at, "reason": "started"}
-    assert record == {
+    assert {name: value for name, value in record.items() if value} == {
         "run_id": "my-run",
         "preset": "quickstart",
         "status": "running",
-        "steps": 0,
-        **dict.fromkeys(["accuracy_before", "accuracy_after", "champion", "reason", "next_step"]),
-        **dict.fromkeys(["finished_at", "model", "data", "planned_step_s", "planned_from"]),
-        **dict.fromkeys(["flow_run_id", "night", "started_from"]),
-        "last_metrics": {},
-        "memory_gib": {},
-        "host_peak_gib": {},
-        "timings_s": {},
-        "own_settings": {},
         "attempts": [first | {"from_step": 0, "changes": {}, "asked": ""}],
     }
     settings = yaml.safe_load((run.path / "config.yaml").read_text())
@@ -77,8 +65,9 @@ def test_a_new_run_has_a_record_and_its_settings(tmp_path):
     ("status", "reason", "why"),
     [
         (
-            *("interrupted", "stopped by SIGTERM; the same command, or run_id=r, resumes"),
-            "continued after: stopped by SIGTERM",
+            "interrupted",
+            "SIGTERM; the same command resumes",
+            "continued after: SIGTERM",
         ),
         ("failed", "ValueError: no such file", "continued after: ValueError: no such file"),
         ("finished", None, "continued"),
@@ -107,13 +96,6 @@ def test_settings_that_a_run_was_continued_with_do_not_hide_those_before(tmp_pat
     assert asked == ["", "", "seed=9", "", "seed=3"]
 
 
-def test_damaged_settings_name_no_change(tmp_path):
-    run = RunFolder.create(config_in(tmp_path))
-    (run.path / "config.yaml").write_text("seed: [")
-    RunFolder.create(config_in(tmp_path, seed=9))
-    assert run.read().attempts[-1].asked == ""
-
-
 def test_what_a_person_changed_is_told_as_one_would_type_it(tmp_path):
     run = RunFolder.create(config_in(tmp_path))
     named = config_in(tmp_path, model=ModelConfig(path="a/b", gradient_checkpointing=True))
@@ -123,6 +105,9 @@ def test_what_a_person_changed_is_told_as_one_would_type_it(tmp_path):
         "model.path=a/b model.gradient_checkpointing=true",
         "model.path=null model.gradient_checkpointing=false",
     ]
+    (run.path / "config.yaml").write_text("seed: [")
+    RunFolder.create(named)
+    assert run.read().attempts[-1].asked == "", "damaged settings name no change"
 
 
 def test_updates_are_checked_and_timings_add_up(tmp_path):
@@ -158,13 +143,10 @@ def test_credentials_in_settings_and_reasons_stay_out_of_the_files(tmp_path, mon
     assert run.read().reason == "login *** refused"
 
 
-def test_a_root_that_cannot_be_written_is_one_line_with_a_remedy(tmp_path):
+def test_a_root_that_cannot_be_written_and_a_folder_without_a_record_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"storage\.root=\S+ cannot be written \(Not a directory"):
         RunFolder.create(config_in(tmp_path / "file"))
-
-
-def test_a_folder_without_a_record_is_no_run(tmp_path):
     with pytest.raises(ValueError, match=r"run\.json cannot be read"):
         RunFolder(tmp_path).read()
 
@@ -185,7 +167,6 @@ def test_a_metrics_line_per_step_as_json_with_null_for_what_is_no_number(tmp_pat
     assert first == {"step": 0, "epoch": 0, "val/accuracy": 0.25}
     del second["time"]
     assert second == {"step": 1, "epoch": 2, "a": None, "b": None, "c": 0.5}
-    assert list(second)[:2] == ["step", "epoch"]
     assert log.path.stat().st_mode & 0o777 == 0o644
 
 

@@ -5,20 +5,15 @@ from pathlib import Path
 import pytest
 
 from rl_core.checkpoints.champion import Contender, champion_file, read_champion
-from rl_core.config.operations import StorageConfig
 from rl_core.evaluation.promotion import Promotion
 from rl_core.storage import champions
 from rl_core.storage.champions import bring_champion, promote_published
 from rl_core.storage.mirror import mirrored
 from rl_core.storage.object_store import StoreError
 from tests.rl_core.evaluation.test_promotion import PROBLEMS, challenge, contender
-from tests.support import s3
+from tests.rl_core.storage.test_mirror import storage
 
 ENV = "countdown"
-
-
-def storage(root: Path) -> StorageConfig:
-    return StorageConfig(root=root, url=s3.URL)
 
 
 def trained(root: Path, run_id: str, fill: bytes) -> Contender:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import threading
@@ -73,10 +74,10 @@ def upload(store: ObjectStore, root: Path) -> Upload:
     return Upload(store, Spool(root, store.url), "r")
 
 
-def visit(root: Path, run_id: str) -> None:
-    """What a start of a run sends and brings, and nothing else."""
+def visit(root: Path, run_id: str = "r") -> Path:
+    """What a start of a run sends and brings, and nothing else; returns the run's folder."""
     with mirrored(storage(root), run_id, timing=QUICK):
-        pass
+        return RunFolder.under(root, run_id).path
 
 
 def a_run(root: Path) -> RunFolder:
@@ -91,12 +92,10 @@ def test_another_machine_gets_the_run_byte_for_byte(store, roots):
         wait_for(lambda: "checkpoints/step_000002/checkpoint.json" in keys(store))
         save(run, 3)
     left = content(run.path)
-    with mirrored(storage(there), "r", timing=QUICK):
-        came = RunFolder.under(there, "r")
-        assert content(came.path) == left
-        newest = latest(came.path)
-        assert newest.step == 3
-        assert (checkpoints_folder(came.path) / "latest").readlink() == Path("step_000003")
+    came = visit(there)
+    assert content(came) == left
+    assert latest(came).step == 3
+    assert (checkpoints_folder(came) / "latest").readlink() == Path("step_000003")
 
 
 def test_what_is_deleted_or_replaced_here_is_so_there(store, roots):
@@ -150,23 +149,22 @@ def test_a_folder_that_was_removed_by_hand_is_brought_back_not_lost(store, roots
     shutil.rmtree(run.path)
     visit(roots[0], "another")
     assert keys(store) == before
-    with mirrored(storage(roots[0]), "r", timing=QUICK):
-        assert set(files_of(run.path)) == before
+    assert set(files_of(visit(roots[0]))) == before
 
 
 class Recorder(ObjectStore):
     """The real store, which notes what is asked of it, and may die at the n-th request."""
 
-    def watch(self, dies_at: int | None = None) -> Recorder:
+    def watch(self, dies_at: float = math.inf) -> Recorder:
         object.__setattr__(self, "done", [])
         object.__setattr__(self, "dies_at", dies_at)
         return self
 
     done: list[str]
-    dies_at: int | None
+    dies_at: float
 
     def _note(self, what: str) -> None:
-        if self.dies_at is not None and len(self.done) >= self.dies_at:
+        if len(self.done) >= self.dies_at:
             raise StoreError("dead")
         self.done.append(what)
 
@@ -249,8 +247,7 @@ def test_no_fault_of_the_store_loses_anything_or_stops_the_writer(proxy, roots):
     assert set(proxy.harmed) == set(faults)
     store = ObjectStore(s3.URL)
     assert keys(store) == set(files_of(run.path))
-    with mirrored(storage(roots[1]), "r", timing=QUICK):
-        assert content(roots[1] / "runs" / "r") == content(run.path)
+    assert content(visit(roots[1])) == content(run.path)
 
 
 def test_what_a_store_that_is_gone_did_not_take_is_told_and_sent_by_the_next_start(
@@ -263,7 +260,6 @@ def test_what_a_store_that_is_gone_did_not_take_is_told_and_sent_by_the_next_sta
         save(run, 1)
     said = [r.getMessage() for r in caplog.records if "not in s3://" in r.getMessage()]
     assert len(said) == 1
-    assert "files (" in said[0]
     assert "the next command with this storage.root sends them" in said[0]
     proxy.fault = "none"
     assert not any(key.startswith("checkpoints") for key in keys(ObjectStore(s3.URL)))
@@ -272,9 +268,9 @@ def test_what_a_store_that_is_gone_did_not_take_is_told_and_sent_by_the_next_sta
 
 
 def test_what_was_never_sent_is_set_aside_where_others_went_on(proxy, roots, monkeypatch):
-    monkeypatch.setattr(mirror_module, "END_S", 0.5)
     here, there = roots
-    with at_work(here) as run:
+    with monkeypatch.context() as patched, at_work(here) as run:
+        patched.setattr(mirror_module, "END_S", 0.5)
         save(run, 1)
         wait_for(lambda: "checkpoints/step_000001/checkpoint.json" in keys(ObjectStore(s3.URL)))
         proxy.fault = "gone"
@@ -282,9 +278,8 @@ def test_what_was_never_sent_is_set_aside_where_others_went_on(proxy, roots, mon
     proxy.fault = "none"
     with at_work(there) as other:
         save(other, 3)
-    with mirrored(storage(here), "r", timing=QUICK):
-        there = {c.name for c in checkpoints_folder(run.path).glob("step_*")}
-        assert there == {"step_000001", "step_000003"}
+    steps = checkpoints_folder(visit(here)).glob("step_*")
+    assert {folder.name for folder in steps} == {"step_000001", "step_000003"}
     (aside,) = (here / "superseded").iterdir()
     assert find_damage(checkpoints_folder(aside) / "step_000002") is None
 

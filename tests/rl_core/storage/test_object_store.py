@@ -14,25 +14,17 @@ def test_what_is_put_comes_back_in_parts_too(store, tmp_path):
     big = tmp_path / "big"
     big.write_bytes(os.urandom(20 * 2**20 + 1))
     store.put("a/small", b"words")
+    store.put("ab/small", b"of another folder")
     e_tag = store.put("a/big", big)
     listed = store.list("a/")
-    assert {key: entry.size for key, entry in listed.items()} == {
-        "a/big": 20 * 2**20 + 1,
-        "a/small": 5,
-    }
+    sizes = {key: entry.size for key, entry in listed.items()}
+    assert sizes == {"a/big": 20 * 2**20 + 1, "a/small": 5}
     assert listed["a/big"].e_tag == e_tag
     store.download("a/big", listed["a/big"], tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == big.read_bytes()
-    found = store.read("a/small")
-    assert found[0] == b"words"
+    assert store.read("a/small")[0] == b"words"
     store.delete(["a/small", "a/never-there"])
     assert store.read("a/small") is None
-
-
-def test_a_prefix_is_of_whole_names(store):
-    store.put("runs/a/run.json", b"1")
-    store.put("runs/ab/run.json", b"2")
-    assert list(store.list("runs/a/")) == ["runs/a/run.json"]
 
 
 def test_a_conditional_write_is_done_by_one(store):
@@ -42,8 +34,7 @@ def test_a_conditional_write_is_done_by_one(store):
     second = store.put_if("lock", b"3", first)
     with pytest.raises(Conflict):
         store.put_if("lock", b"4", first)
-    found = store.read("lock")
-    assert found == (b"3", second)
+    assert store.read("lock") == (b"3", second)
 
 
 def test_what_was_replaced_since_it_was_listed_is_not_taken(store, tmp_path):
@@ -84,8 +75,7 @@ def test_a_lost_part_fails_the_whole_and_the_next_try_is_whole(proxy, tmp_path):
 def test_what_keeps_a_store_from_being_used_is_said_with_its_remedy(s3_port, monkeypatch):
     assert why_unusable(s3.URL) is None
     assert ObjectStore(s3.URL).list() == {}
-    found = why_unusable("s3://nobody/x")
-    assert found[0] == "storage.url=s3://nobody/x: there is no such bucket"
+    assert why_unusable("s3://nobody/x")[0].endswith("s3://nobody/x: there is no such bucket")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     found = why_unusable(s3.URL)
     assert "\n" not in found[0]

@@ -90,30 +90,30 @@ def test_a_function_without_right_answers_is_not_format_credit():
 
 
 def test_kl_blows_up_and_does_not_merely_drift():
-    assert rules(steps(38, kl=(0.1, 0.1)) + _kl_rows(39, (4.0, 12.0))) == []
-    sick = steps(30, kl=(0.1, 0.1)) + _kl_rows(31, tuple(np.linspace(0.5, 12, 10)))
-    assert rules(sick) == ["kl_blow_up"]
+    def late(first: int, *values: float) -> Rows:
+        calm = steps(first - 1, kl=(0.1, 0.1))
+        return calm + [{"step": first + i, "critic/kl": value} for i, value in enumerate(values)]
+
+    assert rules(late(39, 4.0, 12.0)) == []
+    assert rules(late(31, *np.linspace(0.5, 12, 10))) == ["kl_blow_up"]
     assert rules(steps(kl=(0.0, 9.0))) == []
 
 
-def _kl_rows(first: int, values: Sequence[float]) -> Rows:
-    return [{"step": first + i, "critic/kl": value} for i, value in enumerate(values)]
-
-
-def test_an_accuracy_that_tests_do_not_see_is_suspect():
-    tests: Rows = [{"step": 0, "val/accuracy": 0.2}]
-    rows = steps(accuracy=(0.2, 0.9))
-    for step, value in ((20, 0.21), (40, 0.2)):
-        rows[step - 1]["val/accuracy"] = value
-    assert rules(tests + rows) == ["fooled_scorer"]
-    for step, value in ((20, 0.5), (40, 0.8)):
-        rows[step - 1]["val/accuracy"] = value
-    assert rules(tests + rows) == []
-    # smollm2-countdown: SFT had left tests little to gain.
-    rows = steps(accuracy=(0.82, 0.95))
-    for step, value in ((20, 0.969), (40, 0.973)):
-        rows[step - 1]["val/accuracy"] = value
-    assert rules([{"step": 0, "val/accuracy": 0.957}, *rows]) == []
+@pytest.mark.parametrize(
+    ("accuracy", "tested", "found"),
+    [
+        ((0.2, 0.9), (0.2, 0.21, 0.2), ["fooled_scorer"]),
+        ((0.2, 0.9), (0.2, 0.5, 0.8), []),
+        # smollm2-countdown: SFT had left tests little to gain.
+        ((0.82, 0.95), (0.957, 0.969, 0.973), []),
+    ],
+)
+def test_an_accuracy_that_tests_do_not_see_is_suspect(accuracy, tested, found):
+    """Tested before the first of 40 steps, in the middle and at the end."""
+    rows: Rows = [{"step": 0}, *steps(accuracy=accuracy)]
+    for step, value in zip((0, 20, 40), tested, strict=True):
+        rows[step]["val/accuracy"] = value
+    assert rules(rows) == found
 
 
 def test_the_diarys_170_steps_are_called_what_they_were():

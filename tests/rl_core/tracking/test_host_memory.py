@@ -158,7 +158,6 @@ def test_a_look_that_fails_costs_the_watch_and_not_the_run(run, caplog):
     caplog.set_level(logging.ERROR)
     with HostMemory(RunConfig(), run, look=fail) as memory:
         wait_for(lambda: "cannot be watched" in caplog.text)
-    assert "cannot be watched" in caplog.text
     assert memory.measure() == {}
 
 

@@ -1,16 +1,8 @@
-from pathlib import Path
-
 import pytest
 
 from rl_core.config.operations import BudgetConfig
-from rl_core.config.run import RunConfig
-from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.observers import BudgetLimit, StepObserver, all_of, per_token_ms
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(RunConfig.model_validate({"storage": {"root": tmp_path}}))
+from tests.support.runs import new_run
 
 
 def test_all_are_asked_and_told_in_their_order():
@@ -38,7 +30,8 @@ def test_all_are_asked_and_told_in_their_order():
     assert heard == [("one", 3), ("two", 8)]
 
 
-def test_a_budget_stops_before_the_step_that_would_exceed_it(run):
+def test_a_budget_stops_before_the_step_that_would_exceed_it_and_counts_earlier_steps(tmp_path):
+    run = new_run(tmp_path)
     budget = BudgetLimit(BudgetConfig(max_hours=1.0), run)
     assert budget.allows_a_step()
     budget.on_step(0, 9, {})
@@ -48,12 +41,8 @@ def test_a_budget_stops_before_the_step_that_would_exceed_it(run):
     assert budget.wants_stop()
     said = "budget.max_hours=1 allows no step after 3 (33 min): training stopped there"
     assert budget.reason(3) == said
-
-
-def test_earlier_steps_count(run):
     run.metrics.append(1, {"timing_s/step": 2_000.0})
-    budget = BudgetLimit(BudgetConfig(max_hours=1.0), run)
-    assert not budget.allows_a_step()
+    assert not BudgetLimit(BudgetConfig(max_hours=1.0), run).allows_a_step()
     unlimited = BudgetLimit(BudgetConfig(), run)
     assert unlimited.allows_a_step()
     assert unlimited.reason(1) is None

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import pytest
@@ -21,11 +21,7 @@ from rl_core.runs.metrics_log import MetricsLog
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking import wandb_tracker
 from rl_core.tracking.wandb_process import NewRows
-from rl_core.tracking.wandb_tracker import (
-    UploadOutcome,
-    upload_run,
-    wandb_tracking,
-)
+from rl_core.tracking.wandb_tracker import UploadOutcome, upload_run, wandb_tracking
 from rl_core.types import Rollout
 from tests.support.fake_wandb import API_KEY, FakeWandb, black_hole, closed_port
 from tests.support.waiting import wait_for
@@ -42,11 +38,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
 
 
-def a_run(
-    root: Path, mode: Literal["online", "offline"] = "online", run_id: str = "my-run"
-) -> tuple[RunConfig, RunFolder]:
-    trainer = TrainerConfig(logger=("wandb",), wandb_mode=mode)
-    config = RunConfig(run_id=run_id, storage=StorageConfig(root=root), trainer=trainer)
+def a_run(root: Path) -> tuple[RunConfig, RunFolder]:
+    trainer = TrainerConfig(logger=("wandb",), wandb_mode="online")
+    config = RunConfig(run_id="my-run", storage=StorageConfig(root=root), trainer=trainer)
     return config, RunFolder.create(config)
 
 
@@ -74,8 +68,8 @@ def beside_us() -> list[psutil.Process]:
     return found
 
 
-def scores_by_step(server: FakeWandb, run: str = "my-run") -> list[tuple[int, float]]:
-    return [(row["_step"], row["critic/score/mean"]) for row in server.rows(run)]
+def scores_by_step(server: FakeWandb) -> list[tuple[int, float]]:
+    return [(row["_step"], row["critic/score/mean"]) for row in server.rows("my-run")]
 
 
 def expected(first: int, last: int) -> list[tuple[int, float]]:
@@ -149,14 +143,6 @@ def _is_open_to_others(socket: str) -> bool:
         return False
     others = [bool(folder.stat().st_mode & 0o001) for folder in file.parents]
     return all(others) and bool(file.stat().st_mode & 0o002)
-
-
-def test_offline_nothing_of_wandb_runs(tmp_path):
-    config, run = a_run(tmp_path, "offline")
-    with wandb_tracking(config, run.path):
-        do_steps(run, 1, 2)
-        assert beside_us() == []
-    assert not (run.path / "wandb").exists()
 
 
 Happened = Callable[[], object]
@@ -241,9 +227,9 @@ def do_tested_step(run: RunFolder, step: int, rollouts: list[Rollout]) -> None:
     run.metrics.append(step, {"critic/score/mean": step / 100, "val/accuracy": 0.5})
 
 
-def sampled(server: FakeWandb, run: str = "my-run") -> dict[int, list[list[Any]]]:
+def sampled(server: FakeWandb) -> dict[int, list[list[Any]]]:
     """The tables of samples by step."""
-    return {row["_step"]: server.table(row) for row in server.rows(run) if "samples" in row}
+    return {row["_step"]: server.table(row) for row in server.rows("my-run") if "samples" in row}
 
 
 @pytest.mark.slow
@@ -325,10 +311,13 @@ def test_an_upload_says_in_one_line_why_it_failed(tmp_path, monkeypatch):
         assert "config.yaml holds no settings of a run" in upload_run(run.path).note
 
 
-def test_without_wandb_in_the_settings_nothing_starts(tmp_path):
-    with wandb_tracking(RunConfig(trainer=TrainerConfig(logger=("console",))), tmp_path):
-        assert beside_us() == []
-    assert list(tmp_path.iterdir()) == []
+def test_offline_or_without_wandb_in_the_settings_nothing_starts(tmp_path):
+    elsewhere = RunConfig(trainer=TrainerConfig(logger=("console",)))
+    offline = RunConfig(trainer=TrainerConfig(logger=("wandb",), wandb_mode="offline"))
+    for config in (elsewhere, offline):
+        with wandb_tracking(config, tmp_path):
+            assert beside_us() == []
+        assert list(tmp_path.iterdir()) == []
     code = "import sys, rl_core.tracking.wandb_tracker; sys.exit('wandb' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -50,10 +50,7 @@ def test_values(text: str, value: Fraction | int) -> None:
     assert evaluate(text) == value
 
 
-@pytest.mark.parametrize(
-    "text",
-    TABLES["bad-syntax"],
-)
+@pytest.mark.parametrize("text", TABLES["bad-syntax"])
 def test_bad_syntax(text: str) -> None:
     assert outcome(text) == "bad_syntax"
 

@@ -40,30 +40,26 @@ def keys(puzzles: Puzzles) -> set[tuple[tuple[int, ...], int]]:
     return {(tuple(sorted(puzzle.numbers)), puzzle.target) for puzzle in as_rows(puzzles)}
 
 
-def test_puzzles_fit_the_settings_and_are_proved() -> None:
-    env = CountdownConfig(min_operands=2, max_operands=4, min_number=3, max_number=40)
-    puzzles = generate_puzzles(env, size=300, seed=1)
-    assert len(keys(puzzles)) == len(puzzles) == 300
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [(300, {"max_operands": 4, "min_number": 3, "max_number": 40}), (50, {"max_operands": 6})],
+)
+def test_puzzles_fit_the_settings_and_are_proved(size: int, options: dict[str, int]) -> None:
+    env = CountdownConfig.model_validate({"min_operands": 2} | options)
+    puzzles = generate_puzzles(env, size=size, seed=1)
+    assert len(keys(puzzles)) == len(puzzles) == size
     rows = as_rows(puzzles)
     for puzzle in rows:
-        assert all(3 <= number <= 40 for number in puzzle.numbers)
+        assert all(env.min_number <= number <= env.max_number for number in puzzle.numbers)
         assert 10 <= puzzle.target <= 99
         assert evaluate(puzzle.solution) == puzzle.target
         assert sorted(parse(puzzle.solution)[0]) == sorted(puzzle.numbers)
     for puzzle in rows[:40]:
         assert puzzle.num_solutions == solve(puzzle.numbers, puzzle.target)[1]
-    assert Counter(len(puzzle.numbers) for puzzle in rows) == {2: 100, 3: 100, 4: 100}
+    sizes = range(2, env.max_operands + 1)
+    assert Counter(len(p.numbers) for p in rows) == dict.fromkeys(sizes, size // len(sizes))
     shuffled = sum(list(puzzle.numbers) != sorted(puzzle.numbers) for puzzle in rows)
-    assert shuffled > 150, "numbers are not shown in order"
-
-
-def test_two_to_six_numbers() -> None:
-    env = CountdownConfig(min_operands=2, max_operands=6)
-    rows = as_rows(generate_puzzles(env, size=50, seed=0))
-    assert Counter(len(puzzle.numbers) for puzzle in rows) == dict.fromkeys(range(2, 7), 10)
-    for puzzle in rows:
-        assert evaluate(puzzle.solution) == puzzle.target
-        assert sorted(parse(puzzle.solution)[0]) == sorted(puzzle.numbers)
+    assert shuffled > size / 2, "numbers are not shown in order"
 
 
 def test_everything_that_exists_can_be_asked_for_and_not_one_more() -> None:
@@ -87,21 +83,12 @@ def test_a_seed_fixes_the_puzzles() -> None:
     assert len(keys(first) & keys(generate_puzzles(env, size=100, seed=8))) < 20
 
 
-def how_many_exist(env: CountdownConfig) -> int:
-    with pytest.raises(ValueError, match=r"only \d+ exist") as caught:
-        generate_puzzles(env, size=10**6, seed=0)
-    return int(str(caught.value).split("only ")[1].split()[0])
-
-
-def within_five_deviations(chi_square: float, cells: int) -> bool:
-    """A chi-square has mean `cells` and variance `2 * cells`: chance fails one in 100,000."""
-    return abs(chi_square - cells) < 5 * sqrt(2 * cells)
-
-
 def test_every_puzzle_is_equally_likely_where_all_are_known() -> None:
     """How often a puzzle comes in 200 draws of a fifth of all is binomial, for each alike."""
     env = CountdownConfig(max_operands=3, max_number=6, max_target=30)
-    total, rounds = how_many_exist(env), 200
+    with pytest.raises(ValueError, match=r"only \d+ exist") as caught:
+        generate_puzzles(env, size=10**6, seed=0)
+    total, rounds = int(str(caught.value).split("only ")[1].split()[0]), 200
     seen: Counter[tuple[tuple[int, ...], int]] = Counter()
     for seed in range(rounds):
         seen.update(keys(generate_puzzles(env, size=total // 5, seed=seed)))
@@ -109,7 +96,8 @@ def test_every_puzzle_is_equally_likely_where_all_are_known() -> None:
     everything = keys(generate_puzzles(env, size=total, seed=0))
     squares = sum((seen[key] - rounds * share) ** 2 for key in everything)
     assert len(everything) == total
-    assert within_five_deviations(squares / (rounds * share * (1 - share)), total)
+    # A chi-square has mean `total` and variance `2 * total`: chance fails one in 100,000.
+    assert abs(squares / (rounds * share * (1 - share)) - total) < 5 * sqrt(2 * total)
 
 
 def counts(column: Ints) -> Ints:

@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 from rl_core.envs.countdown import CountdownConfig, Template, render_messages, score_response
 from rl_core.envs.countdown import tables as module
 from rl_core.envs.countdown.puzzles import generate_puzzles
-from rl_core.envs.countdown.tables import (
-    COUNTDOWN_DATASET,
-    countdown_table,
-    solutions_table,
-)
+from rl_core.envs.countdown.tables import COUNTDOWN_DATASET, countdown_table, solutions_table
 
 Row = tuple[str | None, list[int | None] | None, int | None]
 
@@ -35,18 +31,11 @@ SHAPES = [
 
 def as_split(rows: list[Row]) -> pa.Table:
     """The columns that are looked at."""
-    texts, nums, targets = zip(*rows, strict=True)
-    extra = [{"index": i, "solution": text, "num_solutions": 1} for i, text in enumerate(texts)]
-    kind = pa.struct(
-        [("index", pa.int64()), ("solution", pa.string()), ("num_solutions", pa.int64())]
-    )
-    return pa.table(
-        {
-            "nums": pa.array(nums, pa.list_(pa.int64())),
-            "target": pa.array(targets, pa.int64()),
-            "extra_info": pa.array(extra, kind),
-        }
-    )
+    made = [
+        {"nums": nums, "target": target, "extra_info": {"index": i, "solution": text}}
+        for i, (text, nums, target) in enumerate(rows)
+    ]
+    return pa.Table.from_pylist(made, schema=COUNTDOWN_DATASET)
 
 
 def judged(rows: list[Row]) -> list[bool]:
@@ -119,6 +108,7 @@ def test_rows_equal_a_plain_loop(template: Template, monkeypatch: pytest.MonkeyP
     for index in range(50):
         numbers = [number for number in puzzles.numbers[index].tolist() if number]
         target = int(puzzles.targets[index])
+        truth = {"target": target, "numbers": numbers}
         expected.append(
             {
                 "nums": numbers,
@@ -126,10 +116,7 @@ def test_rows_equal_a_plain_loop(template: Template, monkeypatch: pytest.MonkeyP
                 "data_source": "countdown",
                 "prompt": render_messages(template, numbers, target),
                 "ability": "math",
-                "reward_model": {
-                    "style": "rule",
-                    "ground_truth": {"target": target, "numbers": numbers},
-                },
+                "reward_model": {"style": "rule", "ground_truth": truth},
                 "extra_info": {
                     "split": "test",
                     "index": index,

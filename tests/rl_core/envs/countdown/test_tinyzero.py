@@ -1,9 +1,10 @@
 """The reward beside TinyZero's published rules (benchmarks/peers/tinyzero.py), `last_line` mode."""
 
-import importlib.util
 import re
+import runpy
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,16 +19,7 @@ TABLES = yaml.safe_load(Path(__file__).with_name("tinyzero.yaml").read_text())
 PEER = Path(__file__).parents[4] / "benchmarks" / "peers" / "tinyzero.py"
 
 
-def load_peer() -> Any:
-    spec = importlib.util.spec_from_file_location("tinyzero", PEER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-peer = load_peer()
+peer: Any = SimpleNamespace(**runpy.run_path(str(PEER)))
 
 
 def tinyzero_score(response: str, numbers: list[int], target: int) -> float:
@@ -101,9 +93,7 @@ answers = st.one_of(
     expressions,
     expressions.map(lambda text: text[1:-1] if text.startswith("(") else text),
     expressions.map(lambda text: f"{text} = 24"),
-    st.sampled_from(
-        ["", "x + 1", "(1 + 2", "1 + ", "2 3", "I do not know", "5(3)", "1,000", "7 x 8"]
-    ),
+    st.sampled_from(["x + 1", "(1 + 2", "1 + ", "2 3", "I do not know", "5(3)", "1,000", "7 x 8"]),
 )
 frames = st.sampled_from(
     [
@@ -127,8 +117,6 @@ def test_equal_on_ordinary_completions(answer: str, frame: str, off: int, drops:
     value = peer.evaluate(answer)
     target = (0 if value is None else round(value)) + off
     response = frame.format(f"<answer> {answer} </answer>")
-    if not answer and "{}" in frame:
-        return  # a blank answer is one of the differences
     given_numbers = numbers[1:] if drops else numbers
     ours = score_response(response, given_numbers, target, answer_from="last_line")
     theirs = tinyzero_score(response, given_numbers, target)

@@ -31,10 +31,7 @@ def test_models_answers_are_graded_as_by_the_authors_of_gsm8k() -> None:
     assert (len(rows), right) == (2_748, 266)
 
 
-@pytest.mark.parametrize(
-    "written",
-    TABLES["eighteen"],
-)
+@pytest.mark.parametrize("written", TABLES["eighteen"])
 def test_eighteen_as_people_write_it(written: str) -> None:
     for mode in ("strict", "lenient"):
         scored = score_response(f"So she has\n#### {written}", "18", answer_from=mode)
@@ -57,10 +54,7 @@ def test_numbers(written: str, truth: str, right: bool) -> None:
     assert scored.score == (1.0 if right else 0.25)
 
 
-@pytest.mark.parametrize(
-    ("response", "strict", "lenient"),
-    TABLES["which-number"],
-)
+@pytest.mark.parametrize(("response", "strict", "lenient"), TABLES["which-number"])
 def test_which_number_is_taken(response: str, strict: str | None, lenient: str | None) -> None:
     for mode, expected in (("strict", strict), ("lenient", lenient)):
         scored = score_response(response, "18", answer_from=mode, format_score=0.1)
@@ -78,11 +72,6 @@ def test_truth_is_the_text_after_the_hashes_without_commas() -> None:
     for bad in ("18", "#### many", "####"):
         with pytest.raises(ValueError, match="must end with '#### <number>'"):
             extract_truth(bad)
-
-
-def test_bad_calls_are_refused() -> None:
-    with pytest.raises(ValueError, match="answer_from='first'"):
-        score_response("#### 1", "1", answer_from="first")  # type: ignore[arg-type]  # the case
     with pytest.raises(ValueError, match="'many' is not a number"):
         score_response("#### 1", "many")
 
@@ -91,11 +80,8 @@ def test_prompts_hold_the_question_and_ask_for_the_hashes() -> None:
     question = "A {strange} question: 2 + 2?"
     (chat,) = render_messages("chat", question)
     (think,) = render_messages("think", question)
-    assert chat == {
-        "role": "user",
-        "content": question
-        + ' Let\'s think step by step and output the final answer after "####".',
-    }
+    words = 'Let\'s think step by step and output the final answer after "####".'
+    assert chat == {"role": "user", "content": f"{question} {words}"}
     assert f"\nUser: {question} Show your work in <think> </think> tags." in think["content"]
     assert think["content"].endswith("\nAssistant: Let me solve this step by step.\n<think>")
 
@@ -142,6 +128,7 @@ def test_any_text_has_a_score(response: str, mode: Any) -> None:
 
 
 DIGITS = tuple("0123456789")
+PIECES = ["####", " ", "1", "12", "345", ",678", ".", "5", "-", "$", "\n", "x)"]
 
 
 def is_word(character: str) -> bool:
@@ -201,12 +188,7 @@ def last_number(text: str, mode: str) -> str | None:
 @given(
     st.one_of(
         st.text(alphabet="0123,.$-# \n+", max_size=24),
-        st.lists(
-            st.sampled_from(
-                ["####", " ", "1", "12", "345", ",678", ".", "5", "-", "$", "\n", "x)"]
-            ),
-            max_size=12,
-        ).map("".join),
+        st.lists(st.sampled_from(PIECES), max_size=12).map("".join),
     )
 )
 def test_the_last_number_is_the_one_that_a_slow_reader_finds(text: str) -> None:

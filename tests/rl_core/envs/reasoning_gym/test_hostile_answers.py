@@ -115,27 +115,20 @@ def truth_of(of: str, answer: str, /, **metadata: Any) -> dict[str, Any]:
         (truth_of("bitwise_arithmetic", "-0x1f", problem="-(0x1f)"), "-31", 1.0),
         (truth_of("number_sorting", "['1.5', '2']", direction="ascending"), "[1.5, 2]", 1.0),
         (truth_of("number_sorting", "['1.5', '2']", direction="ascending"), "[2, 1.5]", 0.0),
+        # The package gives full marks for these.
+        (truth_of("number_sorting", "['1.5', '2']", direction="ascending"), "[NaN, NaN]", 0.0),
+        (truth_of("complex_arithmetic", "2.0 - 14.0i", result=[2.0, -14.0]), "nan", 0.0),
+        (truth_of("complex_arithmetic", "2.0 - 14.0i", result=[2.0, -14.0]), "NaN + nani", 0.0),
+        (truth_of("game_of_life_halting", "False"), "anything", 0.0),
+        (truth_of("game_of_life_halting", "False"), "True", 0.0),
+        (truth_of("calendar_arithmetic", "-3", task="count_days"), "100", 0.0),
     ],
 )
-def test_answers_are_read_as_before(truth: dict[str, Any], answer: str, score: float) -> None:
+def test_answers_are_read_as_before_and_none_has_full_marks_for_nothing(
+    truth: dict[str, Any], answer: str, score: float
+) -> None:
     said = compute_score("", f"<answer>{answer}</answer>", truth)
     assert said == {"score": score, "acc": score == 1, "pred": answer}
-
-
-@pytest.mark.parametrize(
-    ("truth", "answer"),
-    [
-        (truth_of("complex_arithmetic", "2.0 - 14.0i", result=[2.0, -14.0]), "nan"),
-        (truth_of("complex_arithmetic", "2.0 - 14.0i", result=[2.0, -14.0]), "NaN + nani"),
-        (truth_of("number_sorting", "['1.5', '2']", direction="ascending"), "[NaN, NaN]"),
-        (truth_of("game_of_life_halting", "False"), "anything"),
-        (truth_of("game_of_life_halting", "False"), "True"),
-        (truth_of("calendar_arithmetic", "-3", task="count_days"), "100"),
-    ],
-)
-def test_answers_that_full_marks_were_given_for_nothing(truth: dict[str, Any], answer: str) -> None:
-    said = compute_score("", f"<answer>{answer}</answer>", truth)
-    assert (said["score"], said["acc"]) == (0.0, False)
 
 
 def test_a_data_file_runs_nothing_either(tmp_path: Path) -> None:

@@ -48,9 +48,8 @@ def test_tasks_are_mixed_by_weight_and_no_question_is_in_both_splits(tmp_path: P
     splits = made(tmp_path / "one", task="gcd:2, leg_counting:1")
     for split, counts in (("train", (20, 10)), ("test", (6, 3))):
         names = Counter(problem.data_source for problem in splits[split])
-        assert names == dict(
-            zip(("reasoning_gym/gcd", "reasoning_gym/leg_counting"), counts, strict=True)
-        )
+        gcds, legs = counts
+        assert names == {"reasoning_gym/gcd": gcds, "reasoning_gym/leg_counting": legs}
     asked = [problem.messages[0]["content"] for both in splits.values() for problem in both]
     assert len({" ".join(text.split()) for text in asked}) == len(asked) == 39
     again = made(tmp_path / "again", task="gcd:2, leg_counting:1")
