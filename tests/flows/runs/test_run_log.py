@@ -6,16 +6,14 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from prefect import flow, get_client, task
+from prefect import flow, task
 from prefect.exceptions import Abort
-from prefect.flow_engine import run_flow
 from prefect.states import Cancelling
 
 from flows.countdown_train import countdown_train
 from flows.runs import state as flow_run_state
-from flows.runs.run_record import next_step, recorded
+from flows.runs.run_record import recorded
 from flows.runs.state import heeding_the_server
-from rl_core.errors import OutOfMemory
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import PREFECTS_RUN_LOGGERS
 from tests.flows.runs.test_state import put_in, state_of
@@ -63,21 +61,6 @@ def test_a_mistake_in_the_settings_is_one_line_without_a_traceback(
         (told,) = [text for text in said if line in text]
         assert "\n" not in told
         assert not any("Traceback" in text for text in said)
-
-
-def test_where_retry_would_fail_again_a_custom_run_is_advised(tmp_path: Path) -> None:
-    run = RunFolder.create(config_in(tmp_path))
-    advice: list[str] = []
-
-    @flow
-    def fails() -> None:
-        advice.append(next_step(OutOfMemory("update_actor", "2.3 GiB"), run))
-
-    with get_client(sync_client=True) as client:
-        deployment = client.create_deployment(flow_id=client.create_flow(fails), name="fails")
-        run_flow(fails, flow_run=client.create_flow_run_from_deployment(deployment))
-    asked = f"a Custom run with the overrides run_id={run.run_id} model.gradient_checkpointing=true"
-    assert advice[0].startswith(f"Retry would fail again: {asked}")
 
 
 def test_a_wanted_cancel_is_told_as_one_and_as_no_crash(
