@@ -90,6 +90,14 @@ def ready(served: Served) -> subprocess.Popen[str]:
     return process
 
 
+def begun(served: Served, process: subprocess.Popen[str]) -> FlowRun:
+    """Returns a run of the deployment that trains."""
+    run = FlowRun(served, "countdown-train", served.place.arguments[1:])
+    before = len(served.place.steps())
+    wait_for(lambda: len(served.place.steps()) > max(before, 2), process=process)
+    return run
+
+
 def change_in_the_ui(served: Served) -> None:
     """Has the night train another preset, and switches its schedule off."""
     night = served.deployment("countdown-train-nightly")
@@ -123,8 +131,7 @@ def test_it_serves_and_ctrl_c_stops_all_of_it(served: Served) -> None:
     assert line.startswith(f"countdown-train: port {served.port} of 127.0.0.1 is not free")
     change_in_the_ui(served)
     served.post("/automations/", automation().model_dump(mode="json"))  # as a busy server may
-    run = FlowRun(served, "countdown-train", served.place.arguments[1:])
-    wait_for(lambda: len(served.place.steps()) > 2, process=process)
+    run = begun(served, process)
     os.killpg(process.pid, signal.SIGINT)
     code, out, err = served.ends(process)
     out = "".join([*said, out])
@@ -159,9 +166,11 @@ def test_a_second_start_finds_all_as_it_was_the_server_comes_back_and_a_worker_e
     assert [each["name"] for each in automations] == ["countdown-train lost"]
     assert len(served.post("/deployments/filter", {})) == 4
 
+    run = begun(served, process)
     killed = datetime.now(UTC)
     child(process, "server").kill()
     wait_for(lambda: served.is_ready(killed), process=process)
+    assert run.is_in("Running")
 
     child(process, "worker").kill()
     code, out, err = served.ends(process)
@@ -169,6 +178,9 @@ def test_a_second_start_finds_all_as_it_was_the_server_comes_back_and_a_worker_e
     assert "the server ended (killed by SIGKILL), see " in out
     assert code == 1
     assert err.startswith("countdown-train: the worker ended (killed by SIGKILL), see ")
+    record = served.place.record()
+    assert record["status"] == "interrupted"
+    assert record["reason"].startswith("stopped by SIGTERM; ")
 
 
 def test_a_server_that_ends_again_and_again_is_given_up(
