@@ -320,17 +320,19 @@ def test_the_tables_are_shown_even_of_a_failure(sound, tmp_path, tiny_model_path
 
 
 @pytest.mark.slow
-def test_the_full_data_set_passes_every_check(full_dataset, tiny_model_path):
+def test_the_full_data_set_passes_every_check(tmp_path, tiny_model_path):
+    folder = tmp_path / "data"
+    write_dataset(RunConfig().env, RunConfig().data, folder)
     config = RunConfig(data=DataConfig(max_prompt_length=1024))
-    validation = validate_dataset(config, full_dataset, tiny_model_path)
+    validation = validate_dataset(config, folder, tiny_model_path)
     assert {check["status"] for check in validation.checks} == {"ok"}
     report = validation.lengths
     assert report is not None
     longest = max(
         len(prompt[0]["content"])
         for split in ("train", "test")
-        for prompt in pq.read_table(full_dataset / f"{split}.parquet")["prompt"].to_pylist()
+        for prompt in pq.read_table(folder / f"{split}.parquet")["prompt"].to_pylist()
     )
     assert f" to {longest} tokens" in report.verdict
     with pytest.raises(ValidationFailed, match="all 328,704 prompts are rejected"):
-        validate_dataset(RunConfig(), full_dataset, tiny_model_path)
+        validate_dataset(RunConfig(), folder, tiny_model_path)
