@@ -8,7 +8,7 @@ import pytest
 from rl_core.system.atomic import TEMPORARY_PREFIX, TRASH_PREFIX
 from tests.flows.test_run import LIMIT_S, Place
 
-NUM_STEPS = 2
+NUM_STEPS = 3
 SMALL_BASE_MODEL = {
     "hidden_size": 32,
     "num_heads": 1,
@@ -34,7 +34,6 @@ def test_both_finish_and_share_what_is_made_once(tmp_path, tiny_overrides):
             "rollout.engine=hf",
         ],
     )
-    place.arguments[0] = "train"  # without an evaluation and a server
     both = [place.start(), place.start()]
     said = [process.communicate(timeout=LIMIT_S) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
@@ -50,6 +49,7 @@ def test_both_finish_and_share_what_is_made_once(tmp_path, tiny_overrides):
         assert [json.loads(row)["step"] for row in rows] == list(range(NUM_STEPS + 1))
         rollouts = pl.read_parquet(folder / "rollouts" / "*.parquet")
         assert set(rollouts["run_id"]) == {folder.name}
+        assert (folder / "report.html").read_text().rstrip().endswith("</html>")
 
     for shared in ("data", "models"):
         made = [path for path in (place.root / shared).iterdir() if path.is_dir()]
