@@ -25,8 +25,8 @@ from rl_core.rollout.protocol import RolloutEngine, in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
 _GIB = 2**30
-_BOUNDS = {"float32": 1e-3, "bfloat16": 0.05}
-"""Of the mean gap between log-probs, in nats."""
+_BOUNDS = {"float32": 1e-3, "bfloat16": 0.1}
+"""Of the mean gap between log-probs, in nats; random weights have wide logits."""
 _SHAPE: dict[str, Any] = TINY | {
     "vocab_size": 32_768,
     "hidden_size": 896,

@@ -13,10 +13,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rl_core.algos.matmul import product, product_operand
+from rl_core.algos.matmul import product, product_in_float32, product_operand
 
-_BLOCK_LOGITS = 2**21
-"""In one block: 8 MiB of float32."""
+_BLOCK_LOGITS, _CARD_BLOCK_LOGITS = 2**21, 2**25
+"""In one block: 8 MiB of float32 fit a CPU's cache, and are few for a card.
+
+Measured on an H200, 8,192 tokens of Qwen2.5-0.5B in bfloat16, forward and backward: 537 ms with
+blocks of 8 MiB, 63 ms with 128 MiB, 55 ms with 1 GiB. A card waits for each block's ten kernels.
+"""
 _FEWEST_WORDS = 256
 """In one block, however many tokens there are: thinner matrix products are slow."""
 
@@ -38,7 +42,8 @@ def token_logprobs(
         targets: int64 [N], token ids.
         temperature: logits are divided by it.
         compute_dtype: of the matrix products, hidden's own by default; softmax is always float32.
-        block_words: words whose logits exist at a time; by default as many as make 8 MiB.
+        block_words: words whose logits exist at a time; by default as many as make 8 MiB, 128 on
+            a card.
     """
     logprobs, _ = _apply(
         hidden, head_weight, targets, temperature, compute_dtype, block_words, with_entropy=False
@@ -75,7 +80,8 @@ def _apply(
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor]:
     dtype = hidden.dtype if compute_dtype is None else compute_dtype
-    words = block_words or max(_BLOCK_LOGITS // max(len(hidden), 1), _FEWEST_WORDS)
+    most = _CARD_BLOCK_LOGITS if hidden.is_cuda else _BLOCK_LOGITS
+    words = block_words or max(most // max(len(hidden), 1), _FEWEST_WORDS)
     # The states are divided, once, instead of all logits.
     scaled = hidden if temperature == 1.0 else hidden / temperature
     result = _BlockwiseLogprobs.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
@@ -94,7 +100,7 @@ def _blocks(
     states = product_operand(hidden)
     for first in range(0, len(head_weight), words):
         weight = product_operand(head_weight[first : first + words].to(hidden.dtype))
-        yield first, weight, product(states, weight).float()
+        yield first, weight, product_in_float32(states, weight)
 
 
 def _position(targets: Tensor, first: int, num_words: int) -> tuple[Tensor, Tensor]:

@@ -42,3 +42,10 @@ def product(left: Tensor, right: Tensor) -> Tensor:
         else:
             return cast("Tensor", fast)
     return torch.mm(left, right.T)
+
+
+def product_in_float32(left: Tensor, right: Tensor) -> Tensor:
+    """Returns `product` as float32; a card adds bfloat16 up so, and need not round the sum."""
+    if left.dtype == torch.bfloat16 and left.device.type == "cuda":
+        return torch.mm(left, right.T, out_dtype=torch.float32)
+    return product(left, right).float()

@@ -18,7 +18,7 @@ from rl_core.config.run import RunConfig
 from rl_core.resources.placement import asked_at_a_time
 
 _FLOAT32 = 4
-_LOGIT_BLOCK = 2**21 * _FLOAT32
+_LOGIT_BLOCK, _CARD_LOGIT_BLOCK = 2**21 * _FLOAT32, 2**25 * _FLOAT32
 """Of the blocks in algos/logprobs.py."""
 _MOMENT_BLOCK, _4BIT_BLOCK = 256, 64
 """Numbers with one scale: learner/adamw_8bit.py, models/linear_4bit.py."""
@@ -310,7 +310,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
             parts = moments  # they come when the activations, and what was gathered, have gone
         return PhaseMemory(phase, "learner", {**resident, **parts})
 
-    block = _LIVE_BLOCKS * _LOGIT_BLOCK
+    block = _LIVE_BLOCKS * (_CARD_LOGIT_BLOCK if on_gpu else _LOGIT_BLOCK)
     forward = {
         # One that is cut is gathered from the machine's memory.
         "weights": resident["weights"] + (reference if ranks == 1 else 0),

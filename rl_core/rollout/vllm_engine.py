@@ -7,7 +7,7 @@ the engine in-process, which starts in a third of the time, half the memory, and
 import gc
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -37,6 +37,8 @@ _CPU_BLOCK_TOKENS = 32
 """The fewest that vLLM's attention on a CPU takes."""
 _MEMORY_SHARES = (1.0, 0.5, 0.25, 0.125)
 """Of what the settings give an engine, one after the other where it is built again."""
+_TRIES = 3
+"""To measure what is free on a card that others use, too."""
 
 
 class WeightUpdates:
@@ -198,7 +200,8 @@ class VllmEngine(RolloutEngine):
         self._is_asleep = False
         with _torch_untouched(on_gpu=self._on_gpu):
             try:
-                return LLM(max_num_seqs=max_num_seqs, **self._options | memory)
+                options = self._options | memory | {"max_num_seqs": max_num_seqs}
+                return _undisturbed(lambda: LLM(**options))
             except ValidationError as error:  # no process can send it to another
                 said = str(error.errors()[0]["msg"]).removeprefix("Value error, ").splitlines()[0]
                 raise ValueError(f"vLLM refuses {self._options['model']}: {said}") from None
@@ -233,6 +236,25 @@ def _completion(output: Any, policy_version: int) -> Completion:
         logprobs=np.array(output.logprobs.logprobs, dtype=np.float32),
         finish_reason=cast("Literal['stop', 'length']", output.finish_reason),
         policy_version=policy_version,
+    )
+
+
+def _undisturbed(build: Callable[[], LLM]) -> LLM:
+    """Returns what `build` makes, at once or later.
+
+    vLLM refuses to start where the card's free memory grows while it measures how much it takes.
+    """
+    for _ in range(_TRIES):
+        try:
+            return build()
+        except AssertionError as error:
+            if "memory profiling" not in str(error):
+                raise
+        gc.collect()
+        torch.cuda.empty_cache()
+    raise RuntimeError(
+        f"{_TRIES} times another process gave memory of this card back while vLLM measured what is "
+        "free: start again when the card is quiet, or set rollout.engine=hf"
     )
 
 

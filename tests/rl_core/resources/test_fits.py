@@ -137,7 +137,7 @@ def test_tinyzero_on_24_gib_needs_no_adapters():
     assert found.overrides == (
         "rollout.gpu_memory_utilization=0.15 model.gradient_checkpointing=true"
     )
-    assert found.need_gib == pytest.approx(23.1, abs=0.05)
+    assert found.need_gib == pytest.approx(23.6, abs=0.05)
 
 
 def test_what_changes_the_result_comes_last_and_sleep_is_worth_a_share():
@@ -145,7 +145,7 @@ def test_what_changes_the_result_comes_last_and_sleep_is_worth_a_share():
         actor = {"micro_batch_tokens": 8_192}
         return propose(tinyzero(actor=actor, resources={"gpu_memory_gib": gib}), gib)
 
-    assert on_card(24).overrides == ""
+    assert on_card(24).overrides == "rollout.gpu_memory_utilization=0.15"
     assert on_card(12).overrides == "rollout.sleep=true resources.offload=true"
     on_nine, on_six = on_card(9), on_card(6)
     assert on_nine.overrides.split()[-1] == "actor.optimizer=adamw_8bit"

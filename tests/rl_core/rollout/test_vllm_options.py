@@ -93,6 +93,28 @@ def test_vllm_takes_the_calls_of_an_engine_that_sleeps(method, arguments):
     inspect.signature(getattr(LLM, method)).bind(None, **arguments)
 
 
+def test_an_engine_starts_where_others_give_memory_of_the_card_back(
+    asked, tiny_model_path, monkeypatch
+):
+    tries = 0
+
+    def disturbed(*_: Any, **__: Any) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise AssertionError(
+                "Error in memory profiling. Initial free memory 24.19 GiB, current 102.64"
+            )
+        raise Asked
+
+    monkeypatch.setattr(LLMEngine, "from_engine_args", disturbed)
+    with pytest.raises(Asked):
+        VllmEngine(RunConfig.model_validate({"resources": {"rollout_gpus": 1}}), tiny_model_path, 8)
+    tries = -9
+    with pytest.raises(RuntimeError, match="3 times another process gave memory of this card back"):
+        VllmEngine(RunConfig.model_validate({"resources": {"rollout_gpus": 1}}), tiny_model_path, 8)
+
+
 def test_what_vllm_refuses_is_told_in_a_line_that_can_be_sent(tiny_model_path):
     too_long = {"max_prompt_length": 1, "max_response_length": 1_024}  # of a model that reads 1,024
     config = RunConfig.model_validate({"data": too_long, "model": {"dtype": "float32"}})

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rl_core.system import process_env
+from rl_core.system import process_env, versions
 from rl_core.system.log_file import redact
 from rl_core.system.process_env import (
     apply_defaults,
@@ -80,9 +80,13 @@ def test_segments_grow_on_a_card_where_vllm_allows_it(monkeypatch):
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     # The name that torch 2.13 asks for first: beside it the older ones are not looked at.
-    assert allocator() == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    grows, exact = "expandable_segments:True", ",pinned_max_round_threshold_mb:1"
+    assert allocator() == {"PYTORCH_ALLOC_CONF": grows + exact}
     assert allocator(on_gpu=False) == {}
     assert allocator(sleeps=True) == {}
+    with monkeypatch.context() as patch:  # torch before 2.13 ends at a word that it does not know
+        patch.setattr(versions, "version_of", {"torch": "2.11.0+cu130"}.get)
+        assert allocator() == {"PYTORCH_ALLOC_CONF": grows}
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
     assert allocator() == {}
 
