@@ -15,7 +15,7 @@ from rl_core.system.atomic import write_text_atomically
 from rl_core.tracking.diagnosis import diagnose
 from tasks.importers.console_log import import_log, is_log, other_trainer
 from tasks.importers.launch_script import import_script
-from tasks.report_page.failure_causes import Failure, find_failure, is_of_a_program
+from tasks.report_page.failures import Failure, find_failure, is_of_a_program
 
 _VERL_WEIGHT_DECAY: Final = 0.01
 _WEIGHT_DECAYS: Final = ("actor.weight_decay", "critic.weight_decay")

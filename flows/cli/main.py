@@ -18,7 +18,7 @@ from flows.errors import BadInputError, RunFailedError, SettingsError, one_line
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.redaction import redact
 from rl_core.system.words import in_one_line, printable
-from tasks.preflight_checks.finding import PreflightError
+from tasks.preflight_checks import PreflightError
 
 FINE: Final = 0
 FAILED: Final = 1

@@ -36,8 +36,6 @@ from prefect.workers.process import ProcessWorker
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError, RunFailedError
-from flows.nights.messages import Night, message
-from flows.nights.settings import NIGHT_FILE, is_off, read_night
 from flows.prefect_patches.login import (
     AUTH_STRING,
     SERVER_AUTH_STRING,
@@ -45,6 +43,7 @@ from flows.prefect_patches.login import (
     server_environment,
 )
 from flows.prefect_patches.private_server import answers
+from flows.settings.night import NIGHT_FILE, is_off, read_night
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.network import LOOPBACK
 from rl_core.system.process_group import environment_of, members
@@ -105,6 +104,8 @@ def notify(words: Sequence[str]) -> None:
     listeners = Listeners(night.webhook, night.command)
     if not listeners.webhook and not listeners.command:
         raise BadInputError(f"{NIGHT_FILE} names no webhook and no command: see night.example.yaml")
+    from flows.nightly import Night, message  # with all that a night needs
+
     outcome = deliver(listeners, message("test", Night(), "sent by `countdown-train notify test`"))
     for who, refusal in outcome.items():
         say(f"{who}: {refusal or 'got the message'}")

@@ -43,7 +43,7 @@ from tasks.storage import bring_inputs_of_run, bring_records, inputs_published, 
 
 if TYPE_CHECKING:
     from rl_core.config.run import RunConfig
-    from tasks.preflight_checks.finding import Finding
+    from tasks.preflight_checks import Finding
     from tasks.validate import Validation
 
 _logger = logging.getLogger(__name__)

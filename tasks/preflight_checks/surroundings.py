@@ -22,7 +22,7 @@ from rl_core.system.network import PROBE_TIMEOUT_S, why_unreachable
 from rl_core.system.process_env import environment_of_child
 from rl_core.system.words import GIB
 from rl_core.workers.ray_auth import RAY_CLUSTER_FILE, address_of_auto, mode_for
-from tasks.preflight_checks.finding import Finding, fatal, ok, refused, warning
+from tasks.preflight_checks import Finding, fatal, ok, refused, warning
 
 _OUR_FOLDERS: Final = "/rl-"  # Ray's daemons name their session's folder: ours start like this
 _RAY_DAEMONS: Final = ("gcs_server", "raylet")
