@@ -19,6 +19,7 @@ from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import DatasetError, dataset_folder, read_problems
 from rl_core.envs.countdown import CountdownConfig
 from tasks.generate import cache_key, cached_dataset, generate_dataset, generate_task
+from tasks.validate import ValidationFailed, validate_dataset
 from tests.support.brute_force import brute_force
 from tests.support.prefect_server import temporary_prefect_server
 from tests.support.waiting import wait_for
@@ -142,12 +143,13 @@ def test_a_killed_generation_leaves_nothing_that_looks_finished(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_default_data_set_whole(tmp_path):
+def test_the_default_data_set_whole(tmp_path, tiny_model_path):
     """327,680 + 1,024 rows by the command's own path, read by another library, against brute force.
 
     Brute force tries every expression and knows neither the solver nor its normal form.
     """
-    folder = generate_dataset(RunConfig(storage=StorageConfig(root=tmp_path)))
+    config = RunConfig(storage=StorageConfig(root=tmp_path))
+    folder = generate_dataset(config)
     splits = {split: pl.read_parquet(folder / f"{split}.parquet") for split in ("train", "test")}
     assert {split: len(rows) for split, rows in splits.items()} == {"train": 327_680, "test": 1_024}
     together = pl.concat(splits.values())
@@ -166,6 +168,15 @@ def test_the_default_data_set_whole(tmp_path):
         assert (extra["num_solutions"] >= 1).all()
     for row in together.sample(60, seed=0).iter_rows(named=True):
         assert_solved_as_brute_force_says(row)
+
+    room = config.data.model_copy(update={"max_prompt_length": 1024})
+    validation = validate_dataset(config.model_copy(update={"data": room}), folder, tiny_model_path)
+    assert {check["status"] for check in validation.checks} == {"ok"}
+    assert validation.lengths is not None
+    longest = together["prompt"].list.first().struct.field("content").str.len_chars().max()
+    assert f" to {longest} tokens" in validation.lengths.verdict
+    with pytest.raises(ValidationFailed, match="all 328,704 prompts are rejected"):
+        validate_dataset(config, folder, tiny_model_path)
 
 
 def assert_solved_as_brute_force_says(row: dict[str, Any]) -> None:
