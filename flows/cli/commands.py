@@ -104,7 +104,6 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "variable that the script takes from outside (BASE_MODEL=Qwen/Qwen2.5-3B N_GPUS=1). Of a "
         "log, settings say what it is of, where it does not itself.",
         words="FILE | KEY=VALUE | NAME=VALUE",
-        arguments=("output",),
     ),
     "sql": Command(
         "sql:sql",
@@ -230,23 +229,30 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     return {**vars(options), "words": words}
 
 
-def take_arguments(
-    overrides: Sequence[str], names: Sequence[str]
-) -> tuple[dict[str, str], list[str]]:
-    """Returns the command's own arguments by name, and the settings that remain."""
+def take_arguments(command: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Returns the command's own arguments by name, and the words that remain.
+
+    Refuses a mistyped argument by the nearest name; what else is wrong with settings, `compose`
+    finds.
+    """
+    from flows.settings.keys import CHOICES, check_key  # only for a command that is called
+
+    names = COMMANDS[command].arguments
     taken: dict[str, str] = {}
-    settings = []
-    for text in overrides:
-        name, _, value = text.partition("=")
+    others = []
+    for text in words:
+        name, equals, value = text.partition("=")
         if name not in names:
-            settings.append(text)
+            if equals and "." not in name and name not in CHOICES:
+                check_key(name, names)
+            others.append(text)
         elif name in taken:
             raise BadInputError(f"{name} is given twice: {text!r} too")
         elif not value.strip():
             raise BadInputError(f"{text!r} is not KEY=VALUE")
         else:
             taken[name] = value.strip()
-    return taken, settings
+    return taken, others
 
 
 def _without_blanks(words: Sequence[str], *, asks: bool) -> list[str]:

@@ -27,7 +27,6 @@ select step, metric, value from metrics
 where
     starts_with(metric, 'timing_s/') or starts_with(metric, 'memory/host_gib/')
     or starts_with(metric, 'memory/peak_gib/') or metric = 'disk/free_gib'
-    or starts_with(metric, 'rollout/staleness_')
 order by step, metric
 """
 _NUM_TESTED = "select count(distinct prompt_index) from held_out"
