@@ -1,13 +1,16 @@
-"""The table of commands: what the parser and a shell's completion need before one is loaded.
+"""The table of commands, their parser, and the completion of their words in a shell.
 
 A command's module is imported only when it is called, so `--help`, a mistyped command and TAB
-answer at once.
+answer at once. The shell runs this program at each TAB (argcomplete): neither Hydra nor DuckDB is
+loaded for it.
 """
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, NoReturn
 
@@ -146,7 +149,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         arguments=("problems", "samples", "answer"),
     ),
     "completion": Command(
-        "completion:print_script",
+        "commands:print_completion",
         f'completion for your shell: eval "$({PROGRAM} completion bash)"',
         words="",
         options={"shell": {"choices": SHELLS}},
@@ -180,10 +183,8 @@ class _Root(_Parser):
         return "\n".join([*lines, str(self.epilog), more, ""])
 
 
-def build_parser(
-    completer: Callable[[str], Callable[..., object]] | None = None,
-) -> argparse.ArgumentParser:
-    """Returns the parser of all commands; argcomplete gets a `completer` for their words."""
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands; argcomplete reads the completer of their words there."""
     parser = _Root(
         prog=PROGRAM,
         description="Reinforcement learning on verifiable tasks, from puzzles to a report.",
@@ -200,10 +201,38 @@ def build_parser(
         own.set_defaults(words=[])
         if command.words:
             words: Any = own.add_argument("words", nargs="*", metavar=command.words)
-            words.completer = completer(name) if completer else None
+            words.completer = partial(suggestions, name)
         for flag, settings in command.options.items():
             own.add_argument(flag, **settings)
     return parser
+
+
+def print_completion(words: Sequence[str], shell: str) -> None:
+    """Prints what the shell must evaluate once."""
+    from argcomplete.shell_integration import shellcode
+
+    sys.stdout.write(shellcode([PROGRAM], shell=shell))
+
+
+def answer_shell() -> None:
+    """Answers a shell that asks how a word may go on, and ends the process."""
+    import argcomplete
+
+    argcomplete.autocomplete(build_parser(), always_complete_options=False)
+
+
+def suggestions(command: str, prefix: str, **others: object) -> list[str]:
+    """Returns words that may be meant by `prefix`; argcomplete drops those that begin otherwise."""
+    from flows.settings.keys import CHOICES, all_keys
+
+    key, equals, _ = prefix.partition("=")
+    if equals:
+        return [f"{key}={name}" for name in CHOICES.get(key, ())]
+    end = "" if command == "explain" else "="
+    return [
+        *(f"{key}=" for key in (*COMMANDS[command].arguments, *CHOICES)),
+        *(f"{key}{end}" for key in all_keys()),
+    ]
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,3 @@
-import asyncio
 import random
 import re
 import signal
@@ -12,17 +11,14 @@ from typing import Any
 import polars as pl
 import pytest
 from prefect import flow
-from prefect.client.orchestration import get_client
 
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import DatasetError, dataset_folder, read_problems
 from rl_core.envs.countdown import CountdownConfig
-from tasks.generate import cache_key, cached_dataset, generate_dataset, generate_task
+from tasks.generate import cache_key, dataset_task, generate_dataset, generate_task
 from tasks.validate import ValidationFailed, validate_dataset
 from tests.support.brute_force import brute_force
-from tests.support.prefect_server import temporary_prefect_server
-from tests.support.waiting import wait_for
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -193,25 +189,16 @@ def assert_solved_as_brute_force_says(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prefect_harness")
 def test_prefect_shows_it_cached_until_a_file_is_gone(tmp_path):
-    config = settings(tmp_path / "outputs")
+    config = settings(tmp_path)
 
     @flow
-    def only_generate() -> Path:
-        return cached_dataset(config)
+    def only_generate() -> str:
+        return str(dataset_task(config)(config, return_state=True).name)
 
-    async def states() -> list[str]:
-        async with get_client() as client:
-            runs = await client.read_task_runs()
-        return [run.state_name or "" for run in sorted(runs, key=lambda run: run.created)]
-
-    with temporary_prefect_server(tmp_path / "results"):
-        folder = only_generate()
-        assert only_generate() == folder
-        (folder / "test.parquet").unlink()
-        assert only_generate() == folder
-        assert (folder / "test.parquet").is_file()
-        assert only_generate() == folder
-        # The server hears of a task's end by an event, a moment after the flow has gone on.
-        expected = ["Completed", "Cached", "Completed", "Cached"]
-        wait_for(lambda: asyncio.run(states()) == expected, 60, seen=lambda: asyncio.run(states()))
+    assert [only_generate() for _ in range(2)] == ["Completed", "Cached"]
+    missing = dataset_folder(config) / "test.parquet"
+    missing.unlink()
+    assert [only_generate() for _ in range(2)] == ["Completed", "Cached"]
+    assert missing.is_file()
