@@ -38,7 +38,7 @@ def one_line(error: BaseException) -> str:
     text = printable(in_one_line(said))
     if not is_disk_full(error):
         return cut(text, _LONGEST)
-    from tasks.report_page.failure_causes import cause_of  # a table, read if it is needed
+    from tasks.report_page.failures import cause_of  # a table, read if it is needed
 
     cause = cause_of(error)
     remedy = f": {cause.remedy}" if cause is not None else ""

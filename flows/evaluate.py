@@ -94,12 +94,12 @@ def choose(asked: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
         ]
     except ValueError as error:
         raise BadInputError(str(error)) from None
-    model, arguments = models[0], ("checkpoint", "against")
+    model = models[0]
     if model.run is None:
-        return Chosen(models, compose(overrides, arguments=arguments), None)
+        return Chosen(models, compose(overrides), None)
     base = settings_of_run(model.run, where.storage, overrides)
     changes = [t for t in where_and_others(overrides)[1] if not t.startswith("env=")]
-    config = compose(changes, base=base, arguments=arguments)
+    config = compose(changes, base=base)
     refuse_unnamed_code(config, overrides, ray=True)
     data = model.run.read().data
     ours, its = (generator_settings(one.env, one.data) for one in (config, base))

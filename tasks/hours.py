@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -13,7 +13,6 @@ from rl_core.data.sampling import steps_per_epoch, total_steps
 from rl_core.resources.cost import (
     Spread,
     measured_step,
-    price,
     seconds_in_words,
     time_and_price_range,
     time_left,
@@ -111,26 +110,6 @@ class TimePlan:
         """Returns machine and an epoch's time and price, in words."""
         epoch = self.estimate.seconds.times(self.steps_in_epoch)
         return f"{self.estimate.source} {time_and_price_range(epoch, self.config.budget)}"
-
-    def figures(self) -> dict[str, Any]:
-        """Returns the same as numbers, for programs; prices are null without one per hour."""
-        step, budget = self.estimate.seconds, self.config.budget
-        rate = price(1.0, budget)  # of a second
-        named = {"step": 1, "epoch": self.steps_in_epoch, "run": self.steps}
-        return {
-            "basis": self.estimate.basis,
-            "source": self.estimate.source,
-            "problems": self.problems,
-            "steps": self.steps,
-            "steps_in_epoch": self.steps_in_epoch,
-            "seconds_per_step": asdict(step),
-            **{f"hours_per_{of}": asdict(step.times(n / 3_600)) for of, n in named.items()},
-            **{
-                f"price_per_{of}": None if rate is None else asdict(step.times(rate * n))
-                for of, n in named.items()
-            },
-            "currency": budget.currency,
-        }
 
 
 def planned_steps(config: RunConfig) -> int:

@@ -29,9 +29,8 @@ from rl_core.system.words import GIB
 from rl_core.types import Problem
 from tasks.hours import planned_steps
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
-from tasks.preflight_checks import plans
+from tasks.preflight_checks import Finding, PreflightError, fatal, ok, plans, refused, warning
 from tasks.preflight_checks.device import device_findings, quantization_findings
-from tasks.preflight_checks.finding import Finding, PreflightError, fatal, ok, refused, warning
 from tasks.preflight_checks.hours import time_findings
 from tasks.preflight_checks.surroundings import cluster_findings, leftover_findings
 

@@ -29,6 +29,7 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.support.chaos import Ledger, as_table, faults_of  # noqa: E402
+from tests.support.prefect_server import temporary_prefect_server  # noqa: E402
 
 # Other work on the machine makes single examples slow: time is measured in benchmarks/, not here.
 # What a person runs does not hang on luck: new examples are looked for by `make fuzz` only, which
@@ -55,6 +56,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the files near the root first: they take minutes, and the last to begin run alone."""
     items.sort(key=lambda item: len(item.path.parts))
+
+
+@pytest.fixture(scope="session")
+def prefect_harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One temporary Prefect server for all flow tests, with results in a folder of its own."""
+    results = tmp_path_factory.mktemp("results")
+    with temporary_prefect_server(results):
+        yield results
 
 
 @pytest.fixture

@@ -1,13 +1,16 @@
-"""The table of commands: what the parser and a shell's completion need before one is loaded.
+"""The table of commands, their parser, and the completion of their words in a shell.
 
 A command's module is imported only when it is called, so `--help`, a mistyped command and TAB
-answer at once.
+answer at once. The shell runs this program at each TAB (argcomplete): neither Hydra nor DuckDB is
+loaded for it.
 """
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, NoReturn
 
@@ -104,7 +107,6 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "variable that the script takes from outside (BASE_MODEL=Qwen/Qwen2.5-3B N_GPUS=1). Of a "
         "log, settings say what it is of, where it does not itself.",
         words="FILE | KEY=VALUE | NAME=VALUE",
-        arguments=("output",),
     ),
     "sql": Command(
         "sql:sql",
@@ -147,7 +149,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         arguments=("problems", "samples", "answer"),
     ),
     "completion": Command(
-        "completion:print_script",
+        "commands:print_completion",
         f'completion for your shell: eval "$({PROGRAM} completion bash)"',
         words="",
         options={"shell": {"choices": SHELLS}},
@@ -181,10 +183,8 @@ class _Root(_Parser):
         return "\n".join([*lines, str(self.epilog), more, ""])
 
 
-def build_parser(
-    completer: Callable[[str], Callable[..., object]] | None = None,
-) -> argparse.ArgumentParser:
-    """Returns the parser of all commands; argcomplete gets a `completer` for their words."""
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands; argcomplete reads the completer of their words there."""
     parser = _Root(
         prog=PROGRAM,
         description="Reinforcement learning on verifiable tasks, from puzzles to a report.",
@@ -201,10 +201,38 @@ def build_parser(
         own.set_defaults(words=[])
         if command.words:
             words: Any = own.add_argument("words", nargs="*", metavar=command.words)
-            words.completer = completer(name) if completer else None
+            words.completer = partial(suggestions, name)
         for flag, settings in command.options.items():
             own.add_argument(flag, **settings)
     return parser
+
+
+def print_completion(words: Sequence[str], shell: str) -> None:
+    """Prints what the shell must evaluate once."""
+    from argcomplete.shell_integration import shellcode
+
+    sys.stdout.write(shellcode([PROGRAM], shell=shell))
+
+
+def answer_shell() -> None:
+    """Answers a shell that asks how a word may go on, and ends the process."""
+    import argcomplete
+
+    argcomplete.autocomplete(build_parser(), always_complete_options=False)
+
+
+def suggestions(command: str, prefix: str, **others: object) -> list[str]:
+    """Returns words that may be meant by `prefix`; argcomplete drops those that begin otherwise."""
+    from flows.settings.keys import CHOICES, all_keys
+
+    key, equals, _ = prefix.partition("=")
+    if equals:
+        return [f"{key}={name}" for name in CHOICES.get(key, ())]
+    end = "" if command == "explain" else "="
+    return [
+        *(f"{key}=" for key in (*COMMANDS[command].arguments, *CHOICES)),
+        *(f"{key}{end}" for key in all_keys()),
+    ]
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
@@ -230,23 +258,30 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     return {**vars(options), "words": words}
 
 
-def take_arguments(
-    overrides: Sequence[str], names: Sequence[str]
-) -> tuple[dict[str, str], list[str]]:
-    """Returns the command's own arguments by name, and the settings that remain."""
+def take_arguments(command: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Returns the command's own arguments by name, and the words that remain.
+
+    Refuses a mistyped argument by the nearest name; what else is wrong with settings, `compose`
+    finds.
+    """
+    from flows.settings.keys import CHOICES, check_key  # only for a command that is called
+
+    names = COMMANDS[command].arguments
     taken: dict[str, str] = {}
-    settings = []
-    for text in overrides:
-        name, _, value = text.partition("=")
+    others = []
+    for text in words:
+        name, equals, value = text.partition("=")
         if name not in names:
-            settings.append(text)
+            if equals and "." not in name and name not in CHOICES:
+                check_key(name, names)
+            others.append(text)
         elif name in taken:
             raise BadInputError(f"{name} is given twice: {text!r} too")
         elif not value.strip():
             raise BadInputError(f"{text!r} is not KEY=VALUE")
         else:
             taken[name] = value.strip()
-    return taken, settings
+    return taken, others
 
 
 def _without_blanks(words: Sequence[str], *, asks: bool) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flows.cli.commands import COMMANDS, take_arguments
+from flows.cli.commands import take_arguments
 from flows.cli.terminal import say, show_rows
 from flows.errors import BadInputError
 from flows.runs.lookup import existing_run, run_first
@@ -22,7 +22,6 @@ from tasks.queries.parquet_look import (
 )
 
 _LOOKS: Final = ("head", "columns", "lengths")
-_ARGUMENTS: Final = ("split", "column", "run_id")
 _ROWS: Final = 5
 
 
@@ -31,9 +30,7 @@ def data(words: Sequence[str], *, output_format: str) -> None:
     look, *named = [word for word in words if "=" not in word or Path(word).exists()] or [""]
     if look not in _LOOKS:
         raise BadInputError(f"data takes one of {', '.join(_LOOKS)} first, and then a FILE or none")
-    asked, settings = take_arguments(
-        [word for word in words if word not in (look, *named)], COMMANDS["data"].arguments
-    )
+    asked, settings = take_arguments("data", [w for w in words if w not in (look, *named)])
     if "column" in asked and look != "lengths":
         raise BadInputError(f"data {look} shows all columns: column= is for lengths")
     count = int(named.pop(0)) if look == "head" and named and named[0].isdigit() else _ROWS
@@ -43,10 +40,9 @@ def data(words: Sequence[str], *, output_format: str) -> None:
     run: RunFolder | None = None
     runs = [word for word in named if word not in places]
     if runs or any(text.startswith("run_id=") for text in settings):
-        of_run = run_first([*runs, *settings], "data")
-        config, run = existing_run(of_run, arguments=_ARGUMENTS)
+        config, run = existing_run(run_first([*runs, *settings], "data"))
     else:
-        config = compose(settings, arguments=_ARGUMENTS)
+        config = compose(settings)
     place, why = (Path(places[0]).expanduser(), "") if places else _dataset(config, run, settings)
     files = _files(place, asked.get("split"), why)
     if look == "lengths":

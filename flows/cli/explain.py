@@ -79,7 +79,7 @@ def explain(words: Sequence[str]) -> None:
         return
     else:
         if not found:
-            check_key(key, ())  # names the nearest
+            check_key(key)  # names the nearest
         if not equals and others:
             _say_in_force(found, compose(others))
             return

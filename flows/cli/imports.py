@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flows.cli.commands import take_arguments
 from flows.cli.terminal import say
 from flows.errors import BadInputError, SettingsError
 from flows.settings.compose import compose
@@ -15,7 +14,7 @@ from rl_core.system.atomic import write_text_atomically
 from rl_core.tracking.diagnosis import diagnose
 from tasks.importers.console_log import import_log, is_log, other_trainer
 from tasks.importers.launch_script import import_script
-from tasks.report_page.failure_causes import Failure, find_failure, is_of_a_program
+from tasks.report_page.failures import Failure, find_failure, is_of_a_program
 
 _VERL_WEIGHT_DECAY: Final = 0.01
 _WEIGHT_DECAYS: Final = ("actor.weight_decay", "critic.weight_decay")
@@ -26,7 +25,7 @@ def import_file(words: Sequence[str]) -> None:
     files = [word for word in words if "=" not in word]
     if len(files) != 1:
         raise BadInputError("import takes one FILE: a launch script, or a console log")
-    given, settings = take_arguments([w for w in words if "=" in w], ("output",))
+    settings = [word for word in words if "=" in word]
     file = Path(files[0])
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
@@ -43,8 +42,9 @@ def import_file(words: Sequence[str]) -> None:
         elif is_of_a_program(text):
             _say_failure(find_failure(text))
         else:
-            output = Path(given.get("output", f"{file.stem}.yaml"))
-            _import_script(file, text, output, _variables(settings))
+            variables = _variables(settings)
+            output = Path(variables.pop("output", f"{file.stem}.yaml"))
+            _import_script(file, text, output, variables)
     except ValueError as error:
         raise BadInputError(f"{file}: {error}") from None
 

@@ -13,12 +13,12 @@ from io import TextIOWrapper
 from pkgutil import resolve_name
 from typing import Any, Final, NoReturn
 
-from flows.cli.commands import BAD_INPUT, COMMANDS, PROGRAM, parse
+from flows.cli.commands import BAD_INPUT, COMMANDS, PROGRAM, answer_shell, parse
 from flows.errors import BadInputError, RunFailedError, SettingsError, one_line
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.redaction import redact
 from rl_core.system.words import in_one_line, printable
-from tasks.preflight_checks.finding import PreflightError
+from tasks.preflight_checks import PreflightError
 
 FINE: Final = 0
 FAILED: Final = 1
@@ -35,8 +35,6 @@ _DEFAULTS: Final = {
 def main() -> NoReturn:
     """Runs the command line and exits; the entry point `countdown-train`."""
     if "_ARGCOMPLETE" in os.environ:
-        from flows.cli.completion import answer_shell  # only a TAB needs it
-
         answer_shell()
     apply_defaults()
     for name, value in _DEFAULTS.items():

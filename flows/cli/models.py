@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from flows.cli.commands import COMMANDS, take_arguments
+from flows.cli.commands import take_arguments
 from flows.cli.terminal import say
 from flows.errors import BadInputError
 from flows.runs.lookup import changed_settings, refuse_unnamed_code, where_and_others
@@ -20,8 +20,6 @@ from tasks.ask import Reply, ask_model, question_of, read_question
 from tasks.queries.checkpoint_names import NamedModel, find_model
 from tasks.storage import bring_model
 
-_OF_ASK: Final = COMMANDS["ask"].arguments
-_OF_EXPORT: Final = COMMANDS["export"].arguments
 _SETTING: Final = re.compile(r"[a-z][\w.]*=.*", re.DOTALL)
 _PROBLEMS: Final = "3"
 _MOST: Final = 1_000
@@ -30,7 +28,7 @@ _MOST: Final = 1_000
 def ask(words: Sequence[str]) -> None:
     """Prints the responses, and how many are right."""
     named = [word for word in words if not _SETTING.fullmatch(word)]
-    given, settings = take_arguments([w for w in words if w not in named], _OF_ASK)
+    given, settings = take_arguments("ask", [w for w in words if w not in named])
     if len(named) not in (1, 2):
         raise BadInputError("ask takes a CHECKPOINT and one QUESTION in quotes, or problems=N")
     if len(named) > 1 and "problems" in given:
@@ -62,14 +60,14 @@ def export(words: Sequence[str]) -> None:
     from tasks.export import DTYPES, export_model  # with torch
 
     named = [word for word in words if "=" not in word]
-    given, settings = take_arguments([word for word in words if "=" in word], _OF_EXPORT)
+    given, settings = take_arguments("export", [word for word in words if "=" in word])
     if len(named) != 1 or "to" not in given:
         raise BadInputError("export takes a CHECKPOINT (such as best, or RUN/best) and to=FOLDER")
     dtype = given.get("dtype", "bfloat16")
     if dtype not in DTYPES:
         raise BadInputError(f"dtype={dtype} is not {', '.join(DTYPES)}")
     if other := where_and_others(settings)[1]:
-        raise BadInputError(f"{other[0]!r}: export takes {', '.join(_OF_EXPORT)} and storage.root")
+        raise BadInputError(f"{other[0]!r}: export takes to, dtype and storage.root")
     model, storage = _model(named[0], settings)
     with reading_sound(model.folder):
         folder = export_model(model, storage.root, dtype=dtype, to=Path(given["to"]).expanduser())
@@ -93,8 +91,8 @@ def _model_and_settings(name: str, settings: Sequence[str]) -> tuple[NamedModel,
     """Returns the model, and its run's settings, or those of the command if it has no run."""
     model, storage = _model(name, settings)
     if model.run is None:
-        return model, compose(settings, arguments=_OF_ASK)
-    config = changed_settings(model.run, settings, storage, _OF_ASK)
+        return model, compose(settings)
+    config = changed_settings(model.run, settings, storage)
     refuse_unnamed_code(config, settings)
     return model, config
 

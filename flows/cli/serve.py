@@ -36,8 +36,6 @@ from prefect.workers.process import ProcessWorker
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError, RunFailedError
-from flows.nights.messages import Night, message
-from flows.nights.settings import NIGHT_FILE, is_off, read_night
 from flows.prefect_patches.login import (
     AUTH_STRING,
     SERVER_AUTH_STRING,
@@ -45,11 +43,13 @@ from flows.prefect_patches.login import (
     server_environment,
 )
 from flows.prefect_patches.private_server import answers
+from flows.settings.night import NIGHT_FILE, is_off, read_night
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.network import LOOPBACK
 from rl_core.system.process_group import environment_of, members
 from rl_core.system.words import in_one_line
 from tasks.prefect_ui.notify import Listeners, deliver
+from tasks.preflight_checks.surroundings import refuses_login
 
 _ROOT: Final = Path(__file__).parents[2]
 _PREFECT: Final = (sys.executable, "-P", "-m", "prefect")
@@ -105,6 +105,8 @@ def notify(words: Sequence[str]) -> None:
     listeners = Listeners(night.webhook, night.command)
     if not listeners.webhook and not listeners.command:
         raise BadInputError(f"{NIGHT_FILE} names no webhook and no command: see night.example.yaml")
+    from flows.nightly import Night, message  # with all that a night needs
+
     outcome = deliver(listeners, message("test", Night(), "sent by `countdown-train notify test`"))
     for who, refusal in outcome.items():
         say(f"{who}: {refusal or 'got the message'}")
@@ -153,20 +155,17 @@ def _server(processes: _Processes) -> tuple[str, Callable[[], None] | None]:
 
 def _look_at_login(url: str) -> None:
     """Warns of a server that serves everybody, and refuses one that does not serve us."""
-    api = get_current_settings().api
-    if api.key is not None:
+    if get_current_settings().api.key is not None:  # of a cloud, which asks everybody for one
         return
-    login = api.auth_string.get_secret_value().partition(":")[::2] if api.auth_string else None
-    asked, denied = f"{url}/admin/version", httpx.codes.UNAUTHORIZED
-    if httpx.get(asked, timeout=5).status_code != denied:
-        say(
-            f"warning      {url} has no login: everybody who reaches it can run commands as you; "
-            f"start it with {SERVER_AUTH_STRING}=name:password"
-        )
-    elif httpx.get(asked, auth=login, timeout=5).status_code == denied:
+    if refuses_login():
         raise BadInputError(
             f"the server at {url} refuses the login: set {AUTH_STRING} to what its "
             f"{SERVER_AUTH_STRING} is"
+        )
+    if httpx.get(f"{url}/admin/version", timeout=5).status_code != httpx.codes.UNAUTHORIZED:
+        say(
+            f"warning      {url} has no login: everybody who reaches it can run commands as you; "
+            f"start it with {SERVER_AUTH_STRING}=name:password"
         )
 
 

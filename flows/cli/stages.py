@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.cli.commands import COMMANDS, PROGRAM, take_arguments
+from flows.cli.commands import PROGRAM, take_arguments
 from flows.cli.terminal import progress_on_stdout, say, show_rows
 from flows.errors import BadInputError, RunFailedError, one_line
 from flows.prefect_patches.private_server import start_private_server
@@ -43,7 +43,7 @@ from tasks.storage import bring_inputs_of_run, bring_records, inputs_published, 
 
 if TYPE_CHECKING:
     from rl_core.config.run import RunConfig
-    from tasks.preflight_checks.finding import Finding
+    from tasks.preflight_checks import Finding
     from tasks.validate import Validation
 
 _logger = logging.getLogger(__name__)
@@ -147,12 +147,11 @@ def train(overrides: Sequence[str]) -> None:
 
 def prune(overrides: Sequence[str]) -> None:
     """Deletes what a run need not keep, and shows the decisions; dry_run=true only shows them."""
-    asked, settings = take_arguments(overrides, COMMANDS["prune"].arguments)
+    asked, settings = take_arguments("prune", overrides)
     dry_run = asked.get("dry_run", "false")
     if dry_run not in ("true", "false"):
         raise BadInputError(f"dry_run={dry_run} must be true or false")
-    settings = run_first(settings, "prune")
-    config, run = existing_run(settings, arguments=COMMANDS["prune"].arguments)
+    config, run = existing_run(run_first(settings, "prune"))
     with _shown(), published(config):
         rows = prune_run(config, run, dry_run=dry_run == "true")
     show_rows(rows)
@@ -160,7 +159,7 @@ def prune(overrides: Sequence[str]) -> None:
 
 def evaluate(overrides: Sequence[str]) -> None:
     """Evaluates base and trained model of a run, or what checkpoint= and against= name."""
-    asked, settings = take_arguments(overrides, COMMANDS["evaluate"].arguments)
+    asked, settings = take_arguments("evaluate", overrides)
     for word in [word for word in settings if "=" not in word and "/" in word]:
         settings.remove(word)  # RUN/best, as `ask` and `export` take it
         if asked.setdefault("checkpoint", word) != word:
@@ -176,7 +175,7 @@ def evaluate(overrides: Sequence[str]) -> None:
             evaluated = evaluate_models(chosen.config, data, *chosen.models)
         say(f"\n{render(evaluated, [model.name for model in chosen.models])}")
         return
-    config, run = existing_run(settings, arguments=COMMANDS["evaluate"].arguments)
+    config, run = existing_run(settings)
     refuse_unnamed_code(config, settings, ray=True)
     from flows.evaluate import render
     from rl_core.evaluator import Evaluator

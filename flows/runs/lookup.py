@@ -33,25 +33,18 @@ def run_first(words: Sequence[str], command: str) -> list[str]:
     return [*(f"run_id={name}" for name in named if name != "latest"), *settings]
 
 
-def existing_run(
-    overrides: Sequence[str], *, arguments: Sequence[str] = ()
-) -> tuple[RunConfig, RunFolder]:
-    """Returns the run named by run_id, else the latest, and its settings under the overrides.
-
-    `arguments`: as for `compose`.
-    """
+def existing_run(overrides: Sequence[str]) -> tuple[RunConfig, RunFolder]:
+    """Returns the run named by run_id, else the latest, and its settings under the overrides."""
     where, _ = where_and_others(overrides)
     run = find_run(where)
-    return changed_settings(run, overrides, compose(where).storage, arguments), run
+    return changed_settings(run, overrides, compose(where).storage), run
 
 
-def changed_settings(
-    run: RunFolder, words: Sequence[str], storage: StorageConfig, arguments: Sequence[str] = ()
-) -> RunConfig:
+def changed_settings(run: RunFolder, words: Sequence[str], storage: StorageConfig) -> RunConfig:
     """Returns a run's settings under a command's words; `storage` as for `settings_of_run`."""
     base = settings_of_run(run, storage, words)
     changes = [word for word in where_and_others(words)[1] if word != f"env={base.env.name}"]
-    return compose(changes, base=base, arguments=arguments)
+    return compose(changes, base=base)
 
 
 def refuse_unnamed_code(config: RunConfig, words: Sequence[str], *, ray: bool = False) -> None:

@@ -31,9 +31,8 @@ from rl_core.system.words import GIB, markdown_table
 from tasks.prefect_ui.artifacts import create_markdown_artifact
 from tasks.prefect_ui.attempts import settings_that_help
 from tasks.prefect_ui.progress import HEADLINES
-from tasks.preflight_checks.finding import PreflightError
-from tasks.report_page.failure_causes import cause_of
-from tasks.report_page.faults import later_attempts
+from tasks.preflight_checks import PreflightError
+from tasks.report_page.failures import cause_of, later_attempts
 
 Stage = Callable[[str], AbstractContextManager[None]]
 

@@ -46,14 +46,12 @@ def compose(
     overrides: Sequence[str] = (),
     *,
     base: RunConfig | None = None,
-    arguments: Sequence[str] = (),
 ) -> RunConfig:
     """Returns the settings of a run.
 
     Args:
         overrides: `KEY=VALUE`, `preset=NAME`, `env=NAME` in Hydra's grammar; lists as `[a,b]`.
         base: settings of an existing run, to change instead of a preset's; its preset and env stay.
-        arguments: keys of the command itself, which are suggested as settings are.
 
     Raises:
         SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
@@ -74,7 +72,7 @@ def compose(
         preset = chosen.get("preset", DEFAULT_PRESET)
         env, settings = _start(preset, chosen.get("env"))
     for key in given:
-        check_key(key, arguments)
+        check_key(key)
         if key not in known_keys(env):
             raise SettingsError(of_another_env(key, env))
     return _validate(_merge(settings, values) | {"preset": preset}, given, env)

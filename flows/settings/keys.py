@@ -48,8 +48,8 @@ def all_keys() -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for env in ENVS for key in known_keys(env)))
 
 
-def check_key(key: str, arguments: Sequence[str]) -> None:
-    """Refuses what is a setting under no env; `arguments` are keys of the command itself."""
+def check_key(key: str, arguments: Sequence[str] = ()) -> None:
+    """Refuses what is a setting under no env; `arguments` of a command are suggested, too."""
     known = all_keys()
     if key in known:
         return

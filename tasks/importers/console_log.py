@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord
 from rl_core.system.atomic import write_text_atomically
-from tasks.report_page.failure_causes import COLOURS, find_failure
+from tasks.report_page.failures import COLOURS, find_failure
 
 _STEP = re.compile(r"(?:^|\s)step:(?P<step>\d+) - (?P<metrics>.+)$")
 _METRIC = re.compile(

@@ -13,7 +13,7 @@ from rl_core.system.words import did_you_mean, printable
 from tasks.importers.shell_script import Command, Script, Word
 from tasks.importers.verl_rules import translate
 from tasks.importers.verl_table import NAMES, PLAIN_NAMES, Given, Settings, finding, meaning, nested
-from tasks.preflight_checks.finding import Finding
+from tasks.preflight_checks import Finding
 
 _SETTING = re.compile(r"^\+{0,2}(?P<key>[A-Za-z_]\w*(?:\.[\w-]+)+)=(?P<value>.*)$", re.DOTALL)
 _INTERPOLATED = re.compile(r"\$\{([\w.]+)\}")

@@ -19,7 +19,7 @@ from tasks.importers.verl_table import (
     Settings,
     is_number,
 )
-from tasks.preflight_checks.finding import Finding
+from tasks.preflight_checks import Finding
 
 _ACTOR: Final = "actor_rollout_ref.actor."
 _ROLLOUT: Final = "actor_rollout_ref.rollout."

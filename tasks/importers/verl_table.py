@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import yaml
 
-from tasks.preflight_checks.finding import Finding
+from tasks.preflight_checks import Finding
 
 Settings = dict[str, Any]  # our dotted keys and their values
 TABLE: Final[dict[str, Any]] = yaml.load(

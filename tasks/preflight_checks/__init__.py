@@ -1,1 +1,35 @@
-"""What preflight looks at: device, leftovers, memory, disk and hours."""
+"""What preflight looks at, and a finding: one such thing, and what to do about it."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was checked."""
+
+    check: str
+    level: Literal["ok", "warning", "fatal"] = field(kw_only=True)
+    message: str
+    remedy: str = ""
+    overrides: str = ""
+    """Settings to paste behind the command that was looked at; preflight has planned with them."""
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.remedy}" if self.remedy else self.message
+
+
+ok = partial(Finding, level="ok")
+warning = partial(Finding, level="warning")
+fatal = partial(Finding, level="fatal")
+
+
+def refused(check: str, error: object) -> Finding:
+    """Returns a refusal, whose words behind the last colon are the remedy."""
+    message, _, remedy = str(error).rpartition(": ")
+    return fatal(check, message, remedy)
+
+
+class PreflightError(ValueError):
+    """Something would stop the run; the message names it and its remedy."""

@@ -23,7 +23,7 @@ from rl_core.system.cpu import has_fast_bfloat16
 from rl_core.system.process_env import environment_of_child
 from rl_core.system.versions import version_of
 from rl_core.system.words import in_one_line
-from tasks.preflight_checks.finding import Finding, fatal, ok, warning
+from tasks.preflight_checks import Finding, fatal, ok, warning
 
 _PROBE_TIMEOUT_S: Final = 30.0
 _PROBE: Final = """

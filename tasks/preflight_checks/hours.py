@@ -14,8 +14,8 @@ from rl_core.sft.named_data import planned_sft_steps
 from rl_core.system.cards import CardFigures, cards_of, find_card, named_card
 from rl_core.system.words import GIB
 from tasks.hours import TimePlan, estimates
+from tasks.preflight_checks import Finding, ok, warning
 from tasks.preflight_checks.device import ask_python, cards_here
-from tasks.preflight_checks.finding import Finding, ok, warning
 from tasks.preflight_checks.plans import model_shape
 
 _LATER = f"from step {MEASURED_FROM} on progress shows what is measured"
@@ -61,7 +61,6 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
         "time",
         said,
         f"{limit} will stop it earlier: raise it, or lower trainer.total_steps" if limit else "",
-        figures={"estimates": [plan.figures() for plan in plans]},
     )
 
 

@@ -34,8 +34,8 @@ from rl_core.resources.memory_plan import (
 from rl_core.system.words import GIB, disk_size
 from rl_core.tracking.host_memory import memory_left, own_bytes
 from tasks.hours import planned_steps
+from tasks.preflight_checks import Finding, fatal, ok, warning
 from tasks.preflight_checks.device import cards_here
-from tasks.preflight_checks.finding import Finding, fatal, ok, warning
 
 _FLOAT32: Final = 4
 _VERSIONS_IN_FLIGHT: Final = 4  # Ray's store is made for so many times the weights, see cluster.py

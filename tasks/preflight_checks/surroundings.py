@@ -22,7 +22,7 @@ from rl_core.system.network import PROBE_TIMEOUT_S, why_unreachable
 from rl_core.system.process_env import environment_of_child
 from rl_core.system.words import GIB
 from rl_core.workers.ray_auth import RAY_CLUSTER_FILE, address_of_auto, mode_for
-from tasks.preflight_checks.finding import Finding, fatal, ok, refused, warning
+from tasks.preflight_checks import Finding, fatal, ok, refused, warning
 
 _OUR_FOLDERS: Final = "/rl-"  # Ray's daemons name their session's folder: ours start like this
 _RAY_DAEMONS: Final = ("gcs_server", "raylet")
@@ -74,7 +74,7 @@ def _prefect_server(url: str) -> Iterator[Finding]:
     elif (why := _why_no_prefect(url)) is not None:
         message = f"is no Prefect server ({why}): another program may have its port"
         remedy = "`prefect server start --port N`, and PREFECT_API_URL=http://127.0.0.1:N/api"
-    elif _refuses_login():
+    elif refuses_login():
         message = "refuses the login"
         remedy = "PREFECT_API_AUTH_STRING=name:password as the server was started with"
     else:
@@ -90,7 +90,8 @@ def _why_no_prefect(url: str) -> str | None:
     return None if answer.status_code == httpx.codes.OK else f"HTTP {answer.status_code}"
 
 
-def _refuses_login() -> bool:
+def refuses_login() -> bool:
+    """Says whether the server of the settings does not take their login."""
     with suppress(httpx.HTTPError, PrefectException):  # what else is wrong, a run will say
         try:
             with get_client(sync_client=True) as client:

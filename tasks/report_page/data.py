@@ -16,7 +16,7 @@ from tasks.hours import left_of, steps_in_words
 from tasks.queries import run_tables as run_files
 from tasks.queries import sql
 from tasks.queries.saved_questions import Value
-from tasks.report_page.faults import Fault, LoggedWarning, faults, warnings
+from tasks.report_page.failures import Fault, LoggedWarning, faults, warnings
 from tasks.report_page.samples import Sample, best_and_worst, from_the_end, samples
 
 _SEARCH_ROWS = 6
@@ -27,7 +27,6 @@ select step, metric, value from metrics
 where
     starts_with(metric, 'timing_s/') or starts_with(metric, 'memory/host_gib/')
     or starts_with(metric, 'memory/peak_gib/') or metric = 'disk/free_gib'
-    or starts_with(metric, 'rollout/staleness_')
 order by step, metric
 """
 _NUM_TESTED = "select count(distinct prompt_index) from held_out"

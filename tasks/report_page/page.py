@@ -146,19 +146,13 @@ def resource_charts(data: ReportData) -> dict[str, str]:
     phases = data.timeline.filter(pl.col("metric").str.starts_with("memory/peak_gib/"))
     peaks = phases.group_by("step").agg(pl.max("value")).sort("step")
     most = Series("learner", "test", _points(peaks, "value"))
+    free = data.timeline.filter(pl.col("metric") == "disk/free_gib").sort("step")
     return _drawn(
         {
             "Seconds per step": _stack(data.timeline, "timing_s/", "seconds", without=("step",)),
             "Memory of the machine, by process": _stack(data.timeline, "memory/host_gib/", "GiB"),
             "Memory of the learner, fullest phase of the step": draw([most], "GiB"),
-            "Free disk": draw([_metric(data.timeline, "disk/free_gib", "free")], "GiB"),
-            "Staleness of tokens": draw(
-                [
-                    _metric(data.timeline, "rollout/staleness_mean", "mean"),
-                    _metric(data.timeline, "rollout/staleness_max", "max", "train"),
-                ],
-                "updates",
-            ),
+            "Free disk": draw([Series("free", "test", _points(free, "value"))], "GiB"),
         }
     )
 
@@ -225,11 +219,6 @@ def _stack(
         for i, name in enumerate(shown)
     ]
     return draw(stacked(series), label)
-
-
-def _metric(timeline: pl.DataFrame, metric: str, name: str, colour: str = "test") -> Series:
-    rows = timeline.filter(pl.col("metric") == metric).sort("step")
-    return Series(name, colour, _points(rows, "value"))
 
 
 def _before_and_after(rows: Sequence[Row], column: str, x_label: str) -> str | None:

@@ -22,6 +22,7 @@ from rl_core.system.atomic import alone_in
 from tests.rl_core.test_trainer import comparable
 from tests.support.chaos import Ledger
 from tests.support.harness import ROOT, WORKER, FlowRun, Prefect, edited, stop
+from tests.support.programs import cli, living
 from tests.support.runs import steps_below
 from tests.support.waiting import wait_for
 
@@ -30,6 +31,7 @@ SAVE_FREQ = 3
 WITHIN_S = 45
 """Without a heartbeat a run is lost: Prefect knows none more often than every 30 s."""
 PROGRAM = [sys.executable, "-c", "from flows.cli.main import main; main()"]
+MARK = "TEST_FAULTS_MARK"
 NIGHTLY, ON_DEMAND = "countdown-train-nightly", "countdown-train"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -52,6 +54,7 @@ class Place:
 
         self.night: FlowRun
         self.killed_at: int
+        self.left_at: int
 
     def undisturbed(self) -> RunFolder:
         """Returns a run without a server, to compare with; it is trained once."""
@@ -72,10 +75,15 @@ class Place:
         """Has no worker and no deployment: only its server can notice."""
         command = [*PROGRAM, "run", *self.settings(root)]
         environment = {**self.prefect.environment, "http_proxy": "http://127.0.0.1:9"}
-        run = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        run = subprocess.Popen(command, env=environment | {MARK: root}, stdout=subprocess.DEVNULL)
         self.wait_for_steps(root, 2)
         run.kill()
         run.wait()
+        wait_for(lambda: not living(MARK), limit_s=60)  # its trainer saves and leaves
+        self.left_at = max(self.steps(root))
+        assert self.run(root).read().status == "running"
+        assert "interrupted" in cli("runs", f"storage.root={self.folder / root}").stdout
+        assert "its process is gone (killed?)" in str(self.run(root).read().reason)
 
     def start_worker(self) -> None:
         self.worker = self.prefect.start(*WORKER)
@@ -194,5 +202,7 @@ def test_a_run_outlives_its_worker(place: Place, survived: Ledger) -> None:
     assert run.is_in("Completed"), place.prefect.logs()
     assert run.read()["run_count"] == 1
     wait_for(lambda: not run.processes(), limit_s=60)
+    assert place.resumed_at("alone") == [place.left_at]
     place.compare("alone")
+    survived("SIGKILL", "the whole command", steps_lost=0)
     survived("SIGKILL", "Prefect worker", steps_lost=0)

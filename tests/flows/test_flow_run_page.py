@@ -1,4 +1,8 @@
-"""What the page of a flow run tells, read through Prefect's API after one real, tiny run."""
+"""One real run of the preset `gsm8k-toy` cut small: its files, and what its page in Prefect tells.
+
+What the preset is worth is measured, not tested: `countdown-train run preset=gsm8k-toy` prints both
+accuracies, and `benchmarks/README.md` keeps them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import polars as pl
 import pytest
 from prefect import flow, get_client, task
 from prefect.client.orchestration import SyncPrefectClient
@@ -30,16 +35,33 @@ from flows.countdown_train import countdown_train
 from flows.evaluate import evaluate
 from flows.nightly import nightly
 from flows.prune import prune
+from rl_core.envs.gsm8k import score_response
 from rl_core.runs.run_folder import RunFolder
 from tasks.prefect_ui.artifacts import LiveArtifacts
 from tasks.prefect_ui.flow_run import logs_in_ui
+from tasks.queries.saved_questions import list_queries
+from tasks.queries.sql import ask
 from tests.support.waiting import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_harness")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.usefixtures("prefect_harness"),
+]
 
 CHAIN = (
     *("preflight", "generate", "base_model", "validate", "train"),
     *("prune", "evaluate", "promote", "report"),
+)
+SMALL = (
+    *("data.train_size=64", "data.test_size=16", "data.train_batch_size=8"),
+    *("data.max_response_length=64", "actor.mini_batch_size=4", "algorithm.group_size=4"),
+    # Enough to write "####" and a number now and then, right or wrong.
+    *("base_model.steps=40", "base_model.hidden_size=64", "base_model.num_heads=2"),
+    *("base_model.num_layers=2", "base_model.batch_size=16", "base_model.num_threads=1"),
+    *("base_model.warmup_steps=5", "base_model.max_response_tokens=64"),
+    *("rollout.num_engines=1", "resources.learner_threads=1"),
+    *("trainer.total_steps=2", "trainer.test_freq=1", "evaluation.samples_per_problem=2"),
 )
 SECRET = "secret-of-a-wandb"
 
@@ -83,7 +105,7 @@ class Page:
 
 @pytest.fixture(scope="module")
 def run_and_page(
-    tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str], prefect_harness: Path
+    tmp_path_factory: pytest.TempPathFactory, prefect_harness: Path
 ) -> Iterator[tuple[RunFolder, Page]]:
     root = tmp_path_factory.mktemp("out")
     seen: list[UUID] = []
@@ -92,14 +114,7 @@ def run_and_page(
         seen.append(run.id)
 
     named = countdown_train.with_options(on_completion=[note])
-    record = named(
-        overrides=(
-            *tiny_overrides,
-            f"storage.root={root}",
-            "rollout.engine=hf",
-            "trainer.total_steps=5",
-        )
-    )
+    record = named(preset="gsm8k-toy", overrides=(*SMALL, f"storage.root={root}"))
     with get_client(sync_client=True) as client:
         yield RunFolder(root / "runs" / record["run_id"]), Page(seen[0], client)
 
@@ -107,17 +122,17 @@ def run_and_page(
 def test_tags_and_task_runs_say_what_ran(run_and_page: tuple[RunFolder, Page]) -> None:
     run, page = run_and_page
     tags = page.client.read_flow_run(page.id).tags
-    assert set(tags) == {"preset:quickstart", "env:countdown", "estimator:gae"}
+    assert set(tags) == {"preset:gsm8k-toy", "env:gsm8k", "estimator:grpo"}
     # events are written a moment later
     wait_for(lambda: len(page.task_runs()) >= 9, 30, seen=page.task_runs)
     assert page.task_runs() == {
         "check disk, engine and model",
         "generate 80 problems",
-        f"look up the base model {Path(str(run.read().model)).name}",
+        "warm-start a base model: 40 steps",
         f"check the data set {Path(str(run.read().data)).name}",
         "train",
         "prune checkpoints to 20 GB, rollouts to 20 GB",
-        "evaluate base and step_000005 on 16 problems",
+        "evaluate base and step_000002 on 16 problems",
         "compare with the champion",
         "write report.html",
     }
@@ -159,16 +174,16 @@ def test_every_artifact_has_a_description_and_training_was_shown_live(
     assert {key: described[key][0] for key in kinds} == kinds
     assert [key for key, (_, description) in described.items() if not description] == []
     assert page.artifact("training").data == 100.0
-    assert page.artifact("training").description.startswith("step 5/5 · ")
+    assert page.artifact("training").description.startswith("step 2/2 · ")
     assert len(page.artifacts()) == len(described), "each is there once"
-    assert page.artifact("learning-curve").description == "As of step 5."
+    assert page.artifact("learning-curve").description == "As of step 2."
     for key in ("learning-curve", "report"):
         kind, _, svg = page.artifact(key).data.partition("](")[2].partition(";base64,")
         assert kind == "data:image/svg+xml"
         assert f"{run.run_id}: " in base64.b64decode(svg.partition(")")[0]).decode()
     assert [a.key for a in page.artifacts() if a.task_run_id is None] == ["report"]
     (samples,) = [a for a in page.artifacts() if a.key == "samples"]
-    assert samples.data.startswith("Of step 5:\n")
+    assert samples.data.startswith("Of step 2:\n")
     assert "\n### " in samples.data
 
 
@@ -182,23 +197,72 @@ def test_tables_show_verdicts_first_and_the_report_is_linked(
     assert page.artifact("preflight").description.startswith("Nothing stops the run: ")
     validation = page.table("validation")
     assert list(validation[0])[:2] == ["status", "check"]
-    assert page.artifact("validation").description.startswith("All 17 checks passed. ")
-    assert list(page.table("evaluation")[0]) == ["measure", "base", "step_000005"]
+    said = f"All {len(validation)} checks passed. "
+    assert page.artifact("validation").description.startswith(said)
+    assert list(page.table("evaluation")[0]) == ["measure", "base", "step_000002"]
     report = run.path / "report.html"
     assert f"[{report}](file://{report})" in page.artifact("report").data
 
 
 def test_the_log_has_what_stages_and_workers_say(run_and_page: tuple[RunFolder, Page]) -> None:
-    _, page = run_and_page
+    run, page = run_and_page
     page.wait_for("the last line of all", "finished")
     said = {log.name for log in page.logs()}
     assert {"tasks.generate", "tasks.validate", "tasks.evaluate", "prefect.task_runs"} <= said
-    learner = page.wait_for("a worker", "learner: tiny_model0 in float32, micro-batches of up to")
+    model = Path(str(run.read().model)).name
+    learner = page.wait_for("a worker", f"learner: {model} in float32, micro-batches of up to")
     assert (learner.level, learner.task_run_id is not None) == (logging.INFO, True)
     engine = page.wait_for("another worker", "engine_0: ")
     evaluated = page.wait_for("the evaluation", "base: greedy accuracy")
     assert engine.task_run_id == learner.task_run_id != evaluated.task_run_id is not None
     assert not any("Warning" in log.message for log in page.logs())
+
+
+def test_groups_are_rolled_out_scored_and_compared(run_and_page: tuple[RunFolder, Page]) -> None:
+    run, _ = run_and_page
+    rollouts = pl.read_parquet(run.path / "rollouts" / "*.parquet")
+    assert rollouts.height == 2 * 8 * 4
+    assert set(rollouts["data_source"]) == {"openai/gsm8k"}
+    assert set(rollouts["verdict"]) <= {"correct", "wrong_value", "no_answer"}
+    groups = rollouts.group_by("step", "group_id").agg(
+        pl.len(),
+        pl.col("prompt").n_unique(),
+        pl.col("advantage_mean").abs().sum(),
+        pl.col("reward"),
+    )
+    assert set(groups["len"]) == {4}
+    assert set(groups["prompt"]) == {1}
+    for rewards, advantages in groups.select("reward", "advantage_mean").iter_rows():
+        assert (len(set(rewards)) > 1) == (advantages > 0)
+    for row in rollouts.iter_rows(named=True):
+        assert row["prompt"].endswith("Let me solve this step by step.\n<think>")
+        assert score_response(row["response"], "1").answer == row["answer"]
+
+
+def test_both_models_are_evaluated_on_the_test_split(run_and_page: tuple[RunFolder, Page]) -> None:
+    run, _ = run_and_page
+    record = run.read()
+    assert (record.status, record.steps, record.preset) == ("finished", 2, "gsm8k-toy")
+    assert 0 <= (record.accuracy_before or 0) <= 1
+    assert 0 <= (record.accuracy_after or 0) <= 1
+    rows = pl.read_parquet(run.path / "eval" / "*.parquet")
+    counts = rows.group_by("model", "mode").len().sort("model", "mode").rows()
+    models = ("base", "step_000002")
+    assert counts == [(m, *c) for m in models for c in (("greedy", 16), ("sampled", 32))]
+
+
+def test_every_saved_question_has_an_answer_and_so_has_the_report(
+    run_and_page: tuple[RunFolder, Page],
+) -> None:
+    run, _ = run_and_page
+    for query in list_queries():
+        ask(query.name, root=run.root, run=run.run_id)
+    (summary,) = ask("gain_over_base", root=run.root, run=run.run_id).to_dicts()
+    assert summary["problems"] == 16
+    page = (run.path / "report.html").read_text()
+    assert "pass@k" in page
+    assert "#### " in page
+    assert "By number of solutions" not in page, "GSM8K has no such label"
 
 
 def test_secrets_stay_out_of_the_log_whoever_says_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,9 @@ from typing import Any
 import psutil
 import pytest
 
+from rl_core.checkpoints.store import latest
 from rl_core.evaluation.rows import read_rows
+from tests.support.chaos import Ledger
 from tests.support.programs import command_lines, living, own_prefect
 from tests.support.runs import steps_below
 from tests.support.traps import SECRETS, addresses, secrets_of, set_traps, sprung
@@ -107,7 +109,7 @@ def assert_closed(place: Place) -> None:
 
 
 def stop(place: Place, process: subprocess.Popen[str], kill: Callable[[], None]) -> str:
-    """Sends a signal in mid-training and returns stderr, once all is gone."""
+    """Sends a signal in mid-training and returns stderr, once all is gone and no step is lost."""
     before = len(place.steps())
     wait_for(lambda: len(place.steps()) > max(before, 2), LIMIT_S, process=process)
     assert_closed(place)
@@ -120,23 +122,31 @@ def stop(place: Place, process: subprocess.Popen[str], kill: Callable[[], None])
     record = place.record()
     assert record["status"] == "interrupted"
     assert f"run_id={record['run_id']}" in record["reason"]
-    assert 0 < record["steps"] < NUM_STEPS
+    checkpoint = latest(place.folder())
+    assert checkpoint is not None
+    assert checkpoint.step == record["steps"] == place.steps()[-1] < NUM_STEPS
     assert "Traceback" not in err
     return err
 
 
-def test_sigterm_stops_a_run_and_the_same_command_resumes_it(place: Place) -> None:
+@pytest.mark.chaos
+def test_sigterm_stops_a_run_and_the_same_command_resumes_it(
+    place: Place, survived: Ledger
+) -> None:
     process = place.start()
     err = stop(place, process, lambda: os.kill(process.pid, signal.SIGTERM))
     assert err == "countdown-train: interrupted: SIGTERM\n"
+    survived("stop", "SIGTERM")
 
 
-def test_ctrl_c_reaches_the_whole_group_and_stops_it_too(place: Place) -> None:
+@pytest.mark.chaos
+def test_ctrl_c_reaches_the_whole_group_and_stops_it_too(place: Place, survived: Ledger) -> None:
     """As in a terminal, where every process of the foreground group gets the signal."""
     process = place.start()
     err = stop(place, process, lambda: os.killpg(process.pid, signal.SIGINT))
     assert err == "countdown-train: interrupted\n"
     assert len(place.record()["attempts"]) == 2
+    survived("stop", "SIGINT")
 
 
 def test_the_resumed_run_finishes_with_every_step_once(place: Place) -> None:

@@ -27,12 +27,6 @@ def test_a_server_that_does_not_answer_is_one_line(cli, tmp_path, monkeypatch):
     assert said.err.count("\n") == 1
 
 
-def test_what_names_no_run_is_bad_input(fails, tmp_path):
-    assert "no run in" in fails("sync")
-    a_run(tmp_path, "one", "console")
-    assert "did you mean one?" in fails("sync", "run_id=oen")
-
-
 @pytest.mark.slow
 def test_a_run_is_uploaded_once_and_a_failure_is_told(cli, tmp_path, monkeypatch):
     a_run(tmp_path, "first", "console", "wandb")

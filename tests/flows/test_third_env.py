@@ -119,18 +119,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_class_of_a_module_is_named(tmp_path, tiny_overrides):
-    more = ["env=letters:Letters", "env.prompt_template=base", "env.num_letters=9"]
-    settings = [f"storage.root={tmp_path}", *more, *tiny_overrides]
-    done = python(STAGES, "generate,validate", *settings)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "all checks passed" in done.stdout
-    (train,) = tmp_path.glob("data/*/train.parquet")
-    assert train.parent.name.startswith("letters.Letters-")
-    assert set(pl.read_parquet(train)["data_source"]) == {"letters:Letters"}
-
-
-@pytest.mark.usefixtures("installed")
 def test_what_is_wrong_with_a_named_env_is_one_line(tmp_path):
     wrong = {
         "custm": "unknown env 'custm'; did you mean custom? (there are: countdown, gsm8k, ",
@@ -155,10 +143,13 @@ def test_it_trains_and_is_evaluated_and_reported(tmp_path, tiny_overrides):
         STAGES,
         "generate,validate,train,evaluate,report",
         f"storage.root={tmp_path}",
-        *(f"env={name}", "env.prompt_template=base", *tiny_overrides),
+        *(f"env={name}", "env.prompt_template=base", "env.num_letters=9", *tiny_overrides),
         *("rollout.engine=hf", "trainer.total_steps=2"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "all checks passed" in done.stdout
+    (train,) = tmp_path.glob("data/*/train.parquet")
+    assert train.parent.name.startswith("letters.Letters-")
     run = tmp_path / "runs" / "one"
     record = json.loads((run / "run.json").read_text())
     assert (record["status"], record["steps"]) == ("finished", 2)

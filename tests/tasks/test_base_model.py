@@ -1,7 +1,6 @@
 import json
 import logging
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from tasks.base_model import (
     made_folder,
 )
 from tasks.generate import generate_dataset
-from tests.support.prefect_server import temporary_prefect_server
 
 ENV = CountdownConfig(min_operands=3, max_operands=3, max_number=20)
 SMALL = BaseModelConfig(
@@ -71,14 +69,8 @@ def test_the_folder_depends_on_what_the_model_depends_on_and_on_nothing_else(tmp
     assert not moved(seed=1)
 
 
-@pytest.fixture
-def prefect_server(tmp_path: Path) -> Iterator[None]:
-    with temporary_prefect_server(tmp_path / "results"):
-        yield
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.usefixtures("prefect_harness")
 def test_it_is_made_once_cached_then_and_made_again_where_it_was_deleted(tmp_path, caplog):
     caplog.set_level(logging.WARNING, logger="tasks.base_model")
     config = settings(tmp_path)

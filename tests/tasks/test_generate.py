@@ -1,4 +1,3 @@
-import asyncio
 import random
 import re
 import signal
@@ -12,16 +11,14 @@ from typing import Any
 import polars as pl
 import pytest
 from prefect import flow
-from prefect.client.orchestration import get_client
 
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import DatasetError, dataset_folder, read_problems
 from rl_core.envs.countdown import CountdownConfig
-from tasks.generate import cache_key, cached_dataset, generate_dataset, generate_task
+from tasks.generate import cache_key, dataset_task, generate_dataset, generate_task
+from tasks.validate import ValidationFailed, validate_dataset
 from tests.support.brute_force import brute_force
-from tests.support.prefect_server import temporary_prefect_server
-from tests.support.waiting import wait_for
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -142,12 +139,13 @@ def test_a_killed_generation_leaves_nothing_that_looks_finished(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_default_data_set_whole(tmp_path):
+def test_the_default_data_set_whole(tmp_path, tiny_model_path):
     """327,680 + 1,024 rows by the command's own path, read by another library, against brute force.
 
     Brute force tries every expression and knows neither the solver nor its normal form.
     """
-    folder = generate_dataset(RunConfig(storage=StorageConfig(root=tmp_path)))
+    config = RunConfig(storage=StorageConfig(root=tmp_path))
+    folder = generate_dataset(config)
     splits = {split: pl.read_parquet(folder / f"{split}.parquet") for split in ("train", "test")}
     assert {split: len(rows) for split, rows in splits.items()} == {"train": 327_680, "test": 1_024}
     together = pl.concat(splits.values())
@@ -167,6 +165,15 @@ def test_the_default_data_set_whole(tmp_path):
     for row in together.sample(60, seed=0).iter_rows(named=True):
         assert_solved_as_brute_force_says(row)
 
+    room = config.data.model_copy(update={"max_prompt_length": 1024})
+    validation = validate_dataset(config.model_copy(update={"data": room}), folder, tiny_model_path)
+    assert {check["status"] for check in validation.checks} == {"ok"}
+    assert validation.lengths is not None
+    longest = together["prompt"].list.first().struct.field("content").str.len_chars().max()
+    assert f" to {longest} tokens" in validation.lengths.verdict
+    with pytest.raises(ValidationFailed, match="all 328,704 prompts are rejected"):
+        validate_dataset(config, folder, tiny_model_path)
+
 
 def assert_solved_as_brute_force_says(row: dict[str, Any]) -> None:
     solution, nums, target = row["extra_info"]["solution"], row["nums"], row["target"]
@@ -182,25 +189,16 @@ def assert_solved_as_brute_force_says(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prefect_harness")
 def test_prefect_shows_it_cached_until_a_file_is_gone(tmp_path):
-    config = settings(tmp_path / "outputs")
+    config = settings(tmp_path)
 
     @flow
-    def only_generate() -> Path:
-        return cached_dataset(config)
+    def only_generate() -> str:
+        return str(dataset_task(config)(config, return_state=True).name)
 
-    async def states() -> list[str]:
-        async with get_client() as client:
-            runs = await client.read_task_runs()
-        return [run.state_name or "" for run in sorted(runs, key=lambda run: run.created)]
-
-    with temporary_prefect_server(tmp_path / "results"):
-        folder = only_generate()
-        assert only_generate() == folder
-        (folder / "test.parquet").unlink()
-        assert only_generate() == folder
-        assert (folder / "test.parquet").is_file()
-        assert only_generate() == folder
-        # The server hears of a task's end by an event, a moment after the flow has gone on.
-        expected = ["Completed", "Cached", "Completed", "Cached"]
-        wait_for(lambda: asyncio.run(states()) == expected, 60, seen=lambda: asyncio.run(states()))
+    assert [only_generate() for _ in range(2)] == ["Completed", "Cached"]
+    missing = dataset_folder(config) / "test.parquet"
+    missing.unlink()
+    assert [only_generate() for _ in range(2)] == ["Completed", "Cached"]
+    assert missing.is_file()

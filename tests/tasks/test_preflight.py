@@ -12,8 +12,8 @@ from rl_core.envs.countdown import CountdownConfig
 from rl_core.resources.memory_plan import ModelShape
 from tasks import preflight as module
 from tasks.preflight import preflight, refuse_fatal
+from tasks.preflight_checks import Finding, PreflightError
 from tasks.preflight_checks import device as preflight_device
-from tasks.preflight_checks.finding import Finding, PreflightError
 from tasks.preflight_checks.plans import model_shape
 from tests.support.fake_wandb import black_hole
 

@@ -317,22 +317,3 @@ def test_the_tables_are_shown_even_of_a_failure(sound, tmp_path, tiny_model_path
     failed = "checks failed: prompt_tokens_train, prompt_tokens_test."
     assert said.startswith(f"2 of {len(checks)} {failed}")
     assert "all 268 prompts are rejected" in shown["prompt-limits"][1]
-
-
-@pytest.mark.slow
-def test_the_full_data_set_passes_every_check(tmp_path, tiny_model_path):
-    folder = tmp_path / "data"
-    write_dataset(RunConfig().env, RunConfig().data, folder)
-    config = RunConfig(data=DataConfig(max_prompt_length=1024))
-    validation = validate_dataset(config, folder, tiny_model_path)
-    assert {check["status"] for check in validation.checks} == {"ok"}
-    report = validation.lengths
-    assert report is not None
-    longest = max(
-        len(prompt[0]["content"])
-        for split in ("train", "test")
-        for prompt in pq.read_table(folder / f"{split}.parquet")["prompt"].to_pylist()
-    )
-    assert f" to {longest} tokens" in report.verdict
-    with pytest.raises(ValidationFailed, match="all 328,704 prompts are rejected"):
-        validate_dataset(RunConfig(), folder, tiny_model_path)

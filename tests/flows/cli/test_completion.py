@@ -60,5 +60,5 @@ def test_each_shell_gets_a_script_that_it_can_read(capsys, tmp_path, shell):
 
 
 def test_a_tab_loads_nothing_heavy():
-    code = "from flows.cli.completion import suggestions; list(suggestions('run', ''))"
+    code = "from flows.cli.commands import suggestions; list(suggestions('run', ''))"
     assert loaded_by(code) == set()

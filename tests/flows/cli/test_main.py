@@ -208,7 +208,6 @@ def test_sql_writes_a_parquet_file_as_it_is(capsysbinary, tmp_path):
         (["sql", "-q", "selec 1"], "selec"),
         (["sql", "longest_responses", "-p", "limit"], "KEY=VALUE"),
         (["sql", "learning_curve", "--run", "nobody"], "no run 'nobody'"),
-        (["report", "run_id=nobody"], "no run 'nobody'"),
         (["report", "nobody"], "no run 'nobody'"),
         (["report", "alpha", "run_id=alpha"], "report takes one RUN"),
         (["watch", "alpha", "beta"], "watch takes one RUN"),

@@ -75,7 +75,8 @@ class Served(Prefect):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) -> Served:
-    return Served(tmp_path_factory.mktemp("served"), [*tiny_overrides, "trainer.total_steps=200"])
+    settings = [*tiny_overrides, "trainer.total_steps=200", "rollout.engine=hf"]
+    return Served(tmp_path_factory.mktemp("served"), settings)
 
 
 def ready(served: Served) -> subprocess.Popen[str]:

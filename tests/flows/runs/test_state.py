@@ -1,7 +1,9 @@
-"""A state that the server has of a running flow run, and what that run makes of it."""
+"""States that the server has of a running flow run, and what that run makes of them and logs."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -13,10 +15,12 @@ from prefect.flow_engine import run_flow
 from prefect.runtime import flow_run
 from prefect.states import Cancelling, Crashed, Running, Suspended
 
+from flows.countdown_train import countdown_train
 from flows.runs import state as flow_run_state
 from flows.runs.run_record import recorded
 from flows.runs.state import heeding_the_server, is_suspended, take_over
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.log_file import PREFECTS_RUN_LOGGERS
 from tests.rl_core.runs.test_run_folder import config_in
 from tests.support.waiting import wait_for
 
@@ -42,6 +46,47 @@ def put_in(state: State, *, force: bool = True) -> UUID:
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_run_state, "_LOOK_S", 0.2)
+
+
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))  # with the traceback, if there is one
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What flow and task runs log."""
+    handler = _Lines()
+    loggers = [logging.getLogger(name) for name in PREFECTS_RUN_LOGGERS]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield handler.lines
+    for logger in loggers:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("sed=1", "unknown setting 'sed'; did you mean seed?"),
+        ("model.path=/nothing/here", "model.path=/nothing/here: there is no such folder"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_one_line_without_a_traceback(
+    override: str, line: str, said: list[str], tmp_path: Path
+) -> None:
+    overrides = (override, f"storage.root={tmp_path}")
+    for _ in range(2):  # a Retry tells it again
+        said.clear()
+        state = countdown_train(overrides=overrides, return_state=True)
+        assert state.is_failed()
+        (told,) = [text for text in said if line in text]
+        assert "\n" not in told
+        assert not any("Traceback" in text for text in said)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +143,8 @@ def test_suspend_leaves_in_the_middle_of_a_task_and_resume_does_that_again() -> 
     assert started == [False, True, False, False]
 
 
-def test_cancel_is_heeded_where_the_worker_hears_nothing_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_cancel_is_heeded_where_the_worker_hears_nothing_and_told_as_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     """A worker gives up listening when its server was away for half a minute."""
     monkeypatch.setattr(flow_run_state, "_WORKERS_TURN_S", 1.0)
@@ -124,6 +169,7 @@ def test_cancel_is_heeded_where_the_worker_hears_nothing_any_more(
     again = f"Retry in the UI, or run_id={run.run_id}, starts it again"
     assert (record.status, record.next_step) == ("interrupted", again)
     assert record.reason == f"cancelled; before a step was saved; {again}"
+    assert not any("Crash detected" in text for text in said)
 
 
 def test_what_ends_while_the_server_is_away_waits_to_tell_it(

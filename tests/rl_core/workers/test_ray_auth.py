@@ -19,7 +19,7 @@ from rl_core.workers import ray_auth
 from rl_core.workers.ray_auth import mode_for, private, reread_settings, send_token
 from rl_core.workers.session import ray_session
 from tasks.preflight import preflight
-from tasks.preflight_checks.finding import Finding
+from tasks.preflight_checks import Finding
 from tests.support.harness import ROOT
 from tests.support.programs import Done, run
 from tests.support.ray_head import environment_of_ray, ray_head

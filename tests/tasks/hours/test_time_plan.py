@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 
 from rl_core.config.run import RunConfig
-from rl_core.data.dataset import write_dataset
+from rl_core.data.dataset import count_problems, write_dataset
 from rl_core.resources.cost import Spread
 from rl_core.runs.run_folder import RunFolder
 from tasks.generate import dataset_folder
-from tasks.hours import StepEstimate, measured_before
+from tasks.hours import StepEstimate, TimePlan, estimates, measured_before
 from tasks.preflight import preflight, refuse_fatal
-from tasks.preflight_checks.finding import Finding, PreflightError
+from tasks.preflight_checks import Finding, PreflightError
+from tasks.preflight_checks.hours import planned_machines
+from tasks.preflight_checks.plans import model_shape
 
 DIARY = {
     "data": {"train_batch_size": 32},
@@ -45,9 +47,9 @@ ON_A_CARD: dict[str, Any] = {
 }
 
 
-def estimated(found: Finding) -> dict[str, Any]:
-    (figures,) = found.figures["estimates"]
-    return dict(figures)
+def planned(settings: RunConfig) -> TimePlan:
+    (estimate,) = estimates(settings, model_shape(settings), planned_machines(settings))
+    return TimePlan(settings, count_problems(settings), estimate)
 
 
 def test_without_a_run_of_this_shape_the_cpu_is_measured(tmp_path):
@@ -57,36 +59,29 @@ def test_without_a_run_of_this_shape_the_cpu_is_measured(tmp_path):
     assert found.level == "ok"
     assert "(a roofline of this CPU, undisturbed)" in found.message
     assert "from step 5 on progress shows what is measured" in found.message
-    figures = estimated(found)
-    step = figures["seconds_per_step"]
-    assert 0 < step["low"] < step["typical"] < step["high"]
-    assert (figures["basis"], figures["problems"], figures["steps"]) == (
-        *("roofline", 327_680, 20_480),
-    )
-    assert figures["hours_per_epoch"]["high"] == pytest.approx(step["high"] * 10_240 / 3_600)
-    assert figures["price_per_run"]["low"] == pytest.approx(step["low"] * 20_480 / 3_600 * 2.18)
+    plan = planned(config(tmp_path))
+    step = plan.estimate.seconds
+    assert 0 < step.low < step.typical < step.high
+    assert (plan.estimate.basis, plan.problems, plan.steps) == ("roofline", 327_680, 20_480)
 
 
 def test_the_first_diary_is_planned_for_its_card(tmp_path):
     """25.5 h and 55.7 per epoch were worked out by hand afterwards."""
-    found = time_finding(config(tmp_path, **ON_A_CARD))
-    assert "(a roofline of RTX 4090)" in found.message
-    figures = estimated(found)
-    assert 0.5 < figures["hours_per_epoch"]["typical"] / 25.5 < 2
-    assert 0.5 < figures["price_per_epoch"]["typical"] / 55.7 < 2
-    assert figures["hours_per_epoch"]["low"] < 25.5 < figures["hours_per_epoch"]["high"]
+    assert "(a roofline of RTX 4090)" in time_finding(config(tmp_path, **ON_A_CARD)).message
+    plan = planned(config(tmp_path, **ON_A_CARD))
+    hours = plan.estimate.seconds.times(plan.steps_in_epoch / 3_600)
+    assert 0.5 < hours.typical / 25.5 < 2
+    assert hours.low < 25.5 < hours.high
 
 
 def test_a_card_of_which_only_the_memory_is_said_is_one_of_several(tmp_path):
     resources = {"learner_gpus": 0.5, "rollout_gpus": 0.5, "gpu_memory_gib": 24}
     found = time_finding(config(tmp_path, **(ON_A_CARD | {"resources": resources})))
-    sources = [figures["source"] for figures in found.figures["estimates"]]
-    assert {"RTX 3090", "RTX 4090", "L4"} <= set(sources)
+    assert all(card in found.message for card in ("RTX 3090", "RTX 4090", "L4"))
     assert "name yours as resources.card" in found.message
     unknown = time_finding(
         config(tmp_path, **(ON_A_CARD | {"resources": resources | {"gpu_memory_gib": 1_000}}))
     )
-    assert unknown.figures == {"estimates": []}
     assert "the rates of the device are not known" in unknown.message
 
 
@@ -101,7 +96,7 @@ def test_a_card_of_which_only_the_memory_is_said_is_one_of_several(tmp_path):
 def test_an_epoch_has_the_problems_of_its_env(tmp_path, changes, said, steps):
     found = time_finding(config(tmp_path, **changes))
     assert f"per epoch of {said} problems" in found.message
-    assert estimated(found)["steps_in_epoch"] == steps
+    assert planned(config(tmp_path, **changes)).steps_in_epoch == steps
 
 
 def test_an_epoch_has_ones_own_problems(tmp_path):
@@ -117,7 +112,7 @@ def test_an_epoch_has_ones_own_problems(tmp_path):
 
     found = time_finding(own(**tests))
     assert "per epoch of 5 problems" in found.message
-    assert estimated(found)["steps"] == 2 * 2
+    assert planned(own(**tests)).steps == 2 * 2
     # Once it is made it is counted: the problem that is tested, too, is not trained on.
     made = own(**tests)
     write_dataset(made.env, made.data, dataset_folder(made))

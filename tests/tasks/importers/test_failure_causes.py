@@ -6,7 +6,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.report_page.failure_causes import find_failure, is_of_a_program
+from tasks.report_page.failures import find_failure, is_of_a_program
 
 STEPS = "".join(f"(t pid=1) step:{i} - critic/score/mean:0.{i}\n" for i in range(1, 4))
 TRACEBACK = """(t pid=1) Traceback (most recent call last):

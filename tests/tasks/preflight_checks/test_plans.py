@@ -13,7 +13,7 @@ from rl_core.resources.known_shapes import known_config, known_shape
 from rl_core.resources.memory_plan import ModelShape, memory_plan
 from rl_core.tracking.diagnosis import FULL_CARD
 from tasks.preflight import preflight
-from tasks.preflight_checks.finding import Finding
+from tasks.preflight_checks import Finding
 from tasks.preflight_checks.plans import machine_findings, memory_findings
 from tests.support.model_shapes import QWEN_05B
 from tests.tasks.test_preflight import small

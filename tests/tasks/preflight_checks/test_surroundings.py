@@ -9,8 +9,8 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from rl_core.config.run import ResourcesConfig, RunConfig
 from rl_core.workers import ray_auth
+from tasks.preflight_checks import Finding
 from tasks.preflight_checks import surroundings as module
-from tasks.preflight_checks.finding import Finding
 from tasks.preflight_checks.surroundings import (
     cluster_findings,
     left_processes,

@@ -92,10 +92,9 @@ def test_charts_hold_what_was_measured(alpha_data, numbers):
 
 
 def test_what_only_some_runs_log_is_drawn_too(alpha_data, numbers):
-    """SFT before the run, memory by process, how stale tokens were."""
+    """SFT before the run, memory by process."""
     sft = [{"step": 0, "held_out_loss": 2.0}, {"step": 1, "loss": 1.5}]
     metrics = [(1, "disk/free_gib", 7.0)]
-    metrics += [(1, "rollout/staleness_mean", 1.5), (1, "rollout/staleness_max", 2.0)]
     metrics += [(1, f"memory/host_gib/p{i}", float(10 - i)) for i in range(8)]
     timeline = pl.DataFrame(metrics, ["step", "metric", "value"], orient="row")
     data = replace(alpha_data, rows=alpha_data.rows | {"sft": sft}, timeline=timeline)
@@ -103,6 +102,5 @@ def test_what_only_some_runs_log_is_drawn_too(alpha_data, numbers):
     loss = {"learned": [(1, 1.5)], "held out": [(0, 2)]}
     assert drawn["Loss of fine-tuning (SFT), before training"] == loss
     assert drawn["Free disk"] == {"free": [(1, 7)]}
-    assert drawn["Staleness of tokens"] == {"mean": [(1, 1.5)], "max": [(1, 2)]}
     processes = {f"p{i}": [(1, 10 - i)] for i in range(5)} | {"the rest": [(1, 5 + 4 + 3)]}
     assert drawn["Memory of the machine, by process"] == processes

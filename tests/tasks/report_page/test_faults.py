@@ -2,7 +2,7 @@ import json
 
 from rl_core.runs.run_folder import Attempt, RunFolder
 from tasks.report import write_report
-from tasks.report_page.faults import LoggedWarning, faults, warnings
+from tasks.report_page.failures import LoggedWarning, faults, warnings
 
 
 def test_attempts_memory_and_checkpoints_are_told(two_runs):

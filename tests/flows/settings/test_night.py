@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from flows.errors import BadInputError
-from flows.nights.settings import NIGHT_FILE, NightSettings, read_night
+from flows.settings.night import NIGHT_FILE, NightSettings, read_night
 
 
 def written(folder: Path, text: str) -> Path:
