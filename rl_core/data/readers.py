@@ -1,14 +1,14 @@
 """Files that hold problems: finds them, here or on the Hugging Face hub, and reads them (stage 1).
 
-Those of `data.train_files` and its like, the two splits of `env.source`, and a data set's own. Not
-what their rows mean (`user_files`, `envs`, `sql/checks`): only which files, bytes and records.
+Those of `data.train_files` and its like, and a data set's own. Not what their rows mean
+(`user_files`, `envs`, `sql/checks`): only which files, bytes and records.
 """
 
 import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from io import BufferedReader
@@ -30,7 +30,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_NAME_LENGTH = 96
 _ENDING = re.compile(r"\.[A-Za-z]+")
 _HUB_PLACES = ("", "data/", "main/")
-"""Folders of a hub data set: `main` is the config that has no other name (openai/gsm8k)."""
+"""Of a hub data set, likeliest first: `main` is the config that has no other name (GSM8K's)."""
 _SHARD = re.compile(r"-of-(\d+)\.")
 _BATCH_ROWS = 16_384
 MAX_DECODED_BYTES = 8 * 2**30
@@ -39,42 +39,6 @@ MAX_DECODED_BYTES = 8 * 2**30
 
 class DatasetError(ValueError):
     """A data set's file is missing, truncated or not what its own metadata says."""
-
-
-def find_source(source: str) -> dict[str, list[Path]]:
-    """Returns the files of each split; ValueError if one is missing, or the hub does not give it.
-
-    `source` is a folder that holds `train` and `test` as .jsonl or .parquet (or shards
-    `train-*.parquet`), itself or in `main/`; else a data set of the hub, which is fetched unless it
-    is in the local cache.
-    """
-    given, folder = f"env.source={source}", Path(source).expanduser()
-    if not folder.is_dir():
-        if source.startswith((".", "/", "~")) or source.count("/") > 1:
-            raise ValueError(f"{given} is not a folder: check the path")
-        # Only `main`: it has another config, whose rows are others.
-        return {split: _hub_files(given, source, split, ["main/"]) for split in SPLITS}
-    found: dict[str, list[Path]] = {}
-    for split in SPLITS:
-        names = (f"{split}.jsonl", f"{split}.parquet", f"{split}-*.parquet")
-        places = (folder, folder / "main")
-        groups = (sorted(place.glob(name)) for place in places for name in names)
-        found[split] = next(filter(None, groups), [])
-        if not found[split]:
-            raise ValueError(
-                f"{given}: no {split}.jsonl or {split}.parquet in {folder}; give a folder with "
-                "both splits"
-            )
-    return found
-
-
-def source_digest(files: Mapping[str, list[Path]]) -> str:
-    """Returns a hash of the files' bytes, so that a changed copy is noticed."""
-    digest = hashlib.sha256()
-    for split in sorted(files):
-        for file in files[split]:
-            digest.update(split.encode() + bytes.fromhex(file_digest(file)))
-    return digest.hexdigest()
 
 
 def find_files(
@@ -92,7 +56,7 @@ def find_files(
         if not is_hub_name(name):
             found += _local_files(given, name)
         elif from_hub:
-            found += _hub_files(given, name, split, _HUB_PLACES)
+            found += _hub_files(given, name, split)
     return found
 
 
@@ -273,17 +237,16 @@ def _local_files(given: str, name: str) -> list[Path]:
     return found
 
 
-def _hub_files(given: str, name: str, split: str, places: Sequence[str]) -> list[Path]:
+def _hub_files(given: str, name: str, split: str) -> list[Path]:
     """Returns the files of one split: parquet shards, one parquet file, or JSON lines.
 
-    `places` are folders of the data set, likeliest first. The network is asked only if the local
-    cache lacks a file.
+    The network is asked only if the local cache lacks a file.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
     endings = ("-*.parquet", ".parquet", ".jsonl")
-    patterns = [f"{place}{split}{end}" for place in places for end in endings]
+    patterns = [f"{place}{split}{end}" for place in _HUB_PLACES for end in endings]
     refused = ""
     for is_cached in (True, False):
         try:

@@ -63,10 +63,8 @@ class Gsm8kConfig(TextEnv):
     name: Literal["gsm8k"] = "gsm8k"
     """Chosen by `env=gsm8k`."""
     source: str = "openai/gsm8k"
-    """A Hugging Face data set (config `main`), or a folder of train and test JSONL or parquet.
-
-    `toy` is neither: word problems of one to three steps in GSM8K's form, written on the spot.
-    """
+    """A Hugging Face data set (config `main`), or `toy`: word problems of one to three steps in
+    GSM8K's form, written on the spot. `data.train_files` names the files of a copy."""
     prompt_template: Template = "chat"  # type: ignore[assignment]  # another choice of texts
     """`chat`: the tokenizer's own tags; `think`: a plain text that ends with <think>."""
     answer_from: Literal["strict", "lenient"] = "strict"
@@ -83,12 +81,12 @@ class Gsm8kConfig(TextEnv):
     home_made: ClassVar = ("toy word problems", f"env=gsm8k env.source={_TOY_SOURCE} {_THINKS}")
     script_words: ClassVar = ("gsm8k",)
     script_remedy: ClassVar = (
-        "the run fetches openai/gsm8k; env.source=FOLDER, data.train_files=FILE name copies"
+        "the run fetches openai/gsm8k; data.train_files=FILE names those of a copy"
     )
 
     @property
     def source_name(self) -> str | None:
-        """The folder or data set; None for toy problems."""
+        """The data set; None for toy problems."""
         return None if self.source == _TOY_SOURCE else self.source
 
     def score(self, response: str, truth: str) -> ScoredText:

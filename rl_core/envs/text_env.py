@@ -219,7 +219,7 @@ class TextEnv(Section):
 
     @property
     def source_name(self) -> str | None:
-        """A folder or a data set of the hub that the rows come from; None if they are generated."""
+        """A data set of the hub that the rows come from; None if they are generated."""
         return None
 
     @property

@@ -19,7 +19,6 @@ from tests.support.own_data import (
     SOLVABLE,
     TINYZERO,
     UNSOLVABLE,
-    put_in_cache,
     tinyzero_row,
     write_rows,
     write_tinyzero,
@@ -310,13 +309,3 @@ def test_gsm8k_rows_of_every_shape(
     assert schema.remove_metadata().equals(Gsm8kConfig.arrow_schema())
     assert read_problems(tmp_path / "out" / "test.parquet")[1].ground_truth == "18"
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
-
-
-def test_gsm8k_of_the_hub_may_be_named_as_files(hub_cache: Path, tmp_path: Path) -> None:
-    pairs = [{"question": question, "answer": answer} for question, answer in GSM8K_PAIRS]
-    files = {"train": pairs[:2], "test": pairs[2:]}
-    cached = {f"main/{split}-00000-of-00001.parquet": rows for split, rows in files.items()}
-    put_in_cache(hub_cache, "openai/gsm8k", cached)
-    both = DataConfig(train_files=("openai/gsm8k",), test_files=("openai/gsm8k",))
-    by_source = made(Gsm8kConfig(), DataConfig(), tmp_path / "source")
-    assert made(Gsm8kConfig(), both, tmp_path / "files") == by_source
