@@ -15,14 +15,12 @@ a perfect player scores 1.0. They are drawn so:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import islice
 from math import comb
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from rl_core.envs.countdown.forms import Ints, num_forms
 from rl_core.envs.countdown.solver import Solved, solution_texts, solve_range
@@ -35,31 +33,7 @@ MAX_SETS = 5_000_000
 _CHUNK_VALUES = 1 << 22
 
 
-@dataclass(frozen=True)
-class Puzzles:
-    """Solvable puzzles, as columns."""
-
-    numbers: Ints
-    """int64 [puzzles, most operands], in the order in which they are shown; then zeros."""
-    targets: Ints
-    """int64 [puzzles]."""
-    solutions: npt.NDArray[np.object_]
-    """str [puzzles]."""
-    num_solutions: Ints
-    """int64 [puzzles]: distinct solutions in the normal form of `forms`."""
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, rows: slice | Ints) -> Puzzles:
-        return Puzzles(*(getattr(self, field.name)[rows] for field in fields(self)))
-
-
-_Columns = TypeVar("_Columns", Puzzles, Solved)
-
-
-@dataclass(frozen=True)
-class _Pool:
+class _Pool(NamedTuple):
     """Solvable puzzles over one operand count."""
 
     numbers: Ints
@@ -68,19 +42,18 @@ class _Pool:
     complete: bool
     """Whether these are all that exist."""
 
-    def __len__(self) -> int:
-        return len(self.solved.rows)
 
-
-def generate_puzzles(env: CountdownConfig, *, size: int, seed: int) -> Puzzles:
+def generate_puzzles(env: CountdownConfig, *, size: int, seed: int) -> pl.DataFrame:
     """Returns `size` solvable puzzles, unique by (sorted numbers, target), in random order.
 
-    The same arguments give the same puzzles on every machine. ValueError says how many there are.
+    Columns are `nums`, in the order in which they are shown; `target`; `solution`; and
+    `num_solutions`, distinct ones in the normal form of `forms`. The same arguments give the same
+    puzzles on every machine. ValueError says how many there are.
     """
     rng = np.random.default_rng(seed)
     counts = range(env.min_operands, env.max_operands + 1)
     pools = [_draw_pool(env, count, wanted=2 * size, rng=rng) for count in counts]
-    exist = sum(len(pool) for pool in pools)
+    exist = sum(len(pool.solved.rows) for pool in pools)
     if exist < size:
         found = "exist" if all(pool.complete for pool in pools) else "were found"
         raise ValueError(
@@ -89,12 +62,12 @@ def generate_puzzles(env: CountdownConfig, *, size: int, seed: int) -> Puzzles:
             f"{env.min_number}..{env.max_number} and targets {env.min_target}.."
             f"{env.max_target}: ask for fewer or widen a range"
         )
-    parts: list[Puzzles] = []
-    taken = 0
-    for left, pool in enumerate(sorted(pools, key=len), start=-len(pools)):
-        parts.append(_take(pool, min(len(pool), (size - taken) // -left), env.max_operands, rng))
-        taken += len(parts[-1])
-    return _concatenate(parts)[rng.permutation(size)]
+    parts: list[pl.DataFrame] = []
+    pools.sort(key=lambda pool: len(pool.solved.rows))
+    for left, pool in enumerate(pools, start=-len(pools)):
+        share = (size - sum(part.height for part in parts)) // -left
+        parts.append(_take(pool, min(len(pool.solved.rows), share), rng))
+    return pl.concat(parts)[rng.permutation(size)]
 
 
 def _draw_pool(
@@ -103,48 +76,36 @@ def _draw_pool(
     """Returns at least `wanted` puzzles, or all there are (within `MAX_SETS` sets of numbers)."""
     span = env.max_number - env.min_number + 1
     total = comb(span + num_operands - 1, num_operands)
-    ranks = (
-        iter(rng.permutation(total))
-        if total <= MAX_SETS
-        else _different(rng.integers(total, size=MAX_SETS))
-    )
+    if total <= MAX_SETS:
+        ranks = rng.permutation(total)
+    else:
+        drawn = pl.Series(rng.integers(total, size=MAX_SETS))
+        ranks = drawn.unique(maintain_order=True).to_numpy()
     step = max(1, _CHUNK_VALUES // num_forms(num_operands))
-    numbers: list[Ints] = []
-    solved: list[Solved] = []
+    numbers, solved = list[Ints](), list[Solved]()
     found = seen = 0
-    while found < wanted and len(chunk := np.fromiter(islice(ranks, step), np.int64)):
-        sets = multisets(chunk, span, num_operands) + env.min_number
+    while found < wanted and seen < len(ranks):
+        sets = multisets(ranks[seen : seen + step], span, num_operands) + env.min_number
         own = solve_range(sets, low=env.min_target, high=env.max_target)
         numbers.append(sets)
-        solved.append(replace(own, rows=own.rows + seen))
+        solved.append(own._replace(rows=own.rows + seen))
         found, seen = found + len(own.rows), seen + len(sets)
-    return _Pool(np.concatenate(numbers), _concatenate(solved), seen == total)
+    together = Solved(*map(np.concatenate, zip(*solved, strict=True)))
+    return _Pool(np.concatenate(numbers), together, seen == total)
 
 
-def _take(pool: _Pool, size: int, width: int, rng: np.random.Generator) -> Puzzles:
-    chosen = np.sort(rng.permutation(len(pool))[:size])
-    solved = pool.solved
-    sets = pool.numbers[solved.rows[chosen]]
-    shown = np.zeros((size, width), dtype=np.int64)
-    shown[:, : sets.shape[1]] = rng.permuted(sets, axis=1)
-    texts = solution_texts(sets, solved.first_forms[chosen])
-    return Puzzles(shown, solved.targets[chosen], texts, solved.counts[chosen])
-
-
-def _concatenate(parts: Sequence[_Columns]) -> _Columns:
-    columns = (
-        np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(parts[0])
+def _take(pool: _Pool, size: int, rng: np.random.Generator) -> pl.DataFrame:
+    chosen = np.sort(rng.permutation(len(pool.solved.rows))[:size])
+    rows, targets, counts, first_forms = (column[chosen] for column in pool.solved)
+    sets = pool.numbers[rows]
+    return pl.DataFrame(
+        {
+            "nums": pl.Series(rng.permuted(sets, axis=1)).arr.to_list(),
+            "target": targets,
+            "solution": pl.Series(solution_texts(sets, first_forms).tolist(), dtype=pl.String),
+            "num_solutions": counts,
+        }
     )
-    return type(parts[0])(*columns)
-
-
-def _different(drawn: Ints) -> Iterator[int]:
-    """Yields what was drawn, but for repetitions; those go as far as it is looked at."""
-    seen: set[int] = set()
-    for rank in drawn:
-        if rank not in seen:
-            seen.add(rank)
-            yield rank
 
 
 def multisets(ranks: Ints, span: int, size: int) -> Ints:

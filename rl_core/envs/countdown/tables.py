@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,9 +15,6 @@ import pyarrow.compute as pc
 from rl_core.envs.countdown import DATA_SOURCE, Template, message_templates
 from rl_core.envs.countdown.scoring import ExpressionError, parse, run
 from rl_core.schema import dataset_schema
-
-if TYPE_CHECKING:
-    from rl_core.envs.countdown.puzzles import Puzzles
 
 COUNTDOWN_DATASET = dataset_schema(
     pa.struct([("target", pa.int64()), ("numbers", pa.list_(pa.int64()))]),
@@ -37,18 +32,8 @@ _CHUNK_ROWS = 65_536
 """A column of strings holds 2 GiB at most: prompts of so many rows fit many times over."""
 
 
-def countdown_table(puzzles: Puzzles, *, split: str, template: Template) -> pa.Table:
+def countdown_table(puzzles: pl.DataFrame, *, split: str, template: Template) -> pa.Table:
     """Returns the rows of one split, in the order of the puzzles."""
-    given = puzzles.numbers > 0
-    offsets = pa.array(np.append(0, np.cumsum(given.sum(axis=1))), pa.int32())
-    frame = pl.DataFrame(
-        {
-            "nums": pl.from_arrow(pa.ListArray.from_arrays(offsets, puzzles.numbers[given])),
-            "target": puzzles.targets,
-            "num_solutions": puzzles.num_solutions,
-            "solution": puzzles.solutions.astype(str),
-        }
-    ).with_row_index()
     columns = {
         "nums": pl.col("nums"),
         "target": pl.col("target"),
@@ -65,7 +50,7 @@ def countdown_table(puzzles: Puzzles, *, split: str, template: Template) -> pa.T
     # By parts: all prompts at once would be held three times over.
     parts = [
         part.select(**columns).to_arrow().cast(COUNTDOWN_DATASET)
-        for part in frame.iter_slices(_CHUNK_ROWS)
+        for part in puzzles.with_row_index().iter_slices(_CHUNK_ROWS)
     ]
     return pa.concat_tables([COUNTDOWN_DATASET.empty_table(), *parts])
 

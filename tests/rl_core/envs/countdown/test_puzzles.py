@@ -3,41 +3,21 @@
 from collections import Counter
 from itertools import combinations_with_replacement
 from math import sqrt
-from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 import pytest
 
 from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.countdown.forms import Ints
-from rl_core.envs.countdown.puzzles import Puzzles, generate_puzzles
+from rl_core.envs.countdown.puzzles import generate_puzzles
 from rl_core.envs.countdown.scoring import evaluate, parse
 from rl_core.envs.countdown.solver import solve_range
 from tests.support.solving import solve
 
 
-class Puzzle(NamedTuple):
-    numbers: tuple[int, ...]
-    target: int
-    solution: str
-    num_solutions: int
-
-
-def as_rows(puzzles: Puzzles) -> list[Puzzle]:
-    return [
-        Puzzle(tuple(n for n in numbers if n), target, solution, count)
-        for numbers, target, solution, count in zip(
-            puzzles.numbers.tolist(),
-            puzzles.targets.tolist(),
-            puzzles.solutions,
-            puzzles.num_solutions.tolist(),
-            strict=True,
-        )
-    ]
-
-
-def keys(puzzles: Puzzles) -> set[tuple[tuple[int, ...], int]]:
-    return {(tuple(sorted(puzzle.numbers)), puzzle.target) for puzzle in as_rows(puzzles)}
+def keys(puzzles: pl.DataFrame) -> set[tuple[tuple[int, ...], int]]:
+    return {(tuple(sorted(nums)), target) for nums, target, *_ in puzzles.iter_rows()}
 
 
 @pytest.mark.parametrize(
@@ -48,17 +28,16 @@ def test_puzzles_fit_the_settings_and_are_proved(size: int, options: dict[str, i
     env = CountdownConfig.model_validate({"min_operands": 2} | options)
     puzzles = generate_puzzles(env, size=size, seed=1)
     assert len(keys(puzzles)) == len(puzzles) == size
-    rows = as_rows(puzzles)
-    for puzzle in rows:
-        assert all(env.min_number <= number <= env.max_number for number in puzzle.numbers)
-        assert 10 <= puzzle.target <= 99
-        assert evaluate(puzzle.solution) == puzzle.target
-        assert sorted(parse(puzzle.solution)[0]) == sorted(puzzle.numbers)
-    for puzzle in rows[:40]:
-        assert puzzle.num_solutions == solve(puzzle.numbers, puzzle.target)[1]
+    for row, (nums, target, solution, num_solutions) in enumerate(puzzles.iter_rows()):
+        assert all(env.min_number <= number <= env.max_number for number in nums)
+        assert 10 <= target <= 99
+        assert evaluate(solution) == target
+        assert sorted(parse(solution)[0]) == sorted(nums)
+        assert row >= 40 or num_solutions == solve(nums, target)[1]
     sizes = range(2, env.max_operands + 1)
-    assert Counter(len(p.numbers) for p in rows) == dict.fromkeys(sizes, size // len(sizes))
-    shuffled = sum(list(puzzle.numbers) != sorted(puzzle.numbers) for puzzle in rows)
+    lengths = puzzles["nums"].list.len().to_list()
+    assert Counter(lengths) == dict.fromkeys(sizes, size // len(sizes))
+    shuffled = sum(nums != sorted(nums) for nums in puzzles["nums"].to_list())
     assert shuffled > size / 2, "numbers are not shown in order"
 
 
@@ -79,7 +58,7 @@ def test_everything_that_exists_can_be_asked_for_and_not_one_more() -> None:
 def test_a_seed_fixes_the_puzzles() -> None:
     env = CountdownConfig(max_operands=3, max_number=20)
     first = generate_puzzles(env, size=100, seed=7)
-    assert as_rows(first) == as_rows(generate_puzzles(env, size=100, seed=7))
+    assert first.equals(generate_puzzles(env, size=100, seed=7))
     assert len(keys(first) & keys(generate_puzzles(env, size=100, seed=8))) < 20
 
 
@@ -114,8 +93,8 @@ def test_a_sample_from_some_sets_of_numbers_is_spread_as_all_puzzles_are() -> No
     looked_at = {numbers for numbers, _ in keys(sample)}
     assert 4_000 < len(looked_at) <= 5_722
     targets = counts(whole.targets)[10:] * 30_000 / total
-    squares = (counts(sample.targets)[10:] - targets) ** 2 / targets
+    squares = (counts(sample["target"].to_numpy())[10:] - targets) ** 2 / targets
     assert squares.sum() < 90 + 5 * sqrt(2 * 90)
     numbers = counts(sets[whole.rows])[1:21] * 30_000 / total
-    deviations = (counts(sample.numbers)[1:21] - numbers) / np.sqrt(numbers)
+    deviations = (counts(sample["nums"].explode().to_numpy())[1:21] - numbers) / np.sqrt(numbers)
     assert (abs(deviations) < 5 * sqrt(30_000 / 5_722)).all(), "rows of one set come together"

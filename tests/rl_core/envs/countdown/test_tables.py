@@ -104,25 +104,23 @@ def test_rows_equal_a_plain_loop(template: Template, monkeypatch: pytest.MonkeyP
     table = countdown_table(puzzles, split="test", template=template)
     assert table.schema == COUNTDOWN_DATASET
     table.validate(full=True)
-    expected = []
-    for index in range(50):
-        numbers = [number for number in puzzles.numbers[index].tolist() if number]
-        target = int(puzzles.targets[index])
-        truth = {"target": target, "numbers": numbers}
-        expected.append(
-            {
-                "nums": numbers,
-                "target": target,
-                "data_source": "countdown",
-                "prompt": render_messages(template, numbers, target),
-                "ability": "math",
-                "reward_model": {"style": "rule", "ground_truth": truth},
-                "extra_info": {
-                    "split": "test",
-                    "index": index,
-                    "num_solutions": int(puzzles.num_solutions[index]),
-                    "solution": puzzles.solutions[index],
-                },
-            }
-        )
-    assert table.to_pylist() == expected
+    assert table.to_pylist() == [
+        {
+            "nums": numbers,
+            "target": target,
+            "data_source": "countdown",
+            "prompt": render_messages(template, numbers, target),
+            "ability": "math",
+            "reward_model": {
+                "style": "rule",
+                "ground_truth": {"target": target, "numbers": numbers},
+            },
+            "extra_info": {
+                "split": "test",
+                "index": index,
+                "num_solutions": num_solutions,
+                "solution": solution,
+            },
+        }
+        for index, (numbers, target, solution, num_solutions) in enumerate(puzzles.iter_rows())
+    ]
