@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_core.envs.gsm8k import extract_truth, render_messages, score_response
+from rl_core.envs.gsm8k import Gsm8kConfig, extract_truth, score_response
 
 TABLES = yaml.safe_load(Path(__file__).with_name("scoring.yaml").read_text())
 
@@ -78,8 +78,8 @@ def test_truth_is_the_text_after_the_hashes_without_commas() -> None:
 
 def test_prompts_hold_the_question_and_ask_for_the_hashes() -> None:
     question = "A {strange} question: 2 + 2?"
-    (chat,) = render_messages("chat", question)
-    (think,) = render_messages("think", question)
+    (chat,) = Gsm8kConfig(prompt_template="chat").render(question)
+    (think,) = Gsm8kConfig(prompt_template="think").render(question)
     words = 'Let\'s think step by step and output the final answer after "####".'
     assert chat == {"role": "user", "content": f"{question} {words}"}
     assert f"\nUser: {question} Show your work in <think> </think> tags." in think["content"]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from rl_core.envs.gsm8k import Gsm8kConfig, render_messages, score_response
+from rl_core.envs.gsm8k import Gsm8kConfig, score_response
 from rl_core.envs.sft_examples import SftText
 from rl_core.envs.word_problems import (
     SolutionExamples,
@@ -33,8 +33,9 @@ class Draws(random.Random):
 
 
 def some_pairs(count: int) -> list[tuple[str, str]]:
+    env = Gsm8kConfig(prompt_template="think")
     return [
-        (render_messages("think", problem["question"])[0]["content"], problem["answer"])
+        (env.render(problem["question"])[0]["content"], problem["answer"])
         for problem in generate_word_problems(size=count, seed=3)
     ]
 
