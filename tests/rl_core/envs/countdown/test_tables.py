@@ -1,32 +1,14 @@
 """Puzzles as rows; stored solutions judged as the reward would."""
 
-import random
-from fractions import Fraction
-
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rl_core.envs.countdown import CountdownConfig, Template, render_messages, score_response
+from rl_core.envs.countdown import CountdownConfig, Template, render_messages
 from rl_core.envs.countdown import tables as module
 from rl_core.envs.countdown.puzzles import generate_puzzles
 from rl_core.envs.countdown.tables import COUNTDOWN_DATASET, countdown_table, solutions_table
 
 Row = tuple[str | None, list[int | None] | None, int | None]
-
-SHAPES = [
-    "{} + {} - {}",
-    "{} / ({} / {})",
-    "-{} + {} * {}",
-    "{} / ({} - {})",
-    "-({} - {}) * {}",
-    "{} * {}\t/ {}",
-    "(({})) - {} - {}",
-    "{} {} {}",
-    "{} ** {} + {}",
-    "{} + {} + 0{}",
-]
 
 
 def as_split(rows: list[Row]) -> pa.Table:
@@ -41,25 +23,6 @@ def as_split(rows: list[Row]) -> pa.Table:
 def judged(rows: list[Row]) -> list[bool]:
     verdicts: list[bool] = solutions_table({"train": as_split(rows)})["is_correct"].to_pylist()
     return verdicts
-
-
-@given(st.integers(0, 2**32))
-def test_they_are_judged_as_the_reward_would(seed: int) -> None:
-    rng = random.Random(seed)
-    rows: list[Row] = []
-    correct = []
-    for _ in range(20):
-        numbers = [rng.choice([0, 1, 2, 3, 7, 12, 99, 100]) for _ in range(3)]
-        text = rng.choice(SHAPES).format(*numbers)
-        value = score_response(f"<answer>{text}</answer>", numbers, 0).value
-        target = (
-            rng.randint(-3, 9) if value is None else int(Fraction(value)) + (rng.random() < 0.2)
-        )
-        numbers = rng.sample(numbers, 3) + [5] * (rng.random() < 0.1)
-        rows.append((text, [*numbers], target))
-        verdict = score_response(f"<answer>{text}</answer>", numbers, target).verdict
-        correct.append(verdict == "correct")
-    assert judged(rows) == correct
 
 
 @pytest.mark.parametrize(

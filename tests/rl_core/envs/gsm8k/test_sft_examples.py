@@ -116,23 +116,6 @@ def test_the_choice_to_stop_weighs_what_makes_its_chance_the_settings() -> None:
     assert cut == pytest.approx([1, 0.5, 1, 5.5, 1])
 
 
-@pytest.mark.parametrize("chance", [0.0, 0.6, 1.0])
-def test_the_chance_of_stopping_is_the_settings(chance: float) -> None:
-    pairs = some_pairs(2_000)
-    own = SolutionExamples(chance, train=pairs, test=pairs[:1])
-    tokenizer = tokenizer_of(own)
-    go_on, stop = (tokenizer.encode(mark)[0] for mark in own.marks)
-    went_on = stopped = num_cut = 0.0
-    for text in own.draw(8_000, random.Random(3)):
-        ids = tokenizer.encode(text.response)
-        weights = own.weigh(text, ids, [go_on, stop])
-        went_on += sum(w for w, i in zip(weights, ids, strict=True) if i == go_on)
-        stopped += sum(w for w, i in zip(weights, ids, strict=True) if i == stop and text.note)
-        num_cut += text.note
-    assert stopped / (stopped + went_on) == pytest.approx(chance, abs=0.05)
-    assert 0 < num_cut / 8_000 < 0.15, "deep steps are seen often"
-
-
 def test_a_given_model_reads_solutions_without_annotations() -> None:
     solution = "12 + 5 = <<12+5=17>>17 pens.\n17 + 1 = <<17+1=18>>18.\n#### 1,800"
     body = "12 + 5 = 17 pens.\n17 + 1 = 18."

@@ -87,14 +87,6 @@ def test_its_own_scorer_judges_in_a_process_with_limits(tmp_path: Path) -> None:
             assert rewards.submit(said, problem).result().verdict == verdict
 
 
-def test_whatever_a_model_writes_has_a_score(tmp_path: Path) -> None:
-    for task in ("countdown", "simple_equations", "graph_color", "word_sorting"):
-        truth = {"task": task, "config": {}, "question": "", "answer": "1", "metadata": {}}
-        for answer in ("(" * 500, "9**9", "{", "\0", "a" * 20_000, "None"):
-            said = compute_score("", f"<answer>{answer}</answer>", truth)
-            assert 0 <= said["score"] <= 1
-
-
 def test_levels_and_single_settings_change_the_questions(tmp_path: Path) -> None:
     def most_animals(**env: Any) -> int:
         rows = made(tmp_path / str(len(list(tmp_path.iterdir()))), task="leg_counting", **env)
