@@ -193,6 +193,14 @@ def read_solved(path: Path) -> list[tuple[Problem, str]]:
     return list(zip(read_problems(path), solutions, strict=True))
 
 
+def difficulty_classes(env: TextEnv, file: Path) -> list[str]:
+    """Returns a name per problem of a split; those of one name are about as hard."""
+    return [
+        f"{problem.data_source} {env.difficulty_of(problem.ground_truth, solution or '')}"
+        for problem, solution in read_solved(file)
+    ]
+
+
 def read_verified(path: Path) -> pa.Table:
     """Returns the rows of one split, proved to be those that were written, or DatasetError."""
     table = read_parquet(path)

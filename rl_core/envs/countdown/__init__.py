@@ -134,8 +134,7 @@ class CountdownConfig(TextEnv):
 
     def make_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, pa.Table]:
         """Returns both splits, cut from one draw of puzzles."""
-        from rl_core.envs.countdown.puzzles import generate_puzzles
-        from rl_core.envs.countdown.tables import countdown_table
+        from rl_core.envs.countdown.puzzles import countdown_table, generate_puzzles
 
         puzzles = generate_puzzles(self, size=train_size + test_size, seed=seed)
         parts = {"train": puzzles[test_size:], "test": puzzles[:test_size]}
@@ -169,7 +168,7 @@ class CountdownConfig(TextEnv):
     @staticmethod
     def arrow_schema() -> pa.Schema:
         """Returns the columns: verl's, and the numbers and the target for themselves."""
-        from rl_core.envs.countdown.tables import COUNTDOWN_DATASET
+        from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
 
         return COUNTDOWN_DATASET
 
@@ -191,7 +190,7 @@ class CountdownConfig(TextEnv):
     @staticmethod
     def check_tables(splits: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """Returns solutions as the reward judges them: SQL cannot."""
-        from rl_core.envs.countdown.tables import solutions_table
+        from rl_core.envs.countdown.puzzles import solutions_table
 
         return {"solutions": solutions_table(splits)}
 

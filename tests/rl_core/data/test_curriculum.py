@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_core.config.run import DataConfig
-from rl_core.data.curriculum import LEAST_WEIGHT, Curriculum, Floats, difficulty_classes
-from rl_core.data.dataset import write_dataset
-from rl_core.data.sampling import Place, ProblemOrder
+from rl_core.data.dataset import difficulty_classes, write_dataset
+from rl_core.data.sampling import LEAST_WEIGHT, Curriculum, Floats, Place, ProblemOrder
 from rl_core.envs.countdown import CountdownConfig
 
 CLASSES = ["easy", "easy", "hard", "hard", "new"]

@@ -23,7 +23,7 @@ from rl_core.data.dataset import (
     write_dataset,
 )
 from rl_core.envs.countdown import CountdownConfig, render_messages
-from rl_core.envs.countdown.tables import COUNTDOWN_DATASET
+from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
 from tests.support.own_data import SOLVABLE, TINYZERO, write_tinyzero
 
 ENV = CountdownConfig(max_operands=3, max_number=20)

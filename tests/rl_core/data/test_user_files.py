@@ -13,7 +13,7 @@ import yaml
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import dataset_name, is_ready, read_problems, read_verified, write_dataset
 from rl_core.envs.countdown import CountdownConfig, render_messages, score_response
-from rl_core.envs.countdown.tables import COUNTDOWN_DATASET
+from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
 from rl_core.envs.gsm8k import Gsm8kConfig
 from tests.support.own_data import (
     SOLVABLE,

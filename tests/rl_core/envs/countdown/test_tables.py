@@ -4,9 +4,13 @@ import pyarrow as pa
 import pytest
 
 from rl_core.envs.countdown import CountdownConfig, Template, render_messages
-from rl_core.envs.countdown import tables as module
-from rl_core.envs.countdown.puzzles import generate_puzzles
-from rl_core.envs.countdown.tables import COUNTDOWN_DATASET, countdown_table, solutions_table
+from rl_core.envs.countdown import puzzles as module
+from rl_core.envs.countdown.puzzles import (
+    COUNTDOWN_DATASET,
+    countdown_table,
+    generate_puzzles,
+    solutions_table,
+)
 
 Row = tuple[str | None, list[int | None] | None, int | None]
 
