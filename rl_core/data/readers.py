@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from io import BufferedReader
@@ -141,7 +141,7 @@ def count_rows(file: Path) -> int:
             return int(pq.read_metadata(file).num_rows)
         with file.open("rb") as stream:
             if _is_list(file, stream):
-                return len(_parsed_list(file, stream))
+                return len(_parsed(stream.read(), f"{file}: the list in it"))
             return sum(1 for line in stream if line.strip())
 
 
@@ -170,24 +170,16 @@ def _is_list(file: Path, stream: BufferedReader) -> bool:
     return file.suffix == ".json" and stream.peek(1).lstrip().startswith(b"[")
 
 
-def _parsed_list(file: Path, stream: BufferedReader) -> list[Any]:
-    remedy = "write one list of objects, or one object per line"
-    return list(_parsed(stream.read(), f"{file}: the list in it is not JSON", remedy))
-
-
-def _parsed_lines(file: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            refused = f"{file}: line {number} is not JSON"
-            yield number, _parsed(line.rstrip(), refused, "write one object per line")
-
-
 def _json_records(file: Path) -> Iterator[tuple[int, Record]]:
     with file.open("rb") as stream:
-        unit, values = "line", _parsed_lines(file, stream)
-        if _is_list(file, stream):
-            unit, values = "row", enumerate(_parsed_list(file, stream), start=1)
-        for number, record in values:
+        is_list = _is_list(file, stream)
+        unit, parts = "line", stream
+        if is_list:
+            unit, parts = "row", _parsed(stream.read(), f"{file}: the list in it")
+        for number, part in enumerate(parts, start=1):
+            if not is_list and not part.strip():
+                continue
+            record = part if is_list else _parsed(part.rstrip(), f"{file}: line {number}")
             if not isinstance(record, dict):
                 raise ValueError(
                     f"{file}: {unit} {number} is a {type(record).__name__}, every {unit} must be "
@@ -196,7 +188,7 @@ def _json_records(file: Path) -> Iterator[tuple[int, Record]]:
             yield number, record
 
 
-def _parsed(text: bytes, refused: str, remedy: str) -> Any:
+def _parsed(text: bytes, what: str) -> Any:
     try:
         value = json.loads(text)
         if b"\\u" in text:  # half of a surrogate pair is no text
@@ -206,7 +198,10 @@ def _parsed(text: bytes, refused: str, remedy: str) -> Any:
         if isinstance(error, JSONDecodeError):
             is_one_line = b"\n" not in text
             where = f" at column {error.colno}" if is_one_line else f" at line {error.lineno}"
-        raise ValueError(f"{refused} ({getattr(error, 'msg', error)}{where}): {remedy}") from None
+        raise ValueError(
+            f"{what} is not JSON ({getattr(error, 'msg', error)}{where}): write one object per "
+            "line, or in a .json file one list of them"
+        ) from None
     return value
 
 
