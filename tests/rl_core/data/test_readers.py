@@ -1,6 +1,5 @@
 """Files that a user names: found here or in the hub's cache, read with the row said, or refused."""
 
-import hashlib
 import json
 import os
 import re
@@ -15,8 +14,6 @@ import pytest
 from rl_core.data.readers import (
     DatasetError,
     count_rows,
-    digest_of,
-    file_digest,
     find_files,
     is_hub_name,
     read_parquet,
@@ -124,16 +121,6 @@ def test_a_parquet_file_cut_short_or_without_any_known_column(tmp_path: Path) ->
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(ValueError, match=r"^[^\n]*not readable, truncated or damaged[^\n]*$"):
         list(read_records(file, ("nums",)))
-
-
-def test_the_digest_follows_content_not_name(tmp_path: Path) -> None:
-    one, two = write_rows(tmp_path / "one.jsonl", ROWS), write_rows(tmp_path / "two.jsonl", ROWS)
-    assert file_digest(one) == hashlib.sha256(one.read_bytes()).hexdigest()
-    assert digest_of([one]) == digest_of([two])
-    assert len({digest_of([one]), digest_of([one, two]), digest_of([])}) == 3
-    before = digest_of([one])
-    one.write_bytes(one.read_bytes() + b"\n")
-    assert digest_of([one]) != before
 
 
 def test_a_hub_name_is_owner_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

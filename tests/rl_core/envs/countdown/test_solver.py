@@ -121,6 +121,6 @@ def test_problems_of_different_sizes_are_solved_together() -> None:
     numbers = [[1, 2, 3], [7], [3, 3, 8, 8], [1, 6], [2, 2, 2, 2, 2, 2]]
     targets = [6, 8, 24, 10**17, 12]
     counts = [count for _, count in solve_many(numbers, targets)]
-    assert counts == [solve(*problem)[1] for problem in zip(numbers, targets, strict=True)]
     assert counts[:4] == [3, 0, 1, 0]  # 1+2+3, 1*2*3, 2*3/1
+    assert counts[4] == solve(numbers[4], 12)[1]
     assert solve_many([], []) == []
