@@ -25,7 +25,6 @@ from rl_core.system.words import printable
 
 SPLITS = ("train", "test")
 _SUFFIXES = (".parquet", ".jsonl", ".json")
-_GLOB = re.compile(r"[*?\[]")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_NAME_LENGTH = 96
 _ENDING = re.compile(r"\.[A-Za-z]+")
@@ -212,17 +211,13 @@ def _local_files(given: str, name: str) -> list[Path]:
             raise ValueError(f"{given} is a folder: name its files, such as {path}/*.parquet")
         if path.is_file():
             found = [path]
-        elif _GLOB.search(name):
+        else:
             pattern = path.relative_to(path.anchor)
             found = sorted(file for file in Path(path.anchor).glob(str(pattern)) if file.is_file())
-        else:
-            raise ValueError(
-                f"{given}: there is no such file; a relative path starts at {Path.cwd()}"
-            )
     except OSError as error:
         raise ValueError(f"{given}: not readable ({error.strerror})") from error
     if not found:
-        raise ValueError(f"{given}: no file matches; a relative path starts at {Path.cwd()}")
+        raise ValueError(f"{given}: there is no such file; a relative path starts at {Path.cwd()}")
     for file in found:
         if file.suffix not in _SUFFIXES:
             raise ValueError(

@@ -17,9 +17,8 @@ Of four numbers each need is a target for the other three, and both are searched
 
 After a "no" a trace may give up and answer `(5+3)+9`, which is known to be wrong by then.
 
-Blind searches, tries drawn by chance, were tried for pretrained models: greedily they repeat
-themselves (benchmarks/README.md). `SearchExamples` draws traces, and judges a model by them;
-a run's evaluation, which scores any model, is another thing.
+Searches drawn by chance were tried for pretrained models: greedily they repeat themselves
+(benchmarks/README.md).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_globs_stand_for_their_files_by_name(
         ("none.parquet", "none.parquet: there is no such file; a relative path starts at /"),
         ("none/x.parquet", "there is no such file"),
         ("", "is a folder"),
-        ("*.parquet", "no file matches"),
+        ("*.parquet", "there is no such file"),
         ("folder", "is a folder: name its files, such as folder/*.parquet"),
         ("rows.csv", "rows.csv is of a kind that is not read: give parquet or JSON lines"),
         ("*.csv", "rows.csv is of a kind"),
