@@ -139,7 +139,8 @@ def main() -> None:
         f"tinyzero-0.5b-24gb model.path={root}/base",
         f"countdown-0.5b-sft-24gb sft.steps=4 model.path={root}/base",
         f"countdown-1.5b-24gb model.path={root}/instruct",
-        f"gsm8k-ppo-0.5b env.source={root}/gsm8k model.path={root}/instruct",
+        f"gsm8k-ppo-0.5b data.train_files={root}/gsm8k/train.jsonl "
+        f"data.test_files={root}/gsm8k/test.jsonl model.path={root}/instruct",
     ):
         print(f"countdown-train preflight preset={preset} {small}")
 

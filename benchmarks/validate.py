@@ -63,7 +63,7 @@ def main() -> None:
     from rl_core.data.prompt_lengths import measure_all
     from rl_core.data.prompts import count_tokens, encode_prompt, load_tokenizer
     from rl_core.data.readers import read_parquet
-    from rl_core.envs.countdown.tables import solutions_table
+    from rl_core.envs.countdown.puzzles import solutions_table
     from rl_core.sft.train import train_tokenizer
     from tasks.validate import check_dataset, measure_prompts, run_checks
 

@@ -10,8 +10,10 @@ The model is made with the settings of `quickstart`, in a folder that is removed
 
 from __future__ import annotations
 
+import random
 import sys
 import tempfile
+from itertools import chain
 from pathlib import Path
 
 from rl_core.system.process_env import apply_defaults
@@ -33,7 +35,7 @@ from rl_core.envs.countdown.traces import (  # noqa: E402
     ANSWER_OPEN,
     VERDICTS,
     check_response,
-    is_covered,
+    write_trace,
 )
 from tasks.base_model import base_model  # noqa: E402
 from tasks.generate import generate_dataset  # noqa: E402
@@ -85,14 +87,17 @@ def persistent(model_path: Path, data: Path, max_tokens: int) -> None:
         solved = sum(
             score_response(text, *problem).verdict == "correct" for text, problem in of_size
         )
-        covered = sum(is_covered(*problem) for _, problem in of_size)
+        rng = random.Random(0)
+        covered = sum(
+            write_trace(*problem, give_up_prob=0.0, rng=rng).solved for _, problem in of_size
+        )
         print(
             f"{operands} numbers, {len(of_size)} problems: "
             f"persistent {solved / len(of_size):.3f}, covered {covered / len(of_size):.3f}"
         )
-    checks = [check_response(text) for text in texts]
-    true = sum(c.num_true_equations for c in checks) / sum(c.num_equations for c in checks)
-    right = sum(c.num_right_verdicts for c in checks) / sum(c.num_verdicts for c in checks)
+    checks = zip(*map(check_response, texts), strict=True)
+    results, verdicts = (list(chain.from_iterable(parts)) for parts in checks)
+    true, right = sum(results) / len(results), sum(verdicts) / len(verdicts)
     print(f"arithmetic {true:.3f}, judging {right:.3f}")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rl_core.config.run import RunConfig
-from rl_core.data.sampling import ProblemOrder
+from rl_core.data.sampling import Curriculum, ProblemOrder
 from rl_core.rollout.collector import Collected, collect, read_answers, to_rollouts
 from rl_core.rollout.prefetch import Clock, RolloutsAhead, staleness_metrics
 from rl_core.rollout.turns import TurnTaking
@@ -23,7 +23,6 @@ from rl_core.types import GenerationRequest, PromptedProblem, Rollout, SamplingS
 
 if TYPE_CHECKING:
     from rl_core.checkpoints.background_save import BackgroundSave
-    from rl_core.data.curriculum import Curriculum
     from rl_core.rewards.scoring import Rewards
     from rl_core.runs.run_folder import RunFolder
     from rl_core.workers.cluster import Workers

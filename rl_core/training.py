@@ -12,11 +12,10 @@ from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.checkpoints.manifest import RESUME_FOLDER
 from rl_core.checkpoints.store import Checkpoint
 from rl_core.config.run import RunConfig
-from rl_core.data.curriculum import Curriculum, difficulty_classes
-from rl_core.data.dataset import read_problems
+from rl_core.data.dataset import difficulty_classes, read_problems
 from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, text_codec
 from rl_core.data.readers import SPLITS
-from rl_core.data.sampling import Place, ProblemOrder, read_place
+from rl_core.data.sampling import Curriculum, Place, ProblemOrder, read_place
 from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.resume import check_same_model, checkpoint_to_resume

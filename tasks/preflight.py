@@ -16,7 +16,7 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import NO_PROBLEMS
 from rl_core.data.gguf_source import is_gguf_or_package, unpack_model
 from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
-from rl_core.data.user_files import first_own_problems, look_up_files
+from rl_core.data.user_files import first_own_problems, own_files
 from rl_core.envs import ENVS
 from rl_core.models.folder_check import check_model_folder
 from rl_core.rewards.scoring import refusal
@@ -120,7 +120,7 @@ def _own_files(config: RunConfig) -> Iterator[Finding]:
     if not config.env.makes_problems and not config.data.train_files:
         yield fatal("data", NO_PROBLEMS.format(name=config.env.name))
     try:
-        look_up_files(config.data)
+        own_files(config.data, from_hub=False)
         config.env.require_package()
     except ValueError as error:
         yield fatal("data", str(error))

@@ -12,8 +12,8 @@ LINES = {
     # room: (at most, aim)
     "rl_core/algos": (770, 1_050),
     "rl_core/checkpoints": (910, 1_000),
-    "rl_core/data": (1_760, 1_400),
-    "rl_core/envs": (3_570, 3_000),
+    "rl_core/data": (1_700, 1_400),
+    "rl_core/envs": (3_420, 3_000),
     "rl_core/learner": (1_910, 1_900),
     "rl_core/models": (1_300, 1_650),
     "rl_core/resources": (1_990, 1_850),

@@ -21,10 +21,10 @@ from rl_core.data.readers import (
     SPLITS,
     DatasetError,
     count_rows,
-    find_source,
+    file_digest,
+    find_files,
     is_hub_name,
     read_parquet,
-    source_digest,
 )
 from rl_core.data.user_files import num_own_training_rows, own_settings, read_own_data, read_rows
 from rl_core.envs.rows import JSON_STYLE
@@ -115,34 +115,22 @@ def write_dataset(env: TextEnv, data: DataConfig, folder: Path) -> None:
 def is_ready(env: TextEnv, data: DataConfig, folder: Path) -> bool:
     """Says whether the folder holds the data set of these settings; not if a file is missing.
 
-    ValueError if it was made by other settings, or from another copy of the source; DatasetError if
-    a file is truncated, or its rows are not those that were written.
+    ValueError if it was made by other settings; DatasetError if a file is truncated, or its rows
+    are not those that were written.
     """
     paths = [folder / f"{split}.parquet" for split in SPLITS]
     there = [path for path in paths if path.is_file()]
     for path in there:
         _check_file(path, generator_settings(env, data))
-    if there != paths:
-        return False
-    if data.train_files or env.is_generated:
-        return True  # the settings hold the hash of own files, and all that is generated
-    source = _source_of(env)
-    if Path(source).expanduser().is_dir():
-        made_from = (pq.read_metadata(paths[0]).metadata or {}).get(_SOURCE, b"").decode()
-        if made_from != source_digest(find_source(source)):
-            raise ValueError(
-                f"{folder} was made from another copy of env.source={source}: delete the "
-                "folder or choose another data.name"
-            )
-    return True
+    return there == paths
 
 
 def count_problems(config: RunConfig) -> int:
     """Returns how many problems there are to train on, without asking the network.
 
     A data set that is there is counted, else what it will be made of: own files, of which doubles
-    and rows of the test split will be left out, a local copy of `env.source`, or what the settings
-    ask for. ValueError if a file cannot be read, or leaves no row for training.
+    and rows of the test split will be left out, or what the settings ask for. ValueError if a file
+    cannot be read, or leaves no row for training.
     """
     env, data = config.env, config.data
     if env.is_generated and not data.train_files:
@@ -157,9 +145,7 @@ def count_problems(config: RunConfig) -> int:
         if fetched:
             return data.train_size
         return num_own_training_rows(data)
-    source = _source_of(env)
-    if Path(source).expanduser().is_dir():
-        return sum(map(count_rows, find_source(source)["train"]))
+    _source_files(env, from_hub=False)
     assert env.hub_problems is not None, f"env={env.name} reads what it does not know"
     return env.hub_problems
 
@@ -205,6 +191,14 @@ def read_solved(path: Path) -> list[tuple[Problem, str]]:
     """Returns the (problem, solution) pairs of one file of `write_dataset`, in file order."""
     solutions = (extra["solution"] for extra in read_parquet(path)["extra_info"].to_pylist())
     return list(zip(read_problems(path), solutions, strict=True))
+
+
+def difficulty_classes(env: TextEnv, file: Path) -> list[str]:
+    """Returns a name per problem of a split; those of one name are about as hard."""
+    return [
+        f"{problem.data_source} {env.difficulty_of(problem.ground_truth, solution or '')}"
+        for problem, solution in read_solved(file)
+    ]
 
 
 def read_verified(path: Path) -> pa.Table:
@@ -254,14 +248,25 @@ def _tables(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], dict[b
             raise ValueError(NO_PROBLEMS.format(name=env.name))
         sizes = data.model_dump(include={"train_size", "test_size", "seed"})
         return env.make_splits(**sizes), {}
-    files = find_source(_source_of(env))
+    files = _source_files(env)
     tables = {s: env.table_of(s, list(read_rows(env, files[s]))) for s in SPLITS}
-    return tables, {_SOURCE: source_digest(files)}
+    digest = hashlib.sha256()
+    for split in sorted(files):
+        for file in files[split]:
+            digest.update(split.encode() + bytes.fromhex(file_digest(file)))
+    return tables, {_SOURCE: digest.hexdigest()}
 
 
-def _source_of(env: TextEnv) -> str:
-    assert env.source_name is not None, f"env={env.name} reads no rows"
-    return env.source_name
+def _source_files(env: TextEnv, *, from_hub: bool = True) -> dict[str, list[Path]]:
+    """Returns the files of `env.source` by split; ValueError if it is no name of the hub."""
+    name = env.source_name
+    assert name is not None, f"env={env.name} reads no rows"
+    if not is_hub_name(name):
+        raise ValueError(
+            f"env.source={name} is no data set of the hub (OWNER/NAME): name the files of a copy, "
+            "data.train_files=FILE data.test_files=FILE"
+        )
+    return {s: find_files("env.source", [name], s, from_hub=from_hub) for s in SPLITS}
 
 
 def _feed(digest: hashlib._Hash, chunks: list[pa.Array]) -> None:

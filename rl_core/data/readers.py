@@ -1,14 +1,14 @@
 """Files that hold problems: finds them, here or on the Hugging Face hub, and reads them (stage 1).
 
-Those of `data.train_files` and its like, the two splits of `env.source`, and a data set's own. Not
-what their rows mean (`user_files`, `envs`, `sql/checks`): only which files, bytes and records.
+Those of `data.train_files` and its like, and a data set's own. Not what their rows mean
+(`user_files`, `envs`, `sql/checks`): only which files, bytes and records.
 """
 
 import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from io import BufferedReader
@@ -25,12 +25,11 @@ from rl_core.system.words import printable
 
 SPLITS = ("train", "test")
 _SUFFIXES = (".parquet", ".jsonl", ".json")
-_GLOB = re.compile(r"[*?\[]")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_NAME_LENGTH = 96
 _ENDING = re.compile(r"\.[A-Za-z]+")
 _HUB_PLACES = ("", "data/", "main/")
-"""Folders of a hub data set: `main` is the config that has no other name (openai/gsm8k)."""
+"""Of a hub data set, likeliest first: `main` is the config that has no other name (GSM8K's)."""
 _SHARD = re.compile(r"-of-(\d+)\.")
 _BATCH_ROWS = 16_384
 MAX_DECODED_BYTES = 8 * 2**30
@@ -39,42 +38,6 @@ MAX_DECODED_BYTES = 8 * 2**30
 
 class DatasetError(ValueError):
     """A data set's file is missing, truncated or not what its own metadata says."""
-
-
-def find_source(source: str) -> dict[str, list[Path]]:
-    """Returns the files of each split; ValueError if one is missing, or the hub does not give it.
-
-    `source` is a folder that holds `train` and `test` as .jsonl or .parquet (or shards
-    `train-*.parquet`), itself or in `main/`; else a data set of the hub, which is fetched unless it
-    is in the local cache.
-    """
-    given, folder = f"env.source={source}", Path(source).expanduser()
-    if not folder.is_dir():
-        if source.startswith((".", "/", "~")) or source.count("/") > 1:
-            raise ValueError(f"{given} is not a folder: check the path")
-        # Only `main`: it has another config, whose rows are others.
-        return {split: _hub_files(given, source, split, ["main/"]) for split in SPLITS}
-    found: dict[str, list[Path]] = {}
-    for split in SPLITS:
-        names = (f"{split}.jsonl", f"{split}.parquet", f"{split}-*.parquet")
-        places = (folder, folder / "main")
-        groups = (sorted(place.glob(name)) for place in places for name in names)
-        found[split] = next(filter(None, groups), [])
-        if not found[split]:
-            raise ValueError(
-                f"{given}: no {split}.jsonl or {split}.parquet in {folder}; give a folder with "
-                "both splits"
-            )
-    return found
-
-
-def source_digest(files: Mapping[str, list[Path]]) -> str:
-    """Returns a hash of the files' bytes, so that a changed copy is noticed."""
-    digest = hashlib.sha256()
-    for split in sorted(files):
-        for file in files[split]:
-            digest.update(split.encode() + bytes.fromhex(file_digest(file)))
-    return digest.hexdigest()
 
 
 def find_files(
@@ -92,7 +55,7 @@ def find_files(
         if not is_hub_name(name):
             found += _local_files(given, name)
         elif from_hub:
-            found += _hub_files(given, name, split, _HUB_PLACES)
+            found += _hub_files(given, name, split)
     return found
 
 
@@ -177,7 +140,7 @@ def count_rows(file: Path) -> int:
             return int(pq.read_metadata(file).num_rows)
         with file.open("rb") as stream:
             if _is_list(file, stream):
-                return len(_parsed_list(file, stream))
+                return len(_parsed(stream.read(), f"{file}: the list in it"))
             return sum(1 for line in stream if line.strip())
 
 
@@ -206,24 +169,16 @@ def _is_list(file: Path, stream: BufferedReader) -> bool:
     return file.suffix == ".json" and stream.peek(1).lstrip().startswith(b"[")
 
 
-def _parsed_list(file: Path, stream: BufferedReader) -> list[Any]:
-    remedy = "write one list of objects, or one object per line"
-    return list(_parsed(stream.read(), f"{file}: the list in it is not JSON", remedy))
-
-
-def _parsed_lines(file: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            refused = f"{file}: line {number} is not JSON"
-            yield number, _parsed(line.rstrip(), refused, "write one object per line")
-
-
 def _json_records(file: Path) -> Iterator[tuple[int, Record]]:
     with file.open("rb") as stream:
-        unit, values = "line", _parsed_lines(file, stream)
-        if _is_list(file, stream):
-            unit, values = "row", enumerate(_parsed_list(file, stream), start=1)
-        for number, record in values:
+        is_list = _is_list(file, stream)
+        unit, parts = "line", stream
+        if is_list:
+            unit, parts = "row", _parsed(stream.read(), f"{file}: the list in it")
+        for number, part in enumerate(parts, start=1):
+            if not is_list and not part.strip():
+                continue
+            record = part if is_list else _parsed(part.rstrip(), f"{file}: line {number}")
             if not isinstance(record, dict):
                 raise ValueError(
                     f"{file}: {unit} {number} is a {type(record).__name__}, every {unit} must be "
@@ -232,7 +187,7 @@ def _json_records(file: Path) -> Iterator[tuple[int, Record]]:
             yield number, record
 
 
-def _parsed(text: bytes, refused: str, remedy: str) -> Any:
+def _parsed(text: bytes, what: str) -> Any:
     try:
         value = json.loads(text)
         if b"\\u" in text:  # half of a surrogate pair is no text
@@ -242,7 +197,10 @@ def _parsed(text: bytes, refused: str, remedy: str) -> Any:
         if isinstance(error, JSONDecodeError):
             is_one_line = b"\n" not in text
             where = f" at column {error.colno}" if is_one_line else f" at line {error.lineno}"
-        raise ValueError(f"{refused} ({getattr(error, 'msg', error)}{where}): {remedy}") from None
+        raise ValueError(
+            f"{what} is not JSON ({getattr(error, 'msg', error)}{where}): write one object per "
+            "line, or in a .json file one list of them"
+        ) from None
     return value
 
 
@@ -253,17 +211,13 @@ def _local_files(given: str, name: str) -> list[Path]:
             raise ValueError(f"{given} is a folder: name its files, such as {path}/*.parquet")
         if path.is_file():
             found = [path]
-        elif _GLOB.search(name):
+        else:
             pattern = path.relative_to(path.anchor)
             found = sorted(file for file in Path(path.anchor).glob(str(pattern)) if file.is_file())
-        else:
-            raise ValueError(
-                f"{given}: there is no such file; a relative path starts at {Path.cwd()}"
-            )
     except OSError as error:
         raise ValueError(f"{given}: not readable ({error.strerror})") from error
     if not found:
-        raise ValueError(f"{given}: no file matches; a relative path starts at {Path.cwd()}")
+        raise ValueError(f"{given}: there is no such file; a relative path starts at {Path.cwd()}")
     for file in found:
         if file.suffix not in _SUFFIXES:
             raise ValueError(
@@ -273,17 +227,16 @@ def _local_files(given: str, name: str) -> list[Path]:
     return found
 
 
-def _hub_files(given: str, name: str, split: str, places: Sequence[str]) -> list[Path]:
+def _hub_files(given: str, name: str, split: str) -> list[Path]:
     """Returns the files of one split: parquet shards, one parquet file, or JSON lines.
 
-    `places` are folders of the data set, likeliest first. The network is asked only if the local
-    cache lacks a file.
+    The network is asked only if the local cache lacks a file.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
     endings = ("-*.parquet", ".parquet", ".jsonl")
-    patterns = [f"{place}{split}{end}" for place in places for end in endings]
+    patterns = [f"{place}{split}{end}" for place in _HUB_PLACES for end in endings]
     refused = ""
     for is_cached in (True, False):
         try:

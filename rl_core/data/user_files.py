@@ -44,26 +44,31 @@ def _refused_as_own_files() -> Iterator[None]:
 
 
 @_refused_as_own_files()
+def own_files(data: DataConfig, *, from_hub: bool = True) -> dict[str, list[Path]]:
+    """Returns the files of each split that is named; without `from_hub` no network is asked."""
+    named = {"train": data.train_files, "test": data.test_files}
+    return {
+        split: find_files(f"data.{split}_files", names, split, from_hub=from_hub)
+        for split, names in named.items()
+        if names
+    }
+
+
+@_refused_as_own_files()
 def own_settings(env: TextEnv, data: DataConfig) -> dict[str, Any]:
     """Returns everything that the rows depend on: the files count by content, not by name."""
     sizes = {"train_size"} if data.test_files else {"train_size", "test_size"}
     return {
         "env": env.model_dump(mode="json", include={"name", "prompt_template"}),
         **data.model_dump(mode="json", include=sizes),
-        **{f"{split}_files": digest_of(files) for split, files in _find(data).items()},
+        **{f"{split}_files": digest_of(files) for split, files in own_files(data).items()},
     }
-
-
-@_refused_as_own_files()
-def look_up_files(data: DataConfig) -> None:
-    """Raises OwnFilesError where a local file is not there; the network is not asked."""
-    _find(data, from_hub=False)
 
 
 @_refused_as_own_files()
 def num_own_training_rows(data: DataConfig) -> int:
     """Returns how many rows the train split has, before any is left out, from local files only."""
-    num_rows = sum(map(count_rows, _find(data, from_hub=False)["train"]))
+    num_rows = sum(map(count_rows, own_files(data, from_hub=False)["train"]))
     if data.test_files:
         return min(num_rows, data.train_size)
     _refuse_test_rows_alone(num_rows, data)
@@ -77,7 +82,7 @@ def read_own_data(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], 
     Without `data.test_files` the first train_size + test_size rows are taken and the last test_size
     of them are the test split, as TinyZero cuts its data. Rows are cut before any is dropped.
     """
-    files = _find(data)
+    files = own_files(data)
     left_out: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     rows = _read_splits(env, data, files, left_out["train"])
     num_read = {split: len(rows[split]) for split in SPLITS}
@@ -102,22 +107,13 @@ def read_own_data(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], 
 
 def first_own_problems(env: TextEnv, data: DataConfig, count: int) -> list[Problem]:
     """Returns the first problems of the user's files on this machine; empty if there are none."""
-    files = _find(data, from_hub=False).get("train", [])
+    files = own_files(data, from_hub=False).get("train", [])
     return [
         Problem(
             index, row.data_source, tuple(row.prompt), row.truth, row.num_solutions, row.extra_info
         )
         for index, row in enumerate(islice(read_rows(env, files), count))
     ]
-
-
-def _find(data: DataConfig, *, from_hub: bool = True) -> dict[str, list[Path]]:
-    named = {"train": data.train_files, "test": data.test_files}
-    return {
-        split: find_files(f"data.{split}_files", names, split, from_hub=from_hub)
-        for split, names in named.items()
-        if names
-    }
 
 
 def _read_splits(

@@ -4,25 +4,22 @@ A row is `{question, answer}`, `{prompt, ...}` or as verl writes it.
 """
 
 import json
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from rl_core.envs.rows import (
+    ANSWER_IN_TAGS,
     Record,
     Row,
-    own_prompt,
     prompt_key,
-    render_messages,
     shown,
     struct_of,
     text_of,
     text_of_truth,
 )
-from rl_core.envs.text_env import TEXT_CHECKS, Question, TextEnv
-from rl_core.types import Message, Problem, ScoredText
-
-DATA_SOURCE: Final = "custom"
+from rl_core.envs.text_env import TEXT_CHECKS, TextEnv
+from rl_core.types import Message, ScoredText
 
 
 class CustomConfig(TextEnv):
@@ -40,6 +37,7 @@ class CustomConfig(TextEnv):
 
     shared_checks: ClassVar = (*TEXT_CHECKS, "text_prompt.sql")
     checks: ClassVar = ("custom_ground_truth.sql",)
+    templates: ClassVar = ANSWER_IN_TAGS
     answer_mark: ClassVar = "<answer>"
     makes_problems: ClassVar = False
     own_columns: ClassVar = ("question", "answer", "ground_truth", "data_source")
@@ -57,7 +55,7 @@ class CustomConfig(TextEnv):
             prompt_key(prompt),
             prompt,
             truth,
-            text_of(record, {}, "data_source") or DATA_SOURCE,
+            text_of(record, {}, "data_source") or self.name,
             solution=text_of(extra, {}, "solution") or text_of_truth(truth),
             extra_info=json.dumps(extra, ensure_ascii=False, default=str) if extra else "",
         )
@@ -66,12 +64,6 @@ class CustomConfig(TextEnv):
         """Returns whether a function scores, which may take any truth."""
         return {"has_reward": self.reward is not None}
 
-    def read_question(self, text: str, answer: str | None) -> Question:
-        """Returns a question in the words of the template."""
-        asked = tuple(render_messages(self.prompt_template, text))
-        problem = Problem(0, DATA_SOURCE, asked, answer or "", 0)
-        return Question(text, problem, is_scored=answer is not None)
-
     @staticmethod
     def has_truth(truth: Any) -> bool:
         """Says whether there is any."""
@@ -79,13 +71,10 @@ class CustomConfig(TextEnv):
 
     def _prompt(self, record: Record) -> list[Message]:
         """Returns what is asked; a prompt of the row's own is kept as it is."""
-        if (own := record.get("prompt")) is None:
-            question = text_of(record, {}, "question")
-            if not (question or "").strip():
-                raise ValueError("it has neither `question` nor `prompt`: add one")
-            return render_messages(self.prompt_template, question or "")
-        prompt = [Message(role="user", content=own)] if isinstance(own, str) else own_prompt(record)
-        assert prompt is not None, "there is one"
+        own = record.get("prompt")
+        if isinstance(own, str):
+            record = record | {"prompt": [Message(role="user", content=own)]}
+        prompt = self.prompt_in(record, text_of(record, {}, "question") if own is None else None)
         if not any(message["content"].strip() for message in prompt):
             raise ValueError(f"prompt={shown(own)} asks nothing: write what is asked")
         if self.prompt_template == "base" and [message["role"] for message in prompt] != ["user"]:

@@ -8,7 +8,7 @@ import random
 import re
 from collections import deque
 from fractions import Fraction
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -16,23 +16,20 @@ from rl_core.envs.rows import (
     Record,
     Row,
     in_conversation,
-    own_prompt,
     shown,
     struct_of,
     text_of,
 )
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.text_env import TEXT_CHECKS, Question, Solved, TextEnv
-from rl_core.types import Message, Problem, ScoredText
+from rl_core.types import Problem, ScoredText
 
 DATA_SOURCE: Final = "openai/gsm8k"
 _TOY_SOURCE: Final = "toy"
 _THINKS: Final = "env.prompt_template=think"
 
-Template: TypeAlias = Literal["chat", "think"]
-
 _PLAIN_ANSWER: Final = re.compile(r"\s*\$?[-+]?[\d,]*\.?\d+\s*")
-_TEXTS: Final[dict[Template, str]] = {
+_TEXTS: Final = {
     "chat": '{question} Let\'s think step by step and output the final answer after "####".',
     "think": in_conversation(
         "{question} Show your work in <think> </think> tags. And write the final answer as a "
@@ -63,11 +60,9 @@ class Gsm8kConfig(TextEnv):
     name: Literal["gsm8k"] = "gsm8k"
     """Chosen by `env=gsm8k`."""
     source: str = "openai/gsm8k"
-    """A Hugging Face data set (config `main`), or a folder of train and test JSONL or parquet.
-
-    `toy` is neither: word problems of one to three steps in GSM8K's form, written on the spot.
-    """
-    prompt_template: Template = "chat"  # type: ignore[assignment]  # another choice of texts
+    """A Hugging Face data set (config `main`), or `toy`: word problems of one to three steps in
+    GSM8K's form, written on the spot. `data.train_files` names the files of a copy."""
+    prompt_template: Literal["chat", "think"] = "chat"  # type: ignore[assignment]  # another choice of texts
     """`chat`: the tokenizer's own tags; `think`: a plain text that ends with <think>."""
     answer_from: Literal["strict", "lenient"] = "strict"
     """`strict`: the last `#### x`; `lenient`: the last number."""
@@ -77,18 +72,19 @@ class Gsm8kConfig(TextEnv):
     shared_checks: ClassVar = (*TEXT_CHECKS, "labels.sql")
     checks: ClassVar = ("gsm8k_ground_truth.sql", "gsm8k_prompt.sql")
     checks_of_template: ClassVar = ("gsm8k_prompt",)
+    templates: ClassVar = _TEXTS
     answer_mark: ClassVar = "####"
     hub_problems: ClassVar = 7_473
     own_columns: ClassVar = ("question", "answer")
     home_made: ClassVar = ("toy word problems", f"env=gsm8k env.source={_TOY_SOURCE} {_THINKS}")
     script_words: ClassVar = ("gsm8k",)
     script_remedy: ClassVar = (
-        "the run fetches openai/gsm8k; env.source=FOLDER, data.train_files=FILE name copies"
+        "the run fetches openai/gsm8k; data.train_files=FILE names those of a copy"
     )
 
     @property
     def source_name(self) -> str | None:
-        """The folder or data set; None for toy problems."""
+        """The data set; None for toy problems."""
         return None if self.source == _TOY_SOURCE else self.source
 
     def score(self, response: str, truth: str) -> ScoredText:
@@ -131,23 +127,19 @@ class Gsm8kConfig(TextEnv):
         number = extract_truth(answer)
         if truth is not None and score_response(f"#### {truth}", number).verdict != "correct":
             raise ValueError(f"ground_truth={shown(truth)} is not its answer's number {number}")
-        prompt = own_prompt(record)
-        if question is None and prompt is None:
-            raise ValueError("it has neither `question` nor `prompt`: add one")
-        prompt = prompt or render_messages(self.prompt_template, question or "")
+        prompt = self.prompt_in(record, question)
         key = tuple(message["content"] for message in prompt)
         return Row(key, prompt, number, DATA_SOURCE, answer)
 
     def check_parameters(self, *, train_size: int, test_size: int) -> dict[str, Any]:
         """Returns the words of the template around a question."""
-        before, _, after = _TEXTS[self.prompt_template].partition("{question}")
+        before, _, after = self.templates[self.prompt_template].partition("{question}")
         return {"data_source": DATA_SOURCE, "before": before, "after": after}
 
     def read_question(self, text: str, answer: str | None) -> Question:
         """Returns a word problem in the words of the template."""
         known = "0" if answer is None else extract_truth(f"#### {answer}")
-        asked = tuple(render_messages(self.prompt_template, text))
-        problem = Problem(0, DATA_SOURCE, asked, known, 0)
+        problem = Problem(0, DATA_SOURCE, tuple(self.render(text)), known, 0)
         return Question(text, problem, is_scored=answer is not None)
 
     @property
@@ -181,14 +173,6 @@ class Gsm8kConfig(TextEnv):
     def has_truth(truth: Any) -> bool:
         """Says whether it is a number as text, that can be compared."""
         return isinstance(truth, str) and _value(truth) is not None
-
-
-def render_messages(template: Template, question: str) -> list[Message]:
-    """Returns the `prompt` column of one question, one user message.
-
-    `chat` is rendered by the tokenizer's chat template; `think` is a whole prompt, tokenized raw.
-    """
-    return [Message(role="user", content=_TEXTS[template].replace("{question}", question))]
 
 
 def extract_truth(answer: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rl_core.types import OWN_EXTRA_INFO, Message
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 Record: TypeAlias = dict[str, Any]
 """A row as it is read, by column."""
-Template: TypeAlias = Literal["chat", "base"]
 
 COLUMNS: Final = ("prompt", "reward_model", "extra_info")
 """What any env's rows may have, in addition to its own columns."""
@@ -42,7 +41,8 @@ _QUESTION: Final = (
     "{question}\nShow your work in <think> </think> tags. And return the final answer in <answer> "
     "</answer> tags."
 )
-_TEXTS: Final = {"chat": _QUESTION, "base": in_conversation(_QUESTION)}
+ANSWER_IN_TAGS: Final = {"chat": _QUESTION, "base": in_conversation(_QUESTION)}
+"""Templates that ask for answer tags; `base` is a whole prompt, tokenized raw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +136,9 @@ def _is_message(message: Any) -> bool:
     )
 
 
-def render_messages(template: Template, question: str) -> list[Message]:
-    """Returns the `prompt` column of one question, one user message.
-
-    `chat` is rendered by the tokenizer's chat template; `base` is a whole prompt, tokenized raw.
-    """
-    return [Message(role="user", content=_TEXTS[template].replace("{question}", question))]
-
-
 def question_in(content: str) -> str:
     """Returns what a prompt asks, without the words of the template that wrote it."""
-    for template in _TEXTS.values():
+    for template in ANSWER_IN_TAGS.values():
         before, _, after = template.partition("{question}")
         if content.startswith(before) and content.endswith(after):
             return content.removeprefix(before).removesuffix(after)

@@ -37,7 +37,6 @@ class SftExamples(ABC):
 
     floors: ClassVar[Mapping[str, float]] = {}
     """Gates: the least that a measure of `judge` may be."""
-    ceilings: ClassVar[Mapping[str, float]] = {}
     marks: ClassVar[Sequence[str]]
     """Texts whose first tokens `weigh` looks for."""
     words: ClassVar[Sequence[str]] = ()
@@ -82,10 +81,8 @@ class SftExamples(ABC):
     @classmethod
     def failed_gates(cls, measured: Mapping[str, float]) -> tuple[str, ...]:
         """Returns one sentence per gate that is missed."""
-        limits = [(name, "below", floor) for name, floor in cls.floors.items()]
-        limits += [(name, "above", ceiling) for name, ceiling in cls.ceilings.items()]
         return tuple(
-            f"{name} is {measured[name]:.3f}, {side} {limit}"
-            for name, side, limit in limits
-            if (measured[name] < limit if side == "below" else measured[name] > limit)
+            f"{name} is {measured[name]:.3f}, below {floor}"
+            for name, floor in cls.floors.items()
+            if measured[name] < floor
         )

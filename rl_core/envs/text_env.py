@@ -21,6 +21,7 @@ from rl_core.envs.rows import (
     Record,
     Row,
     find_answer,
+    own_prompt,
     prompt_key,
     question_in,
     shown_truth,
@@ -130,6 +131,8 @@ class TextEnv(Section):
     """Names of checks that say nothing of `data.train_files`, but what the generator was asked."""
     checks_of_template: ClassVar[tuple[str, ...]] = ()
     """Names of checks that prompts of `data.train_files` may fail: the user wrote them so."""
+    templates: ClassVar[Mapping[str, str]] = {}
+    """Texts around a `{question}`, by `prompt_template`; without any, a prompt is the question."""
     stop: ClassVar[tuple[str, ...]] = ()
     """Texts after which `reply` is asked; each ends in an ASCII character. Without any, it is asked
     when the response has ended by itself."""
@@ -219,7 +222,7 @@ class TextEnv(Section):
 
     @property
     def source_name(self) -> str | None:
-        """A folder or a data set of the hub that the rows come from; None if they are generated."""
+        """A data set of the hub that the rows come from; None if they are generated."""
         return None
 
     @property
@@ -252,6 +255,19 @@ class TextEnv(Section):
         """Returns the rows of `rows_of_splits` as tables."""
         rows = self.rows_of_splits(train_size=train_size, test_size=test_size, seed=seed)
         return {split: self.table_of(split, rows[split]) for split in rows}
+
+    def render(self, question: str) -> list[Message]:
+        """Returns the prompt of a question, in the words of the template."""
+        text = self.templates.get(self.prompt_template, "{question}")
+        return [Message(role="user", content=text.replace("{question}", question))]
+
+    def prompt_in(self, record: Record, question: str | None) -> list[Message]:
+        """Returns a row's own prompt, else that of its question; ValueError if it has neither."""
+        if (prompt := own_prompt(record)) is not None:
+            return prompt
+        if question is None or not question.strip():
+            raise ValueError("it has neither `question` nor `prompt`: add one")
+        return self.render(question)
 
     def read_row(self, record: Record) -> Row:
         """Returns a row of a user, or of `source_name`, as a checked problem, or ValueError."""
@@ -304,8 +320,7 @@ class TextEnv(Section):
 
     def read_question(self, text: str, answer: str | None) -> Question:
         """Returns a person's question, or raises ValueError; an `answer` of None is not known."""
-        asked = (Message(role="user", content=text),)
-        problem = Problem(0, self.name, asked, answer or "", 0)
+        problem = Problem(0, self.name, tuple(self.render(text)), answer or "", 0)
         return Question(text, problem, is_scored=answer is not None)
 
     def show_problem(self, problem: Problem) -> str:

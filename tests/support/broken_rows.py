@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from rl_core.envs import gsm8k
 from rl_core.envs.countdown import render_messages
+from rl_core.envs.gsm8k import Gsm8kConfig
 from tests.support.solving import solve
 
 Rows = list[dict[str, Any]]
@@ -157,7 +157,7 @@ def other_truths(train: Rows, test: Rows) -> None:
 def other_word_problems(train: Rows, test: Rows) -> None:
     test[0]["prompt"][0]["content"] = "Half?"
     train[0]["prompt"] *= 2
-    train[1]["prompt"] = gsm8k.render_messages("chat", " ")
+    train[1]["prompt"] = Gsm8kConfig().render(" ")
 
 
 @breaks("gsm8k", text_unique=1)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rl_core.data.prompts import load_tokenizer
-from rl_core.envs.countdown.tables import COUNTDOWN_DATASET
+from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
 Puzzle = tuple[str, list[int], int, str, int]

@@ -63,7 +63,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, pa.Ta
     folder = tmp_path_factory.mktemp("sound")
     write_word_problems(folder)
     write_dataset(COUNTDOWN.env, COUNTDOWN.data, folder / "countdown")
-    write_dataset(Gsm8kConfig(source=str(folder)), DataConfig(), folder / "gsm8k")
+    files = {f"{split}_files": f"{folder}/{split}.jsonl" for split in GSM8K_QUESTIONS}
+    write_dataset(Gsm8kConfig(), DataConfig.model_validate(files), folder / "gsm8k")
     write_dataset(CustomConfig(), own_questions(folder), folder / "custom")
     write_dataset(NUMBERS.env, NUMBERS.data, folder / "number_questions")
     envs = ("countdown", "gsm8k", "custom", "number_questions")

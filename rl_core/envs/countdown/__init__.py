@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from rl_core.envs.countdown.scoring import score_response
 from rl_core.envs.countdown.traces import FEWEST, MOST, write_trace
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DATA_SOURCE: Final = "countdown"
-NUM_OPERANDS, NUMBERS, TARGETS = range(2, 7), range(1, 1_000), range(1, 10**18)
-"""What the solver takes."""
-_LONGEST_NUMBER: Final = 20
+_FEWEST: Final = 2
 _MOST_DIGITS: Final = 18
 """Of a number of a person's puzzle: what fits a column of whole numbers."""
 _PUZZLE: Final = re.compile(r"[\s\d,;\[\](){}=:>→-]*")
@@ -136,8 +134,7 @@ class CountdownConfig(TextEnv):
 
     def make_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, pa.Table]:
         """Returns both splits, cut from one draw of puzzles."""
-        from rl_core.envs.countdown.puzzles import generate_puzzles
-        from rl_core.envs.countdown.tables import countdown_table
+        from rl_core.envs.countdown.puzzles import countdown_table, generate_puzzles
 
         puzzles = generate_puzzles(self, size=train_size + test_size, seed=seed)
         parts = {"train": puzzles[test_size:], "test": puzzles[:test_size]}
@@ -171,7 +168,7 @@ class CountdownConfig(TextEnv):
     @staticmethod
     def arrow_schema() -> pa.Schema:
         """Returns the columns: verl's, and the numbers and the target for themselves."""
-        from rl_core.envs.countdown.tables import COUNTDOWN_DATASET
+        from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
 
         return COUNTDOWN_DATASET
 
@@ -193,7 +190,7 @@ class CountdownConfig(TextEnv):
     @staticmethod
     def check_tables(splits: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """Returns solutions as the reward judges them: SQL cannot."""
-        from rl_core.envs.countdown.tables import solutions_table
+        from rl_core.envs.countdown.puzzles import solutions_table
 
         return {"solutions": solutions_table(splits)}
 
@@ -208,7 +205,7 @@ class CountdownConfig(TextEnv):
         if longest:
             raise ValueError(f"{longest[:20]}... has {len(longest)} digits: at most {_MOST_DIGITS}")
         numbers = [int(word) for word in words]
-        if not _PUZZLE.fullmatch(text) or len(numbers) <= NUM_OPERANDS[0]:
+        if not _PUZZLE.fullmatch(text) or len(numbers) <= _FEWEST:
             raise ValueError(
                 f"{text!r} is no puzzle: write numbers and, last, the target, as '3 14 7 = 35' "
                 "(env=gsm8k takes word problems)"
@@ -293,35 +290,6 @@ def message_templates(template: Template) -> list[Message]:
     return [Message(role="system", content=_SYSTEM), Message(role="user", content=_QUESTION)]
 
 
-def stated_puzzle(record: Record) -> tuple[list[int], int]:
-    """Returns the numbers and the target that a row states, once or twice, or raises ValueError."""
-    truth = _from_text(struct_of(record, "reward_model").get("ground_truth"))
-    stated: list[tuple[Any, Any]] = []
-    own = record.get("nums") if record.get("nums") is not None else record.get("numbers")
-    if own is not None or record.get("target") is not None:
-        stated.append((_whole(own), _whole(record.get("target"))))
-    if truth is not None:
-        if not isinstance(truth, dict):
-            raise ValueError(f"ground_truth={shown(truth)} must be {{target, numbers}}")
-        stated.append((_whole(truth.get("numbers")), _whole(truth.get("target"))))
-    if not stated:
-        raise ValueError(
-            "it has neither nums (or numbers) and target nor reward_model.ground_truth: add them"
-        )
-    numbers, target = stated[0]
-    _check_numbers(numbers)
-    if type(target) is not int or target not in TARGETS:
-        raise ValueError(
-            f"target={shown(target)} must be a whole number from {TARGETS[0]} to {TARGETS[-1]:.0e}"
-        )
-    if stated[-1] != stated[0]:
-        raise ValueError(
-            f"nums={numbers} and target={target} are not those of reward_model.ground_truth "
-            f"({shown(truth)}): correct one of them"
-        )
-    return numbers, target
-
-
 def _from_text(value: Any) -> Any:
     """Returns a list or an object that a file holds as JSON text; anything else as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
@@ -330,29 +298,43 @@ def _from_text(value: Any) -> Any:
     return value
 
 
-def _whole(value: Any) -> Any:
-    """Returns 40.0 and "40" as 40, also in lists and in lists that are text; all else as it is."""
-    value = _from_text(value)
-    if isinstance(value, list):
-        return [_whole(item) if not isinstance(item, list) else item for item in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) < _LONGEST_NUMBER:
-        return int(value)
-    return value
+class _Puzzle(BaseModel):
+    """What the solver takes; 40.0 and "40" are read as 40, and JSON text as a list."""
+
+    numbers: Annotated[
+        list[Annotated[int, Field(ge=1, le=999)]],
+        BeforeValidator(_from_text),
+        Field(min_length=_FEWEST, max_length=6),
+    ]
+    target: int = Field(ge=1, lt=10**18)
 
 
-def _check_numbers(numbers: Any) -> None:
-    limits = f"the solver takes whole numbers from {NUMBERS[0]} to {NUMBERS[-1]}"
-    if not isinstance(numbers, list):
-        raise ValueError(f"nums={shown(numbers)} must be a list: {limits}")
-    if len(numbers) not in NUM_OPERANDS:
+def stated_puzzle(record: Record) -> tuple[list[int], int]:
+    """Returns the numbers and the target that a row states, once or twice, or raises ValueError."""
+    truth = _from_text(struct_of(record, "reward_model").get("ground_truth"))
+    numbers = record.get("numbers") if record.get("nums") is None else record["nums"]
+    own = {"numbers": numbers, "target": record.get("target")}
+    stated: list[Record] = [own] if own != {"numbers": None, "target": None} else []
+    if truth is not None:
+        if not isinstance(truth, dict):
+            raise ValueError(f"ground_truth={shown(truth)} must be {{target, numbers}}")
+        stated.append({name: truth.get(name) for name in own})
+    if not stated:
         raise ValueError(
-            f"nums={shown(numbers)} holds {len(numbers)} numbers, the solver takes "
-            f"{NUM_OPERANDS[0]} to {NUM_OPERANDS[-1]}: leave the row out"
+            "it has neither nums (or numbers) and target nor reward_model.ground_truth: add them"
         )
-    for number in numbers:
-        if type(number) is not int or number not in NUMBERS:
-            raise ValueError(
-                f"nums={shown(numbers)} holds {shown(number)}, {limits}: leave the row out"
-            )
+    try:
+        puzzle, *others = map(_Puzzle.model_validate, stated)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(
+            f"{where}={shown(first['input'])}: {first['msg']} (the solver takes 2 to 6 numbers "
+            "from 1 to 999): correct the row, or leave it out"
+        ) from None
+    if others and others != [puzzle]:
+        raise ValueError(
+            f"nums={puzzle.numbers} and target={puzzle.target} are not those of "
+            f"reward_model.ground_truth ({shown(truth)}): correct one of them"
+        )
+    return puzzle.numbers, puzzle.target

@@ -1,4 +1,4 @@
-"""Draws solvable, pairwise different Countdown puzzles (data path stage 1).
+"""Countdown's puzzles: drawn, written as rows, and judged for SQL checks (data path stage 1).
 
 A puzzle is a multiset of numbers (equal ones allowed) and a target that the solver reaches exactly:
 a perfect player scores 1.0. They are drawn so:
@@ -15,51 +15,43 @@ a perfect player scores 1.0. They are drawn so:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import islice
+import re
+from collections.abc import Mapping
 from math import comb
-from typing import TYPE_CHECKING, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from rl_core.envs.countdown import DATA_SOURCE, CountdownConfig, Template, message_templates
 from rl_core.envs.countdown.forms import Ints, num_forms
+from rl_core.envs.countdown.scoring import ExpressionError, parse, run
 from rl_core.envs.countdown.solver import Solved, solution_texts, solve_range
+from rl_core.schema import dataset_schema
 
-if TYPE_CHECKING:
-    from rl_core.envs.countdown import CountdownConfig
-
+COUNTDOWN_DATASET = dataset_schema(
+    pa.struct([("target", pa.int64()), ("numbers", pa.list_(pa.int64()))]),
+    own=[("nums", pa.list_(pa.int64())), ("target", pa.int64())],
+)
+_TYPES = {
+    "index": pa.int64(),
+    "nums": pa.list_(pa.int64()),
+    "target": pa.int64(),
+    "solution": pa.large_string(),
+    "num_solutions": pa.int64(),
+}
+"""Other writers' files have dictionaries or large lists of the same values."""
+_CHUNK_ROWS = 65_536
+"""A column of strings holds 2 GiB at most: prompts of so many rows fit many times over."""
 MAX_SETS = 5_000_000
 """Most sets of numbers that are looked at for one operand count."""
 _CHUNK_VALUES = 1 << 22
 
 
-@dataclass(frozen=True)
-class Puzzles:
-    """Solvable puzzles, as columns."""
-
-    numbers: Ints
-    """int64 [puzzles, most operands], in the order in which they are shown; then zeros."""
-    targets: Ints
-    """int64 [puzzles]."""
-    solutions: npt.NDArray[np.object_]
-    """str [puzzles]."""
-    num_solutions: Ints
-    """int64 [puzzles]: distinct solutions in the normal form of `forms`."""
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, rows: slice | Ints) -> Puzzles:
-        return Puzzles(*(getattr(self, field.name)[rows] for field in fields(self)))
-
-
-_Columns = TypeVar("_Columns", Puzzles, Solved)
-
-
-@dataclass(frozen=True)
-class _Pool:
+class _Pool(NamedTuple):
     """Solvable puzzles over one operand count."""
 
     numbers: Ints
@@ -68,19 +60,18 @@ class _Pool:
     complete: bool
     """Whether these are all that exist."""
 
-    def __len__(self) -> int:
-        return len(self.solved.rows)
 
-
-def generate_puzzles(env: CountdownConfig, *, size: int, seed: int) -> Puzzles:
+def generate_puzzles(env: CountdownConfig, *, size: int, seed: int) -> pl.DataFrame:
     """Returns `size` solvable puzzles, unique by (sorted numbers, target), in random order.
 
-    The same arguments give the same puzzles on every machine. ValueError says how many there are.
+    Columns are `nums`, in the order in which they are shown; `target`; `solution`; and
+    `num_solutions`, distinct ones in the normal form of `forms`. The same arguments give the same
+    puzzles on every machine. ValueError says how many there are.
     """
     rng = np.random.default_rng(seed)
     counts = range(env.min_operands, env.max_operands + 1)
     pools = [_draw_pool(env, count, wanted=2 * size, rng=rng) for count in counts]
-    exist = sum(len(pool) for pool in pools)
+    exist = sum(len(pool.solved.rows) for pool in pools)
     if exist < size:
         found = "exist" if all(pool.complete for pool in pools) else "were found"
         raise ValueError(
@@ -89,12 +80,12 @@ def generate_puzzles(env: CountdownConfig, *, size: int, seed: int) -> Puzzles:
             f"{env.min_number}..{env.max_number} and targets {env.min_target}.."
             f"{env.max_target}: ask for fewer or widen a range"
         )
-    parts: list[Puzzles] = []
-    taken = 0
-    for left, pool in enumerate(sorted(pools, key=len), start=-len(pools)):
-        parts.append(_take(pool, min(len(pool), (size - taken) // -left), env.max_operands, rng))
-        taken += len(parts[-1])
-    return _concatenate(parts)[rng.permutation(size)]
+    parts: list[pl.DataFrame] = []
+    pools.sort(key=lambda pool: len(pool.solved.rows))
+    for left, pool in enumerate(pools, start=-len(pools)):
+        share = (size - sum(part.height for part in parts)) // -left
+        parts.append(_take(pool, min(len(pool.solved.rows), share), rng))
+    return pl.concat(parts)[rng.permutation(size)]
 
 
 def _draw_pool(
@@ -103,48 +94,36 @@ def _draw_pool(
     """Returns at least `wanted` puzzles, or all there are (within `MAX_SETS` sets of numbers)."""
     span = env.max_number - env.min_number + 1
     total = comb(span + num_operands - 1, num_operands)
-    ranks = (
-        iter(rng.permutation(total))
-        if total <= MAX_SETS
-        else _different(rng.integers(total, size=MAX_SETS))
-    )
+    if total <= MAX_SETS:
+        ranks = rng.permutation(total)
+    else:
+        drawn = pl.Series(rng.integers(total, size=MAX_SETS))
+        ranks = drawn.unique(maintain_order=True).to_numpy()
     step = max(1, _CHUNK_VALUES // num_forms(num_operands))
-    numbers: list[Ints] = []
-    solved: list[Solved] = []
+    numbers, solved = list[Ints](), list[Solved]()
     found = seen = 0
-    while found < wanted and len(chunk := np.fromiter(islice(ranks, step), np.int64)):
-        sets = multisets(chunk, span, num_operands) + env.min_number
+    while found < wanted and seen < len(ranks):
+        sets = multisets(ranks[seen : seen + step], span, num_operands) + env.min_number
         own = solve_range(sets, low=env.min_target, high=env.max_target)
         numbers.append(sets)
-        solved.append(replace(own, rows=own.rows + seen))
+        solved.append(own._replace(rows=own.rows + seen))
         found, seen = found + len(own.rows), seen + len(sets)
-    return _Pool(np.concatenate(numbers), _concatenate(solved), seen == total)
+    together = Solved(*map(np.concatenate, zip(*solved, strict=True)))
+    return _Pool(np.concatenate(numbers), together, seen == total)
 
 
-def _take(pool: _Pool, size: int, width: int, rng: np.random.Generator) -> Puzzles:
-    chosen = np.sort(rng.permutation(len(pool))[:size])
-    solved = pool.solved
-    sets = pool.numbers[solved.rows[chosen]]
-    shown = np.zeros((size, width), dtype=np.int64)
-    shown[:, : sets.shape[1]] = rng.permuted(sets, axis=1)
-    texts = solution_texts(sets, solved.first_forms[chosen])
-    return Puzzles(shown, solved.targets[chosen], texts, solved.counts[chosen])
-
-
-def _concatenate(parts: Sequence[_Columns]) -> _Columns:
-    columns = (
-        np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(parts[0])
+def _take(pool: _Pool, size: int, rng: np.random.Generator) -> pl.DataFrame:
+    chosen = np.sort(rng.permutation(len(pool.solved.rows))[:size])
+    rows, targets, counts, first_forms = (column[chosen] for column in pool.solved)
+    sets = pool.numbers[rows]
+    return pl.DataFrame(
+        {
+            "nums": pl.Series(rng.permuted(sets, axis=1)).arr.to_list(),
+            "target": targets,
+            "solution": pl.Series(solution_texts(sets, first_forms).tolist(), dtype=pl.String),
+            "num_solutions": counts,
+        }
     )
-    return type(parts[0])(*columns)
-
-
-def _different(drawn: Ints) -> Iterator[int]:
-    """Yields what was drawn, but for repetitions; those go as far as it is looked at."""
-    seen: set[int] = set()
-    for rank in drawn:
-        if rank not in seen:
-            seen.add(rank)
-            yield rank
 
 
 def multisets(ranks: Ints, span: int, size: int) -> Ints:
@@ -159,3 +138,69 @@ def multisets(ranks: Ints, span: int, size: int) -> Ints:
         ranks = ranks - table[member]
         members.append(member - (i - 1))
     return np.stack(members[::-1], axis=1)
+
+
+def countdown_table(puzzles: pl.DataFrame, *, split: str, template: Template) -> pa.Table:
+    """Returns the rows of one split, in the order of the puzzles."""
+    columns = {
+        "nums": pl.col("nums"),
+        "target": pl.col("target"),
+        "data_source": pl.lit(DATA_SOURCE),
+        "prompt": _prompts(template),
+        "ability": pl.lit("math"),
+        "reward_model": pl.struct(
+            style=pl.lit("rule"), ground_truth=pl.struct("target", numbers="nums")
+        ),
+        "extra_info": pl.struct(
+            pl.lit(split).alias("split"), pl.col("index", "num_solutions", "solution")
+        ),
+    }
+    # By parts: all prompts at once would be held three times over.
+    parts = [
+        part.select(**columns).to_arrow().cast(COUNTDOWN_DATASET)
+        for part in puzzles.with_row_index().iter_slices(_CHUNK_ROWS)
+    ]
+    return pa.concat_tables([COUNTDOWN_DATASET.empty_table(), *parts])
+
+
+def _prompts(template: Template) -> pl.Expr:
+    """Returns each row's messages, as `render_messages` does."""
+    numbers = pl.format("[{}]", pl.col("nums").cast(pl.List(pl.String)).list.join(", "))
+    texts = {"{numbers}": numbers, "{target}": pl.col("target").cast(pl.String)}
+    messages = []
+    for message in message_templates(template):
+        pieces = re.split(r"({numbers}|{target})", message["content"])
+        content = pl.concat_str([texts.get(piece, pl.lit(piece)) for piece in pieces])
+        messages.append(pl.struct(role=pl.lit(message["role"]), content=content))
+    return pl.concat_arr(messages).arr.to_list()  # `concat_list` takes ten times as long
+
+
+def solutions_table(splits: Mapping[str, pa.Table]) -> pa.Table:
+    """Returns one row per problem: what it is, its stored solution, and `is_correct`."""
+    tables = []
+    for split, rows in splits.items():
+        extra = rows["extra_info"]
+        columns = {
+            "index": pc.struct_field(extra, "index"),
+            "nums": rows["nums"],
+            "target": rows["target"],
+            "solution": pc.struct_field(extra, "solution"),
+            "num_solutions": pc.struct_field(extra, "num_solutions"),
+        }
+        columns = {name: columns[name].cast(kind) for name, kind in _TYPES.items()}
+        judged = (columns[name].to_pylist() for name in ("solution", "nums", "target"))
+        columns["is_correct"] = pa.array(map(_is_correct, *judged), pa.bool_())
+        columns["split"] = pa.repeat(split, rows.num_rows)
+        tables.append(pa.table(columns))
+    return pa.concat_tables(tables)
+
+
+def _is_correct(solution: str | None, nums: list[int] | None, target: int | None) -> bool:
+    """Says whether the reward would call it correct; a row with a null is not."""
+    if solution is None or nums is None or None in nums:
+        return False
+    try:
+        used, program = parse(solution)
+        return sorted(used) == sorted(nums) and run(program, used) == target
+    except ExpressionError:
+        return False

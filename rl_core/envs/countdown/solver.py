@@ -7,9 +7,8 @@ No minus sign stands in front of a text or a parenthesis: of a negative sum the 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +35,7 @@ _EXACT_FLOAT = 1 << 53
 """Below it float64 holds every integer, and processors multiply and divide it faster."""
 
 
-@dataclass(frozen=True)
-class Solved:
+class Solved(NamedTuple):
     """All solvable problems over some sets of numbers, ascending by set, then target."""
 
     rows: Ints

@@ -17,9 +17,8 @@ Of four numbers each need is a target for the other three, and both are searched
 
 After a "no" a trace may give up and answer `(5+3)+9`, which is known to be wrong by then.
 
-Blind searches, tries drawn by chance, were tried for pretrained models: greedily they repeat
-themselves (benchmarks/README.md). `SearchExamples` draws traces, and judges a model by them;
-a run's evaluation, which scores any model, is another thing.
+Searches drawn by chance were tried for pretrained models: greedily they repeat themselves
+(benchmarks/README.md).
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import ClassVar, Final
 
 from rl_core.envs.countdown.scoring import score_response
@@ -64,26 +64,6 @@ class Trace:
     """It ends with a "yes" and a right answer."""
     exhausted: bool
     """It ends because no number is left to try."""
-
-
-@dataclass(frozen=True, slots=True)
-class TraceCheck:
-    """What one response did, counted from its own text."""
-
-    num_equations: int
-    """Results written ("44-9=35" is written "44 9 ... -35")."""
-    num_true_equations: int
-    num_verdicts: int
-    """Each "yes" and "no"."""
-    num_right_verdicts: int
-    """Those that agree with the numbers written before them in the attempt."""
-    tried: tuple[tuple[int, ...], ...]
-    """The last operands of each attempt, the very last first."""
-
-    @property
-    def repeats(self) -> bool:
-        """Whether the same last operands were tried twice."""
-        return len(set(self.tried)) < len(self.tried)
 
 
 def pair_values(x: int, y: int, *, largest: int) -> list[tuple[str, int]]:
@@ -208,16 +188,14 @@ def check_problem(numbers: Sequence[int], target: int) -> None:
         )
 
 
-def is_covered(numbers: Sequence[int], target: int) -> bool:
-    """Says whether a search that never gives up solves this problem."""
-    return write_trace(numbers, target, give_up_prob=0.0, rng=random.Random(0)).solved
+def check_response(response: str) -> tuple[list[bool], list[bool]]:
+    """Returns whether each result in a text is true, and whether each "yes" and "no" is right.
 
-
-def check_response(response: str) -> TraceCheck:
-    """What a response did: true equations, right verdicts and attempts, from its text only."""
-    equations, verdicts = list[bool](), list[bool]()  # whether each is right
-    tried: list[tuple[int, ...]] = []
-    pending, needed, outer = list[bool](), set[int](), tuple[int, ...]()
+    The text is all that counts: "44 9 -35" says that 44-9 is 35, and a verdict is right if it
+    agrees with the numbers written before it in the attempt.
+    """
+    results, verdicts = list[bool](), list[bool]()
+    pending, needed = list[bool](), set[int]()
     for line in _LINE.finditer(response):
         target, z = int(line["target"]), int(line["z"])
         needs = [(op, int(value)) for op, value in _NEED.findall(line["needs"])]
@@ -226,15 +204,14 @@ def check_response(response: str) -> TraceCheck:
         if line["end"] is None:
             continue
         if line["results"] is None:
-            outer, needed = (z,), set()
+            needed = set()
             continue
         x, y = int(line["x"]), int(line["y"])
-        results = [(op, int(v), word) for op, v, word in _RESULT.findall(line["results"])]
-        equations += pending + [_is_true(x, y, op, value) for op, value, _ in results]
-        verdicts += [(value in needed) == (word == "yes") for _, value, word in results]
-        tried.append((*outer, z))
+        tries = [(op, int(v), word) for op, v, word in _RESULT.findall(line["results"])]
+        results += pending + [_is_true(x, y, op, value) for op, value, _ in tries]
+        verdicts += [(value in needed) == (word == "yes") for _, value, word in tries]
         pending, needed = [], set()
-    return TraceCheck(len(equations), sum(equations), len(verdicts), sum(verdicts), tuple(tried))
+    return results, verdicts
 
 
 def _finish(parts: Sequence[str], answer: str) -> str:
@@ -257,7 +234,6 @@ class SearchExamples(SftExamples):
     floors: ClassVar = {"format_share": 0.9, "arithmetic_share": 0.9, "judging_share": 0.9}
     """Reinforcement learning made use of what lies above: sums of 0.92 went from 0.29 to 0.72, of
     0.95 from 0.24 to 0.83 (benchmarks/README.md)."""
-    ceilings: ClassVar = {"repetition_share": 0.05}
     marks: ClassVar = (*VERDICTS, ANSWER_OPEN + "(", ANSWER_OPEN + "((")
     """The verdicts, and how an answer of three or of four numbers begins."""
 
@@ -311,28 +287,21 @@ class SearchExamples(SftExamples):
         return weights
 
     def judge(self, responses: Sequence[str]) -> dict[str, float]:
-        """Returns shares of greedy responses, one per held-out problem, and counts per response.
+        """Returns shares of greedy responses, one per held-out problem.
 
-        `coverage` is of the problems: those which a search that never gives up solves;
         `format_share` have a well-formed answer of the given numbers; `arithmetic_share` is of the
-        results written, `judging_share` of the verdicts; `repetition_share` try a number twice.
+        results written, `judging_share` of the verdicts.
         """
-        problems = [problem for _, problem in self.test[:GATE_PROBLEMS]]
-        verdicts = [
-            score_response(text, numbers, target).verdict
-            for text, (numbers, target) in zip(responses, problems, strict=True)
+        scored = [
+            score_response(text, *problem).verdict
+            for text, (_, problem) in zip(responses, self.test[:GATE_PROBLEMS], strict=True)
         ]
-        checks = [check_response(text) for text in responses]
-        equations = sum(check.num_equations for check in checks)
-        judged = sum(check.num_verdicts for check in checks)
-        count = len(problems)
+        checks = zip(*map(check_response, responses), strict=True)
+        results, judged = (list(chain.from_iterable(parts)) for parts in checks)
+        count = len(responses)
         return {
-            "coverage": sum(is_covered(*problem) for problem in problems) / count,
-            "format_share": sum(v in ("correct", "wrong_value") for v in verdicts) / count,
-            "arithmetic_share": sum(c.num_true_equations for c in checks) / max(equations, 1),
-            "judging_share": sum(c.num_right_verdicts for c in checks) / max(judged, 1),
-            "repetition_share": sum(check.repeats for check in checks) / count,
-            "accuracy": verdicts.count("correct") / count,
-            "mean_attempts": sum(len(check.tried) for check in checks) / count,
-            "mean_verdicts": judged / count,
+            "format_share": sum(v in ("correct", "wrong_value") for v in scored) / count,
+            "arithmetic_share": sum(results) / max(len(results), 1),
+            "judging_share": sum(judged) / max(len(judged), 1),
+            "accuracy": scored.count("correct") / count,
         }

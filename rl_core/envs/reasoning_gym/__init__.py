@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from rl_core.envs.rows import Row, render_messages
+from rl_core.envs.rows import ANSWER_IN_TAGS, Row
 from rl_core.envs.text_env import REWARD_NAME, Question, TextEnv
-from rl_core.types import Problem, ScoredText
+from rl_core.types import ScoredText
 
 DATA_SOURCE: Final = "reasoning_gym"
 INSTALL: Final = "env=reasoning_gym needs the package: pip install reasoning-gym"
@@ -44,6 +44,7 @@ class ReasoningGymConfig(TextEnv):
     )
     """The package's own scoring, as a function with verl's signature; or another."""
 
+    templates: ClassVar = ANSWER_IN_TAGS
     checks: ClassVar = ("reasoning_gym_truth.sql",)
     answer_mark: ClassVar = "<answer>"
     made_by: ClassVar = "reasoning-gym"
@@ -89,8 +90,7 @@ class ReasoningGymConfig(TextEnv):
 
     def read_question(self, text: str, answer: str | None) -> Question:
         """Returns a question that cannot be scored: its task is not known."""
-        asked = tuple(render_messages(self.prompt_template, text))
-        return Question(text, Problem(0, DATA_SOURCE, asked, {}, 0), is_scored=False)
+        return super().read_question(text, None)
 
     @property
     def weights(self) -> dict[str, float]:

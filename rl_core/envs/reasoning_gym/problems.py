@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any, Final, get_args, get_type_hints
 
 from rl_core.envs.reasoning_gym import DATA_SOURCE, INSTALL, ReasoningGymConfig
-from rl_core.envs.rows import Row, prompt_key, render_messages
+from rl_core.envs.rows import Row, prompt_key
 from rl_core.system.child_process import Child, channel_to_parent, pack, unpack
 from rl_core.system.words import did_you_mean
 
@@ -144,7 +144,7 @@ def _problems(
                 "by which its scorer could be proved: leave the task out"
             )
         truth = _truth(name, config, entry)
-        prompt = render_messages(env.prompt_template, entry["question"])
+        prompt = env.render(entry["question"])
         key = prompt_key(prompt)
         if truth is None or key in seen or not entry["question"].strip():
             continue

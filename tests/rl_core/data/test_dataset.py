@@ -23,12 +23,11 @@ from rl_core.data.dataset import (
     write_dataset,
 )
 from rl_core.envs.countdown import CountdownConfig, render_messages
-from rl_core.envs.countdown.tables import COUNTDOWN_DATASET
+from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
 from tests.support.own_data import SOLVABLE, TINYZERO, write_tinyzero
 
 ENV = CountdownConfig(max_operands=3, max_number=20)
 DATA = DataConfig(train_size=60, test_size=20, seed=5)
-GOLDEN_TRAIN = "abad74527071a4b2c806c86e289e678b14177823babfe60c409cce5b0e8254b3"
 
 
 @pytest.fixture
@@ -42,8 +41,12 @@ def test_every_row_has_what_verl_and_tinyzero_take(folder: Path) -> None:
     """verl's dataset takes the conversation and the index, its reward manager the rest."""
     for split in ("train", "test"):
         rows = pq.read_table(folder / f"{split}.parquet").to_pylist()
-        assert [row["extra_info"]["index"] for row in rows] == list(range(len(rows)))
-        for row in rows:
+        problems = read_problems(folder / f"{split}.parquet")
+        for index, (row, problem) in enumerate(zip(rows, problems, strict=True)):
+            assert problem.index == row["extra_info"]["index"] == index
+            assert list(problem.messages) == row["prompt"]
+            assert problem.ground_truth == row["reward_model"]["ground_truth"]
+            assert problem.num_solutions == row["extra_info"]["num_solutions"] >= 1
             assert all(set(message) == {"role", "content"} for message in row["prompt"])
             assert (row["data_source"], row["reward_model"]["style"]) == ("countdown", "rule")
             assert set(row["reward_model"]["ground_truth"]) == {"target", "numbers"}
@@ -73,13 +76,10 @@ def test_metadata_says_what_made_the_file(folder: Path) -> None:
     )
 
 
-def test_rows_are_the_same_on_every_machine(folder: Path) -> None:
-    assert content_hash(pq.read_table(folder / "train.parquet")) == GOLDEN_TRAIN
-
-
 @pytest.mark.parametrize(
     ("env", "data", "golden"),
     [
+        (ENV, DATA, "abad74527071a4b2c806c86e289e678b14177823babfe60c409cce5b0e8254b3"),
         (
             CountdownConfig(
                 min_operands=2, max_number=6, min_target=1, max_target=300, prompt_template="chat"
@@ -93,7 +93,7 @@ def test_rows_are_the_same_on_every_machine(folder: Path) -> None:
             "90b5e4d0b035b778d1788f327bad7938e551ed4e7838ff118e3e76fd54d16616",
         ),
     ],
-    ids=["equal numbers", "many targets"],
+    ids=["small", "equal numbers", "many targets"],
 )
 def test_rows_are_those_of_version_1(
     env: CountdownConfig, data: DataConfig, golden: str, tmp_path: Path
@@ -170,20 +170,6 @@ def test_truncation_is_one_clear_line(folder: Path, share: float) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_flipped_bytes_are_noticed(folder: Path) -> None:
-    path = folder / "train.parquet"
-    content = path.read_bytes()
-    for place in range(40, len(content) // 2, len(content) // 20):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
-        try:
-            read_verified(path)
-        except DatasetError:
-            continue
-        rows = pq.read_table(path).to_pylist()
-        path.write_bytes(content)
-        assert rows == pq.read_table(path).to_pylist(), "damage that changes no row may pass"
-
-
 def test_a_changed_row_is_noticed(folder: Path) -> None:
     path = folder / "train.parquet"
     table = pq.read_table(path)
@@ -213,16 +199,6 @@ def test_a_folder_with_something_else_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"thesis\.tex.*data\.name"):
         write_dataset(ENV, DATA, tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
-
-
-def test_problems_carry_what_the_loop_needs(folder: Path) -> None:
-    problems = read_problems(folder / "train.parquet")
-    rows = pq.read_table(folder / "train.parquet").to_pylist()
-    assert [problem.index for problem in problems] == list(range(60))
-    for problem, row in zip(problems, rows, strict=True):
-        assert list(problem.messages) == row["prompt"]
-        assert problem.ground_truth == row["reward_model"]["ground_truth"]
-        assert problem.num_solutions == row["extra_info"]["num_solutions"] >= 1
 
 
 def test_tinyzero_files_are_read(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
-"""GSM8K's data set: from a local folder, from the hub's cache, or toy problems written here."""
+"""GSM8K's data set: from the hub's cache, or toy problems written here."""
 
-import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -8,35 +7,14 @@ import pytest
 
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import dataset_name, is_ready, read_problems, read_solved, write_dataset
-from rl_core.data.readers import find_source
 from rl_core.envs.gsm8k import Gsm8kConfig, extract_truth
-from tests.support.own_data import put_in_cache, write_rows
+from tests.support.own_data import put_in_cache
 
+NAME = "openai/gsm8k"
 GSM8K_ROWS = {
     "train": [("How many are 9 * 2?", "Nine times two.\n#### 18"), ("Rent?", "A lot.\n#### 1,800")],
     "test": [("Half of one?", "Cut it.\n#### 0.5")],
 }
-
-
-def write_source(folder: Path, kind: str) -> Gsm8kConfig:
-    for name, records in files_of("main", ("train", "test")).items():
-        split = Path(name).name.partition("-")[0]
-        write_rows(folder / (f"{split}.jsonl" if kind == "jsonl" else name), records)
-    return Gsm8kConfig(source=str(folder))
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_gsm8k_from_a_local_folder(tmp_path: Path, kind: str) -> None:
-    env = write_source(tmp_path / "source", kind)
-    write_dataset(env, DataConfig(), tmp_path / "out")
-    train, test = (read_problems(tmp_path / "out" / f"{s}.parquet") for s in ("train", "test"))
-    assert [problem.ground_truth for problem in train + test] == ["18", "1800", "0.5"]
-    assert [problem.index for problem in train + test] == [0, 1, 0]
-    assert train[1].messages[0]["content"].startswith("Rent? Let's think step by step")
-    assert train[0].data_source == "openai/gsm8k"
-    row = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()[1]
-    assert list(row) == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
-    assert row["extra_info"]["solution"] == "A lot.\n#### 1,800"
 
 
 def files_of(config: str, splits: tuple[str, ...]) -> dict[str, list[dict[str, str]]]:
@@ -50,14 +28,20 @@ def files_of(config: str, splits: tuple[str, ...]) -> dict[str, list[dict[str, s
 
 
 def test_the_default_source_is_read_from_the_cache(hub_cache: Path, tmp_path: Path) -> None:
-    snapshot = put_in_cache(hub_cache, "openai/gsm8k", files_of("main", ("train", "test")))
-    assert find_source("openai/gsm8k") == {
-        split: [snapshot / "main" / f"{split}-00000-of-00001.parquet"] for split in GSM8K_ROWS
-    }
+    put_in_cache(hub_cache, NAME, files_of("main", ("train", "test")))
     write_dataset(Gsm8kConfig(), DataConfig(), tmp_path / "out")
-    problems = read_problems(tmp_path / "out" / "train.parquet")
-    assert [problem.ground_truth for problem in problems] == ["18", "1800"]
+    train, test = (read_problems(tmp_path / "out" / f"{s}.parquet") for s in ("train", "test"))
+    assert [problem.ground_truth for problem in train + test] == ["18", "1800", "0.5"]
+    assert [problem.index for problem in train + test] == [0, 1, 0]
+    assert train[1].messages[0]["content"].startswith("Rent? Let's think step by step")
+    assert train[0].data_source == NAME
+    rows = pq.read_table(tmp_path / "out" / "train.parquet")
+    assert rows.column_names == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
+    assert rows["extra_info"][1].as_py()["solution"] == "A lot.\n#### 1,800"
     assert is_ready(Gsm8kConfig(), DataConfig(), tmp_path / "out")
+    named = DataConfig(train_files=(NAME,), test_files=(NAME,))
+    write_dataset(Gsm8kConfig(), named, tmp_path / "named")
+    assert pq.read_table(tmp_path / "named" / "train.parquet").equals(rows)
 
 
 @pytest.mark.parametrize(
@@ -66,31 +50,23 @@ def test_the_default_source_is_read_from_the_cache(hub_cache: Path, tmp_path: Pa
     ids=["one split", "another config"],
 )
 def test_a_cache_that_holds_something_else_is_not_enough(
-    hub_cache: Path, config: str, splits: tuple[str, ...]
+    hub_cache: Path, tmp_path: Path, config: str, splits: tuple[str, ...]
 ) -> None:
-    put_in_cache(hub_cache, "openai/gsm8k", files_of(config, splits))
+    put_in_cache(hub_cache, NAME, files_of(config, splits))
     with pytest.raises(ValueError, match="has not all files of the split"):  # offline
-        find_source("openai/gsm8k")
+        write_dataset(Gsm8kConfig(), DataConfig(), tmp_path / "out")
 
 
-def test_gsm8k_notices_a_changed_source(tmp_path: Path) -> None:
-    env = write_source(tmp_path / "source", "jsonl")
-    write_dataset(env, DataConfig(), tmp_path / "out")
-    assert is_ready(env, DataConfig(), tmp_path / "out")
-    with (tmp_path / "source" / "test.jsonl").open("a") as file:
-        file.write(json.dumps({"question": "One?", "answer": "#### 1"}) + "\n")
-    with pytest.raises(ValueError, match=r"another copy of env\.source"):
-        is_ready(env, DataConfig(), tmp_path / "out")
-
-
-def test_gsm8k_without_source_or_hub_says_what_to_give(tmp_path: Path) -> None:
-    for source, message in (
-        (str(tmp_path / "nowhere"), "is not a folder"),
-        (str(tmp_path), r"no train\.jsonl or train\.parquet"),
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("/a/folder", r"no data set of the hub.*data\.train_files=FILE data\.test_files=FILE"),
         ("nobody/no-such-data-set", "the hub did not give it"),  # the suite runs offline
-    ):
-        with pytest.raises(ValueError, match=message):
-            write_dataset(Gsm8kConfig(source=source), DataConfig(), tmp_path / "out")
+    ],
+)
+def test_gsm8k_without_the_hub_says_what_to_give(tmp_path: Path, source: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        write_dataset(Gsm8kConfig(source=source), DataConfig(), tmp_path / "out")
 
 
 def test_toy_word_problems_are_as_many_as_asked_for_and_shared_by_no_split(tmp_path: Path) -> None:
@@ -114,11 +90,4 @@ def test_toy_word_problems_are_as_many_as_asked_for_and_shared_by_no_split(tmp_p
     more = data.model_copy(update={"train_size": 301})
     with pytest.raises(ValueError, match=r"data\.train_size differs"):
         is_ready(env, more, tmp_path / "out")
-    names = {
-        dataset_name(env, data),
-        dataset_name(env, more),
-        dataset_name(env, data.model_copy(update={"seed": 6})),
-        dataset_name(Gsm8kConfig(source="toy"), data),
-    }
-    assert len(names) == 4
     assert dataset_name(Gsm8kConfig(), data) == dataset_name(Gsm8kConfig(), more)

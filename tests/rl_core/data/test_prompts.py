@@ -132,12 +132,17 @@ def test_a_tokenizer_that_drops_white_space_is_refused(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path))
 
 
-def test_a_home_made_tokenizer_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
-    train_tokenizer(["[3, 15] 3 + 15 = 18 no"], vocab_size=300).save_pretrained(tmp_path)
+def test_a_home_made_tokenizer_is_read_as_it_was_made(tmp_path: Path) -> None:
+    """With a qwen2 configuration beside it transformers 5 would build a Qwen2Tokenizer."""
+    made = train_tokenizer(["[3, 15] 3 + 15 = 18 no"], vocab_size=300)
+    made.save_pretrained(tmp_path)
     Qwen2Config(vocab_size=300).save_pretrained(tmp_path)
     ours, theirs = load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
-    assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
-    assert ours.special_tokens_map == theirs.special_tokens_map
+    text = "12 345 x67\u0661 e\u0301 \U0001f389  no\n yes: it's 3.14, isn't it?\r\n\r\n  ok"
+    for read in (ours, theirs):
+        assert read.encode(text) == made.encode(text)
+        assert read.decode(read.encode(text)) == text
+        assert (read.pad_token_id, read.eos_token_id) == (made.pad_token_id, made.eos_token_id)
     assert type(ours) is type(theirs)
 
 

@@ -1,6 +1,5 @@
 """Files that a user names: found here or in the hub's cache, read with the row said, or refused."""
 
-import hashlib
 import json
 import os
 import re
@@ -15,8 +14,6 @@ import pytest
 from rl_core.data.readers import (
     DatasetError,
     count_rows,
-    digest_of,
-    file_digest,
     find_files,
     is_hub_name,
     read_parquet,
@@ -76,7 +73,7 @@ def test_globs_stand_for_their_files_by_name(
         ("none.parquet", "none.parquet: there is no such file; a relative path starts at /"),
         ("none/x.parquet", "there is no such file"),
         ("", "is a folder"),
-        ("*.parquet", "no file matches"),
+        ("*.parquet", "there is no such file"),
         ("folder", "is a folder: name its files, such as folder/*.parquet"),
         ("rows.csv", "rows.csv is of a kind that is not read: give parquet or JSON lines"),
         ("*.csv", "rows.csv is of a kind"),
@@ -117,30 +114,13 @@ def test_lines_that_are_no_objects(tmp_path: Path, content: bytes, words: str) -
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
-def test_truncated_files_are_one_clear_line(tmp_path: Path, share: float) -> None:
-    file = write_rows(tmp_path / "a.parquet", ROWS * 100)
-    content = file.read_bytes()
-    file.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(ValueError, match=r"not readable, truncated or damaged") as caught:
-        list(read_records(file, ("nums",)))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_parquet_file_without_any_known_column(tmp_path: Path) -> None:
+def test_a_parquet_file_cut_short_or_without_any_known_column(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "a.parquet", ROWS)
     with pytest.raises(ValueError, match=r"none of the columns \['prompt'\], only \['nums', 't"):
         list(read_records(file, ("prompt",)))
-
-
-def test_the_digest_follows_content_not_name(tmp_path: Path) -> None:
-    one, two = write_rows(tmp_path / "one.jsonl", ROWS), write_rows(tmp_path / "two.jsonl", ROWS)
-    assert file_digest(one) == hashlib.sha256(one.read_bytes()).hexdigest()
-    assert digest_of([one]) == digest_of([two])
-    assert len({digest_of([one]), digest_of([one, two]), digest_of([])}) == 3
-    before = digest_of([one])
-    one.write_bytes(one.read_bytes() + b"\n")
-    assert digest_of([one]) != before
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(ValueError, match=r"^[^\n]*not readable, truncated or damaged[^\n]*$"):
+        list(read_records(file, ("nums",)))
 
 
 def test_a_hub_name_is_owner_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,6 +220,9 @@ def test_what_a_file_says_that_it_holds_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "train.parquet"
+    write(path, 0)
+    (tmp_path / "link").symlink_to(path)
+    assert read_parquet(tmp_path / "link").num_rows == 0
     pq.write_table(pa.table({"a": [bytes(3 * MILLION)]}), path, use_dictionary=False)
     assert read_parquet(path).num_rows == 1
     monkeypatch.setattr("rl_core.data.readers.MAX_DECODED_BYTES", 2 * MILLION)
@@ -254,11 +237,3 @@ def test_a_file_without_permission_says_so(tmp_path: Path) -> None:
     path.chmod(0)
     with pytest.raises(DatasetError, match="may not be read by this user"):
         read_parquet(path)
-
-
-def test_a_sound_file_is_read_whole(tmp_path: Path) -> None:
-    write(tmp_path / "train.parquet")
-    (tmp_path / "link").symlink_to(tmp_path / "train.parquet")
-    assert read_parquet(tmp_path / "link")["a"].to_pylist() == [0, 1, 2]
-    write(tmp_path / "none.parquet", 0)
-    assert read_parquet(tmp_path / "none.parquet").num_rows == 0

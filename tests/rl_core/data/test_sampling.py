@@ -1,13 +1,27 @@
 import itertools
+import random
 import tempfile
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_core.config.run import RunConfig
-from rl_core.data.sampling import Place, ProblemOrder, epoch_order, read_place, total_steps
+from rl_core.config.run import DataConfig, RunConfig
+from rl_core.data.dataset import difficulty_classes, write_dataset
+from rl_core.data.sampling import (
+    LEAST_WEIGHT,
+    Curriculum,
+    Floats,
+    Place,
+    ProblemOrder,
+    epoch_order,
+    read_place,
+    total_steps,
+)
+from rl_core.envs.countdown import CountdownConfig
 
 
 def chosen(*, seed: int, step: int, num_problems: int, batch_size: int) -> list[int]:
@@ -121,3 +135,124 @@ def test_total_steps_is_the_smaller_of_epochs_and_steps():
 def test_too_few_problems_are_refused_with_both_numbers():
     with pytest.raises(ValueError, match="train_batch_size=8 is above the 7 training problems"):
         ProblemOrder(Place(seed=0, num_problems=7), 8)
+
+
+CLASSES = ["easy", "easy", "hard", "hard", "new"]
+
+
+def curriculum(
+    classes: list[str] = CLASSES, batch_size: int = 4, group_size: int = 2, **more: object
+) -> Curriculum:
+    return Curriculum(classes, seed=0, batch_size=batch_size, group_size=group_size, **more)
+
+
+def weights_after(*steps: dict[int, int]) -> Floats:
+    chooser = curriculum()
+    for step, num_correct in enumerate(steps, start=1):
+        chooser.choose(step)
+        chooser.observe(step, num_correct)
+    return chooser.weights(len(steps))
+
+
+def test_weights_are_variances_by_the_own_record_and_that_of_the_like() -> None:
+    # Rates of easy (3 + 1) / (4 + 2), of hard (0 + 1) / (2 + 2), of what was never asked 1/2; a
+    # problem's own: (2 + 2/3) / 3 = 8/9, (1 + 2/3) / 3 = 5/9, (0 + 1/4) / 3 = 1/12.
+    by_hand = [4 * 8 / 81, 4 * 20 / 81, 4 * 11 / 144, 4 * 3 / 16, 1]
+    assert weights_after({0: 2, 1: 1, 2: 0}) == pytest.approx(by_hand)
+
+    # Of classes nine tenths of the step before are left: easy (4.7 + 1) / (5.6 + 2) = 3/4, hard
+    # 1 / 3.8; of problem 0, asked again, half of its own: (3 + 3/4) / 4 = 15/16.
+    hard = 1 / 3.8
+    rates = [15 / 16, (1 + 3 / 4) / 3, hard / 3, hard, 1 / 2]
+    twice = weights_after({0: 2, 1: 1, 2: 0}, {0: 2})
+    assert twice == pytest.approx([4 * rate * (1 - rate) for rate in rates])
+
+
+def test_while_nothing_is_measured_the_order_is_that_without_a_curriculum() -> None:
+    chooser = curriculum(["one"] * 50, batch_size=10)
+    order = ProblemOrder(Place(seed=0, num_problems=50), batch_size=10)
+    for step in range(1, 6):
+        assert chooser.choose(step) == order.choose(step)
+
+
+def test_problems_always_or_never_solved_are_asked_ever_more_rarely() -> None:
+    """A hundred of each, eight responses; in classes of their own, or in one with all others."""
+    rates = [1.0] * 100 + [0.0] * 100 + [0.5] * 100
+    kinds = ["always"] * 100 + ["never"] * 100 + ["at times"] * 100
+    for classes, least in ((kinds, 0.88), (["all"] * 300, 0.75)):
+        chooser = curriculum(classes, batch_size=20, group_size=8)
+        rng, asked = np.random.default_rng(5), []
+        for step in range(1, 121):
+            chosen = chooser.choose(step)
+            chooser.observe(step, {i: int(rng.binomial(8, rates[i])) for i in chosen})
+            asked.append(Counter(kinds[i] for i in chosen))
+        late = sum(asked[-60:], Counter())
+        assert asked[0]["at times"] <= 10
+        assert late["at times"] / late.total() > least
+        # Not quite never: a model that has become better is found out.
+        assert min(late["always"], late["never"]) > 0
+    assert chooser.weights(120).min() >= LEAST_WEIGHT
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 30), st.data())
+def test_a_step_has_different_problems_even_where_it_takes_them_all(size, data) -> None:
+    batch_size = data.draw(st.integers(1, size))
+    chooser = curriculum(["a"] * size, batch_size=batch_size)
+    for step in range(1, 5):
+        chosen = chooser.choose(step)
+        assert len(set(chosen)) == len(chosen) == batch_size
+        passed_over = chooser.observe(step, {i: data.draw(st.integers(0, 2)) for i in chosen})
+        assert 0 <= passed_over["curriculum/passed_over_frac"] < 1
+
+
+def test_what_was_passed_over_is_measured() -> None:
+    chooser = curriculum(["a"] * 8, batch_size=8, group_size=50)
+    chooser.choose(1)
+    outcomes = {i: 25 if i == 3 else 50 for i in range(8)}
+    assert chooser.observe(1, outcomes) == {"curriculum/passed_over_frac": 0}
+    # All but one are nearly sure, and a step needs all: it takes several passes.
+    chooser.choose(2)
+    assert chooser.observe(2, {})["curriculum/passed_over_frac"] > 0.5
+
+
+def play(chooser: Curriculum, first: int, last: int) -> list[list[int]]:
+    """Chooses steps whose outcomes depend on problem and step alone."""
+    steps = []
+    for step in range(first, last + 1):
+        steps.append(chooser.choose(step))
+        chooser.observe(step, {i: random.Random(f"{i}/{step}").randrange(3) for i in steps[-1]})
+    return steps
+
+
+def test_a_resumed_curriculum_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    classes = [f"class {i % 7}" for i in range(100)]
+    chooser = curriculum(classes, batch_size=16, ahead=2)
+    whole = play(chooser, 1, 9)
+    chooser.hold(7)  # two steps are ahead of the one that is saved
+    whole += play(chooser, 10, 20)  # and more follow before it is written
+    chooser.save(tmp_path / "trainer")
+    resumed = curriculum(classes, batch_size=16, step=7, checkpoint=tmp_path / "trainer")
+    assert play(resumed, 8, 20) == whole[7:]
+    assert play(curriculum(classes, batch_size=16), 1, 20) == whole
+    assert play(curriculum(["one"] * 100, batch_size=16), 1, 20) != whole
+    # A checkpoint of a run that had no curriculum: nothing is known.
+    fresh = curriculum(classes, batch_size=16, step=7, checkpoint=tmp_path)
+    assert fresh.choose(8) == whole[0]
+
+
+def test_a_checkpoint_of_other_problems_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    curriculum().save(tmp_path)
+    with pytest.raises(ValueError, match="on 5 problems of 3 kinds, and the data set has 4 pro"):
+        curriculum(CLASSES[:4], checkpoint=tmp_path)
+
+
+def test_countdown_s_like_problems_have_as_many_numbers_and_the_same_operators(
+    tmp_path: Path,
+) -> None:
+    env = CountdownConfig(max_operands=4, max_number=20)
+    write_dataset(env, DataConfig(train_size=300, test_size=10, train_batch_size=1), tmp_path / "d")
+    classes = difficulty_classes(env, tmp_path / "d" / "train.parquet")
+    assert len(classes) == 300
+    assert {"countdown 3 ++", "countdown 3 *-", "countdown 4 ++-"} <= set(classes)
+    assert len(set(classes)) < 40

@@ -13,13 +13,12 @@ import yaml
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import dataset_name, is_ready, read_problems, read_verified, write_dataset
 from rl_core.envs.countdown import CountdownConfig, render_messages, score_response
-from rl_core.envs.countdown.tables import COUNTDOWN_DATASET
+from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
 from rl_core.envs.gsm8k import Gsm8kConfig
 from tests.support.own_data import (
     SOLVABLE,
     TINYZERO,
     UNSOLVABLE,
-    put_in_cache,
     tinyzero_row,
     write_rows,
     write_tinyzero,
@@ -253,10 +252,9 @@ def test_the_name_follows_the_content_of_the_files(tmp_path: Path) -> None:
     assert len({*different, name(one)}) == len(different) + 1
 
 
-def test_a_changed_source_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "a.jsonl", plain(SOLVABLE))
     data = DataConfig(train_files=(file,), test_size=2, name="mine")
-    assert not is_ready(ENV, data, tmp_path / "mine")
     write_dataset(ENV, data, tmp_path / "mine")
     assert is_ready(ENV, data, tmp_path / "mine")
     write_lines(tmp_path / "a.jsonl", plain(SOLVABLE[:5]))
@@ -310,13 +308,3 @@ def test_gsm8k_rows_of_every_shape(
     assert schema.remove_metadata().equals(Gsm8kConfig.arrow_schema())
     assert read_problems(tmp_path / "out" / "test.parquet")[1].ground_truth == "18"
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
-
-
-def test_gsm8k_of_the_hub_may_be_named_as_files(hub_cache: Path, tmp_path: Path) -> None:
-    pairs = [{"question": question, "answer": answer} for question, answer in GSM8K_PAIRS]
-    files = {"train": pairs[:2], "test": pairs[2:]}
-    cached = {f"main/{split}-00000-of-00001.parquet": rows for split, rows in files.items()}
-    put_in_cache(hub_cache, "openai/gsm8k", cached)
-    both = DataConfig(train_files=("openai/gsm8k",), test_files=("openai/gsm8k",))
-    by_source = made(Gsm8kConfig(), DataConfig(), tmp_path / "source")
-    assert made(Gsm8kConfig(), both, tmp_path / "files") == by_source

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from rl_core.envs.custom import CustomConfig
 from rl_core.rewards.scoring import start_rewards
 from rl_core.types import Problem, ScoredText
 
+TABLES = yaml.safe_load(Path(__file__).with_name("custom.yaml").read_text())
 ASKED = [{"role": "user", "content": "Capital of France?"}]
 
 
@@ -21,25 +23,7 @@ def score(response: str, truth: Any, **settings: Any) -> ScoredText:
     return CustomConfig(**settings).score(response, truth)
 
 
-@pytest.mark.parametrize(
-    ("row", "truth", "content"),
-    [
-        ({"prompt": "Capital of France?", "answer": "Paris"}, "Paris", "Capital of France?"),
-        ({"prompt": ASKED, "ground_truth": ["Paris"]}, ["Paris"], "Capital of France?"),
-        (
-            {"prompt": ASKED, "reward_model": {"style": "rule", "ground_truth": "Paris"}},
-            "Paris",
-            "Capital of France?",
-        ),
-        ({"prompt": ASKED, "ground_truth": 0}, 0, "Capital of France?"),
-        (
-            {"question": "Capital of France?", "answer": {"city": "Paris"}},
-            {"city": "Paris"},
-            "Capital of France?\nShow your work in <think> </think> tags. And return the final "
-            "answer in <answer> </answer> tags.",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("row", "truth", "content"), TABLES["rows"])
 def test_a_row_says_what_is_asked_and_what_is_right(
     row: dict[str, Any], truth: Any, content: str
 ) -> None:
@@ -48,20 +32,7 @@ def test_a_row_says_what_is_asked_and_what_is_right(
     assert problem.prompt == [{"role": "user", "content": content}]
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"answer": "Paris"}, "neither `question` nor `prompt`"),
-        ({"question": " ", "answer": "Paris"}, "neither `question` nor `prompt`"),
-        ({"question": 3, "answer": "Paris"}, "question=3 must be a text"),
-        ({"prompt": ["Capital?"], "answer": "Paris"}, "must be a list of {role, content}"),
-        ({"prompt": " ", "answer": "Paris"}, "asks nothing"),
-        ({"prompt": "Capital?"}, "none of `answer`, `ground_truth` and reward_model.ground_truth"),
-        ({"prompt": "Capital?", "answer": ""}, "answer='' is blank: write what is right"),
-        ({"prompt": "Capital?", "ground_truth": " \n"}, "ground_truth=' \\n' is blank"),
-        ({"prompt": "Capital?", "answer": float("nan")}, "nan is no value of JSON"),
-    ],
-)
+@pytest.mark.parametrize(("row", "said"), TABLES["refused"])
 def test_what_is_missing_is_named(row: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         CustomConfig().read_row(row)

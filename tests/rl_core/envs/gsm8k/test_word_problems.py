@@ -33,7 +33,9 @@ def steps_of(problem: WordProblem) -> list[tuple[int, str, int, int]]:
 
 
 def test_every_step_is_true_and_the_last_is_the_answer(problems: list[WordProblem]) -> None:
+    assert len({problem["question"] for problem in problems}) == len(problems)
     for problem in problems:
+        assert re.fullmatch(r"[A-Z][A-Za-z0-9 ,.]+\?", problem["question"])
         steps = steps_of(problem)
         for left, sign, right, result in steps:
             if sign == "/":
@@ -58,12 +60,6 @@ def test_every_number_is_in_the_story_or_was_calculated_before(
             unused -= Counter([left, right])
             known.append(result)
         assert not unused, "a number of the story that no step needs"
-
-
-def test_a_story_is_told_once_and_the_splits_share_none(problems: list[WordProblem]) -> None:
-    questions = [problem["question"] for problem in problems]
-    assert len(set(questions)) == len(questions)
-    assert all(re.fullmatch(r"[A-Z][A-Za-z0-9 ,.]+\?", question) for question in questions)
 
 
 def test_steps_are_as_often_one_as_two_or_three_and_use_all_signs(
