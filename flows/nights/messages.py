@@ -16,7 +16,7 @@ from rl_core.checkpoints.champion import PromotedContender
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.child_process import how_it_ended
-from rl_core.system.log_file import redact
+from rl_core.system.redaction import redact
 from tasks.start import Start, champion_of
 
 _EXIT_CODE: Final = re.compile(r"non-zero status code (-?\d+)")

@@ -17,7 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rl_core.system.log_file import redact
+from rl_core.system.redaction import redact
 from rl_core.system.words import cut, in_one_line
 
 if TYPE_CHECKING:

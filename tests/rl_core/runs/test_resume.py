@@ -2,6 +2,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +27,6 @@ from tests.support.checkpoint_files import (
     writer,
 )
 from tests.support.runs import new_run
-
-
-def cut_the_weights(folder: Path) -> str:
-    file = folder / "model.safetensors"
-    size = file.stat().st_size
-    file.write_bytes(file.read_bytes()[:100_000])
-    return f"model.safetensors has 100000 bytes instead of {size}"
-
-
-def flip_a_byte_of_the_moments(folder: Path) -> str:
-    file = folder / "trainer" / "learner.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1_000] ^= 1
-    file.write_bytes(content)
-    return "trainer/learner.safetensors has other content than was saved"
 
 
 def some_run(root: Path, num_steps: int = 5) -> RunFolder:
@@ -92,8 +78,8 @@ def six_steps(root: Path) -> RunConfig:
 @pytest.mark.parametrize(
     ("damage", "where"),
     [
-        (cut_the_weights, "a file cut short"),
-        (flip_a_byte_of_the_moments, "a flipped byte"),
+        (partial(cut_a_file, file="model.safetensors"), "a file cut short"),
+        (partial(flip_a_byte, file="trainer/learner.safetensors"), "a flipped byte"),
         (lose_the_manifest, "no manifest"),
         (garble_the_manifest, "half a manifest"),
     ],
@@ -139,16 +125,11 @@ def test_nothing_is_said_where_nothing_is_wrong(tmp_path):
     assert run.read().reason is None
 
 
-def test_a_model_that_was_saved_alone_on_a_full_disk_is_passed_over(tmp_path):
-    run, said = some_run(tmp_path), list[str]()
-    for step in (2, 4):
-        save_checkpoint(run.path, step, writer(), 0.5)
-    manifest = run.path / "checkpoints" / "step_000004" / MANIFEST
-    text = manifest.read_text()
-    manifest.write_text(text.replace('"resumable": true', '"resumable": false'))
-    assert manifest.read_text() != text
-    assert checkpoint_to_resume(run, said.append).step == 2
-    assert "goes on after step 2" in said[0]
+def save_the_model_alone(folder: Path) -> str:
+    """As earlier versions did on a full disk."""
+    text = (folder / MANIFEST).read_text()
+    (folder / MANIFEST).write_text(text.replace('"resumable": true', '"resumable": false'))
+    return "checkpoint.json is not a manifest"
 
 
 def test_two_damaged_ones_are_passed_over_and_the_pointers_move(tmp_path):
@@ -166,7 +147,7 @@ def test_two_damaged_ones_are_passed_over_and_the_pointers_move(tmp_path):
     assert pointers(run.path) == ("step_000002", "step_000002")
 
 
-@pytest.mark.parametrize("damage", [cut_a_file, flip_a_byte, lose_the_manifest])
+@pytest.mark.parametrize("damage", [cut_a_file, flip_a_byte, save_the_model_alone])
 def test_a_run_without_any_sound_checkpoint_is_refused_each_time_and_loses_nothing(
     tmp_path, damage
 ):
