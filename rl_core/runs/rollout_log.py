@@ -11,12 +11,13 @@ import json
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -24,11 +25,16 @@ import pyarrow.parquet as pq
 
 from rl_core.evaluation.rows import label_rows, read_rows, write_rows
 from rl_core.schema import MOST_VALIDATION_ROWS, ROLLOUTS
-from rl_core.system.atomic import alone_in, new_file, sweep_leftovers
+from rl_core.system.atomic import alone_in, new_file, reading, sweep_leftovers
 from rl_core.system.disk_reserve import demand_room
 from rl_core.system.words import disk_size
 from rl_core.types import Rollout
 
+_OF_SAMPLES: Final = (
+    *("step", "prompt", "response", "answer", "verdict", "score"),
+    *("response_tokens", "finish_reason", "truth"),
+)
+Row = dict[str, Any]
 _FILE = re.compile(r"(?:steps_\d{6,}|step)_(\d{6,})\.parquet")
 _logger = logging.getLogger(__name__)
 
@@ -148,6 +154,40 @@ def step_files(folder: Path) -> list[StepFile]:
     return sorted(
         StepFile(int(match[1]), path) for path in paths if (match := _FILE.fullmatch(path.name))
     )
+
+
+def samples_of_step(folder: Path, step: int | None = None, *, most: int = 8) -> list[Row]:
+    """Returns a few rollouts of a step, by default the last; none if none can be read.
+
+    They are the same ones each time, see `in_turns`.
+    """
+    try:
+        with reading(folder):
+            files = step_files(folder)
+            step = files[-1].last_step if step is None and files else step
+            rows = pq.read_table(
+                [file.path for file in files if file.last_step >= (step or 0)][:1],
+                columns=list(_OF_SAMPLES),
+                filters=[("step", "=", step)],
+                partitioning=None,
+                schema=ROLLOUTS,
+            )
+    except (OSError, ValueError, pa.ArrowException):  # none yet, aged out, or a full disk's half
+        return []
+    return in_turns(rows.to_pylist(), most)
+
+
+def in_turns(rows: Sequence[Row], most: int) -> list[Row]:
+    """Returns a few rows, one of each verdict in turn: `correct`, then the most frequent first."""
+    counts = Counter(str(row["verdict"]) for row in rows)
+    verdicts = sorted(counts, key=lambda verdict: (verdict != "correct", -counts[verdict], verdict))
+    seen: Counter[str] = Counter()
+    turns = []
+    for row in rows:
+        verdict = str(row["verdict"])
+        turns.append((seen[verdict], verdicts.index(verdict), row))
+        seen[verdict] += 1
+    return [row for _, _, row in sorted(turns, key=lambda turn: turn[:2])[:most]]
 
 
 def finite_or_none(value: float) -> float | None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,10 @@ import pytest
 from rl_core.config.operations import StorageConfig, TrainerConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.metrics_log import MetricsLog
+from rl_core.runs.rollout_log import RolloutLog
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking import wandb_tracker
-from rl_core.tracking.wandb_process import NewRows
+from rl_core.tracking.wandb_process import COLUMNS, NewRows, sample_table
 from rl_core.tracking.wandb_tracker import UploadOutcome, upload_run, wandb_tracking
 from rl_core.types import Rollout
 from tests.support.fake_wandb import API_KEY, FakeWandb, black_hole, closed_port
@@ -346,3 +348,12 @@ def test_rows_come_once_and_whole_as_the_file_grows(tmp_path):
         assert list(rows.new()) == []
         file.write(': 2.5}\n{"step": 4, "a"\n{"step": 5, "a": 4.5}\n')
     assert [row["step"] for row in rows.new()] == [3, 5]  # a crash cut short what was to be 4
+
+
+def test_the_middle_of_a_long_text_is_left_out_of_a_table(tmp_path, make_rollout):
+    log = RolloutLog(tmp_path / "rollouts", "r")
+    long, short = "a" * 1_000 + "b" * 10 + "c" * 1_000, "d" * 2_000
+    rollouts = [replace(make_rollout([1], [2]), response_text=text) for text in (long, short)]
+    log.write(1, 0, rollouts, {})
+    shown = [row[COLUMNS.index("response")] for row in sample_table(log.folder, 1)]
+    assert shown == ["a" * 1_000 + " [...] " + "c" * 1_000, short]
