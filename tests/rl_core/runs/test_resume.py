@@ -38,13 +38,12 @@ def some_run(root: Path, num_steps: int = 5) -> RunFolder:
 
 def train_six_steps(config: RunConfig, model_path: Path, stop_after: int = 99) -> RunFolder:
     """Trains from the latest checkpoint on, in this process; stops like a killed run: no save."""
-    run, done = RunFolder.create(config), list[int]()
+    run = RunFolder.create(config)
     checkpoint = checkpoint_to_resume(run, logging.getLogger("rl_core").warning)
     start_step = checkpoint.step if checkpoint else 0
     run.cut_after(start_step)
 
     def die(step: int, last: int, metrics: dict[str, float]) -> None:
-        done.append(step)
         if step == stop_after:
             raise RuntimeError("killed")
 
@@ -69,9 +68,17 @@ def killed(tmp_path_factory: pytest.TempPathFactory, tiny_model_path: Path) -> P
 
 
 def six_steps(root: Path) -> RunConfig:
+    """With all state that moves: momenta, both schedules, the KL controller, three epochs."""
     config = settings(root, "r", "hf")
-    trainer = config.trainer.model_copy(update={"total_steps": 6})
-    return config.model_copy(update={"trainer": trainer})
+    controller = {"kl_controller": "adaptive", "kl_target": 0.01, "kl_horizon": 50}
+    changes: dict[str, dict[str, Any]] = {
+        "actor": {"lr_schedule": "cosine", "warmup_steps": 2},
+        "critic": {"lr_schedule": "linear"},
+        "algorithm": {"kl_coef": 0.05, **controller},
+        "trainer": {"total_steps": 6},
+    }
+    sections = {k: getattr(config, k).model_copy(update=new) for k, new in changes.items()}
+    return config.model_copy(update=sections)
 
 
 @pytest.mark.chaos
@@ -100,7 +107,10 @@ def test_a_damaged_latest_costs_the_steps_since_the_one_before_and_nothing_else(
         "again"
     )
     assert run.read().reason in caplog.messages
-    assert comparable(run) == comparable(whole)
+    rows = comparable(whole)
+    assert comparable(run) == rows
+    for moving in ("critic/kl_coeff", "actor/lr", "critic/lr"):
+        assert len({row[moving] for row in rows[1:]}) > 3
     assert rollouts(run).equals(rollouts(whole))
     ended = [saved_files(r.path / "checkpoints" / "latest") for r in (run, whole)]
     assert ended[0] == ended[1]
