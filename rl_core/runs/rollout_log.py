@@ -34,6 +34,7 @@ _OF_SAMPLES: Final = (
     *("step", "prompt", "response", "answer", "verdict", "score"),
     *("response_tokens", "finish_reason", "truth"),
 )
+"""What is read of a few rollouts that are shown."""
 Row = dict[str, Any]
 _FILE = re.compile(r"(?:steps_\d{6,}|step)_(\d{6,})\.parquet")
 _logger = logging.getLogger(__name__)
@@ -159,7 +160,7 @@ def step_files(folder: Path) -> list[StepFile]:
 def samples_of_step(folder: Path, step: int | None = None, *, most: int = 8) -> list[Row]:
     """Returns a few rollouts of a step, by default the last; none if none can be read.
 
-    They are the same ones each time, see `in_turns`.
+    wandb, the Prefect UI and `watch` show the same ones, see `in_turns`.
     """
     try:
         with reading(folder):
