@@ -31,8 +31,7 @@ from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import reading
 from rl_core.system.child_process import how_it_ended
-from rl_core.system.log_file import redact
-from rl_core.system.redaction import redacting_errors
+from rl_core.system.redaction import redact, redacting_errors
 from tasks.prefect_ui.flow_run import logs_in_ui
 from tasks.prefect_ui.notify import Listeners, notify, notify_task, warn_of_mistakes
 from tasks.preflight import preflight_validation, refuse_fatal

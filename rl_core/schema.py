@@ -6,7 +6,6 @@ from typing import Final
 import pyarrow as pa
 
 _MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
-_POLICY_RUN = pa.struct([("policy_version", pa.int64()), ("tokens", pa.int64())])
 _TURN = pa.struct(
     [
         ("author", pa.string()),
@@ -67,7 +66,6 @@ ROLLOUTS = pa.schema(
         ("logprob_gap_mean", pa.float64()),
         ("ref_kl", pa.float64()),
         ("generated_at", pa.timestamp("us", tz="UTC")),
-        ("policy_runs", pa.list_(_POLICY_RUN)),
         ("turns", pa.list_(_TURN)),
         ("value", pa.float64()),
         ("truth", pa.string()),
@@ -75,7 +73,6 @@ ROLLOUTS = pa.schema(
 )
 """`policy_version` is how many updates made the policy that sampled the response.
 
-`policy_runs` says how many tokens it sampled; runs of before may have several, the oldest first.
 `turns` are those of `model` and `env`, null where the model wrote all; `response_tokens` counts
 both, `reward` of a turn is beside `score`, and log-probs are those of the model's tokens alone.
 `value` is what the answer is equal to, null where it is no number; `truth` is the problem's, as

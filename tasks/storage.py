@@ -22,10 +22,9 @@ from rl_core.storage.download import (
     records,
 )
 from rl_core.storage.lease import is_written_elsewhere
-from rl_core.storage.mirror import mirrored
+from rl_core.storage.mirror import LAST_OF_DATA, LAST_OF_MODEL, SharedUpload, mirrored
 from rl_core.storage.object_store import Entry, ObjectStore
 from rl_core.storage.spool import Spool
-from rl_core.storage.upload import LAST_OF_DATA, LAST_OF_MODEL, SharedUpload
 from tasks.base_model import made_folder
 from tasks.queries.run_tables import find_runs
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from rl_core.system.log_file import listening, redact
+from rl_core.system.log_file import listening
+from rl_core.system.redaction import redact
 from rl_core.system.words import LINES, cut, printable
 
 if TYPE_CHECKING:

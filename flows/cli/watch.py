@@ -16,12 +16,12 @@ from rich.text import Text
 from flows.runs.lookup import find_run, run_first
 from flows.runs.summary import accuracy_in_words
 from rl_core.runs.lock import close_if_lost
+from rl_core.runs.rollout_log import samples_of_step
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.system.words import LINES, printable
 from rl_core.tracking.diagnosis import diagnose
 from rl_core.tracking.host_memory import AVAILABLE_GIB, HOST_GIB
-from rl_core.tracking.rollout_samples import samples_of_step
 from tasks.hours import last_step_of, left_of
 from tasks.report_page.samples import problem_in_words
 

@@ -25,8 +25,8 @@ from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord, new_run_id
 from rl_core.runs.settings_file import read_settings
 from rl_core.system.disk_reserve import RESERVE_BYTES
-from rl_core.system.log_file import PREFECTS_RUN_LOGGERS, redact
-from rl_core.system.redaction import redact_error
+from rl_core.system.log_file import PREFECTS_RUN_LOGGERS
+from rl_core.system.redaction import redact, redact_error
 from rl_core.system.words import GIB, markdown_table
 from tasks.prefect_ui.artifacts import create_markdown_artifact
 from tasks.prefect_ui.attempts import settings_that_help

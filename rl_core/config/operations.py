@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, model_validator
 
 from rl_core.section import Section
-from rl_core.system.log_file import redact
+from rl_core.system.redaction import redact
 from rl_core.system.signals import GRACE_S
 
 DEFAULT_ROOT: Final = Path("outputs")

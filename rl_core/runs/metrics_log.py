@@ -63,20 +63,8 @@ class MetricsLog:
         return [row[name] for row in self.read() if row.get(name) is not None]
 
     def cut_after(self, step: int) -> None:
-        """Moves the lines of later steps to `metrics_cut.jsonl`: they will be done again.
-
-        A line that a crash cut short is removed. On a full disk later lines are lost, with a
-        warning.
-        """
+        """Removes the lines of later steps, and one that a crash cut short."""
         if not self.path.exists():
             return
-        kept, cut = list[str](), list[str]()
-        for row in self.read():
-            (kept if row["step"] <= step else cut).append(json.dumps(row) + "\n")
-        if cut:
-            try:
-                append_line(self.path.with_name("metrics_cut.jsonl"), "".join(cut).encode())
-            except OSError as error:
-                _logger.warning("%d lines of metrics could not be kept: %s", len(cut), error)
-        text = "".join(kept)
+        text = "".join(f"{json.dumps(row)}\n" for row in self.read() if row["step"] <= step)
         write_last_words(self.path.parent, lambda: write_text_atomically(self.path, text))

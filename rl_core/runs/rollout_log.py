@@ -1,30 +1,41 @@
-"""A run's rollouts on the disk: `rollouts/step_000101.parquet`, a file per step.
+"""What a model said, on the disk: each step's rollouts, and its answers at each test.
+
+    rollouts/step_000101.parquet   rows of `rl_core.schema.ROLLOUTS`
+    held_out/step_000100.parquet   rows of `rl_core.schema.EVALUATION`, greedy
 
 Earlier versions joined steps in `steps_000001_000100.parquet`: readers read those files as well.
-Files are deleted only while no process is `reading` the folder.
+Not here: the evaluation after training, whose files in `eval/` hold every problem.
 """
 
 import json
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_core.schema import ROLLOUTS
-from rl_core.system.atomic import alone_in, new_file, sweep_leftovers
+from rl_core.evaluation.rows import label_rows, read_rows, write_rows
+from rl_core.schema import MOST_VALIDATION_ROWS, ROLLOUTS
+from rl_core.system.atomic import alone_in, new_file, reading, sweep_leftovers
 from rl_core.system.disk_reserve import demand_room
 from rl_core.system.words import disk_size
 from rl_core.types import Rollout
 
+_OF_SAMPLES: Final = (
+    *("step", "prompt", "response", "answer", "verdict", "score"),
+    *("response_tokens", "finish_reason", "truth"),
+)
+"""What is read of a few rollouts that are shown."""
+Row = dict[str, Any]
 _FILE = re.compile(r"(?:steps_\d{6,}|step)_(\d{6,})\.parquet")
 _logger = logging.getLogger(__name__)
 
@@ -38,7 +49,7 @@ class StepFile(NamedTuple):
 
 @dataclass(frozen=True)
 class RolloutLog:
-    """`rollouts/`: parquet files in `rl_core.schema.ROLLOUTS`, one per step."""
+    """`rollouts/`: a file per step, deleted only while no process is `reading` the folder."""
 
     folder: Path
     run_id: str
@@ -96,13 +107,46 @@ class RolloutLog:
 
     def cut_after(self, step: int) -> None:
         """Removes the rows of later steps, and what a killed write left."""
-        if not self.folder.is_dir():
-            return
-        with alone_in(self.folder, wait=True):
-            sweep_leftovers(self.folder)
-            for file in step_files(self.folder):
-                if file.last_step > step:
-                    file.path.unlink()
+        _remove_after(self.folder, step)
+
+
+@dataclass(frozen=True)
+class HeldOutLog:
+    """`held_out/`: what the model said to the same problems, a file per test."""
+
+    folder: Path
+    run_id: str
+
+    def write(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        """Writes the first answers of a test; a full disk costs them and a warning, not the run."""
+        model = f"step_{step:06d}" if step else "base"
+        rows = [_held_out_row(rollout) for rollout in rollouts[:MOST_VALIDATION_ROWS]]
+        try:
+            demand_room(self.folder.parent)
+            write_rows(
+                label_rows(rows, run_id=self.run_id, model=model, step=step),
+                self.folder / f"step_{step:06d}.parquet",
+            )
+        except OSError as error:
+            _logger.warning("the answers of the test at %d could not be written: %s", step, error)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Returns all rows, test by test."""
+        return [row for _, file in step_files(self.folder) for row in read_rows(file)]
+
+    def cut_after(self, step: int) -> None:
+        """Removes the tests of later steps, and what a killed write left."""
+        _remove_after(self.folder, step)
+
+
+def _remove_after(folder: Path, step: int) -> None:
+    if not folder.is_dir():
+        return
+    with alone_in(folder, wait=True):
+        sweep_leftovers(folder)
+        for file in step_files(folder):
+            if file.last_step > step:
+                file.path.unlink()
 
 
 def step_files(folder: Path) -> list[StepFile]:
@@ -111,6 +155,40 @@ def step_files(folder: Path) -> list[StepFile]:
     return sorted(
         StepFile(int(match[1]), path) for path in paths if (match := _FILE.fullmatch(path.name))
     )
+
+
+def samples_of_step(folder: Path, step: int | None = None, *, most: int = 8) -> list[Row]:
+    """Returns a few rollouts of a step, by default the last; none if none can be read.
+
+    wandb, the Prefect UI and `watch` show the same ones, see `in_turns`.
+    """
+    try:
+        with reading(folder):
+            files = step_files(folder)
+            step = files[-1].last_step if step is None and files else step
+            rows = pq.read_table(
+                [file.path for file in files if file.last_step >= (step or 0)][:1],
+                columns=list(_OF_SAMPLES),
+                filters=[("step", "=", step)],
+                partitioning=None,
+                schema=ROLLOUTS,
+            )
+    except (OSError, ValueError, pa.ArrowException):  # none yet, aged out, or a full disk's half
+        return []
+    return in_turns(rows.to_pylist(), most)
+
+
+def in_turns(rows: Sequence[Row], most: int) -> list[Row]:
+    """Returns a few rows, one of each verdict in turn: `correct`, then the most frequent first."""
+    counts = Counter(str(row["verdict"]) for row in rows)
+    verdicts = sorted(counts, key=lambda verdict: (verdict != "correct", -counts[verdict], verdict))
+    seen: Counter[str] = Counter()
+    turns = []
+    for row in rows:
+        verdict = str(row["verdict"])
+        turns.append((seen[verdict], verdicts.index(verdict), row))
+        seen[verdict] += 1
+    return [row for _, _, row in sorted(turns, key=lambda turn: turn[:2])[:most]]
 
 
 def finite_or_none(value: float) -> float | None:
@@ -149,12 +227,6 @@ def _rollout_table(
             "finish_reason": rollout.completion.finish_reason,
             "logprob_sum": float(rollout.completion.logprobs.sum(dtype="float64")),
             "generated_at": now,
-            "policy_runs": [
-                {
-                    "policy_version": rollout.completion.policy_version,
-                    "tokens": rollout.completion.num_sampled,
-                }
-            ],
             "turns": [
                 {
                     "author": "model" if turn.is_model else "env",
@@ -171,6 +243,23 @@ def _rollout_table(
         for i, rollout in enumerate(rollouts)
     ]
     return pa.Table.from_pylist(rows, schema=ROLLOUTS)
+
+
+def _held_out_row(rollout: Rollout) -> dict[str, Any]:
+    problem = rollout.problem
+    return {
+        "prompt_index": problem.index,
+        "data_source": problem.data_source,
+        "num_solutions": problem.num_solutions,
+        "mode": "greedy",
+        "sample_index": 0,
+        "prompt": rollout.prompt_text,
+        "response": rollout.response_text,
+        "response_tokens": len(rollout.completion.response_ids),
+        "finish_reason": rollout.completion.finish_reason,
+        "ground_truth": json.dumps(problem.ground_truth, sort_keys=True, ensure_ascii=False),
+        **asdict(rollout.scored),
+    }
 
 
 def _as_double(value: str | None) -> float | None:

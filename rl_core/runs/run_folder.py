@@ -1,9 +1,8 @@
 """A run's folder: its record, settings, metrics and rollouts, each written so that it can be read.
 
     run.json, config.yaml     replaced whole
-    metrics.jsonl             one line per step, appended; metrics_cut.jsonl: see `cut_after`
-    rollouts/                 see rollout_log.py
-    held_out/                 see validation_log.py
+    metrics.jsonl             one line per step, appended: see metrics_log.py
+    rollouts/, held_out/      see rollout_log.py
     eval/                     see rl_core/evaluation/files.py
     .reserve                  while the run goes on: see disk_reserve.py
     .owner, .trainer          locks of who is at work on it: see lock.py
@@ -14,7 +13,6 @@ Local files come first; wandb (`rl_core/tracking/`) can neither stop nor slow a 
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -33,9 +31,8 @@ from rl_core.evaluation.files import EvaluationFiles
 from rl_core.resources.cost import Spread, price_in_words
 from rl_core.resources.oom_recovery import Changes, in_words
 from rl_core.runs.metrics_log import MetricsLog, utc_now
-from rl_core.runs.rollout_log import RolloutLog
+from rl_core.runs.rollout_log import HeldOutLog, RolloutLog
 from rl_core.runs.settings_file import changed_settings, read_settings, settings_as_yaml
-from rl_core.runs.validation_log import HeldOutLog
 from rl_core.system.atomic import (
     is_disk_full,
     locked,
@@ -43,13 +40,12 @@ from rl_core.system.atomic import (
     write_text_atomically,
 )
 from rl_core.system.disk_reserve import RESERVE, demand_room, hold_reserve, write_last_words
-from rl_core.system.log_file import log_to_file, redact
+from rl_core.system.log_file import log_to_file
+from rl_core.system.redaction import redact
 from rl_core.system.versions import made_with
 from rl_core.system.words import disk_size
 
 _WORDS = ["amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "ivory", "jade"]
-_NUMBERS = re.compile(r'\[\n[^"\[\]{}]*\]')
-"""A list without texts or lists in it."""
 _NOTHING_TO_SAY: dict[str, Any] = {
     "reason": None,
     "finished_at": None,
@@ -319,7 +315,7 @@ class RunFolder:
         return asked
 
     def _write(self, record: RunRecord) -> None:
-        text = redact(_NUMBERS.sub(_in_one_line, record.model_dump_json(indent=2))) + "\n"
+        text = redact(record.model_dump_json(indent=2)) + "\n"
         write_last_words(self.path, lambda: write_text_atomically(self.path / "run.json", text))
 
 
@@ -333,10 +329,6 @@ def _why_again(before: RunRecord) -> str:
 def new_run_id() -> str:
     """Returns a name for a run that sorts by time and can be spoken: `20261120-235631-amber`."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.choice(_WORDS)}"
-
-
-def _in_one_line(match: re.Match[str]) -> str:
-    return " ".join(match[0].split()).replace("[ ", "[").replace(" ]", "]")
 
 
 def write_unless_full(

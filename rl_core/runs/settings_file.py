@@ -8,7 +8,7 @@ from typing import Any, Final
 import yaml
 
 from rl_core.config.run import RunConfig
-from rl_core.system.log_file import redact
+from rl_core.system.redaction import redact
 
 REMOVED: Final[Mapping[str, str]] = {
     "checkpoints.keep_every": "a larger checkpoints.keep_last keeps more of the newest",

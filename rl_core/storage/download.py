@@ -15,8 +15,7 @@ from typing import Final
 from rl_core.checkpoints.manifest import MANIFEST
 from rl_core.checkpoints.store import move_pointers
 from rl_core.storage.object_store import Conflict, Entry, ObjectStore
-from rl_core.storage.spool import Agreed, Agreement, Spool, files_of
-from rl_core.storage.upload import CHECKPOINTS, checkpoint_of
+from rl_core.storage.spool import CHECKPOINTS, Agreed, Agreement, Spool, checkpoint_of, files_of
 from rl_core.system.atomic import new_file, new_folder, remove_folder
 
 _PLACES: Final = ("data", "models", "runs")

@@ -17,7 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rl_core.system.log_file import redact
+from rl_core.system.redaction import redact
 from rl_core.system.words import cut, in_one_line
 
 if TYPE_CHECKING:
@@ -78,11 +78,7 @@ class ObjectStore:
     def put(self, key: str, content: bytes | Path) -> str | None:
         """Writes an object whole or not at all, whatever was there, and returns its e-tag.
 
-        A file is read part by part.
-
-        Raises:
-            StoreError: it was not done.
-            FileNotFoundError: the file is gone.
+        A file is read part by part; a FileNotFoundError says that it is gone.
         """
         source = content.open("rb") if isinstance(content, Path) else BytesIO(content)
         with source, _in_words(self.url):
@@ -117,7 +113,6 @@ class ObjectStore:
         Raises:
             Conflict: it is no longer the one that was listed.
             FileNotFoundError: it is gone.
-            StoreError: the store failed.
         """
         with target.open("wb") as file:
             for start in range(0, entry.size, _READ_BYTES):

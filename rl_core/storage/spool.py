@@ -16,12 +16,14 @@ import uuid
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rl_core.checkpoints.store import checkpoints_folder
 from rl_core.system.atomic import alone_in, locked, write_text_atomically
+
+CHECKPOINTS: Final = "checkpoints/"
 
 
 class Stat(NamedTuple):
@@ -120,3 +122,8 @@ def files_of(folder: Path) -> dict[str, Stat]:
                         name = path.removeprefix(f"{folder}/")
                         found[name] = Stat(info.st_size, info.st_mtime_ns)
     return found
+
+
+def checkpoint_of(path: str) -> str:
+    """Returns the checkpoint that a path below `CHECKPOINTS` belongs to."""
+    return "/".join(path.split("/")[:2])

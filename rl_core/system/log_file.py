@@ -10,9 +10,7 @@ from typing import Final
 
 from rl_core.system.atomic import append_line, is_disk_full, open_own
 from rl_core.system.disk_reserve import write_last_words
-
-# Where logs are written it is looked for, too.
-from rl_core.system.redaction import redact as redact
+from rl_core.system.redaction import redact
 from rl_core.system.words import LINES, printable
 
 OUR_LOGGERS: Final = ("rl_core", "tasks", "flows")

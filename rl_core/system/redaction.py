@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from rl_core.system.process_env import all_variables
-from rl_core.system.process_env import is_secret_name as is_secret_name
+from rl_core.system.process_env import all_variables, is_secret_name
 
 _BLOT: Final = "***"
 _MIN_SECRET_LENGTH: Final = 8

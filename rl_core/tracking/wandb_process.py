@@ -35,17 +35,21 @@ from typing import Any, Final, NoReturn
 import psutil
 
 from rl_core.errors import first_line
+from rl_core.runs.rollout_log import samples_of_step
 from rl_core.runs.settings_file import leaves, read_settings
 from rl_core.system.atomic import alone_in
 from rl_core.system.child_process import channel_to_parent
 from rl_core.system.network import wandb_url, why_silent
-from rl_core.tracking.rollout_samples import COLUMNS, sample_table
+from rl_core.system.words import without_middle
 
 START_TIMEOUT_S: Final = 10.0
 """An online start that takes longer is given up."""
 _UPLOADING: Final = "uploading"
 """In a run's `wandb/`: all that wandb writes, until it is uploaded."""
 _SAMPLES: Final = "samples"
+COLUMNS: Final = ("step", "prompt", "response", "answer", "verdict", "score")
+_MOST_CHARACTERS: Final = 2_000
+"""Of a text in a table; the middle of a longer one is left out."""
 _TESTED: Final = "val/accuracy"
 """Of the lines with a test."""
 _NICE: Final = 10
@@ -173,6 +177,17 @@ def _log(
         else:
             return
     run.log(values, step=step, commit=True)
+
+
+def sample_table(folder: Path, step: int) -> list[list[Any]]:
+    """Returns `COLUMNS` of a few rollouts of a step, with texts of moderate length."""
+    return [
+        [
+            without_middle(value, _MOST_CHARACTERS) if isinstance(value, str) else value
+            for value in (row[name] for name in COLUMNS)
+        ]
+        for row in samples_of_step(folder, step)
+    ]
 
 
 class NewRows:

@@ -21,8 +21,8 @@ from rl_core.config.run import RunConfig
 from rl_core.runs.metrics_log import MetricsLog
 from rl_core.system.atomic import open_own
 from rl_core.system.child_process import Child, how_it_ended
-from rl_core.system.log_file import redact
 from rl_core.system.network import wandb_url, why_silent
+from rl_core.system.redaction import redact
 
 FINISH_TIMEOUT_S = 10.0
 """What is not uploaded so long after the end is left to `countdown-train sync`."""

@@ -24,7 +24,6 @@ select
     logprob_gap_mean,
     ref_kl,
     generated_at,
-    policy_runs,
     turns,
     value,
     truth,

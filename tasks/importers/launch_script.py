@@ -8,7 +8,8 @@ from typing import Final
 
 import yaml
 
-from rl_core.system.redaction import is_secret, is_secret_name
+from rl_core.system.process_env import is_secret_name
+from rl_core.system.redaction import is_secret
 from rl_core.system.words import did_you_mean, printable
 from tasks.importers.shell_script import Command, Script, Word
 from tasks.importers.verl_rules import translate

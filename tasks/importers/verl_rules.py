@@ -37,7 +37,7 @@ def translate(given: Mapping[str, Given], line: int) -> tuple[Settings, list[Fin
     for rule in (
         *(_same, _defaults, add_files, _unlisted),
         *(_estimator, _group, _kl, _batches, _cards, _checkpointing),
-        *(_schedules, _optimizers, _loggers),
+        *(_optimizer_of_ranks, _schedules, _loggers),
     ):
         rule(asked)
     return asked.settings, asked.findings
@@ -216,6 +216,13 @@ def _cards(asked: Asked) -> None:
         asked.say("cards", per_node, cards=cards, learn=learn, generate=generate)
 
 
+def _optimizer_of_ranks(asked: Asked) -> None:
+    settings = asked.settings
+    if "resources.learner_ranks" in settings and settings.get("actor.optimizer") == "adamw_8bit":
+        del settings["actor.optimizer"]
+        asked.say("optimizer_of_one_process", _ACTOR + "optim.optimizer")
+
+
 def _checkpointing(asked: Asked) -> None:
     """Gradient checkpointing, which is one setting for actor and critic."""
     keys = [key for key, ours in NEAREST.items() if ours == _CHECKPOINTING and key in asked.given]
@@ -263,20 +270,6 @@ def _warm_up(asked: Asked, part: str, optimizer: str, total: int | None) -> None
         asked.say("warm_up_of_a_share", key, total=total, ours=ours)
     else:
         asked.say("warm_up_of_unknown_steps", key)
-
-
-def _optimizers(asked: Asked) -> None:
-    """AdamW, in float32 or with 8 bits, whichever package verl takes it from."""
-    ranks = asked.settings.get("resources.learner_ranks", 1)
-    for key in (_ACTOR + "optim.optimizer", "critic.optim.optimizer"):
-        name = asked.plain(key)
-        ours = VALUES["actor.optimizer"].get(str(name), "")
-        if name is not None and not ours:
-            asked.say("unknown_optimizer", key)
-        elif ours == "adamw_8bit" and ranks > 1:
-            asked.say("optimizer_of_one_process", key)
-        elif ours == "adamw_8bit":
-            asked.settings["actor.optimizer"] = ours
 
 
 def _loggers(asked: Asked) -> None:

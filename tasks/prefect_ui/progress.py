@@ -13,12 +13,11 @@ from tqdm import tqdm
 from rl_core.config.operations import BudgetConfig
 from rl_core.config.run import RunConfig
 from rl_core.resources.cost import Spread, time_left
-from rl_core.runs.rollout_log import RolloutLog
+from rl_core.runs.rollout_log import RolloutLog, samples_of_step
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import Log
 from rl_core.system.words import without_middle
 from rl_core.tracking.diagnosis import diagnose
-from rl_core.tracking.rollout_samples import samples_of_step
 from tasks.prefect_ui.artifacts import LiveArtifacts, dialogue
 from tasks.prefect_ui.chart import as_picture, learning_curve
 

@@ -12,9 +12,9 @@ import polars as pl
 
 from rl_core.envs.rows import question_in, shown_truth
 from rl_core.evaluation.summary import EvaluationSummary, summarise
+from rl_core.runs.rollout_log import in_turns
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.words import cut, in_one_line, printable, without_middle
-from rl_core.tracking.rollout_samples import in_turns
 from rl_core.types import Problem
 from tasks.prefect_ui.artifacts import create_markdown_artifact, dialogue
 from tasks.queries import sql

@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from rl_core.system.log_file import Log, redact
+from rl_core.system.log_file import Log
+from rl_core.system.redaction import redact
 from rl_core.system.words import cut, printable
 
 TRAINER_LOGGER: Final = "tasks.train"  # the caller's own logger gets what the trainer logs here

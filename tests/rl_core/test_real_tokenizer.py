@@ -20,7 +20,7 @@ from rl_core.envs.number_questions import NumberQuestionsConfig
 from rl_core.rollout.hf_engine import StopTexts
 from rl_core.rollout.turns import TurnTaking
 from rl_core.runs.run_folder import RunFolder
-from rl_core.tracking.rollout_samples import sample_table
+from rl_core.tracking.wandb_process import sample_table
 from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings
 from tasks.prefect_ui.progress import latest_samples
 from tasks.report import write_report

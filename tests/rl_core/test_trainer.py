@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +113,9 @@ def train_until(
     model_path: Path,
     stop_after: int | None = None,
     on_step: Callable[[int], None] = lambda step: None,
-    write: Callable[[Callable[[Path], None], Path], None] = lambda write, folder: write(folder),
     interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> RunFolder:
-    """Trains from the latest checkpoint on; `write` stands around the learner's own."""
+    """Trains from the latest checkpoint on."""
     run = RunFolder.create(config)
     checkpoint = latest(run.path)
     start_step = checkpoint.step if checkpoint else 0
@@ -129,7 +127,7 @@ def train_until(
             config, model_path, resume_from=resume_from, policy_version=start_step
         ) as workers,
         BackgroundSave(
-            config.checkpoints, run.path, workers.snapshot, partial(write, workers.write_snapshot)
+            config.checkpoints, run.path, workers.snapshot, workers.write_snapshot
         ) as saves,
     ):
         observers = [

@@ -49,15 +49,16 @@ def hidden(run: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.name.startswith((".tmp-", ".trash-")))
 
 
-def flip_a_byte(folder: Path) -> str:
-    file = folder / "trainer" / "state.bin"
-    file.write_bytes(b"v" + file.read_bytes()[1:])
-    return "trainer/state.bin has other content than was saved"
+def flip_a_byte(folder: Path, file: str = "trainer/state.bin") -> str:
+    *content, last = (folder / file).read_bytes()
+    (folder / file).write_bytes(bytes([*content, last ^ 1]))
+    return f"{file} has other content than was saved"
 
 
-def cut_a_file(folder: Path) -> str:
-    (folder / "model.bin").write_bytes(b"w" * 5)
-    return "model.bin has 5 bytes instead of 990"
+def cut_a_file(folder: Path, file: str = "model.bin") -> str:
+    content = (folder / file).read_bytes()
+    (folder / file).write_bytes(content[:5])
+    return f"{file} has 5 bytes instead of {len(content)}"
 
 
 def lose_a_file(folder: Path) -> str:

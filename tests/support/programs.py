@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -43,13 +44,21 @@ def python(code: str, *arguments: object, **options: object) -> Done:
     return run(sys.executable, "-c", code, *arguments, **options)  # type: ignore[arg-type]
 
 
-def begin(code: str, *arguments: object) -> subprocess.Popen[str]:
-    """Starts Python code in a process of its own, and returns once it has printed a line."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
+@contextmanager
+def begun(
+    code: str, *arguments: object, more: Mapping[str, str] | None = None, **options: object
+) -> Iterator[subprocess.Popen[str]]:
+    """Runs Python code in a process of its own, and kills it at the end of the block."""
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        env={**os.environ, **(more or {})},
+        text=True,
+        **({"stdout": subprocess.PIPE} | options),  # type: ignore[call-overload]
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def cli(*words: object, **options: object) -> Done:

@@ -55,20 +55,13 @@ def test_a_script_full_of_mistakes_still_gives_a_preset_that_composes(script_to_
 
 
 def verl_gsm8k(file: Path, num_rows: int, first: int) -> None:
-    """Writes rows as verl's own preparation of GSM8K does."""
+    """Writes what verl's own preparation of GSM8K does, but for what is not read."""
     asked = 'Let\'s think step by step and output the final answer after "####".'
     rows = [
         {
             "data_source": "openai/gsm8k",
             "prompt": [{"role": "user", "content": f"What is {i} and {i}? {asked}"}],
-            "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": str(2 * i)},
-            "extra_info": {
-                "split": file.stem,
-                "index": i,
-                "answer": f"Twice {i}.\n#### {2 * i}",
-                "question": f"What is {i} and {i}?",
-            },
         }
         for i in range(first, first + num_rows)
     ]

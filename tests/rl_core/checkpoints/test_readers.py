@@ -12,7 +12,7 @@ from rl_core.checkpoints.pruning import PruningDecision, plan_pruning, prune
 from rl_core.checkpoints.store import reading_latest, save_checkpoint
 from rl_core.system.atomic import alone_in, reading, remove_folder
 from tests.support.checkpoint_files import steps, writer
-from tests.support.programs import begin
+from tests.support.programs import begun
 
 READER = """
 import sys, time
@@ -27,13 +27,12 @@ with reading(Path(sys.argv[1])):
 def test_what_another_process_reads_stays_until_that_process_is_gone(tmp_path):
     for step in range(1, 5):
         save_checkpoint(tmp_path, step, writer(), 0.1)
-    reader = begin(READER, tmp_path / "checkpoints" / "step_000002")
-    decisions = prune(tmp_path, keep_last=0, quota_bytes=1)
-    assert steps(tmp_path) == [1, 2, 4]
-    kept = {d.checkpoint.step: d.reason for d in decisions if d.keep}
-    assert kept == {4: "latest", 2: "being read by another process", 1: "best"}
-    reader.kill()
-    reader.wait()
+    with begun(READER, tmp_path / "checkpoints" / "step_000002") as reader:
+        assert reader.stdout.readline() == "reading\n"
+        decisions = prune(tmp_path, keep_last=0, quota_bytes=1)
+        assert steps(tmp_path) == [1, 2, 4]
+        kept = {d.checkpoint.step: d.reason for d in decisions if d.keep}
+        assert kept == {4: "latest", 2: "being read by another process", 1: "best"}
     prune(tmp_path, keep_last=0, quota_bytes=1)
     assert steps(tmp_path) == [1, 4]
 
@@ -59,8 +58,7 @@ def test_what_was_removed_before_it_could_be_read_is_not_found(tmp_path):
     for step in (1, 2):
         save_checkpoint(tmp_path, step, writer(), 0.1 * step)
     path = tmp_path / "checkpoints" / "step_000001"
-    with alone_in(path, wait=True):
-        code = f"""
+    code = f"""
 from pathlib import Path
 from rl_core.system.atomic import reading
 print("ready", flush=True)
@@ -70,12 +68,14 @@ try:
 except FileNotFoundError:
     print("gone")
 """
-        reader = begin(code)
-        with pytest.raises(subprocess.TimeoutExpired):
-            reader.wait(0.5)
-        remove_folder(path)
-    assert reader.stdout.readline() == "gone\n"
-    reader.wait()
+    with contextlib.ExitStack() as started:
+        with alone_in(path, wait=True):
+            reader = started.enter_context(begun(code))
+            assert reader.stdout.readline() == "ready\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                reader.wait(0.5)
+            remove_folder(path)
+        assert reader.stdout.readline() == "gone\n"
 
 
 def test_latest_is_held_while_it_is_read_and_pruned_after(tmp_path):

@@ -1,11 +1,8 @@
 """A user's reward in real processes: whatever it does, the run gets a score and goes on."""
 
 import logging
-import os
-import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +16,7 @@ from rl_core.envs.gsm8k import Gsm8kConfig
 from rl_core.rewards.reward_worker import checked
 from rl_core.rewards.scoring import Rewards, refusal, start_rewards
 from rl_core.types import Problem, ScoredText
-from tests.support.programs import lives
+from tests.support.programs import begun, lives
 from tests.support.traps import set_traps, sprung
 from tests.support.waiting import wait_for
 
@@ -250,13 +247,9 @@ def test_a_killed_trainer_leaves_no_reward_process(tmp_path):
         with start_rewards(env) as rewards:
             rewards.submit({str(tmp_path / "pid")!r}, Problem(0, "", (), "", 0)).result()
     """
-    trainer = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
     told = tmp_path / "pid"
-    try:
+    with begun(code):
         wait_for(lambda: told.exists() and told.read_text())
-    finally:
-        os.kill(trainer.pid, signal.SIGKILL)
-        trainer.wait()
     pid = int(told.read_text())
     wait_for(lambda: not [p for p in psutil.process_iter() if p.pid == pid and lives(p)])
 

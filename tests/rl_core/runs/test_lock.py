@@ -4,7 +4,7 @@ from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.lock import close_lost_runs, owned, started, training
 from rl_core.runs.run_folder import RunFolder
-from tests.support.programs import begin
+from tests.support.programs import begun
 from tests.support.runs import new_run
 
 HOLDER = """
@@ -20,15 +20,13 @@ with owned(RunFolder(Path(sys.argv[1]))):
 
 def test_a_run_whose_process_was_killed_is_interrupted(tmp_path):
     run = new_run(tmp_path, "a")
-    with begin(HOLDER, run.path) as holder:
-        try:
-            run.metrics.append(3, {})
-            close_lost_runs(tmp_path)
-            assert run.read().status == "running"
-            with pytest.raises(ValueError, match="another process is at work on run a"), owned(run):
-                pass
-        finally:
-            holder.kill()
+    with begun(HOLDER, run.path) as holder:
+        assert holder.stdout.readline() == "held\n"
+        run.metrics.append(3, {})
+        close_lost_runs(tmp_path)
+        assert run.read().status == "running"
+        with pytest.raises(ValueError, match="another process is at work on run a"), owned(run):
+            pass
     close_lost_runs(tmp_path)
     record = run.read()
     assert (record.status, record.steps) == ("interrupted", 3)

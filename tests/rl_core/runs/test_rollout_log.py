@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_core.runs.rollout_log import RolloutLog, step_files
+from rl_core.runs.rollout_log import RolloutLog, samples_of_step, step_files
 from rl_core.system.atomic import reading
 from rl_core.types import Rollout
 from tests.support.faults import leave_free
@@ -86,3 +86,24 @@ def test_rollouts_go_on_when_there_is_room_again(small_disk, make_rollout, caplo
     assert (outcomes[0], outcomes[-1]) == (False, True)
     assert outcomes == sorted(outcomes)
     survived("ENOSPC", "any block of a rollout file", rows_lost=before - table(log).num_rows)
+
+
+def test_the_first_eight_rows_of_the_step(tmp_path, make_rollout):
+    log = RolloutLog(tmp_path / "rollouts", "r")
+    for step in (1, 2):
+        rollouts = [make_rollout([1], [2], score=float(step * 100 + i)) for i in range(15)]
+        log.write(step, 0, rollouts, {})
+    samples = samples_of_step(log.folder, 2)
+    assert [row["score"] for row in samples] == [200, 201, 202, 203, 204, 205, 206, 207]
+    assert [row["step"] for row in samples] == [2] * 8
+
+
+def test_fewer_rows_come_once_each_and_no_rows_are_no_samples(tmp_path, make_rollout):
+    log = RolloutLog(tmp_path / "rollouts", "r")
+    assert samples_of_step(log.folder, 1) == []
+    log.write(1, 0, [make_rollout([1], [2], score=float(i)) for i in range(3)], {})
+    assert [row["score"] for row in samples_of_step(log.folder, 1)] == [0, 1, 2]
+    assert samples_of_step(log.folder, 2) == []
+    (file,) = log.folder.iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    assert samples_of_step(log.folder, 1) == []

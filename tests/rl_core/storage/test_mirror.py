@@ -23,10 +23,9 @@ from rl_core.storage import download
 from rl_core.storage import mirror as mirror_module
 from rl_core.storage.download import all_but_checkpoints, download_run, listing_of
 from rl_core.storage.lease import Timing
-from rl_core.storage.mirror import mirrored
+from rl_core.storage.mirror import Upload, mirrored
 from rl_core.storage.object_store import ObjectStore, StoreError
 from rl_core.storage.spool import Spool, files_of
-from rl_core.storage.upload import Upload
 from rl_core.system.atomic import remove_folder
 from tests.support import s3
 from tests.support.waiting import wait_for

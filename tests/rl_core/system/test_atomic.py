@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from rl_core.system.atomic import (
-    new_file,
     new_folder,
     remove_folder,
     replace_symlink,
@@ -32,21 +31,6 @@ def test_text_replaces_what_was_there_and_anybody_may_read_it(tmp_path):
     assert file.read_bytes() == "näw".encode()
     assert mode(file) == 0o644
     assert names(file.parent) == ["a.txt"]
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
-    file = tmp_path / "a.txt"
-    write_text_atomically(file, "old")
-
-    def write_half() -> None:
-        with new_file(file) as temporary:
-            temporary.write_text("half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_half()
-    assert file.read_text() == "old"
-    assert names(tmp_path) == ["a.txt"]
 
 
 @pytest.mark.parametrize("free_bytes", [0, 4096, 8192])

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rl_core.config.run import RunConfig
-from rl_core.runs.run_folder import RunFolder
 from rl_core.system.disk_reserve import (
     RESERVE,
     RESERVE_BYTES,
@@ -86,9 +84,9 @@ def test_a_run_on_a_full_disk_still_says_why_it_ends(disk, survived):
     survived("ENOSPC", "metrics lines and last words", rows_lost=299 - len(run.metrics.read()))
 
 
-def test_without_any_room_a_record_and_log_lines_are_lost_but_not_the_run(small_disk, caplog):
-    config = RunConfig.model_validate({"run_id": "r", "storage": {"root": small_disk}})
-    run = RunFolder.create(config)
+def test_without_any_room_a_record_and_lines_are_lost_but_not_the_run(small_disk, caplog):
+    run = new_run(small_disk)
+    run.metrics.append(1, {"a": 0.5})
     before = (run.path / "run.json").read_bytes()
     with run.log_to_file():
         logging.getLogger("rl_core.x").warning("first words")
@@ -96,6 +94,11 @@ def test_without_any_room_a_record_and_log_lines_are_lost_but_not_the_run(small_
         leave_free(small_disk, 0)
         logging.getLogger("rl_core.x").warning("w" * 10_000)
         run.update(reason="no room")
+        run.metrics.append(2, dict.fromkeys(map(str, range(300)), 0.123456789))
+    assert "the metrics of step 2 could not be written" in caplog.text
+    (small_disk / "ballast").unlink()
+    run.metrics.append(3, {"a": 0.25})
+    assert [(row["step"], row["a"]) for row in run.metrics.read()] == [(1, 0.5), (3, 0.25)]
     assert (run.path / "run.json").read_bytes() == before
     assert "run.json could not be written, so it lacks {'reason': 'no room'}" in caplog.text
     assert (run.path / "log.txt").read_text().startswith("2")

@@ -5,7 +5,6 @@ import pytest
 import yaml
 
 from rl_core.system import process_env, versions
-from rl_core.system.log_file import redact
 from rl_core.system.process_env import (
     apply_defaults,
     borrow,
@@ -14,6 +13,7 @@ from rl_core.system.process_env import (
     is_credential,
     process_environment,
 )
+from rl_core.system.redaction import redact
 from tests.support.programs import python
 
 TABLES = yaml.safe_load(Path(__file__).with_name("environment.yaml").read_text())

@@ -3,12 +3,10 @@
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -24,7 +22,7 @@ from rl_core.system.process_group import (
     session_folder,
     sweep_sessions,
 )
-from tests.support.programs import lives
+from tests.support.programs import begun, lives, python
 
 DUMPER = """
     import threading, time
@@ -49,19 +47,7 @@ OWNER = """
 """
 
 
-@contextmanager
-def start(code: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=os.environ | {"PYTHONPATH": str(Path.cwd())} | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+SLEEP = "import time; time.sleep(1000)"
 
 
 def said(process: subprocess.Popen[str]) -> str:
@@ -78,9 +64,10 @@ def temp_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_the_stacks_of_all_threads_are_dumped_even_of_a_stopped_process():
     group = new_process_group()
+    mark = {PROCESS_GROUP: group}
     with (
-        start(DUMPER, **{PROCESS_GROUP: group}) as dumper,
-        start("import time; time.sleep(1000)", **{PROCESS_GROUP: group}) as bystander,
+        begun(DUMPER, more=mark, stderr=subprocess.PIPE) as dumper,
+        begun(SLEEP, more=mark) as bystander,
     ):
         try:
             assert said(dumper) == "ready"
@@ -98,7 +85,7 @@ def test_the_stacks_of_all_threads_are_dumped_even_of_a_stopped_process():
 
 def test_what_a_killed_owner_left_is_swept_and_nothing_else(temp_root):
     (foreign := temp_root / "rl-foreign").mkdir()
-    with start(OWNER) as dead, start(OWNER) as living:
+    with begun(OWNER) as dead, begun(OWNER) as living:
         orphaned, held = Path(said(dead)), Path(said(living))
         (orphan,) = members((orphaned / PROCESS_GROUP).read_text())
         dead.kill()
@@ -152,10 +139,7 @@ INTRUDER = """
 def test_another_user_neither_enters_nor_has_a_run_killed_by_its_mark(temp_root):
     temp_root.chmod(0o1777)  # as /tmp
     group = new_process_group()
-    with (
-        start("import time; time.sleep(1000)", **{PROCESS_GROUP: group}) as victim,
-        session_folder() as folder,
-    ):
+    with begun(SLEEP, more={PROCESS_GROUP: group}) as victim, session_folder() as folder:
         (folder / "r" / "sockets").mkdir(parents=True)
         for opened in (folder / "r", folder / "r" / "sockets"):
             opened.chmod(0o777)  # as Ray does
@@ -163,8 +147,7 @@ def test_another_user_neither_enters_nor_has_a_run_killed_by_its_mark(temp_root)
         (stale := temp_root / "rl-open").mkdir()
         (stale / PROCESS_GROUP).write_text("nobody's")
         stale.chmod(0o777)
-        intruder = [sys.executable, "-c", textwrap.dedent(INTRUDER), str(folder), group]
-        done = subprocess.run(intruder, capture_output=True, text=True, check=False)
+        done = python(textwrap.dedent(INTRUDER), folder, group)
         assert done.stdout == "[]\n", done.stderr
         assert (stale / PROCESS_GROUP).read_text() == group
         sweep_sessions()
@@ -206,7 +189,7 @@ def test_a_family_ends_though_it_goes_on_to_fork():
                 time.sleep(1000)
             time.sleep(0.02)
     """
-    with start(breeder, **{PROCESS_GROUP: group}):
+    with begun(breeder, more={PROCESS_GROUP: group}):
         while len(members(group)) < 3:
             time.sleep(0.02)
         end_process_group(group)

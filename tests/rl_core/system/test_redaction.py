@@ -10,10 +10,9 @@ import yaml
 from pydantic import TypeAdapter
 
 from rl_core.errors import OutOfMemory, WorkerDied
-from rl_core.system.process_env import is_credential
+from rl_core.system.process_env import is_credential, is_secret_name
 from rl_core.system.redaction import (
     is_secret,
-    is_secret_name,
     redact,
     redact_all,
     redact_error,

@@ -1,13 +1,12 @@
 """Real signals to a real process: what a person's Ctrl-C does to the loop."""
 
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable
 
 import pytest
+
+from tests.support.programs import begun
 
 LOOP = """
 import signal, sys, time
@@ -48,17 +47,12 @@ def run_loop(
     code: str = LOOP,
 ) -> list[str]:
     code = code.replace("GRACE", str(grace)).replace("STEP", str(step))
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=before,
-    )
-    assert process.stdout.readline() == "ready\n"
-    for signum in signals:
-        process.send_signal(signum)
-        time.sleep(0.2)
-    output, _ = process.communicate(timeout=20)
+    with begun(code, preexec_fn=before) as process:
+        assert process.stdout.readline() == "ready\n"
+        for signum in signals:
+            process.send_signal(signum)
+            time.sleep(0.2)
+        output, _ = process.communicate(timeout=20)
     assert process.returncode == 0
     return [line.strip() for line in output.splitlines()]
 

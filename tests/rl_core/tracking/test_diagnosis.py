@@ -99,15 +99,7 @@ def test_kl_blows_up_and_does_not_merely_drift():
     assert rules(steps(kl=(0.0, 9.0))) == []
 
 
-@pytest.mark.parametrize(
-    ("accuracy", "tested", "found"),
-    [
-        ((0.2, 0.9), (0.2, 0.21, 0.2), ["fooled_scorer"]),
-        ((0.2, 0.9), (0.2, 0.5, 0.8), []),
-        # smollm2-countdown: SFT had left tests little to gain.
-        ((0.82, 0.95), (0.957, 0.969, 0.973), []),
-    ],
-)
+@pytest.mark.parametrize(("accuracy", "tested", "found"), TABLES["fooled scorers"])
 def test_an_accuracy_that_tests_do_not_see_is_suspect(accuracy, tested, found):
     """Tested before the first of 40 steps, in the middle and at the end."""
     rows: Rows = [{"step": 0}, *steps(accuracy=accuracy)]
@@ -137,23 +129,7 @@ def near_the_limit(**left: float) -> Rows:
     return [{"step": 1, "memory/card_gib": 24.0} | phases]
 
 
-CHECKPOINTED = {"model": {"gradient_checkpointing": True}}
-BESIDE = {"rollout": {"staleness": 1}}
-SMALL, HF = {"staleness": 1, "gpu_memory_utilization": 0.1}, {"staleness": 1, "engine": "hf"}
-
-
-@pytest.mark.parametrize(
-    ("sections", "left", "advice"),
-    [
-        # A twentieth of 24 GiB is 1.2.
-        ({}, {"update_actor": 1.19}, "model.gradient_checkpointing=true"),
-        ({}, {"update_actor": 9, "ref": 1.19, "values": 1.21}, "rollout.sleep=true"),
-        (CHECKPOINTED, {"update_critic": 0}, "rollout.sleep=true"),
-        (CHECKPOINTED | BESIDE, {"update_actor": -0.5}, "rollout.gpu_memory_utilization=0.2"),
-        ({"rollout": SMALL}, {"ref": 0.3}, "resources.offload=true"),
-        ({"resources": {"offload": True}, "rollout": HF}, {"ref": 0.3}, "rollout.max_num_seqs=128"),
-    ],
-)
+@pytest.mark.parametrize(("sections", "left", "advice"), TABLES["nearly full cards"])
 def test_a_card_with_less_than_a_twentieth_left_has_its_next_lever_named(sections, left, advice):
     card = {"learner_gpus": 0.5, "rollout_gpus": 0.5, "gpu_memory_gib": 24}
     resources = {"resources": card | sections.get("resources", {})}

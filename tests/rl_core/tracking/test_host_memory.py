@@ -1,6 +1,5 @@
 import logging
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.host_memory import HostMemory, Usage, cgroup_rooms, usage_now, warning
 from rl_core.workers.cluster import Workers
+from tests.support.programs import begun
 from tests.support.runs import new_run
 from tests.support.waiting import wait_for
 
@@ -18,7 +18,7 @@ GIB = 2**30
 MIB = 2**20
 
 HOLD = """
-import mmap, os, sys
+import mmap, os, sys, time
 kind, size, file = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 if kind == "own":
     held = bytearray(b"x" * size)
@@ -28,25 +28,16 @@ else:  # pages of a file: shared with whoever maps it too
 if len(sys.argv) > 4:
     os.dup2(os.open(sys.argv[4], os.O_WRONLY | os.O_CREAT), 1)
 os.write(2, b"ready")
-sys.stdin.read()
+time.sleep(1000)
 """
 
 
 @contextmanager
 def holding(*arguments: object) -> Iterator[None]:
     """A child process that holds so much memory of such a kind."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", HOLD, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        assert child.stderr.read(5) == b"ready"
+    with begun(HOLD, *arguments, stderr=subprocess.PIPE) as child:
+        assert child.stderr.read(5) == "ready"
         yield
-    finally:
-        child.stdin.close()
-        child.wait(30)
-        child.stderr.close()
 
 
 def test_children_are_counted_by_name_and_pages_of_files_are_not(tmp_path):

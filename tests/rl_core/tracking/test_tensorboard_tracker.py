@@ -78,13 +78,6 @@ def test_a_full_disk_costs_a_warning_and_what_was_written_can_be_read(tmp_path, 
     survived("ENOSPC", "TensorBoard's file")
 
 
-def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path, caplog):
-    (tmp_path / "tensorboard").write_text("in the way")
-    write(tmp_path, 0, 1, 3)
-    (said,) = caplog.messages
-    assert said.startswith("TensorBoard lacks the rest of this run (")
-
-
 def test_without_tensorboard_in_the_settings_nothing_is_written_or_loaded(tmp_path):
     with TensorBoardTracker(RunConfig(), tmp_path, 0) as tracker:
         tracker.on_step(1, 2, {"a": 1.0})

@@ -61,32 +61,10 @@ def test_each_sentence_of_the_table_has_its_facts(setting, words):
     assert len([one for one in imported.findings if words in str(one)]) == 1
 
 
-def test_data_that_is_here_is_used(tmp_path):
-    file = tmp_path / "train.parquet"
-    file.touch()
-    command = f"{TRAIN} data.train_files={file} data.train_batch_size=8"
-    assert import_script(command).settings["data.train_files"] == [str(file)]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("echo hello\n", "no settings were found"),
-        ("The value of storage.root=outputs is a folder; rollout.sleep=true helps.", "no settings"),
-        ("```sh\ncountdown-train generate data.train_files=mine.jsonl\n```\n", "no settings"),
-        (f'cd x\nssh node "{TRAIN} data.seed=1"\n', "the command in line 2 stands in a text"),
-        (f"`{TRAIN} data.seed=1`\n", "the command in line 1 stands in a text or in back-ticks"),
-        (
-            "export N_GPUS=2 HF_TOKEN=hf_abcdefghijkl\nbash ./train.sh\n",
-            r"it starts ./train.sh in line 2, .* countdown-train import ./train.sh N_GPUS=2$",
-        ),
-        ("accelerate launch grpo.py --num_generations 8\n", "a script of TRL, which is not read"),
-        ("python3 -m openrlhf.cli.train_ppo_ray --pretrain x\n", "a script of OpenRLHF"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), TABLES["refused"].items())
 def test_a_script_without_a_command_that_trains_is_refused_by_what_it_has(text, words):
     with pytest.raises(ValueError, match=words):
-        import_script(text)
+        import_script(written(text))
 
 
 def test_a_secret_of_the_shell_never_becomes_a_setting():

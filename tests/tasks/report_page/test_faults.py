@@ -57,7 +57,7 @@ def test_warnings_of_the_log_are_told_once(tmp_path):
 
 
 def test_a_disk_that_was_full_is_no_quiet_run(two_runs):
-    """As training writes it: see `background_save`, `rollout_log` and `validation_log`."""
+    """As training writes it: see `background_save` and `rollout_log`."""
     run = RunFolder(two_runs / "runs" / "alpha")
     lost = (
         "2026-11-20T20:00:01Z WARNING rl_core.runs.rollout_log: the rollouts of step {} could not "

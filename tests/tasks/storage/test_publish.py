@@ -1,14 +1,11 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from flows.runs.run_record import choose_run
 from flows.settings.compose import compose
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
-from rl_core.storage.lease import Lease, Timing
 from rl_core.storage.object_store import ObjectStore
 from tasks.prune import prune_runs
 from tasks.storage import bring_records, inputs_published, published
@@ -62,16 +59,6 @@ def test_a_run_that_was_stopped_elsewhere_is_found_by_its_settings_alone(s3_port
     assert choose_run(other, None).run_id != "r"
 
 
-def test_a_run_that_another_machine_writes_is_refused_in_a_line(s3_port, cli, tmp_path):
-    here = tmp_path / "here"
-    with published(config(here)):
-        RunFolder.create(config(here))
-    with Lease(ObjectStore(s3.URL), "r", "of-a-third", Timing(beat_s=0.2)):
-        said = cli("prune", "run_id=r", URL, code=1, root=tmp_path / "there").err
-    assert "is at work on run r: wait for it or stop it first" in said
-    assert said.count("\n") == 1
-
-
 def test_a_data_set_is_made_once_for_all_machines(s3_port, cli, tmp_path):
     for name in ("here", "there"):
         cli("generate", URL, *SMALL, root=tmp_path / name)
@@ -83,19 +70,8 @@ def test_a_data_set_is_made_once_for_all_machines(s3_port, cli, tmp_path):
         pass
 
 
-@pytest.mark.parametrize(
-    ("url", "environment", "said"),
-    [
-        ("s3://nobody/x", {}, "there is no such bucket: make it, or name another"),
-        ("s3://bucket/x", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "AWS_ENDPOINT_URL"),
-    ],
-)
-def test_a_store_that_cannot_be_used_is_refused_in_a_line(
-    s3_port, cli, tmp_path, monkeypatch, url, environment, said
-):
+def test_a_store_that_cannot_be_used_is_refused_in_a_line(s3_port, cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    error = cli("generate", code=2, root=url).err
-    assert said in error
+    error = cli("generate", code=2, root="s3://nobody/x").err
+    assert "there is no such bucket: make it, or name another" in error
     assert error.count("\n") == 1
