@@ -10,25 +10,25 @@ from tests.support.seeded_faults import ROOT
 
 LINES = {
     # room: (at most, aim)
-    "rl_core/algos": (770, 1_050),
+    "rl_core/algos": (780, 1_050),
     "rl_core/checkpoints": (910, 1_000),
-    "rl_core/data": (1_700, 1_400),
-    "rl_core/envs": (3_420, 3_000),
+    "rl_core/data": (1_690, 1_400),
+    "rl_core/envs": (3_440, 3_000),
     "rl_core/learner": (1_910, 1_900),
     "rl_core/models": (1_300, 1_650),
     "rl_core/resources": (1_990, 1_850),
-    "rl_core/rollout": (1_510, 1_600),
+    "rl_core/rollout": (1_540, 1_600),
     "rl_core/runs": (980, 950),
     "rl_core/sft": (940, 1_000),
     "rl_core/storage": (1_120, 850),
-    "rl_core/system": (1_975, 1_300),
+    "rl_core/system": (1_990, 1_300),
     "rl_core/tracking": (1_150, 1_300),
     "rl_core/workers": (1_580, 1_450),
-    "rl_core": (24_680, 23_500),
-    "tasks/importers": (1_190, 1_000),
-    "tasks": (8_230, 8_350),
-    "flows": (4_240, 3_500),
-    "tests": (38_430, 36_000),
+    "rl_core": (24_440, 23_500),
+    "tasks/importers": (1_180, 1_000),
+    "tasks": (8_220, 8_350),
+    "flows": (4_230, 3_500),
+    "tests": (37_700, 36_000),
 }
 
 

@@ -298,15 +298,24 @@ def _from_text(value: Any) -> Any:
     return value
 
 
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("true and false are no numbers")
+    return value
+
+
+_Whole = Annotated[int, BeforeValidator(_number)]
+
+
 class _Puzzle(BaseModel):
     """What the solver takes; 40.0 and "40" are read as 40, and JSON text as a list."""
 
     numbers: Annotated[
-        list[Annotated[int, Field(ge=1, le=999)]],
+        list[Annotated[_Whole, Field(ge=1, le=999)]],
         BeforeValidator(_from_text),
         Field(min_length=_FEWEST, max_length=6),
     ]
-    target: int = Field(ge=1, lt=10**18)
+    target: Annotated[_Whole, Field(ge=1, lt=10**18)]
 
 
 def stated_puzzle(record: Record) -> tuple[list[int], int]:

