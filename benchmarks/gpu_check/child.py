@@ -18,11 +18,11 @@ from rl_core.system.process_env import hide_cuda_only_packages
 
 hide_cuda_only_packages()
 
+import psutil  # noqa: E402
 import torch  # noqa: E402  # after the guard above
 
 from benchmarks.gpu_check.bench import Bench  # noqa: E402
 from benchmarks.gpu_check.report import append, run_part  # noqa: E402
-from rl_core.system.devices import describe_device  # noqa: E402
 
 _MODULES = {
     "a": "learning",
@@ -54,9 +54,13 @@ def run_here(parts: Sequence[str], device: str, file: Path) -> None:
 
 def _machine(device: torch.device) -> dict[str, str]:
     on_card = device.type == "cuda"
+    name, num_bytes = "cpu", psutil.virtual_memory().total
+    if on_card:
+        properties = torch.cuda.get_device_properties(device)
+        name, num_bytes = properties.name, properties.total_memory
     return {
         "date": date.today().isoformat(),
-        "device": describe_device(device),
+        "device": f"{name} {num_bytes / 2**30:.1f} GiB",
         "CUDA": str(torch.version.cuda) if on_card else "not there: a rehearsal by tiny shapes",
         "Python": platform.python_version(),
         "torch": torch.__version__,

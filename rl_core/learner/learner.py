@@ -55,8 +55,7 @@ class Learner:
     """Holds the models and their optimizers; `make_experience`, then `update`, once per step.
 
     Actor and critic start from the folder of the base model, which is also the reference, or from a
-    folder written by `save`. For `budgets_file` see `Microbatching`. All of the learner's ranks
-    must call each method in the same order.
+    folder written by `save`. All of the learner's ranks must call each method in the same order.
 
     Raises:
         ValueError: for a missing or unsuitable model, or a folder that cannot be resumed from.
@@ -67,7 +66,6 @@ class Learner:
         config: RunConfig,
         model_path: Path,
         resume_from: Path | None = None,
-        budgets_file: Path | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         torch.manual_seed(config.seed)
@@ -88,9 +86,7 @@ class Learner:
             roots = shard(self.models, self.device, offloads=offload_to is not None)
             forward = partial(sharded_pass, roots, forward)
         self.optimizers = make_optimizers(config, self.models, offload_to)
-        self.microbatching = Microbatching(
-            config, self.models.actor, self.device, file=budgets_file, ranks=ranks
-        )
+        self.microbatching = Microbatching(config, self.models.actor, self.device, ranks)
         self._make = ExperienceMaker(
             config, self.models, forward, self.microbatching, offload_to=offload_to, ranks=ranks
         )

@@ -7,7 +7,6 @@ several ranks it costs the attempt, as the others wait for it.
 
 import gc
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -19,8 +18,7 @@ from rl_core.errors import OutOfMemory, allocation_in_words, is_out_of_memory
 from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.models.shared_prefix import can_share_prompts
 from rl_core.resources.oom_recovery import nothing_smaller
-from rl_core.resources.token_budgets import TokenBudgets, read_learned, write_learned
-from rl_core.system.devices import describe_device
+from rl_core.resources.token_budgets import TokenBudgets
 from rl_core.system.threads import MicroBatchThreads
 
 Result = TypeVar("Result")
@@ -30,17 +28,11 @@ class Microbatching:
     """Splits batches by the budgets of their phases, and keeps what it learns about these.
 
     Micro-batches are computed on its `threads`, each rank's own rows. `model` is the actor as it is
-    trained; `file` holds what earlier runs have learned, for the next ones too.
+    trained.
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        model: Any,
-        device: torch.device,
-        *,
-        file: Path | None,
-        ranks: Ranks = ALONE,
+        self, config: RunConfig, model: Any, device: torch.device, ranks: Ranks = ALONE
     ) -> None:
         self._config, self.device, self._ranks = config, device, ranks
         self._share_prompts = can_share_prompts(model)
@@ -48,9 +40,6 @@ class Microbatching:
         side_by_side = device.type == "cpu" and ranks.is_alone
         self.threads = MicroBatchThreads(config.resources.learner_threads if side_by_side else 1)
         self._budgets = TokenBudgets(config.actor.micro_batch_tokens)
-        self._place, self._file = memory_place(config, model, device), file
-        if file is not None:
-            self._budgets.restore(read_learned(file, self._place))
 
     def run(
         self,
@@ -105,41 +94,16 @@ class Microbatching:
         ]
 
     def end_step(self) -> dict[str, float]:
-        """Returns the step's metrics, see `TokenBudgets`; the next run learns what is new."""
-        metrics, has_changed = self._budgets.end_step()
-        if has_changed and self._file is not None and self._ranks.rank == 0:
-            write_learned(self._file, self._place, self._budgets.learned())
-        return metrics
+        """Returns the step's metrics, see `TokenBudgets`."""
+        return self._budgets.end_step()
 
     def state(self) -> dict[str, Any]:
         """Returns what a resume needs, as plain values."""
-        return {"place": self._place, "learned": self._budgets.learned()}
+        return {"learned": self._budgets.learned()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores what `state` returned, unless that was learned in another place."""
-        if state["place"] == self._place:
-            self._budgets.restore(state["learned"])
+        """Restores what `state` returned."""
+        self._budgets.restore(state["learned"])
 
     def _sizes(self, batch: TrainBatch, parts: Sequence[Tensor]) -> list[int]:
         return [padded_tokens(batch, rows, share_prompts=self._share_prompts) for rows in parts]
-
-
-def memory_place(config: RunConfig, model: Any, device: torch.device) -> str:
-    """Returns in words what a phase's memory depends on: two runs that agree can share budgets."""
-    alone = device.type == "cpu" and config.resources.learner_ranks == 1
-    threads = config.resources.learner_threads if alone else 1
-    shape = model.config.get_text_config()
-    num_weights = sum(weight.numel() for weight in model.parameters())
-    levers = config.model.model_dump(exclude={"path", "dtype", "lora_alpha"}, exclude_defaults=True)
-    levers |= config.actor.model_dump(include={"optimizer"}, exclude_defaults=True)
-    levers |= config.resources.model_dump(include={"offload"}, exclude_defaults=True)
-    parts = [
-        describe_device(device),
-        f"{shape.model_type} {shape.num_hidden_layers}x{shape.hidden_size}, {num_weights} weights",
-        f"{config.algorithm.estimator} {config.compute_dtype}",
-        f"{threads} threads" if threads > 1 else "",
-        f"{config.resources.learner_ranks} ranks" if config.resources.learner_ranks > 1 else "",
-        *(name if value is True else f"{name} {value}" for name, value in levers.items()),
-        f"{config.data.max_prompt_length}+{config.data.max_response_length} tokens",
-    ]
-    return "; ".join(part for part in parts if part)

@@ -1,7 +1,7 @@
 """Tokens per micro-batch, phase by phase: less where memory ran out, and carefully more again.
 
-Only numbers and files: microbatching.py runs passes again. adaptive_engine.py does the same for
-engines, and counts responses at a time.
+Only numbers: microbatching.py runs passes again. adaptive_engine.py does the same for engines, and
+counts responses at a time.
 
 The rule. A phase starts at `actor.micro_batch_tokens`. If a pass runs out of memory, its budget
 becomes half of the largest micro-batch that could be split, until the pass fits. Then every 20
@@ -11,20 +11,13 @@ budget costs one repeated pass in some 200 steps, and one that another program o
 small recovers.
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
 
-from rl_core.errors import first_line
-from rl_core.system.atomic import locked, write_text_atomically
-
-BUDGETS_FILE: Final = "token_budgets.json"
-"""Under `storage.root`: what runs have learned, by place (what memory depends on)."""
 GROWING_STEPS: Final = 20
 FORGETTING_STEPS: Final = 200
 
@@ -59,8 +52,7 @@ class _Budget:
 
 Learned = dict[str, _Budget]
 """By phase; one whose budget is the limit, and never failed, is left out."""
-_ONE_PLACE: Final = TypeAdapter(Learned)
-_ALL_PLACES: Final = TypeAdapter(dict[str, Learned])
+_LEARNED: Final = TypeAdapter(Learned)
 
 
 class TokenBudgets:
@@ -85,17 +77,16 @@ class TokenBudgets:
         self._failures[phase].append(failed_tokens)
         self._learned.setdefault(phase, _Budget(self._limit)).shrink(failed_tokens)
 
-    def end_step(self) -> tuple[dict[str, float], bool]:
-        """Lets budgets grow; returns the step's metrics, and whether any budget has changed.
+    def end_step(self) -> dict[str, float]:
+        """Lets budgets grow; returns the step's metrics.
 
         `memory/budget_tokens/<phase>` is what the step ended with and `memory/oom/<phase>` how many
         passes did not fit; `memory/oom_tokens/<phase>`, if there were any, the first one's largest
         micro-batch.
         """
         metrics: dict[str, float] = {}
-        has_changed = False
         for phase, failed_tokens in self._failures.items():
-            metrics[f"memory/budget_tokens/{phase}"] = before = self[phase]
+            metrics[f"memory/budget_tokens/{phase}"] = self[phase]
             metrics[f"memory/oom/{phase}"] = len(failed_tokens)
             if failed_tokens:
                 metrics[f"memory/oom_tokens/{phase}"] = failed_tokens[0]
@@ -103,9 +94,8 @@ class TokenBudgets:
                 budget.end_clean_step(self._limit)
                 if budget.tokens == self._limit and budget.failed_tokens is None:
                     del self._learned[phase]
-            has_changed |= bool(failed_tokens) or self[phase] != before
         self._failures = {}
-        return metrics, has_changed
+        return metrics
 
     def learned(self) -> dict[str, dict[str, Any]]:
         """Returns what `restore` takes, as plain numbers by phase."""
@@ -117,38 +107,9 @@ class TokenBudgets:
         Raises:
             ValueError: if it is nothing that `learned` returned.
         """
-        self._learned = _ONE_PLACE.validate_python(learned)
+        self._learned = _LEARNED.validate_python(learned)
         for budget in self._learned.values():
             budget.tokens = min(budget.tokens, self._limit)
-
-
-def read_learned(file: Path, place: str) -> dict[str, Any]:
-    """Returns what earlier runs have learned in a place, as `TokenBudgets.restore` takes it.
-
-    A missing file counts as empty; so does one that cannot be read, with a warning.
-    """
-    return {phase: asdict(budget) for phase, budget in _read_all(file).get(place, {}).items()}
-
-
-def write_learned(file: Path, place: str, learned: Mapping[str, Any]) -> None:
-    """Writes what a run has learned beside what others have; a failure is a warning."""
-    try:
-        with locked(file.parent):
-            places = _read_all(file) | {place: _ONE_PLACE.validate_python(learned)}
-            plain = _ALL_PLACES.dump_python({name: x for name, x in places.items() if x})
-            write_text_atomically(file, json.dumps(plain, indent=1, sort_keys=True) + "\n")
-    except OSError as error:
-        _logger.warning("%s: the next run will not know the token budgets: %s", file, error)
-
-
-def _read_all(file: Path) -> dict[str, Learned]:
-    try:
-        return _ALL_PLACES.validate_json(file.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        _logger.warning("%s: holds no token budgets and is ignored: %s", file, first_line(error))
-        return {}
 
 
 def merge_metrics(engines: Sequence[Mapping[str, float]]) -> dict[str, float]:

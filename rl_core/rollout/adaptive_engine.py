@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from transformers import AutoConfig
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import allocation_in_words, is_out_of_memory, out_of_memory_as
 from rl_core.resources.oom_recovery import nothing_smaller
-from rl_core.resources.token_budgets import TokenBudgets, read_learned, write_learned
-from rl_core.rollout.model_files import weight_shapes
+from rl_core.resources.token_budgets import TokenBudgets
 from rl_core.rollout.protocol import RolloutEngine
-from rl_core.system.devices import describe_device
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
 _BUDGET: Final = "gen"
@@ -31,16 +28,12 @@ _logger = logging.getLogger(__name__)
 class AdaptiveEngine:
     """An engine that generates as many responses at a time as memory allows.
 
-    `file` holds what earlier runs have learned, for the next ones too. The model's folder lasts as
-    long as the engine does.
+    The model's folder lasts as long as the engine does.
     """
 
-    def __init__(self, config: RunConfig, model_path: Path, file: Path | None) -> None:
-        self._config, self._file = config, file
-        self._place = engine_place(config, model_path)
+    def __init__(self, config: RunConfig, model_path: Path) -> None:
+        self._config = config
         self._budgets = TokenBudgets(config.rollout.max_num_seqs)
-        if file is not None:
-            self._budgets.restore(read_learned(file, self._place))
         self._failures: dict[str, list[int]] = {}
         self._size = self._budgets[_BUDGET]
         self.engine = build_engine(config, model_path, self._size)
@@ -72,7 +65,7 @@ class AdaptiveEngine:
                 self._shrink(phase, size, said)
 
     def end_step(self) -> dict[str, float]:
-        """Returns metrics of what was generated since the last call; the next run learns from it.
+        """Returns metrics of what was generated since the last call.
 
         `memory/budget_seqs/gen` is how many responses it ended with at a time, and
         `memory/oom/<phase>` how often they did not fit; `memory/oom_seqs/<phase>`, if they ever did
@@ -81,14 +74,12 @@ class AdaptiveEngine:
         metrics: dict[str, float] = {}
         if self._failures:
             metrics[f"memory/budget_seqs/{_BUDGET}"] = self._budgets[_BUDGET]
-        _, has_changed = self._budgets.end_step()
+        self._budgets.end_step()
         for phase, failed in self._failures.items():
             metrics[f"memory/oom/{phase}"] = len(failed)
             if failed:
                 metrics[f"memory/oom_seqs/{phase}"] = failed[0]
         self._failures = {}
-        if has_changed and self._file is not None:
-            write_learned(self._file, self._place, self._budgets.learned())
         return metrics
 
     def _shrink(self, phase: str, failed: int, said: str) -> None:
@@ -125,26 +116,3 @@ def build_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> Roll
         max_num_seqs=max_num_seqs,
         on_gpu=config.resources.rollout_gpus > 0,
     )
-
-
-def engine_place(config: RunConfig, model_path: Path) -> str:
-    """Returns in words what generating takes memory by: two runs that agree can share a budget."""
-    on_gpu, rollout = config.resources.rollout_gpus > 0, config.rollout
-    shape = AutoConfig.from_pretrained(model_path, trust_remote_code=False).get_text_config()
-    num_weights = sum(size.numel() for size in weight_shapes(model_path).values())
-    cache = ""
-    if rollout.engine == "vllm":
-        cache = (
-            f"{rollout.gpu_memory_utilization:g} of the card"
-            if on_gpu
-            else f"cache of {rollout.kv_cache_mib} MiB"
-        )
-    split = rollout.tensor_parallel_size
-    parts = [
-        describe_device(torch.device("cuda" if on_gpu else "cpu")),
-        f"{shape.model_type} {shape.num_hidden_layers}x{shape.hidden_size}, {num_weights} weights",
-        f"{rollout.engine} {config.compute_dtype}" + (f" in {split} parts" if split > 1 else ""),
-        cache,
-        f"{config.data.max_prompt_length}+{config.data.max_response_length} tokens",
-    ]
-    return "; ".join(part for part in parts if part)

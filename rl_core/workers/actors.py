@@ -126,20 +126,14 @@ class LearnerActor:
         meeting = enter_meeting(host, port, size) if rank else self._meeting
         self._ranks = meet(rank, size, meeting=meeting, own_host=own_host, timeout_s=timeout_s)
 
-    def load(
-        self,
-        config: RunConfig,
-        model_path: Path,
-        resume_from: Path | None,
-        budgets_file: Path,
-    ) -> None:
+    def load(self, config: RunConfig, model_path: Path, resume_from: Path | None) -> None:
         """Loads the models; apart from the constructor, so that errors arrive as what they are."""
         with out_of_memory_as("load_learner"):
             from rl_core.learner.learner import Learner
             from rl_core.learner.ranks import ALONE
 
             ranks = self._ranks = self._ranks or ALONE
-            self._learner = Learner(config, model_path, resume_from, budgets_file, ranks)
+            self._learner = Learner(config, model_path, resume_from, ranks)
             self._config = config
             self._give_back()
         _logger.info(
@@ -191,7 +185,7 @@ class LearnerActor:
     def _in_phase(self, phase: str) -> Iterator[None]:
         """Has errors arrive as what they are: memory that ran out, another rank that is gone."""
         from rl_core.learner.ranks import reporting_lost_rank
-        from rl_core.system.devices import give_back_heap
+        from rl_core.system.heap import give_back_heap
 
         assert self._ranks is not None
         give_back_heap()  # or a phase's peak comes on top of what the one before has left
@@ -230,7 +224,6 @@ class RolloutActor:
         config: RunConfig,
         model_path: Path,
         weights: Path | Mapping[str, torch.Tensor] | None,
-        budgets_file: Path,
         policy_version: int,
     ) -> None:
         """Builds the engine named by `rollout.engine`, from a folder that outlives the run.
@@ -240,7 +233,7 @@ class RolloutActor:
         with out_of_memory_as("load_engine"):
             from rl_core.rollout.adaptive_engine import AdaptiveEngine
 
-            self._engine = AdaptiveEngine(config, model_path, budgets_file)
+            self._engine = AdaptiveEngine(config, model_path)
         _logger.info(
             "%s in %s on %s, up to %d responses at a time",
             model_path.name,

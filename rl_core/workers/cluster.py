@@ -26,7 +26,7 @@ from rl_core.resources.placement import (
     loading_queues,
     shares_a_card,
 )
-from rl_core.resources.token_budgets import BUDGETS_FILE, merge_metrics
+from rl_core.resources.token_budgets import merge_metrics
 from rl_core.system.atomic import reading
 from rl_core.system.process_env import process_environment
 from rl_core.types import Rollout
@@ -60,10 +60,9 @@ class Workers:
     ) -> None:
         self._config, self._log_folder, self._room = config, log_folder, room
         self._result, self._on_progress = Results(log_folder), on_progress
-        budgets_file = (config.storage.root / BUDGETS_FILE).resolve()
 
         def load(actor: Any, weights: Any, *policy_version: int) -> Any:
-            return actor.load.remote(config, model_path, weights, budgets_file, *policy_version)
+            return actor.load.remote(config, model_path, weights, *policy_version)
 
         self._load_actor = load
         self.engines = Engines(

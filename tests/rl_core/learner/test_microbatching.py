@@ -19,8 +19,7 @@ from rl_core.batch import micro_batches, padded_tokens
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.learner.learner import Learner
-from rl_core.learner.microbatching import Microbatching, memory_place
-from rl_core.resources.token_budgets import BUDGETS_FILE
+from rl_core.learner.microbatching import Microbatching
 from rl_core.system.threads import MicroBatchThreads
 from tests.support.learners import all_weights, assert_bitwise_equal, assert_close, without_timings
 from tests.support.memory_faults import MESSAGE, SAID, out_of_memory
@@ -227,7 +226,7 @@ def test_the_next_attempt_begins_when_all_of_the_last_is_free(
     batch, threads = make_batch(1), MicroBatchThreads(num_threads)
     model = new_learner().models.actor
     device = torch.device("cpu")
-    microbatching = Microbatching(settings(), model, device, file=None)
+    microbatching = Microbatching(settings(), model, device)
     alive: list[weakref.ref[Tensor]] = []
     gc.disable()
 
@@ -283,36 +282,3 @@ def test_a_resumed_run_keeps_its_budgets_and_goes_on_bit_for_bit(
     expected, _ = learner.learn(make_batch(3))
     assert without_timings(metrics) == without_timings(expected)
     assert_bitwise_equal(all_weights(resumed), all_weights(learner))
-
-
-def test_the_next_run_starts_from_what_this_one_has_learned_and_a_resume_does_not(
-    tiny_model_path, tmp_path, make_batch, settings
-):
-    config, file = settings(), tmp_path / "outputs" / BUDGETS_FILE
-    first = Learner(config, tiny_model_path, budgets_file=file)
-    first.learn(make_batch())
-    first.save(tmp_path / "before")
-    assert not file.exists()
-    with out_of_memory(first, "update_critic", {0}):
-        first.learn(make_batch(1))
-    following = Learner(config, tiny_model_path, budgets_file=file)
-    assert learned_budgets(following) == learned_budgets(first)
-    assert learned_budgets(following).keys() == {"update_critic"}
-    # Bit for bit what it was: another run's budgets would round otherwise.
-    resumed = Learner(config, tiny_model_path, tmp_path / "before", file)
-    assert learned_budgets(resumed) == {}
-    other = settings(model={"gradient_checkpointing": True})
-    assert learned_budgets(Learner(other, tiny_model_path, budgets_file=file)) == {}
-
-
-def test_what_was_learned_with_another_lever_is_not_taken_over(new_learner, settings):
-    cpu, model = torch.device("cpu"), new_learner().models.actor
-    plain = memory_place(settings(), model, cpu).split("; ")
-    for lever, words in (
-        ({"model": {"gradient_checkpointing": True}}, ["gradient_checkpointing"]),
-        ({"model": {"lora_rank": 8, "load_in_4bit": True}}, ["lora_rank 8", "load_in_4bit"]),
-        ({"actor": {"optimizer": "adamw_8bit"}}, ["optimizer adamw_8bit"]),
-        ({"resources": {"offload": True}}, ["offload"]),
-    ):
-        place = memory_place(settings(**lever), model, cpu)
-        assert set(place.split("; ")) == {*plain, *words}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rl_core.system.devices import give_back_heap
+from rl_core.system.heap import give_back_heap
 
 def own_mib():
     return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) // 1024

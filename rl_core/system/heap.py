@@ -1,11 +1,8 @@
-"""The devices that models lie on: their names, and memory that goes back to the machine."""
+"""Memory that goes back to the machine."""
 
 import ctypes
 from contextlib import suppress
 from typing import Final
-
-import psutil
-import torch
 
 _MUCH_BYTES: Final = 256 * 2**20
 """Less is not worth the page faults of taking it again."""
@@ -31,13 +28,3 @@ def give_back_heap() -> None:
         libc.mallinfo2.restype = _HeapFigures
         if libc.mallinfo2().free_bytes > _MUCH_BYTES:
             libc.malloc_trim(0)
-
-
-def describe_device(device: torch.device) -> str:
-    """Returns a device's name and memory: the key under which its token budgets are kept."""
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        name, total_bytes = properties.name, properties.total_memory
-    else:
-        name, total_bytes = "cpu", psutil.virtual_memory().total
-    return f"{name} {total_bytes / 2**30:.1f} GiB"
