@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Final, NoReturn
@@ -71,7 +72,7 @@ _LINES_SHOWN: Final = 3
 
 
 def serve(words: Sequence[str]) -> None:
-    """Starts all that deployments need, and stops it on Ctrl-C or if one of the processes ends."""
+    """Starts all that deployments need, and stops it on Ctrl-C; what ends before starts again."""
     if words:
         raise BadInputError(f"serve takes no settings: {words[0]!r}")
     if not (_ROOT / "deployments" / "prefect.yaml").is_file():
@@ -82,11 +83,12 @@ def serve(words: Sequence[str]) -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup`
         signal.signal(signal.SIGHUP, signal.default_int_handler)
     with suppress(KeyboardInterrupt), _Processes() as processes:
-        url, restart_server = _server(processes)
+        url, restart = _server(processes)
         names = ", ".join(_pool_and_automations())
         processes.call(*_DEPLOY)
         say(f"deployments  from deployments/prefect.yaml, and the automations {names}")
-        processes.start("worker", *_WORKER)
+        restart["worker"] = partial(processes.start, "worker", *_WORKER)
+        restart["worker"]()
         if night.at is None or is_off():
             say("night        none: off in deployments/night.yaml (at: null) or in the UI")
         else:
@@ -94,7 +96,7 @@ def serve(words: Sequence[str]) -> None:
         say(f"worker       takes one run at a time; logs in {processes.logs}")
         say(f"from another terminal: {_run_it(url)}")
         say("Ctrl-C stops all of it; a run that goes on there saves first, and Retry continues it")
-        processes.watch(restart_server)
+        processes.watch(restart)
 
 
 def notify(words: Sequence[str]) -> None:
@@ -114,13 +116,13 @@ def notify(words: Sequence[str]) -> None:
         raise RunFailedError("not everybody got the message")
 
 
-def _server(processes: _Processes) -> tuple[str, Callable[[], None] | None]:
-    """Returns the URL of the settings' server, or of one that is started here, and its restart."""
+def _server(processes: _Processes) -> tuple[str, dict[str, Callable[[], None]]]:
+    """Returns the URL of the settings' server, or of one that is started here and how it starts."""
     settings = get_current_settings()
     if settings.api.url is not None and answers(settings.api.url):
         _look_at_login(settings.api.url)
         say(f"server       {settings.api.url.removesuffix('/api')}")
-        return settings.api.url, None
+        return settings.api.url, {}
     own = settings.server.api
     url = settings.api.url or f"http://{own.host}:{own.port}/api"
     address = urlsplit(url)
@@ -142,7 +144,7 @@ def _server(processes: _Processes) -> tuple[str, Callable[[], None] | None]:
         processes.start("server", *command, environment=safe)
         deadline = time.monotonic() + _START_S
         while not answers(url):
-            processes.refuse_dead()
+            processes.refuse_dead("server")
             if time.monotonic() > deadline:
                 raise RunFailedError(f"the server did not start; see {processes.logs}")
             time.sleep(_POLL_S)
@@ -150,7 +152,7 @@ def _server(processes: _Processes) -> tuple[str, Callable[[], None] | None]:
     start()
     say(f"server       {url.removesuffix('/api')}")
     say(f"login        the page asks once: paste {where}")
-    return url, start
+    return url, {"server": start}
 
 
 def _look_at_login(url: str) -> None:
@@ -281,28 +283,35 @@ class _Processes(AbstractContextManager["_Processes"]):
             what = f"`prefect {' '.join(arguments)}` failed ({done.returncode})"
             raise RunFailedError(f"{what}\n{_end_of(done.stdout + done.stderr)}")
 
-    def watch(self, start_server: Callable[[], None] | None) -> NoReturn:
-        """Restarts the server, if it was started here; raises when another process ends."""
+    def watch(self, restart: Mapping[str, Callable[[], None]]) -> NoReturn:
+        """Starts again what ends, a few times.
+
+        A worker's run goes on without it, and a second beside it would share its memory: so a new
+        worker starts when that has ended.
+        """
         restarts: deque[float] = deque(maxlen=_RESTARTS)
         while True:
-            if start_server is not None and self._started["server"].poll() is not None:
+            time.sleep(_POLL_S)
+            for name, start in restart.items():
+                has_ended = self._started[name].poll() is not None
+                if not has_ended or (name == "worker" and self._has_run()):
+                    continue
                 now = time.monotonic()
                 if len(restarts) == _RESTARTS and now - restarts[0] < _RESTARTS_S:
                     minutes = f"{_RESTARTS_S / 60:g} minutes"
-                    say(f"the server is not started again: {_RESTARTS} restarts in {minutes}")
-                    self.refuse_dead()
+                    say(f"the {name} is not started again: {_RESTARTS} restarts in {minutes}")
+                    self.refuse_dead(name)
                 restarts.append(now)
-                say(f"{self._how_it_ended('server')}: it is started again, and runs go on")
-                start_server()
-                continue  # if it ended again meanwhile, that is another restart
-            self.refuse_dead()
-            time.sleep(_POLL_S)
+                say(f"{self._how_it_ended(name)}: it is started again, and runs go on")
+                start()
 
-    def refuse_dead(self) -> None:
-        for name, process in self._started.items():
-            if process.poll() is not None:
-                said = _end_of((self.logs / f"{name}.log").read_text(errors="replace"))
-                raise RunFailedError(f"{self._how_it_ended(name)}\n{said}")
+    def refuse_dead(self, name: str) -> None:
+        if self._started[name].poll() is not None:
+            said = _end_of((self.logs / f"{name}.log").read_text(errors="replace"))
+            raise RunFailedError(f"{self._how_it_ended(name)}\n{said}")
+
+    def _has_run(self) -> bool:
+        return any(_is_flow_run(process) for process in self._marked([]))
 
     def _how_it_ended(self, name: str) -> str:
         ended = how_it_ended(self._started[name].returncode)

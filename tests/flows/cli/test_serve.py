@@ -159,7 +159,7 @@ def child(process: subprocess.Popen[str], name: str) -> psutil.Process:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_second_start_finds_all_as_it_was_the_server_comes_back_and_a_worker_ends_it(
+def test_a_second_start_finds_all_as_it_was_and_server_and_worker_come_back(
     served: Served,
 ) -> None:
     process = ready(served)
@@ -173,31 +173,40 @@ def test_a_second_start_finds_all_as_it_was_the_server_comes_back_and_a_worker_e
     wait_for(lambda: served.is_ready(killed), process=process)
     assert run.is_in("Running")
 
+    killed, before = datetime.now(UTC), len(served.place.steps())
     child(process, "worker").kill()
+    wait_for(lambda: len(served.place.steps()) > before, process=process)
+    assert not served.is_ready(killed)  # a second run beside this one would share its memory
+    for each in served.place.processes():
+        if serve._is_flow_run(each) and not serve._is_flow_run(each.parent()):
+            each.terminate()
+    wait_for(lambda: served.is_ready(killed), process=process)
+    os.killpg(process.pid, signal.SIGINT)
     code, out, err = served.ends(process)
+    assert (code, err) == (0, "")
     assert "night        none: off in " in out
-    assert "the server ended (killed by SIGKILL), see " in out
-    assert code == 1
-    assert err.startswith("countdown-train: the worker ended (killed by SIGKILL), see ")
+    for name in ("server", "worker"):
+        assert f"the {name} ended (killed by SIGKILL), see " in out
     record = served.place.record()
     assert record["status"] == "interrupted"
     assert record["reason"].startswith("stopped by SIGTERM; ")
 
 
-def test_a_server_that_ends_again_and_again_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["server", "worker"])
+def test_what_ends_again_and_again_is_given_up(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(serve, "_PREFECT", (sys.executable, "-c", "raise SystemExit('broken')"))
     monkeypatch.setattr(serve, "_POLL_S", 0.05)
     monkeypatch.setattr(serve, "_STOPS", ())
     with temporary_settings({PREFECT_HOME: tmp_path}), serve._Processes() as processes:
-        processes.start("server")
+        processes.start(name)
         with pytest.raises(RunFailedError) as caught:
-            processes.watch(lambda: processes.start("server"))
+            processes.watch({name: lambda: processes.start(name)})
     said = capsys.readouterr().out.splitlines()
     assert len([line for line in said if "it is started again" in line]) == 3
-    assert "the server is not started again: 3 restarts in 10 minutes" in said
-    assert str(caught.value).startswith("the server ended (exit code 1), see ")
+    assert f"the {name} is not started again: 3 restarts in 10 minutes" in said
+    assert str(caught.value).startswith(f"the {name} ended (exit code 1), see ")
     assert str(caught.value).endswith("broken | broken | broken")
 
 
