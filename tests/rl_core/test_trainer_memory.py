@@ -34,7 +34,7 @@ class LocalWorkers:
     ) -> None:
         self.config = config
         self.learner = Learner(config, model_path, resume_from)
-        self.engine = AdaptiveEngine(config, resume_from or model_path, None)
+        self.engine = AdaptiveEngine(config, resume_from or model_path)
         self.engine.engine.policy_version = self.learner.steps_done
         self.failing_calls: dict[int, int] = {}
         """Of which stream, counted from 0, which MLP of the engine runs out of memory."""

@@ -42,7 +42,7 @@ def test_a_reference_that_is_cut_is_not_moved_whole(tiny_model_path):
     with torch.device("meta"):
         shape = transformers.AutoConfig.from_pretrained(tiny_model_path)
         reference = transformers.AutoModelForCausalLM.from_config(shape)
-    microbatching = Microbatching(config, reference, torch.device("cpu"), file=None)
+    microbatching = Microbatching(config, reference, torch.device("cpu"))
     models = Models(actor=reference, reference=reference, critic=None)
     ExperienceMaker(
         config,

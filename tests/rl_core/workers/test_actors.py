@@ -18,7 +18,7 @@ def own_mib():
 
 model, folder = map(Path, sys.argv[1:])
 learner = LearnerActor({}, folder / "learner.log")
-learner.load(RunConfig(), model, None, folder / "budgets.json")
+learner.load(RunConfig(), model, None)
 np.ones(2**23, np.uint8)  # freed: from now on glibc keeps blocks of such a size
 before = own_mib()
 blocks = [np.ones(2**20, np.uint8) for _ in range(600)]
