@@ -147,8 +147,8 @@ def _exact_pinned_memory() -> str:
     """
     from rl_core.system.versions import version_of
 
-    version = (version_of("torch") or "0.0").split(".")
-    knows_it = (int(version[0]), int(version[1])) >= (2, 13)
+    version = re.match(r"(\d+)\.(\d+)", version_of("torch") or "")
+    knows_it = version is not None and (int(version[1]), int(version[2])) >= (2, 13)
     return ",pinned_max_round_threshold_mb:1" if knows_it else ""
 
 

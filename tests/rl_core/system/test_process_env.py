@@ -87,6 +87,8 @@ def test_segments_grow_on_a_card_where_vllm_allows_it(monkeypatch):
     with monkeypatch.context() as patch:  # torch before 2.13 ends at a word that it does not know
         patch.setattr(versions, "version_of", {"torch": "2.11.0+cu130"}.get)
         assert allocator() == {"PYTORCH_ALLOC_CONF": grows}
+        patch.setattr(versions, "version_of", {"torch": "3.0rc1"}.get)
+        assert allocator() == {"PYTORCH_ALLOC_CONF": grows + exact}
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
     assert allocator() == {}
 
