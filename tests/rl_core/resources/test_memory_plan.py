@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from rl_core.algos import logprobs
 from rl_core.config.run import RunConfig
+from rl_core.resources import memory_plan as memory_plan_module
 from rl_core.resources.memory_need import why_not_split
 from rl_core.resources.memory_plan import (
     ModelShape,
@@ -25,6 +27,11 @@ from tests.support.solving import let_countdown_answer
 ALL, HEAD = 494_032_768, 897
 ADAPTERS = 24 * 8 * (2 * 1_792 + 2 * 1_024 + 3 * 5_760)
 """Numbers of Qwen2.5-0.5B: all, the critic's value head, and adapters of rank 8 of all layers."""
+
+
+def test_the_blocks_of_logits_that_are_planned_are_those_that_are_computed():
+    planned = memory_plan_module._LOGIT_BLOCK, memory_plan_module._CARD_LOGIT_BLOCK
+    assert planned == (4 * logprobs._BLOCK_LOGITS, 4 * logprobs._CARD_BLOCK_LOGITS)
 
 
 def test_activations_of_one_layer_by_hand():

@@ -66,6 +66,17 @@ def test_the_first_diary_within_a_factor_of_two():
     assert guessed.low < 8.99 < guessed.high
 
 
+def test_our_own_step_on_an_h200_within_a_factor_of_two():
+    """1.12 s of learning (benchmarks/README.md), most of them launches."""
+    updates = config(actor={"mini_batch_size": 16, "micro_batch_tokens": 8_192})
+    lengths = Lengths(145, 181, 361)
+    least, typical, most = (
+        step_time(QWEN_05B, updates, on("H200"), lengths, shares).learn for shares in ON_GPU
+    )
+    assert 0.5 < typical / 1.12 < 2
+    assert least < 1.12 < most
+
+
 @pytest.mark.parametrize(
     ("shape", "num_cards", "prompts", "response", "published_s"),
     [(LLAMA_8B, 1, 4, 930, 97.7), (QWEN3_32B, 4, 8, 3_076, 393.0)],
