@@ -14,12 +14,7 @@ from rl_core.algos.masking import masked_sum, whiten
 
 
 def generalized_advantages(
-    token_rewards: Tensor,
-    values: Tensor,
-    response_mask: Tensor,
-    *,
-    gamma: float,
-    gae_lambda: float,
+    token_rewards: Tensor, values: Tensor, response_mask: Tensor, *, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
     """Returns GAE advantages, not whitened, and returns (advantages + values), each float [B, T].
 

@@ -50,9 +50,7 @@ def write_manifest(
     """Writes the manifest of all files that are in the folder."""
     files = tuple(
         ManifestFile(
-            path=path.relative_to(folder).as_posix(),
-            bytes=path.stat().st_size,
-            crc32=_crc32(path),
+            path=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, crc32=_crc32(path)
         )
         for path in sorted(folder.rglob("*"))
         if path.is_file()

@@ -83,11 +83,7 @@ def prune(
 
 
 def _plan(
-    run_folder: Path,
-    *,
-    keep_last: int,
-    quota_bytes: int,
-    spare_bytes: int,
+    run_folder: Path, *, keep_last: int, quota_bytes: int, spare_bytes: int
 ) -> list[PruningDecision]:
     """Returns the decisions for what is on the disk; checkpoints leave `spare_bytes` of it free.
 

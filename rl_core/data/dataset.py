@@ -81,11 +81,10 @@ def dataset_folder(config: RunConfig) -> Path:
 
 
 def write_dataset(env: TextEnv, data: DataConfig, folder: Path) -> None:
-    """Makes both splits; the folder appears whole, or not at all.
+    """Makes both splits; the folder appears whole, or not at all, in place of one that is there.
 
-    The same settings give the same bytes on every machine with the same pyarrow. A data set that is
-    there is replaced; if the folder holds something else, or the problems cannot be had, ValueError
-    is raised.
+    The same settings give the same bytes on every machine with the same pyarrow. ValueError if the
+    folder holds something else, or the problems cannot be had.
     """
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if others := sorted(there - {f"{split}.parquet" for split in SPLITS}):
@@ -128,9 +127,8 @@ def is_ready(env: TextEnv, data: DataConfig, folder: Path) -> bool:
 def count_problems(config: RunConfig) -> int:
     """Returns how many problems there are to train on, without asking the network.
 
-    A data set that is there is counted, else what it will be made of: own files, of which doubles
-    and rows of the test split will be left out, or what the settings ask for. ValueError if a file
-    cannot be read, or leaves no row for training.
+    A data set that is there is counted, else what it will be made of, before doubles are left out.
+    ValueError if a file cannot be read, or leaves no row for training.
     """
     env, data = config.env, config.data
     if env.is_generated and not data.train_files:
@@ -151,10 +149,10 @@ def count_problems(config: RunConfig) -> int:
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Returns the problems of one split, in file order.
+    """Returns the problems of one split in file order; DatasetError if it is missing or damaged.
 
     Files of TinyZero and verl are read too: `num_solutions` is 0 and `index` the row number where
-    `extra_info` does not say. DatasetError if the file is missing, truncated, or lacks a column.
+    `extra_info` does not say.
     """
     table = read_parquet(path)
     columns = ["data_source", "prompt", "reward_model"]
@@ -309,7 +307,7 @@ def _text_bytes(array: pa.StringArray) -> memoryview:
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings under the names that a user types."""
+    """Returns settings under the names that a user types."""
     data = {
         f"data.{key}": value
         for key, value in settings.items()

@@ -70,7 +70,6 @@ def _folder_of(file: Path, root: Path) -> Path:
 
 
 def _find(path: str) -> Path:
-    """Returns the GGUF file, or the Hugging Face folder, that a path means."""
     if not path.startswith(_PREFIX):
         file = Path(path).expanduser().resolve()
         if not file.is_file():
@@ -98,7 +97,6 @@ def _find(path: str) -> Path:
 
 
 def _unpack(path: str, file: Path, folder: Path) -> None:
-    """Writes model and tokenizer of a file into an empty folder."""
     if importlib.util.find_spec("gguf") is None:
         raise ValueError(f"model.path={path} needs the package gguf: {_INSTALL}")
     facts, num_weights = _check_readable(path, file)
@@ -151,8 +149,7 @@ def _unpack(path: str, file: Path, folder: Path) -> None:
 def _check_readable(path: str, file: Path) -> tuple[dict[str, Any], int]:
     """Returns what the file says of itself, and how many weights it holds.
 
-    ValueError if the file is cut or none of GGUF's, or its architecture, its quantisation or its
-    splitting of texts is unknown to transformers.
+    ValueError if it is no whole GGUF file, or one that transformers cannot read right.
     """
     from gguf import GGUFReader, dequantize
     from transformers.integrations.gguf import read_gguf_metadata

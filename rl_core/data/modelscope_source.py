@@ -1,7 +1,6 @@
 """Stage 2: a model named on ModelScope -> its folder in ModelScope's own cache.
 
-Not the Hugging Face hub, which `prompts.py` asks. The only file that imports `modelscope_hub`, an
-extra.
+The only file that imports `modelscope_hub`, an extra.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ _LONGEST_REASON: Final = 200  # characters
 
 
 def modelscope_name(path: str) -> str | None:
-    """Returns OWNER/NAME of `modelscope:OWNER/NAME`, or None for any other model path.
+    """Returns OWNER/NAME of `modelscope:OWNER/NAME`, None for any other model path.
 
-    Raises ValueError if it is another thing than OWNER/NAME, or the package is not installed.
+    ValueError if it is no OWNER/NAME, or the package is not installed.
     """
     if not path.startswith(_PREFIX):
         return None
@@ -45,10 +44,9 @@ def modelscope_name(path: str) -> str | None:
 
 
 def fetch_from_modelscope(name: str) -> Path:
-    """Returns the folder of OWNER/NAME of ModelScope; what the local cache lacks is downloaded.
+    """Returns the folder of OWNER/NAME; what the local cache lacks is downloaded, or ValueError.
 
-    A download that broke goes on where it broke. For a whole copy the network is not asked. Raises
-    ValueError if neither the cache nor ModelScope have all of it.
+    A download that broke goes on where it broke. For a whole copy the network is not asked.
     """
     if (folder := cached_from_modelscope(name)) is not None:
         return folder

@@ -28,11 +28,10 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def resolve_model(path: str, root: Path = Path("outputs")) -> Path:
-    """Returns the folder of a model: `path` itself, or the local copy of a hub's model or a file's.
+    """Returns the folder of a model, `path` as in `model.path`, or raises ValueError.
 
-    `path` is as in `model.path`; a GGUF file is unpacked below `root`, the run's `storage.root`. A
-    model that is not in the local cache is downloaded, unless `HF_HUB_OFFLINE` is set. ValueError
-    says why there is none.
+    A GGUF file is unpacked below `root`, the run's `storage.root`. What is not in the local cache
+    is downloaded, unless `HF_HUB_OFFLINE` is set.
     """
     if (name := modelscope_name(path)) is not None:
         return fetch_from_modelscope(name)
@@ -122,8 +121,7 @@ def encode_prompt(
 def check_embedded(ids: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises ValueError if a token that a model is to read has no row in its embedding.
 
-    A model may have more rows than its tokenizer has tokens, as Qwen's do. If it has fewer, torch
-    would say that an index is out of range, and a GPU that an assertion failed.
+    A model with fewer rows than its tokenizer has tokens would fail with an index out of range.
     """
     path = Path(tokenizer.name_or_path)
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -153,10 +151,7 @@ def text_codec(
 
 
 def count_tokens(
-    prompts: Sequence[Sequence[Message]],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    chat_template: bool,
+    prompts: Sequence[Sequence[Message]], tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
 ) -> list[int]:
     """Returns how many token ids `encode_prompt` gives for each prompt, tokenized as one batch."""
     texts = [_prompt_text(messages, tokenizer, chat_template=chat_template) for messages in prompts]

@@ -1,7 +1,6 @@
 """Files that hold problems: finds them, here or on the Hugging Face hub, and reads them (stage 1).
 
-Those of `data.train_files` and its like, and a data set's own. Not what their rows mean
-(`user_files`, `envs`, `sql/checks`): only which files, bytes and records.
+Only which files, bytes and records, not what their rows mean (`user_files`, `envs`, `sql/checks`).
 """
 
 import hashlib
@@ -45,9 +44,9 @@ def find_files(
 ) -> list[Path]:
     """Returns the files that a setting names, in its order; those of a glob by name.
 
-    `names` are paths or globs of parquet or JSON lines, or data sets of the hub as
-    OWNER/NAME, of which the files of `split` are fetched unless they are in the local cache;
-    ValueError for any other. Without `from_hub` they are left out, and no network is asked.
+    `names` are paths or globs of parquet or JSON lines, or data sets of the hub as OWNER/NAME, of
+    which the files of `split` are fetched unless they are in the local cache (without `from_hub`
+    they are left out); ValueError for any other.
     """
     found: list[Path] = []
     for name in names:
@@ -93,8 +92,7 @@ def _file_digest(file: Path, _size: int, _changed_ns: int) -> str:
 def read_records(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, Record]]:
     """Yields (row, record) in file order; the row of JSON lines is the line, both count from 1.
 
-    Of a parquet file only `columns` are read, as far as it has them. ValueError names a file that
-    cannot be read, and the line.
+    Of a parquet file only `columns` are read. ValueError names what cannot be read.
     """
     with _refusing_damage(file):
         if file.suffix == ".parquet":
@@ -228,10 +226,7 @@ def _local_files(given: str, name: str) -> list[Path]:
 
 
 def _hub_files(given: str, name: str, split: str) -> list[Path]:
-    """Returns the files of one split: parquet shards, one parquet file, or JSON lines.
-
-    The network is asked only if the local cache lacks a file.
-    """
+    """Returns the files of one split: parquet shards, one parquet file, or JSON lines."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -1,7 +1,6 @@
 """Which problems a step sees: a function of the place in the data and the steps since.
 
-The place is part of a checkpoint, so a resume goes on with the problems that were not asked yet,
-whatever its batch size is.
+The place is part of a checkpoint: a resume goes on there, whatever its batch size is.
 """
 
 import json
@@ -63,8 +62,7 @@ class Place:
 class ProblemOrder:
     """All problems in a shuffled order, pass after pass; each is asked at most once in a pass.
 
-    Fewer problems than a batch, at the end of a pass, are left to the next pass' mix. `start` is
-    where the first step begins.
+    Fewer problems than a batch, at the end of a pass, are left to the next pass' mix.
     """
 
     def __init__(self, start: Place, batch_size: int) -> None:
@@ -206,10 +204,7 @@ class Curriculum:
         return chosen
 
     def observe(self, step: int, num_correct: Mapping[int, int]) -> dict[str, float]:
-        """Counts the correct responses to each problem of the step that was chosen last.
-
-        Returns the metrics `curriculum/*`.
-        """
+        """Counts the correct responses to each problem of the last step; returns `curriculum/*`."""
         before, state = self._after[step - 1], self._after[step]
         asked, solved = state.asked.copy(), state.solved.copy()
         indices = np.array(list(num_correct), dtype=np.int64)

@@ -1,6 +1,5 @@
 """The user's own problems: files of any known shape -> both splits of a data set (stage 1).
 
-Not the reading of files (`readers`), nor of rows (`envs`), nor the writing (`dataset`).
 Rows that would spoil a measurement are dropped and counted: duplicates, training rows that the test
 split holds too, problems without a solution.
 """
@@ -117,10 +116,7 @@ def first_own_problems(env: TextEnv, data: DataConfig, count: int) -> list[Probl
 
 
 def _read_splits(
-    env: TextEnv,
-    data: DataConfig,
-    files: dict[str, list[Path]],
-    left_out: Counter[str],
+    env: TextEnv, data: DataConfig, files: dict[str, list[Path]], left_out: Counter[str]
 ) -> dict[str, list[Row]]:
     """Returns the rows of each split; counts those of the train files that are not taken."""
     to_take = data.train_size if data.test_files else data.train_size + data.test_size
@@ -182,9 +178,7 @@ def _without_doubles(
 
 
 def _say_what_was_left_out(
-    rows: dict[str, list[Row]],
-    num_read: Mapping[str, int],
-    left_out: dict[str, Counter[str]],
+    rows: dict[str, list[Row]], num_read: Mapping[str, int], left_out: dict[str, Counter[str]]
 ) -> None:
     """Logs one line; raises ValueError where a split has no rows left."""
     said = []

@@ -12,14 +12,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from rl_core.envs.rows import (
-    Record,
-    Row,
-    in_conversation,
-    shown,
-    struct_of,
-    text_of,
-)
+from rl_core.envs.rows import Record, Row, in_conversation, shown, struct_of, text_of
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.text_env import TEXT_CHECKS, Question, Solved, TextEnv
 from rl_core.types import Problem, ScoredText

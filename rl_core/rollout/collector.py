@@ -157,11 +157,7 @@ def read_answers(
 
 
 def to_rollouts(
-    problems: Sequence[PromptedProblem],
-    answers: Sequence[Answer],
-    env: TextEnv,
-    *,
-    group_size: int,
+    problems: Sequence[PromptedProblem], answers: Sequence[Answer], env: TextEnv, *, group_size: int
 ) -> list[Rollout]:
     """Returns each answer beside its problem, once it is scored, its turns paid within bounds.
 

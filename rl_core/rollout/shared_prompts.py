@@ -41,11 +41,7 @@ class SharedPrompts:
 
     @classmethod
     def of(
-        cls,
-        keys: list[Tensor],
-        values: list[Tensor],
-        is_padding: Tensor,
-        prompt_of_row: list[int],
+        cls, keys: list[Tensor], values: list[Tensor], is_padding: Tensor, prompt_of_row: list[int]
     ) -> SharedPrompts:
         """Returns prompts with their responses in order; takes the fields of these names."""
         members: list[list[int]] = [[] for _ in range(len(is_padding))]

@@ -50,10 +50,7 @@ def within_bounds(turns: Sequence[Turn], score: float, *, full_score: float) -> 
 def turn_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     """Returns how often the model wrote in a response: `rollout/turns_mean` and `_max`."""
     turns = [sum(turn.is_model for turn in c.turns) or 1 for c in completions]
-    return {
-        "rollout/turns_mean": float(np.mean(turns)),
-        "rollout/turns_max": float(max(turns)),
-    }
+    return {"rollout/turns_mean": float(np.mean(turns)), "rollout/turns_max": float(max(turns))}
 
 
 @dataclass
@@ -144,11 +141,7 @@ class TurnTaking:
             asked = [dialogues[i].next_request(sampling.max_tokens) for i in positions]
 
     def _take(
-        self,
-        dialogue: _Dialogue,
-        completion: Completion,
-        max_tokens: int,
-        truth: Truth,
+        self, dialogue: _Dialogue, completion: Completion, max_tokens: int, truth: Truth
     ) -> FinishReason | None:
         """Adds a turn of the model and the env's answer; returns why it is over, if it is."""
         dialogue.completions.append(completion)

@@ -33,12 +33,7 @@ from rl_core.resources.oom_recovery import Changes, in_words
 from rl_core.runs.metrics_log import MetricsLog, utc_now
 from rl_core.runs.rollout_log import HeldOutLog, RolloutLog
 from rl_core.runs.settings_file import changed_settings, read_settings, settings_as_yaml
-from rl_core.system.atomic import (
-    is_disk_full,
-    locked,
-    refuse_foreign,
-    write_text_atomically,
-)
+from rl_core.system.atomic import is_disk_full, locked, refuse_foreign, write_text_atomically
 from rl_core.system.disk_reserve import RESERVE, demand_room, hold_reserve, write_last_words
 from rl_core.system.log_file import log_to_file
 from rl_core.system.redaction import redact

@@ -103,11 +103,7 @@ def _own_torch_state(settings: BaseModelConfig) -> Iterator[None]:
 
 
 def train_tokenizer(
-    texts: Iterable[str],
-    *,
-    vocab_size: int,
-    digits_per_token: int = 1,
-    words: Sequence[str] = (),
+    texts: Iterable[str], *, vocab_size: int, digits_per_token: int = 1, words: Sequence[str] = ()
 ) -> PreTrainedTokenizerFast:
     """Returns a tokenizer fitted to `texts`, prompts and responses; the same for the same texts.
 

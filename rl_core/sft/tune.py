@@ -80,12 +80,7 @@ class _Tuning:
     """A model and its optimizer, under the memory levers of the learner."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        model_path: Path,
-        source: SftSource,
-        pad_id: int,
-        logger: Log,
+        self, config: RunConfig, model_path: Path, source: SftSource, pad_id: int, logger: Log
     ) -> None:
         torch.manual_seed(config.sft.seed)
         self._config, self._source, self._logger = config, source, logger

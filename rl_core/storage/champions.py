@@ -24,13 +24,10 @@ _logger = logging.getLogger(__name__)
 
 
 def bring_champion(storage: StorageConfig, env: str, problems: str) -> Version | None:
-    """Brings the champion of a set of problems: its record, checkpoint and evaluation rows.
+    """Brings a champion by the digest of its test problems: record, checkpoint, evaluation rows.
 
-    `problems` is the digest of the test problems. Returns the version of the record in the store;
-    None if there is none, or no URL.
-
-    Raises:
-        StoreError: the store does not answer.
+    Returns the version of the record in the store; None if there is none, or no URL. StoreError if
+    the store does not answer.
     """
     if storage.url is None:
         return None
@@ -58,10 +55,7 @@ def promote_published(
 
     `judge` compares with the champion in the spool, and writes the new one there. If another
     machine promotes meanwhile, it is called again, with that champion. `needed` are files, relative
-    to `storage.root`, that must be in the store first.
-
-    Raises:
-        StoreError: the store does not answer; the spool's champion is the one of before.
+    to `storage.root`, that must be in the store first. On a StoreError the old champion stays.
     """
     if storage.url is None:
         return judge()
@@ -91,7 +85,6 @@ def promote_published(
 
 
 def _publish(store: ObjectStore, key: str, content: bytes, expected: Version | None) -> bool:
-    """Writes a champion's record, and says whether no other machine came first."""
     try:
         store.put_if(key, content, expected)
     except Conflict:
@@ -111,7 +104,7 @@ def _bring_contender(store: ObjectStore, spool: Spool, champion: PromotedContend
 
 
 def _wait_for(store: ObjectStore, key: str) -> None:
-    """Waits until an object is there: the mirror's thread publishes it."""
+    """Waits until an object, which the mirror's thread publishes, is there."""
     deadline = time.monotonic() + _PUBLISHED_S
     while True:
         try:

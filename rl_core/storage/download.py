@@ -1,7 +1,6 @@
 """DOWNLOAD: what the spool lacks of a run, or has older than the store, is brought down, whole.
 
-A checkpoint appears in the spool only when all of it is there; one without its manifest in the
-store is none.
+A checkpoint without its manifest in the store is none.
 """
 
 import json
@@ -46,10 +45,8 @@ def download_run(
 
     For a run that another spool wrote last. If this one has files of it that it never sent, its
     whole folder is moved to `superseded/`: nothing is lost, and nothing of it is mixed with what
-    others did since. `there` has all objects of the run, by path relative to its folder.
-
-    Raises:
-        StoreError: the store failed; what came by then is whole.
+    others did since. `there` has all objects of the run, by path relative to its folder. What came
+    before a StoreError is whole.
     """
     folder = spool.root / "runs" / run_id
     known = spool.read(run_id)
@@ -99,10 +96,7 @@ def listing_of(store: ObjectStore, run_id: str) -> dict[str, Entry]:
 
 
 def bring_folder(store: ObjectStore, root: Path, folder: str, last: str) -> None:
-    """Brings a folder that is made once (a data set, a model), unless it is here.
-
-    `last` is its file that is sent last: without it the folder is not whole.
-    """
+    """Brings a folder that is made once and whole with its file `last`, unless it is here."""
     final = root / folder
     if (final / last).exists():
         return
@@ -123,7 +117,7 @@ def bring_files(store: ObjectStore, root: Path, folder: str, wanted: Wanted) -> 
 
 
 def _fetch(store: ObjectStore, above: str, objects: Mapping[str, Entry], target: Path) -> None:
-    """Writes objects below a folder, by what their keys have after `above`, or one to a file."""
+    """Writes objects below `target` by what their keys have after `above`, or one to that file."""
     for key, entry in objects.items():
         file = target / key.removeprefix(above).lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +125,6 @@ def _fetch(store: ObjectStore, above: str, objects: Mapping[str, Entry], target:
 
 
 def _set_unsent_aside(spool: Spool, run_id: str, folder: Path, known: Agreement) -> None:
-    """Moves a run's folder away if it holds what was never sent up."""
     here = files_of(folder)
     unsent = [
         path

@@ -72,12 +72,7 @@ class Lease:
         """Whether it is not given back: a write of this process may still be on its way."""
 
     def __enter__(self) -> Lease:
-        """Takes the lease.
-
-        Raises:
-            LeaseHeldError: another machine is at work on the run.
-            StoreError: the store does not say.
-        """
+        """Takes the lease; LeaseHeldError if another machine is at work on the run."""
         held_since, seen = 0.0, None
         while True:
             found = self._store.read(self._key)

@@ -19,13 +19,7 @@ from typing import Final
 from rl_core.checkpoints.manifest import MANIFEST
 from rl_core.config.operations import StorageConfig
 from rl_core.storage.download import download_run, everything, listing_of
-from rl_core.storage.lease import (
-    USUAL,
-    Lease,
-    LeaseHeldError,
-    Timing,
-    is_written_elsewhere,
-)
+from rl_core.storage.lease import USUAL, Lease, LeaseHeldError, Timing, is_written_elsewhere
 from rl_core.storage.object_store import Entry, ObjectStore, StoreError
 from rl_core.storage.spool import CHECKPOINTS, Agreed, Spool, Stat, checkpoint_of, files_of
 from rl_core.system.words import disk_size
@@ -82,10 +76,8 @@ class Upload:
     def send(self, *, everything: bool = False) -> int:
         """Sends what changed, deletes what is gone, and returns how many objects that were.
 
-        `everything`: also large files that were sent a moment ago.
-
-        Raises:
-            StoreError: the store failed; what was done by then is noted.
+        With `everything` also large files that were sent a moment ago. Before a StoreError it notes
+        what was done.
         """
         here = files_of(self.folder)
         changed = self._changed(here)
@@ -199,10 +191,7 @@ class Mirror:
         self._thread.start()
 
     def end(self, wait_s: float) -> None:
-        """Publishes the rest, for so long at most.
-
-        What is missing then is logged, and sent by the next start here.
-        """
+        """Publishes the rest within `wait_s`; the next start here sends what is missing then."""
         self._ending.set()
         self._thread.join(wait_s)
         self._giving_up.set()

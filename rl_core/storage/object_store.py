@@ -78,7 +78,7 @@ class ObjectStore:
     def put(self, key: str, content: bytes | Path) -> str | None:
         """Writes an object whole or not at all, whatever was there, and returns its e-tag.
 
-        A file is read part by part; a FileNotFoundError says that it is gone.
+        A file is read part by part.
         """
         source = content.open("rb") if isinstance(content, Path) else BytesIO(content)
         with source, _in_words(self.url):
@@ -92,7 +92,6 @@ class ObjectStore:
 
         Raises:
             Conflict: it is another one. Where a reply was lost, that may be the one just written.
-            StoreError: it is not known to be done.
         """
         mode: Any = "create" if expected is None else expected
         with _in_words(self.url):
@@ -108,12 +107,7 @@ class ObjectStore:
             return None
 
     def download(self, key: str, entry: Entry, target: Path) -> None:
-        """Writes an object to a file.
-
-        Raises:
-            Conflict: it is no longer the one that was listed.
-            FileNotFoundError: it is gone.
-        """
+        """Writes an object to a file; Conflict or FileNotFoundError if it is not the listed one."""
         with target.open("wb") as file:
             for start in range(0, entry.size, _READ_BYTES):
                 options: Any = {"range": (start, min(start + _READ_BYTES, entry.size))}
@@ -157,10 +151,7 @@ def why_unusable(url: str) -> tuple[str, str] | None:
 
 @contextmanager
 def _in_words(url: str, *, may_be_missing: bool = False) -> Iterator[None]:
-    """Turns obstore's errors into ours, one line each.
-
-    With `may_be_missing` an object that is not there is a FileNotFoundError.
-    """
+    """Turns obstore's errors into ours, one line each, but for an object that `may_be_missing`."""
     from obstore import exceptions
 
     try:

@@ -106,8 +106,8 @@ class Spool:
 def files_of(folder: Path) -> dict[str, Stat]:
     """Returns the files of a run that are to be published, by path relative to its folder.
 
-    Not those that begin with a dot (locks, temporaries, the reserve), and no links. Checkpoints are
-    looked at first: logs that are found after them hold their steps.
+    No links, locks, temporaries or reserve (which begin with a dot). Checkpoints are looked at
+    first: logs that are found after them hold their steps.
     """
     checkpoints, found = checkpoints_folder(folder), dict[str, Stat]()
     for top in (checkpoints, folder):

@@ -25,22 +25,22 @@ _UMASK = re.compile(r"^Umask:\t(\d+)$", re.MULTILINE)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Writes a UTF-8 file, or leaves what was there before; see `new_file`."""
+    """Writes a UTF-8 file as `new_file` does."""
     write_bytes_atomically(path, text.encode())
 
 
 def write_bytes_atomically(path: Path, data: bytes) -> None:
-    """Writes a file, or leaves what was there before; see `new_file`."""
+    """Writes a file as `new_file` does."""
     with new_file(path) as temporary:
         temporary.write_bytes(data)
 
 
 @contextmanager
 def new_file(final: Path) -> Iterator[Path]:
-    """Yields a temporary sibling path to write; at the end it is fsynced and becomes `final`.
+    """Yields a temporary sibling path to write; at the end it is fsynced and replaces `final`.
 
-    A file that exists is replaced in one step. On any exception the temporary vanishes and the old
-    file stands. Parent folders are made; the umask decides who may read the file.
+    On any exception the temporary vanishes and the old file stands. Parent folders are made; the
+    umask decides who may read the file.
     """
     temporary = _temporary_sibling(final)
     try:
@@ -57,10 +57,9 @@ def new_file(final: Path) -> Iterator[Path]:
 def new_folder(final: Path) -> Iterator[Path]:
     """Yields an empty temporary sibling folder to fill; at the end it becomes `final`.
 
-    Each of its files and folders is fsynced first. On any exception the temporary vanishes and what
-    was at `final` stands. Folders cannot be exchanged in one portable step: an existing `final` is
-    moved aside first, so for an instant neither is there, but never half of one. Parent folders are
-    made.
+    Each of its files and folders is fsynced first. On any exception it vanishes and what was at
+    `final` stands. Folders cannot be exchanged in one portable step: an existing `final` is moved
+    aside first, so for an instant neither is there, but never half of one. Parent folders are made.
     """
     temporary = _temporary_sibling(final)
     try:
@@ -95,7 +94,7 @@ def remove_folder(folder: Path) -> None:
 def sweep_leftovers(folder: Path) -> list[str]:
     """Deletes what dead writers left directly in a folder, and returns the names.
 
-    Only for the one process that may write there at the time (it holds a lock, for example).
+    Nobody else may be writing there.
     """
     prefixes = (TEMPORARY_PREFIX, TRASH_PREFIX)
     leftovers = sorted(path for path in folder.glob(".*") if path.name.startswith(prefixes))
@@ -121,10 +120,7 @@ def replace_symlink(link: Path, target: str) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds a folder's lock (a file in it): one process at a time; another holder is waited for.
-
-    The kernel frees the lock of a process that dies. The folder is made.
-    """
+    """Holds the lock of a folder, which is made; a living process that has it is waited for."""
     folder.mkdir(parents=True, exist_ok=True)
     with closed_after(open_no_link(folder / ".lock", os.O_WRONLY)) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -133,16 +129,11 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Keeps a folder's content where it is within the block; many may read at a time.
+    """Keeps a folder's content where it is within the block; FileNotFoundError if it is gone.
 
-    A process that removes or rearranges it must be `alone_in` it first. The lock is on the folder
-    itself, so that reading needs no right to write, and vanishes with its process.
-
-    Args:
-        folder: a symlink is followed once: what it points to stays, wherever it points later.
-
-    Raises:
-        FileNotFoundError: there is none, or it was removed a moment ago.
+    Many may read at a time; a process that removes or rearranges it must be `alone_in` it first.
+    The lock is on the folder itself, so that reading needs no right to write, and vanishes with its
+    process. A symlink is followed once: what it points to stays, wherever it points later.
     """
     folder = folder.resolve()
     with closed_after(os.open(folder, os.O_RDONLY | os.O_DIRECTORY)) as descriptor:
@@ -156,7 +147,7 @@ def reading(folder: Path) -> Iterator[None]:
 def alone_in(folder: Path, *, wait: bool) -> Iterator[bool]:
     """Yields whether nobody is `reading` an existing folder, which then holds for the block.
 
-    With `wait` it waits for readers to leave; otherwise the answer may be False.
+    With `wait` it waits for readers to leave.
     """
     with closed_after(os.open(folder, os.O_RDONLY | os.O_DIRECTORY)) as descriptor:
         try:
@@ -168,10 +159,9 @@ def alone_in(folder: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
-    """Appends a whole line, with its line feed, or nothing, in one write; `durable`: to the disk.
+    """Appends a whole line, with its line feed, in one write; `durable`: to the disk.
 
-    Raises:
-        OSError: the disk is full or fails, or the file is not ours; it is as it was.
+    On an OSError (the disk is full or fails, or the file is not ours) the file is as it was.
     """
     with closed_after(open_own(path, os.O_WRONLY | os.O_APPEND)) as descriptor:
         size = os.fstat(descriptor).st_size
@@ -188,8 +178,7 @@ def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
 def open_no_link(path: Path, flags: int) -> int:
     """Opens a file, made if missing, and returns its descriptor.
 
-    Raises:
-        PermissionError: it is a link, which may lead to another file of ours, or no plain file.
+    PermissionError if it is a link, which may lead to another file of ours, or no plain file.
     """
     flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -214,10 +203,9 @@ def closed_after(descriptor: int) -> Iterator[int]:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Opens a file that only we write, and returns its descriptor; see `open_no_link`.
+    """Opens a file as `open_no_link` does.
 
-    Raises:
-        PermissionError: it is a link, or belongs neither to us nor to its folder's owner.
+    PermissionError also if it belongs neither to us nor to its folder's owner.
     """
     descriptor = open_no_link(path, flags)
     owner = os.fstat(descriptor).st_uid
@@ -235,7 +223,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Says whether an error is that of a full disk or a used-up quota."""
+    """Says whether it is the error of a full disk or a used-up quota."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -243,8 +231,8 @@ def is_disk_full(error: BaseException) -> bool:
 def disk_full_as_os_error(folder: Path) -> Iterator[None]:
     """Turns what libraries raise on a full disk into the OSError that it is.
 
-    safetensors raises its own type with the system's message, torch.save a RuntimeError about file
-    positions that does not mention the disk: there the free space tells.
+    safetensors raises its own type with the system's message, torch.save a RuntimeError that does
+    not mention the disk: there the free space tells.
     """
     try:
         yield
@@ -260,7 +248,6 @@ def disk_full_as_os_error(folder: Path) -> Iterator[None]:
 
 
 def _temporary_sibling(final: Path) -> Path:
-    """Returns an unused hidden path beside `final`, whose folder is made."""
     final.parent.mkdir(parents=True, exist_ok=True)
     return final.with_name(f"{TEMPORARY_PREFIX}{final.name}-{secrets.token_hex(4)}")
 
@@ -293,6 +280,5 @@ def _make_durable(path: Path, mode: int) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Flushes a file's or a folder's own data to the disk."""
     with closed_after(os.open(path, os.O_RDONLY)) as descriptor:
         os.fsync(descriptor)

@@ -44,8 +44,7 @@ class CardFigures:
     link_gb_s: float
     """10^9 bytes per second that it sends to others of its machine: NVLink, else 16 lanes of PCIe.
 
-    Half of a sheet's NVLink figure, which adds up both directions; bridges between pairs of cards
-    are not counted.
+    Half of a sheet's NVLink figure, which adds up both directions; no bridges between pairs.
     """
 
     def flops(self, dtype: str) -> float:
@@ -67,10 +66,8 @@ CARDS: Final = tuple(_read_cards())
 def find_card(name: str, memory_gib: float | None = None) -> CardFigures | None:
     """Returns the card of a name as torch, nvidia-smi or a person writes it, None if unknown.
 
-    Args:
-        name: `NVIDIA A100-SXM4-80GB`, `a100 80`, `RTX 4090`, `4090`, ...; a laptop's card, which
-            has the name of another, is unknown.
-        memory_gib: of the device; it decides between cards of one name.
+    `NVIDIA A100-SXM4-80GB`, `a100 80`, `4090`, ...; a laptop's card, which has the name of another,
+    is unknown. The device's `memory_gib` decides between cards of one name.
     """
     found = _namesakes(name)
     said = _MEMORY.search(name.lower())

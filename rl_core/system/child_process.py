@@ -45,10 +45,9 @@ class Channel:
             self.socket.sendall(line)
 
     def receive(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """Returns the next message.
+        """Returns the next message; what came of it before a TimeoutError is kept.
 
         Raises:
-            TimeoutError: it did not arrive in time; a part of it is kept for the next call.
             EOFError: the other end is closed, or its process dead.
             ValueError: that was no message.
         """
@@ -75,15 +74,8 @@ class Channel:
 class Child(Channel):
     """The parent's end, and the process, in a session of its own: Ctrl-C is only for us.
 
-    Args:
-        module: what it runs; it calls `channel_to_parent`.
-        arguments: in its `sys.argv`, which everybody on the machine can read: no secrets.
-        output: where it prints to.
-        needs: whose credentials it gets; by default it gets none of ours.
-        environment: variables besides ours.
-
-    Raises:
-        OSError: the system has no process left.
+    `module` calls `channel_to_parent`. Everybody on the machine can read `arguments`: no secrets.
+    The child has none of our credentials but those of `needs`. OSError if there is no process left.
     """
 
     def __init__(

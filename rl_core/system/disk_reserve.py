@@ -17,11 +17,7 @@ RESERVE_BYTES: Final = 8 * 2**20
 
 
 def hold_reserve(run_folder: Path) -> bool:
-    """Takes the reserve if the disk has room for it, and says whether it is held.
-
-    Raises:
-        PermissionError: it is a link or another user's file.
-    """
+    """Takes the reserve if the disk has room for it, and says whether it is held."""
     path = run_folder / RESERVE
     was_released = path.exists()
     try:
@@ -53,11 +49,7 @@ def demand_room(run_folder: Path) -> None:
 
 
 def write_last_words(run_folder: Path, write: Callable[[], None]) -> None:
-    """Calls `write`; if the disk is full, gives up the reserve and calls it again.
-
-    Raises:
-        OSError: it failed all the same, or there was no reserve.
-    """
+    """Calls `write`; if the disk is full, gives up the reserve, if any, and calls it again."""
     try:
         write()
     except OSError as error:
@@ -67,10 +59,7 @@ def write_last_words(run_folder: Path, write: Callable[[], None]) -> None:
 
 
 def _release(path: Path) -> bool:
-    """Frees the reserve's blocks, and says whether there were any.
-
-    The file stays, empty: the next large write sees that it must take the reserve back.
-    """
+    """Frees the reserve's blocks, and says whether there were any; its empty file stays."""
     if not path.exists():
         return False
     try:

@@ -51,11 +51,7 @@ class _LineByLine(logging.Handler):
 
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
-    """Appends what our loggers and Prefect's run loggers write, from INFO up, to a file of ours.
-
-    Raises:
-        PermissionError: it is a link or another user's file.
-    """
+    """Appends what our loggers and Prefect's run loggers write, from INFO up; see `open_own`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.close(open_own(path, os.O_WRONLY))
@@ -72,10 +68,7 @@ def log_to_file(path: Path) -> Iterator[None]:
 def listening(
     handler: logging.Handler, names: Sequence[str] = (*OUR_LOGGERS, *PREFECTS_RUN_LOGGERS)
 ) -> Iterator[None]:
-    """Gives loggers a handler within the block.
-
-    Loggers without a level of their own get INFO meanwhile: otherwise the root's WARNING holds.
-    """
+    """Gives loggers a handler within the block, and those without a level of their own INFO."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

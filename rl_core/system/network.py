@@ -46,10 +46,7 @@ def listen_at(host: str) -> tuple[int, int]:
 
 
 def why_unreachable(url: str) -> str | None:
-    """Returns why nothing accepts a connection at `url`, or None.
-
-    If the environment names a proxy for it, the proxy is asked.
-    """
+    """Returns why nothing accepts a connection at `url`, or at its proxy; None if it does."""
     wanted = urlsplit(url)
     host = f"{wanted.hostname}:{wanted.port or _PORTS.get(wanted.scheme, 443)}"
     proxy = None if proxy_bypass(host) else getproxies().get(wanted.scheme)

@@ -35,10 +35,7 @@ _DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings on a CPU are twenty lines that ask for nothing
     "WANDB_SILENT": "true",
 }
-_ENGINE = {
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-}
+_ENGINE = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 _CPU_ONLY = {
     "TORCH_COMPILE_DISABLE": "1",
     # vLLM would give each process of a split engine a memory node of its own, or refuse.
@@ -106,10 +103,7 @@ def credentials_for(*needs: Need, names: Collection[str] = ()) -> dict[str, str]
 
 
 def borrow(credentials: Mapping[str, str]) -> None:
-    """Keeps credentials for children of this process, out of its own environment.
-
-    Nothing else that it starts, and no reader of its environment, sees them.
-    """
+    """Keeps credentials for children of this process only, out of its own environment."""
     _lent.update(credentials)
 
 
@@ -118,12 +112,9 @@ def process_environment(
 ) -> dict[str, str]:
     """Returns the variables of one process that runs torch or vLLM, besides the defaults.
 
-    Args:
-        num_threads: OpenMP threads.
-        on_gpu: whether the process computes on a GPU; torch.compile is switched off on CPUs only.
-        offline: whether Hugging Face libraries may not reach the hub (the model is a local folder).
-        sleeps: whether it holds a vLLM engine that gives its memory back: torch refuses its memory
-            pool beside segments that grow (pytorch/pytorch#147851).
+    `offline`: Hugging Face libraries may not reach the hub (the model is a local folder). `sleeps`:
+    the process holds a vLLM engine that gives its memory back: torch refuses its memory pool beside
+    segments that grow (pytorch/pytorch#147851).
     """
     variables = {
         **_ENGINE,
@@ -163,7 +154,6 @@ def hide_cuda_only_packages() -> None:
     """Hides CUDA builds of torchvision and the like from transformers and vLLM beside torch+cpu.
 
     torchvision has no CPU build for this torch: a CUDA build beside torch+cpu breaks `import vllm`.
-    Versions are read without importing anything, so this costs nothing where torch is not needed.
     """
     from rl_core.system.versions import version_of  # not at the start of every command: it is slow
 

@@ -118,8 +118,8 @@ def _catches(pid: int, number: signal.Signals) -> bool:
 def session_folder() -> Iterator[Path]:
     """Yields an empty temporary folder with a short path; the next start removes it at the latest.
 
-    No other user can enter it. Processes that start within the block carry the mark written into
-    it, so that `sweep_sessions` can find them.
+    No other user can enter it. Processes that start within the block carry the mark in it, by which
+    `sweep_sessions` finds them.
     """
     sweep_sessions()
     before = os.environ.get(PROCESS_GROUP)

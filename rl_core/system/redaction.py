@@ -37,10 +37,7 @@ _FORMS: Final = tuple(
             r"(?i)\b((?:account|shared(?:access)?)(?:key|signature)|password|pwd)=[^;&\s'\"\\]+",
             rf"\1={_BLOT}",
         ),
-        (
-            r"(?i)(\bauthorization['\"]?\s?[:=]\s?['\"]?(?:\w{1,20} )?)[^\s'\"\\]+",
-            rf"\1{_BLOT}",
-        ),
+        (r"(?i)(\bauthorization['\"]?\s?[:=]\s?['\"]?(?:\w{1,20} )?)[^\s'\"\\]+", rf"\1{_BLOT}"),
         (r"(?i)\b(bearer )(?=[^\s'\"]{0,99}\d)[^\s'\"\\]{16,}", rf"\1{_BLOT}"),
         (r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA)[\w-]{16,}", _BLOT),
         (r"\beyJ[\w-]{8,500}\.eyJ[\w-]{8,4000}\.[\w-]*", _BLOT),
@@ -74,8 +71,8 @@ def is_secret(name: str, value: str) -> bool:
 def redact(text: str) -> str:
     """Returns the text without credentials.
 
-    Blotted out are user and password of URLs, signatures in their queries, what has the form of a
-    provider's token, and the value of every environment variable whose name is a secret's.
+    These are user and password of URLs, signatures in their queries, what has the form of a
+    provider's token, and the values of environment variables whose name is a secret's.
     """
     for secret in _secrets():
         text = text.replace(secret, _BLOT)
@@ -102,10 +99,8 @@ def redact_all(value: Any) -> Any:
 def redacting_errors() -> Iterator[None]:
     """Takes credentials out of the errors of a block; all tasks have it as their decorator.
 
-    Prefect keeps an error's text in its logs, as the state of the run, and as its result.
-
-    Raises:
-        RuntimeError: in place of an error that cannot be changed; a ValueError for a ValueError.
+    Prefect keeps an error's text in its logs, as the state of the run, and as its result. An error
+    that cannot be changed becomes a RuntimeError, or a ValueError if it was one.
     """
     try:
         yield

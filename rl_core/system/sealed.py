@@ -56,11 +56,9 @@ class TooSlow(Exception):  # noqa: N818  # no error of ours
 
 
 def sealed(call: Callable[[], float], *, cpu_s: float) -> float:
-    """Returns what a call returns; 0 where it raises.
+    """Returns what a call returns; 0 where it raises. What it changes in memory is forgotten.
 
-    Args:
-        call: reads what it needs from memory; what it changes there is forgotten.
-        cpu_s: CPU seconds that it may take, so that a busy machine changes no score.
+    `cpu_s` are CPU seconds that it may take, so that a busy machine changes no score.
 
     Raises:
         TooSlow: it took longer.
@@ -141,8 +139,8 @@ def stay_among_own(*, compute_only: bool = False) -> bool:
 
     It can then neither read their memory or environment nor send them signals; with `compute_only`
     it may not run a program, change a file or use TCP either. Returns whether the kernel does all
-    of that (Linux 6.12). An older one with Landlock (5.13) allows signals, before 6.7 also TCP;
-    without Landlock all stays allowed.
+    of that (Linux 6.12). An older Landlock (5.13) allows signals, before 6.7 also TCP; without
+    Landlock all stays allowed.
     """
     if sys.platform != "linux":
         return False

@@ -39,7 +39,7 @@ def made_with() -> dict[str, str]:
 
 
 def version_of(package: str) -> str | None:
-    """Returns the version of an installed package, None where it is not installed."""
+    """Returns the version of an installed package, or None."""
     try:
         return version(package)
     except PackageNotFoundError:

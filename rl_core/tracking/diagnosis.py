@@ -103,10 +103,7 @@ def diagnose(
     """
     series = _Series(rows)
     known = dict(leaves(config.model_dump(mode="json") if config else settings or {}))
-    found = [
-        _nearly_full_card(series, config),
-        *(rule(series) for rule in _RULES),
-    ]
+    found = [_nearly_full_card(series, config), *(rule(series) for rule in _RULES)]
     return [_without_what_is_set(one, known) for one in found if one is not None]
 
 

@@ -1,6 +1,6 @@
 """What runs inside the Ray actors: one learner, or one rollout engine, per process.
 
-Plain classes. Nothing heavy is imported before the process's environment is set.
+Nothing heavy is imported before the process's environment is set.
 """
 
 from __future__ import annotations
@@ -26,12 +26,7 @@ from rl_core.system.atomic import is_disk_full, open_own
 from rl_core.system.log_file import RedactingFormatter
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 from rl_core.system.process_group import dump_stacks_on_request
-from rl_core.types import (
-    Completion,
-    GenerationRequest,
-    Rollout,
-    SamplingSettings,
-)
+from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +46,8 @@ PAD_ID = 0
 def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
     """Sets this process's environment and sends its output, and what we log, to `log_file`.
 
-    The file descriptors are replaced, for C++ libraries and crash dumps write there. A disk without
-    room costs what is written, not the process.
+    The file descriptors are replaced, for C++ libraries and crash dumps write there. A full disk
+    costs what is written, not the process.
     """
     os.environ.update(environment)
     apply_defaults()
@@ -226,10 +221,7 @@ class RolloutActor:
         weights: Path | Mapping[str, torch.Tensor] | None,
         policy_version: int,
     ) -> None:
-        """Builds the engine named by `rollout.engine`, from a folder that outlives the run.
-
-        With the weights of that folder, or those of `set_weights`.
-        """
+        """Builds the engine from a folder that outlives the run, with its weights or `weights`."""
         with out_of_memory_as("load_engine"):
             from rl_core.rollout.adaptive_engine import AdaptiveEngine
 

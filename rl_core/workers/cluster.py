@@ -1,7 +1,6 @@
 """The processes of a run, seen from the trainer loop: the learner's ranks are all asked the same.
 
-The driver holds no tensors: it sends requests and rollouts, and orders who talks to whom. What runs
-in each process: actors.py. What ranks say to each other: learner/ranks.py.
+The driver holds no tensors: it sends requests and rollouts, and orders who talks to whom.
 """
 
 from __future__ import annotations
@@ -20,12 +19,7 @@ from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory, RankLost, WorkerDied
 from rl_core.resources.memory_need import why_not_split
 from rl_core.resources.memory_plan import ModelShape
-from rl_core.resources.placement import (
-    LEARNER,
-    learner_name,
-    loading_queues,
-    shares_a_card,
-)
+from rl_core.resources.placement import LEARNER, learner_name, loading_queues, shares_a_card
 from rl_core.resources.token_budgets import merge_metrics
 from rl_core.system.atomic import reading
 from rl_core.system.process_env import process_environment
@@ -41,10 +35,7 @@ _NEWS_S: Final = 10.0
 
 
 class Workers:
-    """The learner and the rollout engines of one run; made by `Workers.start`.
-
-    The learner is one process, or several ranks that hold a share of the weights each.
-    """
+    """The learner (one process, or ranks with a share of the weights each) and the engines."""
 
     def __init__(
         self,
@@ -195,11 +186,10 @@ class Workers:
             self._result(name, part)
 
     def _together(self, pending: Any) -> list[Any]:
-        """Waits for what each rank was asked; raises as soon as one has failed.
+        """Waits for references, one per rank in their order; raises as soon as a rank has failed.
 
         Ranks that wait for one that has failed may never end. If it is gone they say so before Ray
-        does: then it is waited for, a little, so that what is raised names the cause. `pending` are
-        references, one per rank in their order, made while they are read.
+        does: then it is waited for, a little, so that what is raised names the cause.
         """
         futures = {ref.future(): name for ref, name in zip(pending, self.ranks, strict=True)}
         wait(futures, return_when=FIRST_EXCEPTION)

@@ -3,8 +3,6 @@
 An engine's death costs only its own work: others answer what it had not, and it is started again
 meanwhile, or when Ray has room for it. Every sample has a seed of its own, so the responses are
 those that they would have been.
-
-Not here: what runs in an engine's process (actors.py).
 """
 
 import itertools
@@ -95,21 +93,14 @@ class Engines:
         return loaded
 
     def start_again(self, name: str, death: WorkerDied) -> Future[Any]:
-        """Puts a new process in place of one that died while it loaded, and has it load.
-
-        Raises:
-            WorkerDied: it is no engine, or has died too often.
-        """
+        """Replaces a process that died while it loaded; raises its death if it is no engine."""
         if name not in self._engines:
             raise death
         self._replace(self._engines[name], death)
         return self._engines[name].starting[0]
 
     def stream(
-        self,
-        requests: Sequence[GenerationRequest],
-        sampling: SamplingSettings,
-        phase: str = "gen",
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str = "gen"
     ) -> Iterator[tuple[int, Completion]]:
         """Yields completions of all engines with their requests' positions, soon after each ended.
 
@@ -170,10 +161,7 @@ class Engines:
         return completions
 
     def end_step(self) -> dict[str, float]:
-        """Returns the engines' metrics since the last call.
-
-        Those of memory, see `AdaptiveEngine`, and `rollout/engine_restarts`: how often one died.
-        """
+        """Returns metrics since the last call: `AdaptiveEngine`'s, and how often an engine died."""
         loaded = self._loaded()
         answers = self._ask_each(loaded, lambda actor: actor.end_step.remote())
         for engine in loaded:
@@ -184,9 +172,9 @@ class Engines:
         return merge_metrics(answers) | {"rollout/engine_restarts": num_deaths}
 
     def release_weights(self) -> None:
-        """Frees in Ray what `set_weights` replaces next: else old and new would both be there.
+        """Frees in Ray what `set_weights` replaces next, unless an engine that starts needs it.
 
-        Not where an engine starts and asks for them meanwhile.
+        Otherwise old and new would both be there.
         """
         self._ask_each(self._loaded(), lambda actor: actor.release_weights.remote())
         if len(self._loaded()) == len(self._engines):
@@ -283,8 +271,7 @@ class Engines:
     def _replace(self, engine: EngineProcess, death: WorkerDied) -> None:
         """Starts a new process in place of a dead one, unless that was done, with current weights.
 
-        Raises:
-            WorkerDied: it was not this process that died, or it has died too often.
+        WorkerDied if it was not this process that died, or it has died too often.
         """
         name = engine.name
         if self._engines[name] is not engine:

@@ -56,12 +56,9 @@ def own_node() -> str:
 
 
 def check_nodes(nodes: Iterable[str], folders: Iterable[Path]) -> None:
-    """Asks other machines, by Ray's ids, of which each must see some folders of this run.
+    """Raises ValueError if a machine, by Ray's ids, lacks our version or does not see a folder.
 
     A folder with a model is known by its config.json.
-
-    Raises:
-        ValueError: one has another version of this project, or none, or does not see a folder.
     """
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     own = software()

@@ -41,10 +41,8 @@ _CALL: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 def address_of_auto() -> str | None:
     """Returns what ray_address=auto means here; None: this user has called no `ray start` here.
 
-    Ray itself would take the note of any user, and the address of any Ray that it sees running.
-
-    Raises:
-        ValueError: the note is another user's.
+    Ray itself would take the note of any user, and the address of any Ray that it sees running: a
+    ValueError refuses another user's note.
     """
     if named := os.environ.get("RAY_ADDRESS"):
         return named
@@ -96,10 +94,7 @@ def _set_variables(values: Mapping[str, str | None]) -> None:
 
 
 def reread_settings() -> None:
-    """Makes Ray read its settings and its token again; it read them when it was imported.
-
-    Ray must not be connected.
-    """
+    """Makes an unconnected Ray read its settings and its token again, as when it was imported."""
     import ray
 
     ray._raylet.Config.initialize("")
@@ -107,11 +102,7 @@ def reread_settings() -> None:
 
 
 def send_token(address: str) -> None:
-    """Makes Ray send the token of the environment to a cluster that asks for one.
-
-    Raises:
-        ValueError: as `mode_for`.
-    """
+    """Makes Ray send the environment's token to a cluster that asks for one; see `mode_for`."""
     if (mode := mode_for(address)) is not None:
         os.environ[_MODE] = mode
         reread_settings()

@@ -1,8 +1,7 @@
 """Room on Ray's machines for all processes of a run, reserved before any of them starts.
 
 All of it or nothing: else Ray would start what fits, and wait for the rest for ever. A process that
-dies leaves its place to its successor; where its machine is gone too, Ray gives it another as soon
-as it has one.
+dies leaves its place to its successor, if need be on another machine that Ray gets.
 """
 
 import time
@@ -15,13 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import RAY, WorkerDied
-from rl_core.resources.placement import (
-    asked_of_ray,
-    in_words,
-    lacking,
-    shares_a_card,
-    too_little,
-)
+from rl_core.resources.placement import asked_of_ray, in_words, lacking, shares_a_card, too_little
 
 _ROOM_WITHIN_S: Final = 60.0
 """For what others hold: a run before this one may be on its way out."""
@@ -31,9 +24,7 @@ _POLL_S: Final = 0.05
 
 
 class Reservation:
-    """A place for each process of a run.
-
-    `report` is called with a sentence that says what is waited for.
+    """A place for each process of a run; `report` gets a sentence on what is waited for.
 
     Raises:
         ValueError: no machine could ever hold some of it, and none that is gone came back.

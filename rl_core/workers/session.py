@@ -156,7 +156,7 @@ def why_not_started(error: Exception, session: Path, keep_in: Path | None) -> st
     """Returns in one line why Ray did not start, with the last that its processes said.
 
     Ray's messages name logs in its session's folder, which is deleted when the start has failed.
-    With `keep_in` they are copied there, and the line names it; else they are lost.
+    With `keep_in` they are copied there, and the line names it.
     """
     logs = session / "session_latest" / "logs"
     reason = in_one_line(first_line(error))
@@ -194,7 +194,7 @@ class Results:
         self._log_folder = log_folder
 
     def __call__(self, name: str, pending: Future[Any]) -> Any:
-        """Returns a result of a worker by its name.
+        """Returns a worker's result, or raises what it raised, in our words.
 
         Through a future, because inside `ray.get` an exception raised by a signal handler is lost
         or replaced: Prefect's cancellation, for one.

@@ -17,15 +17,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_v
 
 from rl_core.envs.countdown.scoring import score_response
 from rl_core.envs.countdown.traces import FEWEST, MOST, write_trace
-from rl_core.envs.rows import (
-    LEAD_IN,
-    Record,
-    Row,
-    in_conversation,
-    own_prompt,
-    shown,
-    struct_of,
-)
+from rl_core.envs.rows import LEAD_IN, Record, Row, in_conversation, own_prompt, shown, struct_of
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.text_env import Question, Solved, TextEnv
 from rl_core.types import Message, Problem, ScoredText
