@@ -75,10 +75,10 @@ class TrainBatch:
         return torch.empty_like(groups).scatter_(0, prompt_of_row, rows), prompt_of_row
 
     def predictor_index(self) -> Tensor:
-        """Returns where, in the flattened [B * L], the predictors of the response tokens stand.
+        """Returns the places in the flattened [B * L] of the N response tokens' predictors, int64.
 
         The state before a token predicts it (and has its value), so the first stands at the last
-        token of the prompt. int64 [N], N being the number of response tokens, row after row.
+        token of the prompt.
         """
         rows, columns = self.response_mask.nonzero(as_tuple=True)
         return rows * self.input_ids.shape[1] + self.prompt_lengths[rows] - 1 + columns
@@ -124,10 +124,7 @@ class TrainBatch:
 
 
 def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
-    """Returns the rollouts as one batch, in their order, on the CPU; nothing depends on `pad_id`.
-
-    Each has a prompt and a response, and those of a group have one prompt.
-    """
+    """Returns the rollouts as one batch in their order, on the CPU; nothing depends on `pad_id`."""
     prompts: dict[int, tuple[int, ...]] = {}
     for rollout in rollouts:
         assert rollout.prompt_ids, f"problem {rollout.problem.index} has no prompt"
@@ -245,7 +242,7 @@ def padded_tokens(batch: TrainBatch, rows: Tensor, *, share_prompts: bool) -> in
 def mini_batches(group_ids: Tensor, num_groups: int) -> list[Tensor]:
     """Returns rows (int64 [b] each, ascending) of mini-batches of whole groups, in their order.
 
-    The rows of a group need not be neighbours; the last mini-batch may hold fewer groups.
+    The last mini-batch may hold fewer groups.
     """
     seen: dict[int, int] = {}
     places = [seen.setdefault(group, len(seen)) for group in group_ids.tolist()]
@@ -259,8 +256,7 @@ def mini_batches(group_ids: Tensor, num_groups: int) -> list[Tensor]:
 def balanced_rows(batch: TrainBatch, num_parts: int) -> list[Tensor]:
     """Returns rows (int64 [b] each, ascending) of parts of whole groups, with like many tokens.
 
-    The longest group goes to the part with the fewest tokens so far, then the next (LPT). There are
-    at least as many groups as parts.
+    The longest group goes to the part with the fewest tokens so far, then the next (LPT).
     """
     tokens: dict[int, int] = {}
     for group, length in zip(batch.group_ids.tolist(), batch.lengths.tolist(), strict=True):

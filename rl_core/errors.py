@@ -70,9 +70,8 @@ class Stalled(RuntimeError):  # noqa: N818  # as OutOfMemory
 def out_of_memory_as(phase: str) -> Iterator[None]:
     """Turns any library's out-of-memory error within the block into `OutOfMemory(phase)`.
 
-    torch has an exception of its own on a card and a bare RuntimeError on the CPU, vLLM a
-    ValueError, Python a MemoryError. They are told by name and message, so that this module loads
-    none of these libraries.
+    torch raises a RuntimeError on the CPU, vLLM a ValueError, Python a MemoryError: they are told
+    by name and message, so that this module loads none of these libraries.
     """
     try:
         yield

@@ -1,7 +1,6 @@
 """One evaluation: the test problems of a data set, asked of any model.
 
-Rows are kept by all that they depend on, so that nothing is asked twice. Not here: which models
-else a run asks, and where it keeps their rows (`tasks/evaluate.py`, `rl_core/evaluation/files.py`).
+Rows are kept by all that they depend on, so that nothing is asked twice.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ Rows = list[dict[str, Any]]
 class Evaluator:
     """Asks models the test problems of one data set, under the settings of one run.
 
-    A model's rows are kept under `<storage.root>/evaluations`, by a digest of all that they depend
-    on: if the same is asked again, they are read.
+    A model's rows are kept below `<storage.root>/evaluations`, by a digest of all they depend on.
     """
 
     config: RunConfig
@@ -97,9 +95,9 @@ class Evaluator:
         return f"{len(self.asked)}-problems-{_digest(self.settings)[:8]}"
 
     def is_own_of(self, run: RunFolder) -> bool:
-        """Says whether this is what the run's own settings ask, of the run's own problems.
+        """Says whether the run's own settings ask this of its own problems.
 
-        Where those settings cannot be read any more, the first evaluation counts as the own one.
+        If they cannot be read any more, the first evaluation counts as the own one.
         """
         try:
             data = run.read().data or self.data
@@ -222,8 +220,8 @@ def ask_trained(
 ) -> None:
     """Has the engines of a training that is done answer what its evaluation will ask.
 
-    It then finds the rows of the base model and of the latest checkpoint, and starts no engines of
-    its own, which takes longer than many an evaluation. What fails here costs no more than that.
+    It then starts no engines of its own, which takes longer than many an evaluation. What fails
+    here costs no more than that.
     """
     evaluator = Evaluator(config, data, run)
     if not evaluator.may_reuse:

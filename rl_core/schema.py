@@ -25,10 +25,7 @@ _EXTRA_INFO = pa.struct(
 
 
 def dataset_schema(truth: pa.DataType, own: Sequence[tuple[str, pa.DataType]] = ()) -> pa.Schema:
-    """Returns the columns of an env's data set: its own, then those that verl reads.
-
-    `truth` is the type of `reward_model.ground_truth`.
-    """
+    """Returns an env's `own` columns, then verl's; `truth` is the type of the ground truth."""
     return pa.schema(
         [
             *own,

@@ -51,10 +51,7 @@ class StepClock:
 
 @dataclass
 class GapWatch:
-    """Warns when engines and learner begin to disagree, and now and then after that.
-
-    Both compute in `dtype`.
-    """
+    """Warns when engines and learner begin to disagree, and now and then after that."""
 
     dtype: str
     next_step: int = 0
@@ -111,10 +108,7 @@ class Trainer:
     """Entered while responses are waited for, which `StopAsked` ends."""
 
     def train(self, start_step: int) -> int:
-        """Trains to the end, or until an observer stops it; returns the last step done.
-
-        It starts after step 0, or after that of the checkpoint from which `workers` resumed.
-        """
+        """Trains to the end, or until an observer stops it; returns the last step done."""
         config, run, workers, saves = self.config, self.run, self.workers, self.saves
         last_step = self.order.last_step(
             total_epochs=config.trainer.total_epochs, total_steps=config.trainer.total_steps
@@ -168,8 +162,7 @@ class Trainer:
     ) -> dict[str, float]:
         """Gives the engines a step's update, tests it where that is due; returns their metrics.
 
-        Raises:
-            StopAsked: while they still wrote responses, before they got anything.
+        StopAsked while they still wrote responses, before they got anything.
         """
         config, workers, metrics = self.config, self.workers, dict[str, float]()
         is_testing = step % config.trainer.test_freq == 0 or is_last
@@ -224,10 +217,7 @@ class Trainer:
         return replace(collected, metrics=metrics)
 
     def test_greedily(self, step: int) -> dict[str, float]:
-        """Returns `val/*` of the current weights: one greedy response to each test problem.
-
-        The first of them are kept in the run's `held_out/`.
-        """
+        """Returns `val/*`: a greedy response per test problem; the first land in `held_out/`."""
         problems = self.inputs.test[: self.config.trainer.test_problems]
         requests = [GenerationRequest(item.prompt_ids, seed=0) for item in problems]
         greedy = SamplingSettings(self.config.data.max_response_length, temperature=0.0)

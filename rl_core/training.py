@@ -33,11 +33,7 @@ from rl_core.workers.engines import Engines
 
 
 def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
-    """Returns both splits with their prompts tokenized, and the tokenizer.
-
-    Raises:
-        ValueError: the model's folder has no tokenizer that fits it.
-    """
+    """Returns both splits, tokenized; ValueError if the model's folder has no fitting tokenizer."""
     tokenizer = load_tokenizer(str(model_path))
     chat = config.env.prompt_template == "chat"
 
@@ -150,8 +146,7 @@ def load_curriculum(
 ) -> Curriculum | None:
     """Returns what chooses the problems after a step, as its checkpoint left it.
 
-    Raises:
-        ValueError: the checkpoint's is of other problems.
+    ValueError if the checkpoint's is of other problems.
     """
     if config.data.curriculum is None:
         return None

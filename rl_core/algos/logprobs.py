@@ -39,7 +39,7 @@ def token_logprobs(
     Args:
         hidden: float [N, H], the states that predict the targets; carries gradient.
         head_weight: float [V, H], the output embedding; carries gradient.
-        targets: int64 [N], token ids.
+        targets: int64 [N].
         temperature: logits are divided by it.
         compute_dtype: of the matrix products, hidden's own by default; softmax is always float32.
         block_words: words whose logits exist at a time; by default as many as make 8 MiB, 128 on

@@ -22,9 +22,9 @@ def prefers_onednn() -> bool:
 
 
 def product_operand(tensor: Tensor) -> Tensor:
-    """Returns the tensor in the dtype in which `product` is fastest, its values unchanged.
+    """Returns the tensor, its values unchanged, in the dtype in which `product` is fastest.
 
-    That is float32 for bfloat16 on a CPU that multiplies it no faster, else the tensor itself.
+    Float32 for bfloat16 on a CPU that multiplies it no faster.
     """
     on_cpu = tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu"
     return tensor.float() if on_cpu and not has_fast_bfloat16() else tensor

@@ -28,19 +28,14 @@ class BackgroundSave:
     latest and best are deleted, and the save is tried once more. Leaving the block waits for the
     last write, so that a run that ends has its last checkpoint.
 
+    `take` copies all that a checkpoint holds, and returns the bytes that writing it takes; `write`
+    writes the latest copy into a folder; `after_save` is called in the thread after each write.
+
     Example:
         with BackgroundSave(kept, run.path, workers.snapshot, workers.write_snapshot) as saves:
             saves.snapshot()
             ...  # the step's logs: a checkpoint must never lie ahead of them
             saves.write(step, accuracy)
-
-    Args:
-        kept: which checkpoints stay.
-        run_folder: `runs/<run_id>`.
-        take: copies all that a checkpoint holds, and returns the bytes that writing it takes.
-        write: writes the latest copy into a folder.
-        min_free_bytes: of the disk, to be left free.
-        after_save: called in the thread after each write.
     """
 
     def __init__(
@@ -66,18 +61,13 @@ class BackgroundSave:
     def snapshot(self) -> None:
         """Takes a snapshot once the one before is written and verified: what a save costs the loop.
 
-        Raises:
-            OutOfMemory: in the write before, as any error that is not the disk's.
-            WorkerDied: likewise.
+        It raises what that write raised, if that was not the disk's: OutOfMemory, WorkerDied.
         """
         self._wait()
         self._size_bytes = self._take()
 
     def write(self, step: int, accuracy: float | None, score: float | None = None) -> None:
-        """Begins to write the last snapshot, see `save_checkpoint`.
-
-        Returns at once, unless `kept.in_background` is off.
-        """
+        """Begins to write the last snapshot; waits for it unless `kept.in_background`."""
         assert self._pending is None, "the snapshot is being written"
         self._pending = pending = Future[None]()
 
@@ -154,7 +144,6 @@ class BackgroundSave:
         )
 
     def _missing_room(self) -> str:
-        """Returns how much room is missing and what to do."""
         free = shutil.disk_usage(self._run_folder).free
         saved = [checkpoint.step for checkpoint in list_checkpoints(self._run_folder)]
         resumed = f"step {saved[-1]}" if saved else "the start"

@@ -2,7 +2,7 @@
 
     <storage.root>/champions/countdown-1a2b3c4d5e6f.json  one per set of test problems
 
-How a checkpoint takes the place is in `rl_core.evaluation.promotion`. Nothing here loads a model.
+How a checkpoint takes the place is in `rl_core.evaluation.promotion`.
 """
 
 from pathlib import Path
@@ -67,11 +67,7 @@ def champion_file(root: Path, env: str, problems: str) -> Path:
 
 
 def read_champion(file: Path) -> Champion | None:
-    """Returns the champion that a file names, None if there is no file.
-
-    Raises:
-        ValueError: the file is not a champion's.
-    """
+    """Returns the champion that a file names, None without a file; ValueError if it is damaged."""
     try:
         return Champion.model_validate_json(file.read_bytes())
     except FileNotFoundError:
@@ -89,8 +85,7 @@ def all_champions(root: Path) -> list[Champion]:
 def champion_steps(run_folder: Path) -> frozenset[int]:
     """Returns the steps of a run's checkpoints that are champions, which nothing may delete.
 
-    Raises:
-        ValueError: a file of `champions/` cannot be read: what it protects is not known.
+    ValueError if a file of `champions/` cannot be read: what it protects is not known.
     """
     return frozenset(
         champion.current.step

@@ -106,7 +106,7 @@ def model_digest(folder: Path) -> str:
     """Returns what changes when a model's folder holds another model, 16 hexadecimal digits.
 
     Of a checkpoint a digest of its files' checksums, without those for a resume. Of another folder
-    a digest of names, sizes and times of writing: hashing gigabytes would take longer.
+    one of names, sizes and times of writing: hashing gigabytes would take longer.
     """
     manifest = read_manifest(folder)
     if isinstance(manifest, Manifest):
@@ -122,7 +122,6 @@ def model_digest(folder: Path) -> str:
 
 
 def _drop_cached(path: Path) -> None:
-    """Drops a file's content that lies on the disk from the system's cache."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

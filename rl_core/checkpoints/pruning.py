@@ -1,7 +1,6 @@
 """PRUNING: a run's checkpoints held to a quota, by one process at a time, except what is read.
 
-`plan_pruning` decides, and is pure; the rest looks at the disk: what lies there, what is damaged,
-what is being read, and how much is free.
+`plan_pruning` decides, and is pure; the rest looks at the disk.
 """
 
 import logging
@@ -85,10 +84,7 @@ def prune(
 def _plan(
     run_folder: Path, *, keep_last: int, quota_bytes: int, spare_bytes: int
 ) -> list[PruningDecision]:
-    """Returns the decisions for what is on the disk; checkpoints leave `spare_bytes` of it free.
-
-    Damaged ones are not among them: they neither stay in place of sound ones nor are deleted.
-    """
+    """Returns the decisions for the sound checkpoints, which leave `spare_bytes` of disk free."""
 
     def decide(checkpoints: Sequence[Checkpoint]) -> list[PruningDecision]:
         highest = best_of(checkpoints)
@@ -152,18 +148,9 @@ def plan_pruning(
 ) -> list[PruningDecision]:
     """Returns what to do with each checkpoint, newest first. Pure.
 
-    Latest, best and protected ones always stay, even above the quota. Beside them stay the newest
-    `keep_last`, as long as they have room; the first that has none ends the row, so that there are
-    no gaps.
-
-    Args:
-        checkpoints: in any order.
-        latest_step: the one a resume would load.
-        best_step: the one of the highest accuracy.
-        keep_last: how many stay beside those that always do.
-        quota_bytes: for all that stay; zero or less leaves room only for those that always do.
-        disk_bytes: what all that stay may take without filling the disk; None: no limit.
-        protected: why other steps always stay (a champion, one being read).
+    Latest, best and `protected` ones (why, by step) always stay, even above `quota_bytes`. Beside
+    them stay the newest `keep_last`, as long as they have room in the quota and in `disk_bytes`,
+    which all that stay may take; the first that has none ends the row: there are no gaps.
     """
     roles: dict[int, list[str]] = {}
     for step, role in ((latest_step, "latest"), (best_step, "best"), *(protected or {}).items()):
@@ -187,7 +174,6 @@ def plan_pruning(
 
 
 def _why_no_room(used_bytes: int, quota_bytes: int, disk_bytes: int | None) -> str:
-    """Returns what so many bytes exceed, or nothing."""
     if used_bytes > quota_bytes:
         return f"over the quota of {disk_size(quota_bytes)}"
     if disk_bytes is not None and used_bytes > disk_bytes:

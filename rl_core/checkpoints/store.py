@@ -59,15 +59,11 @@ def save_checkpoint(
     """Saves one checkpoint, moves the pointers, and returns its folder.
 
     A save that fails or is killed leaves the checkpoints before it and both pointers as they were;
-    the next save removes what a killed one wrote.
+    the next save removes what a killed one wrote. A checkpoint of the same step is replaced.
 
-    Args:
-        run_folder: `runs/<run_id>`; a checkpoint of the same step there is replaced.
-        step: training steps done.
-        write: fills the folder it is given.
-        accuracy: held-out greedy accuracy, which moves `best`; None if it was not measured.
-        score: mean score of the same responses, which decides between equal accuracies: a graded
-            reward may call nothing correct.
+    `write` fills the folder it is given. `accuracy`, held-out and greedy, moves `best`, if it was
+    measured; the mean `score` of the same responses decides between equal ones: a graded reward may
+    call nothing correct.
 
     Raises:
         OSError: the disk is full or fails; nothing of this save is left.
@@ -123,11 +119,8 @@ def reading_latest(run_folder: Path) -> Iterator[Checkpoint | None]:
 def reading_sound(folder: Path) -> Iterator[None]:
     """Keeps a checkpoint, every byte verified, from being pruned within the block.
 
-    A model's folder without a manifest is taken as it is.
-
-    Raises:
-        FileNotFoundError: there is none, or it was pruned a moment ago.
-        ValueError: it is damaged.
+    A model's folder without a manifest is taken as it is. ValueError if it is damaged,
+    FileNotFoundError if there is none, or it was pruned a moment ago.
     """
     with reading(folder):
         damage = find_damage(folder) if (folder / MANIFEST).exists() else None
@@ -153,10 +146,7 @@ def best(run_folder: Path) -> Checkpoint | None:
 
 
 def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Returns the checkpoint of the highest accuracy, then score, the first of equals, or None.
-
-    What was not measured counts below all others.
-    """
+    """Returns the checkpoint of the highest accuracy, then score, the first of equals, or None."""
 
     def rank(checkpoint: Checkpoint) -> list[float]:
         measured = (checkpoint.accuracy, checkpoint.score)
@@ -194,7 +184,7 @@ def _as_checkpoint(path: Path, manifest: Manifest) -> Checkpoint:
 def move_pointers(run_folder: Path, refused: Container[Path] = ()) -> None:
     """Points `latest` and `best` where they belong by what is on the disk, but at none `refused`.
 
-    If the disk has no room even for that, the next save or prune does it.
+    If the disk is too full even for that, the next save or prune does it.
     """
     checkpoints = [c for c in list_checkpoints(run_folder) if c.path not in refused]
     targets = {"latest": checkpoints[-1] if checkpoints else None, "best": best_of(checkpoints)}

@@ -1,7 +1,4 @@
-"""A SNAPSHOT: tensors copied into memory of their own, so that training can go on meanwhile.
-
-Not the writing: learner.py knows what a checkpoint holds, background_save.py when it is written.
-"""
+"""A SNAPSHOT: tensors copied into memory of their own, so that training can go on meanwhile."""
 
 from collections.abc import Mapping
 from threading import Lock
@@ -35,11 +32,7 @@ class SnapshotMemory:
     """CPU memory for copies of named tensors, pinned for those of a GPU.
 
     It is kept from copy to copy: the page faults of fresh memory cost several times the copying.
-
-    Args:
-        threads: copy the parts, on a CPU.
-        copies: if False, a snapshot is the tensors themselves, to save memory: they must be written
-            before they change.
+    Without `copies` a snapshot is the tensors themselves, to be written before they change.
     """
 
     def __init__(self, threads: MicroBatchThreads, *, copies: bool = True) -> None:
@@ -49,10 +42,7 @@ class SnapshotMemory:
         self._lock = Lock()
 
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes the page faults for copies of such tensors; a copy meanwhile waits for that.
-
-        Of the tensors only shape, dtype and device are read.
-        """
+        """Takes the page faults for copies of such tensors, which are not read."""
         if not self._makes_copies:
             return
         with self._lock:

@@ -29,8 +29,7 @@ _MAKES_PROBLEMS: Final = (TextEnv.problems, TextEnv.rows_of_splits, TextEnv.make
 def find_env(name: object, *, imports: bool = True) -> type[TextEnv]:
     """Returns the env of a name: one of ours, or `package.module:CLASS`; or ValueError.
 
-    `imports`: whether a module that is not loaded yet may be imported: not if a file names it,
-    which may be somebody else's.
+    Without `imports` no module is loaded: the name may come from somebody else's file.
     """
     if not isinstance(name, str) or (name not in ENVS and ":" not in name):
         raise ValueError(f"env.name={name!r} is no env (there are: {', '.join(ENVS)})")

@@ -207,9 +207,9 @@ class TextEnv(Section):
         return ScoredText(self.format_score, "wrong_value", raw[:LONGEST_ANSWER], value)
 
     def reply(self, response: str, truth: Any) -> EnvTurn | None:
-        """Returns what the env says to a response so far, its own words included.
+        """Returns what the env says to a response so far, its own words included; None ends it.
 
-        None ends the response. Bounded in time and memory for any text.
+        Bounded in time and memory for any text.
         """
         raise NotImplementedError
 

@@ -34,8 +34,7 @@ class EvaluationFiles:
         """Writes complete rows of one model, and returns the file.
 
         Rows of the same model that were asked the same are replaced, no others: what lies in the
-        place of the run's own evaluation and is another one is moved beside it first. `is_own`: the
-        run's own settings ask this.
+        place of the run's own evaluation and is another one is moved beside it first.
         """
         model, evaluation = str(rows[0]["model"]), str(rows[0]["evaluation"])
         with locked(self.folder):

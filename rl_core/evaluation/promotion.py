@@ -1,7 +1,4 @@
-"""PROMOTION: a checkpoint takes the champion's place by being better on the very same problems.
-
-`summary.compare` is the judge. Nothing here loads a model.
-"""
+"""PROMOTION: a checkpoint takes the champion's place by being better on the very same problems."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -92,7 +92,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     """Returns the chance that at least one of k samples is correct, estimated without bias.
 
     1 - C(n - c, k) / C(n, k): the share of k-subsets of the n samples that hold a correct one. The
-    plug-in estimate 1 - (1 - c/n)^k is biased low. ValueError if not 0 <= c <= n and 1 <= k <= n.
+    plug-in estimate 1 - (1 - c/n)^k is biased low.
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1.
     """

@@ -148,10 +148,7 @@ def summarise(rows: Sequence[Row]) -> EvaluationSummary:
 
 
 def compare(rows: Sequence[Row], other: Sequence[Row]) -> Comparison:
-    """Returns how a model's greedy responses do beside another's, problem by problem.
-
-    ValueError if they do not answer the same problems, by prompt and ground truth.
-    """
+    """Returns how a model's greedy responses do beside another's; ValueError for other problems."""
     first, second = _greedy_by_problem(rows), _greedy_by_problem(other)
     if first.keys() != second.keys():
         differing = len(first.keys() ^ second.keys())
@@ -205,7 +202,6 @@ def _num_correct(rows: Sequence[Row], column: str = "verdict") -> int:
 def _groups(
     rows: Sequence[Row], key: Callable[[Row], Any], label: Callable[[Sequence[Row]], str]
 ) -> tuple[Group, ...]:
-    """Returns the rows apart by their keys, in the order of these."""
     groups: defaultdict[Any, list[Row]] = defaultdict(list)
     for row in rows:
         groups[key(row)].append(row)

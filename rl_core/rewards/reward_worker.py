@@ -99,8 +99,7 @@ def answer(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[s
 def checked(result: object) -> dict[str, Any]:
     """Returns `score`, and `acc` and `pred` if they are given, as plain values.
 
-    TypeError for neither a number nor a mapping with one, ValueError for a score that is not
-    finite.
+    TypeError for neither a number nor a mapping with one, ValueError for a non-finite score.
     """
     said = result if isinstance(result, Mapping) else {"score": result}
     score: Any = said.get("score")

@@ -117,10 +117,7 @@ def _question(response: str, problem: Problem) -> dict[str, Any]:
 
 
 class _UserRewards(Rewards):
-    """`env.reward_workers` threads, each with a process that it watches and replaces.
-
-    What waits to be scored is held anyway, as the rollouts of a step: the queue needs no bound.
-    """
+    """`env.reward_workers` threads, each with a process that it watches and replaces."""
 
     def __init__(self, env: TextEnv, name: str) -> None:
         super().__init__(env)

@@ -1,8 +1,7 @@
 """Where generating runs out of memory, what is missing is generated again, less at a time.
 
 How many responses are under way changes none of them: each has a seed of its own. So what does not
-fit costs those that had not ended, and neither the step nor the run. The rule by which the number
-shrinks and grows is that of token_budgets.py.
+fit costs those that had not ended, and neither the step nor the run.
 """
 
 import gc
@@ -26,10 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 class AdaptiveEngine:
-    """An engine that generates as many responses at a time as memory allows.
-
-    The model's folder lasts as long as the engine does.
-    """
+    """Generates as many responses at a time as memory allows; the model's folder must stay."""
 
     def __init__(self, config: RunConfig, model_path: Path) -> None:
         self._config = config
@@ -43,8 +39,7 @@ class AdaptiveEngine:
     ) -> Iterator[tuple[int, Completion]]:
         """Yields completions with their positions; see `RolloutEngine.generate`.
 
-        Raises:
-            OutOfMemory: though a single response was under way.
+        OutOfMemory only if not even a single response fits.
         """
         self._failures.setdefault(phase, [])
         if self._size != self._budgets[_BUDGET]:

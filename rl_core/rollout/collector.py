@@ -46,7 +46,7 @@ class Collected:
     metrics: dict[str, float]
     """Of the batch's own problems: replacing groups does not flatter the accuracy.
 
-    `rollout/tokens_per_s` counts the sampled tokens of replaced groups too.
+    But `rollout/tokens_per_s` counts the tokens of replaced groups too.
     """
     num_correct: dict[int, int] = field(default_factory=dict)
     """Correct responses to each problem that was asked, replaced or not, by its position."""
@@ -124,7 +124,6 @@ def collect(
 
 
 def _has_spread(rollouts: Sequence[Rollout], group: int, group_size: int) -> bool:
-    """Returns whether the scores of a group, by its position, differ."""
     members = rollouts[group * group_size : (group + 1) * group_size]
     return len({rollout.reward for rollout in members}) > 1
 
@@ -159,10 +158,7 @@ def read_answers(
 def to_rollouts(
     problems: Sequence[PromptedProblem], answers: Sequence[Answer], env: TextEnv, *, group_size: int
 ) -> list[Rollout]:
-    """Returns each answer beside its problem, once it is scored, its turns paid within bounds.
-
-    Answers are in the order of `build_requests`.
-    """
+    """Returns answers in the order of `build_requests` as scored rollouts, turns within bounds."""
     rollouts = []
     for i, answer in enumerate(answers):
         group_id, sample_index = divmod(i, group_size)
@@ -186,10 +182,7 @@ def to_rollouts(
 
 
 def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Returns accuracy, verdict shares, score, and how much responses repeat themselves.
-
-    Accuracy never contains format credit.
-    """
+    """Returns accuracy (no format credit), verdict shares, score, and the mean repeated share."""
     verdicts = Counter(rollout.scored.verdict for rollout in rollouts)
     shares = {f"reward/verdict/{code}": n / len(rollouts) for code, n in sorted(verdicts.items())}
     scores = np.array([rollout.reward for rollout in rollouts])
@@ -207,8 +200,7 @@ def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 def repeated_share(token_ids: NDArray[np.int64], length: int = 8) -> float:
     """Returns which share of a response's runs of `length` tokens has occurred in it before.
 
-    0 for a response that repeats nothing or is shorter than two runs, near 1 for a loop.
-    `token_ids` are [T].
+    0 for one that repeats nothing or is shorter than two runs, near 1 for a loop.
     """
     if len(token_ids) <= length:
         return 0.0

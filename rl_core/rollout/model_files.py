@@ -30,13 +30,10 @@ def weight_shapes(model_path: Path) -> dict[str, torch.Size]:
 def complete_weights(
     weights: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size]
 ) -> dict[str, torch.Tensor]:
-    """Returns the tensors named by `shapes`, having checked that all are there.
+    """Returns the tensors named by `shapes`; ValueError if any is missing, unknown or misshapen.
 
     A partial update is refused because it corrupts silently: an engine fuses q, k and v into one
     matrix, and a push of only q leaves the others undefined.
-
-    Raises:
-        ValueError: tensors are missing, unknown, or of another shape.
     """
     missing = [name for name in shapes if name not in weights]
     unknown = [name for name in weights if name not in shapes and name != "lm_head.weight"]
@@ -58,8 +55,7 @@ def complete_weights(
 def stop_token_ids(model_path: Path) -> tuple[int, ...]:
     """Returns the tokens that end a response: the generation config's, else the model config's.
 
-    Raises:
-        ValueError: neither names one, so no response would ever end.
+    ValueError if neither names one, so no response would ever end.
     """
     try:
         stop = GenerationConfig.from_pretrained(model_path).eos_token_id
@@ -77,11 +73,7 @@ def stop_token_ids(model_path: Path) -> tuple[int, ...]:
 
 
 def check_finite(folder: Path) -> None:
-    """Reads all tensors of a Hugging Face folder's safetensors files, one at a time.
-
-    Raises:
-        ValueError: one holds a number that is not finite.
-    """
+    """Raises ValueError if a tensor of a folder's safetensors files is not finite."""
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  # it is no dictionary
@@ -89,11 +81,7 @@ def check_finite(folder: Path) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Returns all tensors of a Hugging Face folder's safetensors files, on the CPU.
-
-    Raises:
-        ValueError: the folder holds no safetensors file.
-    """
+    """Returns all tensors of a folder's safetensors files, on the CPU; ValueError without any."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{folder} holds no *.safetensors file: give a saved model's folder")

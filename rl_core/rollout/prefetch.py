@@ -37,19 +37,12 @@ class RolloutsAhead:
         return self._ahead is not None and not self._ahead.done()
 
     def finish(self) -> None:
-        """Waits until nothing is being collected.
-
-        Raises:
-            Exception: what the collecting raised.
-        """
+        """Waits until nothing is being collected, and raises what that raised."""
         if self._ahead is not None:
             self._ahead.result()
 
     def take(self, step: int, clock: Clock) -> Collected:
-        """Returns a step's rollouts.
-
-        Of rollouts from ahead the clock times, as `gen`, what was waited.
-        """
+        """Returns a step's rollouts; of those from ahead `gen` is the time of waiting."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return self._collect_step(step, clock)

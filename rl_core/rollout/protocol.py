@@ -40,10 +40,7 @@ class RolloutEngine(Protocol):
 
         Every tensor of the model stands under its Hugging Face name, on any device, in any float
         type; with tied embeddings `lm_head.weight` may be left out. They may be kept, and must not
-        change, until `release_weights` or until others come.
-
-        Raises:
-            ValueError: tensors are missing, unknown, or of another shape.
+        change, until `release_weights` or until others come. ValueError for any but all of them.
         """
         ...
 
@@ -54,8 +51,7 @@ class RolloutEngine(Protocol):
     def resize(self, max_num_seqs: int) -> None:
         """Generates so many responses at a time from now on, with the same weights.
 
-        Also makes an engine whose `generate` ran out of memory sound again. Responses stay what
-        they are, however many are generated beside them.
+        Also makes an engine whose `generate` ran out of memory sound again.
         """
         ...
 

@@ -118,8 +118,8 @@ class TurnTaking:
     ) -> Iterator[tuple[int, Completion]]:
         """Yields each request's whole response with its position, as soon as it is over.
 
-        Turn by turn: the next begins when all responses have ended theirs.
-        `sampling.max_tokens` is of the whole response, the env's words included.
+        Turn by turn: the next begins when all responses have ended theirs. `sampling.max_tokens` is
+        of the whole response, the env's words included.
         """
         if self.env.max_turns == 1 or not self.env.overrides(TextEnv.reply):
             yield from stream(requests, sampling)

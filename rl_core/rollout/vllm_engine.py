@@ -167,7 +167,7 @@ class VllmEngine(RolloutEngine):
         """Builds the engine again: one whose step has failed is in no known state.
 
         Where memory is too short for that, with a half, a quarter, ... of the cache, in which
-        responses then wait for each other; see `RolloutEngine.resize`.
+        responses then wait for each other.
         """
         self.close()
         said = ""
@@ -262,7 +262,7 @@ def _inspect_in_process(model_path: Path) -> None:
     """Registers the model's class itself, instead of its name.
 
     vLLM would start a further Python, with torch and vLLM, only to look at the class: 15 seconds
-    on a machine without vLLM's cache. The class is imported here a moment later anyway.
+    on a machine without vLLM's cache.
     """
     from transformers import AutoConfig
 

@@ -22,12 +22,9 @@ _logger = logging.getLogger(__name__)
 
 @contextmanager
 def started(config: RunConfig) -> Iterator[RunFolder]:
-    """Holds a run within the block, and notes its start once it is held.
+    """Holds a run within the block, and then notes its start; ValueError if it cannot be held.
 
     So a start that is refused changes nothing of the run that goes on.
-
-    Raises:
-        ValueError: another process is at work on the run, or its folder cannot be written.
     """
     assert config.run_id is not None, "choose_run has named it"
     run = RunFolder.under(config.storage.root, config.run_id)
@@ -38,22 +35,14 @@ def started(config: RunConfig) -> Iterator[RunFolder]:
 
 @contextmanager
 def owned(run: RunFolder) -> Iterator[None]:
-    """Holds a run within the block: `close_lost_runs` then leaves it alone.
-
-    Raises:
-        ValueError: another process is at work on it.
-    """
+    """Holds a run within the block; ValueError if another process is at work on it."""
     with _held(run.path / _OWNER, wait_s=2.0):
         yield
 
 
 @contextmanager
 def training(run: RunFolder, *, wait_s: float) -> Iterator[None]:
-    """Holds a run's training; a trainer that lost its parent has so long to save and leave.
-
-    Raises:
-        ValueError: another process still trains it then.
-    """
+    """Holds a run's training; ValueError if another trainer has not left it within `wait_s`."""
     with _held(run.path / _TRAINER, wait_s=wait_s):
         yield
 

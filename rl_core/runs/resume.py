@@ -61,11 +61,7 @@ def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpo
 
 
 def check_same_model(run: RunFolder, checkpoint: Path, model_path: Path) -> None:
-    """Compares a checkpoint with the model that its run uses as reference and tokenizer.
-
-    Raises:
-        ValueError: shapes or tokens differ, so the checkpoint began as another model.
-    """
+    """Raises ValueError if a checkpoint began as another model than its run's reference."""
     saved, given = (_read(folder / "config.json") for folder in (checkpoint, model_path))
     differ = [
         f"{key}={given[key]} and not {saved[key]}"

@@ -80,7 +80,7 @@ class RolloutLog:
     def age_out(self, quota_bytes: int, *, dry_run: bool = False) -> list[tuple[StepFile, int]]:
         """Deletes the oldest files beyond a quota; returns them with their bytes, oldest first.
 
-        The newest file stays in any case, and all stay while a process is reading them.
+        The newest stays in any case, and all do while a process is reading them.
         """
         sizes = [(file, file.path.stat().st_size) for file in step_files(self.folder)]
         excess = sum(size for _, size in sizes) - quota_bytes
@@ -158,10 +158,7 @@ def step_files(folder: Path) -> list[StepFile]:
 
 
 def samples_of_step(folder: Path, step: int | None = None, *, most: int = 8) -> list[Row]:
-    """Returns a few rollouts of a step, by default the last; none if none can be read.
-
-    wandb, the Prefect UI and `watch` show the same ones, see `in_turns`.
-    """
+    """Returns a few rollouts of a step, by default the last; none if none can be read."""
     try:
         with reading(folder):
             files = step_files(folder)

@@ -218,11 +218,7 @@ class RunFolder:
         return price_in_words(seconds, budget)
 
     def read(self) -> RunRecord:
-        """Returns what `run.json` says.
-
-        Raises:
-            ValueError: there is none, or it is no run's record.
-        """
+        """Returns what `run.json` says; ValueError without one, or if it is no run's record."""
         file = self.path / "run.json"
         try:
             return RunRecord.model_validate_json(file.read_bytes())
@@ -276,10 +272,7 @@ class RunFolder:
             self.update(reason="; ".join(filter(None, (reason, sentence))))
 
     def cut_after(self, step: int) -> None:
-        """Forgets what was logged past a step, which a resume from its checkpoint redoes.
-
-        Step 0 has no checkpoint: starting from it redoes everything, its own test included.
-        """
+        """Forgets what was logged past a step, at 0 its test too, which a resume redoes."""
         last_kept = step if step > 0 else -1
         self.metrics.cut_after(last_kept)
         self.rollouts.cut_after(last_kept)
@@ -331,8 +324,7 @@ def write_unless_full(
 ) -> bool:
     """Writes a product of a run and returns True; on a full disk the run goes on without it.
 
-    `write` writes it whole or not at all. The log and the run's reason say what is missing, and to
-    delete files, then the `remedy`.
+    `write` writes it whole or not at all. Log and record name the product and the `remedy`.
     """
     try:
         demand_room(run.path)

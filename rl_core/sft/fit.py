@@ -1,7 +1,6 @@
 """Supervised steps: examples -> gradient of the weighted mean loss -> update, data path stage 0.
 
-The one loop of the home-made base model (train.py) and of models that are given (tune.py): they
-differ in optimizer, and in how a batch is split.
+The one loop of train.py and tune.py: they differ in optimizer, and in how a batch is split.
 
 Legend: N learned tokens, H hidden size.
 """

@@ -54,9 +54,9 @@ def make_base_model(
     """Trains tokenizer and model, and writes a Hugging Face folder, whole or not at all.
 
     Returns what greedy responses to held-out problems are worth. `warm_start.json` holds it too,
-    beside the model's size and the gates that were missed.
-    `on_step` is called with (steps done, steps in all, loss). The same arguments give the same
-    weights on one machine. Torch's global random state and thread count are left as they were.
+    beside the model's size and the gates that were missed. `on_step` is called with (steps done,
+    steps in all, loss). The same arguments give the same weights on one machine. Torch's global
+    random state and thread count are left as they were.
     """
     started = time.monotonic()
     with _own_torch_state(settings):
@@ -219,10 +219,7 @@ def _fit(
 def _measure(
     source: SftExamples, folder: Path, tokenizer: PreTrainedTokenizerFast, max_tokens: int
 ) -> dict[str, float]:
-    """Returns what greedy responses to held-out problems are worth.
-
-    Beside what the env itself measures: mean_prompt_tokens, and mean_response_tokens, end included.
-    """
+    """Returns the env's measures of greedy responses, and mean prompt and response tokens."""
     decode, _ = text_codec(tokenizer)
     prompts = [tuple(ids) for ids in tokenizer(list(source.held_out))["input_ids"]]
     engine = HfEngine(folder, dtype="float32", max_num_seqs=_GENERATION_BATCH, on_gpu=False)

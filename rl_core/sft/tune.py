@@ -1,6 +1,6 @@
 """Supervised fine-tuning of a given model: from `model.path` to the folder that training starts in.
 
-Data path stage 0. The loop is fit.py's, the examples are those of sources.py.
+Data path stage 0.
 """
 
 import gc
@@ -133,7 +133,7 @@ class _Tuning:
     def _until_it_fits(
         self, work: Callable[[Sequence[Example], Parts], float], examples: Sequence[Example]
     ) -> float:
-        """Returns `work` of the examples, in micro-batches of half the size after a lack of memory.
+        """Returns `work` of the examples, in half as large micro-batches after each lack of memory.
 
         OutOfMemory if every micro-batch is a single example already.
         """

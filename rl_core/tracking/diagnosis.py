@@ -52,10 +52,7 @@ class Diagnosis:
 
 
 class _Series:
-    """The metrics of a run's training steps, by name; a step's row may lack some.
-
-    Step 0, the test before training, counts only for `val/*`.
-    """
+    """The metrics of a run's training steps, by name; step 0 counts only for `val/*`."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
         self._rows = sorted(rows, key=lambda row: int(row["step"]))

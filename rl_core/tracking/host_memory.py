@@ -1,7 +1,7 @@
 """The machine's memory while a run trains: which process holds it, and a warning.
 
-A thread looks every few seconds. Of each process only its own memory counts; what processes share,
-the object store of a private Ray, counts once. Not here: a card's memory (profiling.py).
+Of each process only its own memory counts; what processes share, the object store of a private
+Ray, counts once.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def cgroup_rooms(membership: str, root: Path) -> Iterator[tuple[int, int]]:
 
 
 class HostMemory:
-    """Looks at the machine's memory in a thread of its own, within the block.
+    """Looks at the machine's memory, in a thread, within the block.
 
     A warning names the settings that would help, and the run's record gets each process's peak.
     """

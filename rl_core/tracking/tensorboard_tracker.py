@@ -23,10 +23,6 @@ class TensorBoardTracker:
     A start first makes TensorBoard forget the steps that it will do again: after a resume, older
     files may hold them. Written in the trainer's thread, flushed at each step. If that fails (a
     full disk), it costs a warning and the rest of this file, never the run.
-
-    Example:
-        with TensorBoardTracker(config, run.path, start_step=100) as tracker:
-            tracker.on_step(101, 200, {"critic/score/mean": 0.1})
     """
 
     def __init__(self, config: RunConfig, run_folder: Path, start_step: int) -> None:

@@ -105,12 +105,7 @@ def _work(run_folder: Path, mode: str, timeout_s: float, parent: _Parent) -> Non
 
 
 def _start(run_folder: Path, folder: Path, timeout_s: float) -> Any:
-    """Returns a run that continues the server's.
-
-    Raises:
-        Exception: whatever wandb finds wrong; RuntimeError if the server does not answer.
-        ValueError: `config.yaml` holds no settings.
-    """
+    """Returns a run that continues the server's, or raises whatever wandb finds wrong."""
     config = read_settings(run_folder)
     project = dict(leaves(config)).get("trainer.wandb_project")
     if project is None:
@@ -212,10 +207,7 @@ class NewRows:
 
 
 class _Parent:
-    """The trainer: a thread waits until it is done, or dead.
-
-    `timeout_s` after that this process ends itself, whatever wandb still waits for.
-    """
+    """The trainer: a thread waits until it is done, and ends this process `timeout_s` later."""
 
     def __init__(self, timeout_s: float) -> None:
         self.channel = channel_to_parent()

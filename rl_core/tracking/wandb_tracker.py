@@ -41,10 +41,6 @@ def wandb_tracking(config: RunConfig, run_folder: Path) -> Iterator[None]:
 
     Nothing in it raises, and leaving the block takes `FINISH_TIMEOUT_S` at most; no process of it
     remains. What wandb lacks then is in `metrics.jsonl`, from where `upload_run` sends it.
-
-    Example:
-        with wandb_tracking(config, run.path):
-            run.metrics.append(1, {"critic/score/mean": 0.1})
     """
     child = None
     if "wandb" in config.trainer.logger and config.trainer.wandb_mode == "online":
@@ -146,8 +142,7 @@ def _end(child: Child, timeout_s: float, exit_code: int) -> None:
 def sync_run(run: Path) -> dict[str, str | int]:
     """Uploads a run and returns a row: run, result, steps, note.
 
-    Raises:
-        ConnectionError: the server does not answer, so nothing was tried.
+    ConnectionError if the server does not answer, so that nothing was tried.
     """
     if (why := why_silent(wandb_url())) is not None:
         raise ConnectionError(f"{wandb_url()} does not answer ({why}): nothing was uploaded")

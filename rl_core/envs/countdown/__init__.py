@@ -263,11 +263,7 @@ def _numbers_and_target(problem: Problem) -> tuple[tuple[int, ...], int]:
 
 
 def render_messages(template: Template, numbers: Sequence[int], target: int) -> list[Message]:
-    """Returns the `prompt` column of one puzzle.
-
-    `base` and `qwen-instruct` give one user message that holds the whole prompt text; `chat` gives
-    role messages for the tokenizer's own chat template.
-    """
+    """Returns the `prompt` column of one puzzle; only `chat` needs a tokenizer's chat template."""
     said = {"numbers": list(numbers), "target": target}
     return [
         Message(role=message["role"], content=message["content"].format(**said))

@@ -152,7 +152,6 @@ def equality_patterns(numbers: Ints) -> Ints:
 
 @cache
 def _splits(positions: Positions) -> tuple[tuple[Positions, Positions], ...]:
-    """All (block that holds the first position, rest), neither empty."""
     first, others = positions[0], positions[1:]
     return tuple(
         (

@@ -66,7 +66,7 @@ def generate_puzzles(env: CountdownConfig, *, size: int, seed: int) -> pl.DataFr
 
     Columns are `nums`, in the order in which they are shown; `target`; `solution`; and
     `num_solutions`, distinct ones in the normal form of `forms`. The same arguments give the same
-    puzzles on every machine. ValueError says how many there are.
+    puzzles on every machine. ValueError says how many there are, if too few.
     """
     rng = np.random.default_rng(seed)
     counts = range(env.min_operands, env.max_operands + 1)

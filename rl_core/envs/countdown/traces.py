@@ -69,7 +69,7 @@ class Trace:
 def pair_values(x: int, y: int, *, largest: int) -> list[tuple[str, int]]:
     """What two numbers, the larger first, can make without negative or fractional values.
 
-    A product above `largest`, the largest value needed, is not worth writing.
+    Products above `largest`, the largest value needed, are left out.
     """
     values = [("+", x + y), ("-", x - y)]
     if x * y <= largest:
