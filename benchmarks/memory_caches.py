@@ -36,7 +36,7 @@ def train(model: Path, num_rollouts: int) -> None:
 
     from rl_core.system.process_env import apply_defaults, process_environment
 
-    os.environ.update(process_environment(num_threads=1, on_gpu=False, offline=True))
+    os.environ.update(process_environment(num_threads=1, on_gpu=False))
     apply_defaults()
     import hashlib
 

@@ -132,7 +132,7 @@ def make_environments(algorithms: set[str]) -> None:
 def environment(num_threads: int, *, ours: bool) -> dict[str, str]:
     """Returns a contestant's environment variables: bounded threads, no network, no telemetry."""
     python_path = [str(HERE), str(HERE.parent)] if ours else [str(HERE)]
-    variables = process_environment(num_threads=num_threads, on_gpu=False, offline=True)
+    variables = process_environment(num_threads=num_threads, on_gpu=False)
     return (os.environ | variables if ours else dict(os.environ)) | {
         "PYTHONPATH": os.pathsep.join(python_path),
         "OMP_NUM_THREADS": str(num_threads),

@@ -16,8 +16,7 @@ from prefect import task
 from rl_core.checkpoints.champion import PromotedContender, champion_file, read_champion
 from rl_core.checkpoints.store import latest, list_checkpoints, reading_latest, reading_sound
 from rl_core.config.run import RunConfig
-from rl_core.evaluation.files import PAGE
-from rl_core.evaluation.rows import read_rows
+from rl_core.evaluation.rows import PAGE, read_rows
 from rl_core.evaluation.summary import Comparison, EvaluationSummary, compare, summarise
 from rl_core.evaluator import Evaluator, Rows, checkpoint_name
 from rl_core.runs.run_folder import RunFolder, write_unless_full
@@ -91,7 +90,7 @@ def evaluate_with(
 
     Writes `eval/base.parquet` and `eval/step_000100.parquet`, and `accuracy_before` and
     `accuracy_after` in `run.json`. If `config` asks otherwise than the run's own settings, the rows
-    lie beside those, and `run.json` stays: see `rl_core/evaluation/files.py`. The champion of these
+    lie beside those, and `run.json` stays: see `rl_core/evaluation/rows.py`. The champion of these
     problems is asked too, if its rows under these settings are missing, to be compared with.
     """
     evaluator = Evaluator(config, data, run)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages, process_environment
 
-os.environ.update(process_environment(num_threads=1, on_gpu=False, offline=True))
+os.environ.update(process_environment(num_threads=1, on_gpu=False))
 apply_defaults()
 hide_cuda_only_packages()
 # Our children do not look for modules in the working folder, and some run what is in tests/.

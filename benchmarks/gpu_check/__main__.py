@@ -84,7 +84,6 @@ def run_apart(parts: Sequence[str], device: str, file: Path, limit_s: float | No
     environment = process_environment(
         num_threads=(os.cpu_count() or 1) if on_card else 1,
         on_gpu=on_card,
-        offline=True,
         sleeps="g" in parts,
     )
     environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # else no product of a card is deterministic

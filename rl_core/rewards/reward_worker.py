@@ -5,14 +5,12 @@ moment; a crash in the function takes nothing else with it. Told the function's 
 `{"error": ...}` when it has loaded it, then answers message by message.
 """
 
-import ctypes
 import importlib
 import inspect
 import math
 import numbers
 import os
 import resource
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,10 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl_core.system.child_process import channel_to_parent
-from rl_core.system.sealed import stay_among_own
+from rl_core.system.sealed import die_with, stay_among_own
 from rl_core.system.words import cut, in_one_line
 
-_PR_SET_PDEATHSIG: Final = 1
 SIGNATURE: Final = "def NAME(data_source, solution_str, ground_truth, extra_info=None)"
 LONGEST_ANSWER: Final = 1_000
 """Characters of `pred` that are kept."""
@@ -33,7 +30,7 @@ def main() -> None:
     """Serves until the channel closes; arguments: MiB, the parent's pid."""
     channel = channel_to_parent()
     memory_mib, parent = sys.argv[1:]
-    _die_with(int(parent))
+    die_with(int(parent))
     limit = int(memory_mib) * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -121,14 +118,6 @@ def checked(result: object) -> dict[str, Any]:
 def describe(error: BaseException) -> str:
     """Returns an error in a line of moderate length."""
     return cut(in_one_line(f"{type(error).__name__}: {error}"), 300)
-
-
-def _die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent dies, even in an endless loop."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # died before we asked
-        os._exit(1)
 
 
 if __name__ == "__main__":

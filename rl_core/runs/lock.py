@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -33,18 +33,14 @@ def started(config: RunConfig) -> Iterator[RunFolder]:
         yield RunFolder.create(config)
 
 
-@contextmanager
-def owned(run: RunFolder) -> Iterator[None]:
+def owned(run: RunFolder) -> AbstractContextManager[None]:
     """Holds a run within the block; ValueError if another process is at work on it."""
-    with _held(run.path / _OWNER, wait_s=2.0):
-        yield
+    return _held(run.path / _OWNER, wait_s=2.0)
 
 
-@contextmanager
-def training(run: RunFolder, *, wait_s: float) -> Iterator[None]:
+def training(run: RunFolder, *, wait_s: float) -> AbstractContextManager[None]:
     """Holds a run's training; ValueError if another trainer has not left it within `wait_s`."""
-    with _held(run.path / _TRAINER, wait_s=wait_s):
-        yield
+    return _held(run.path / _TRAINER, wait_s=wait_s)
 
 
 def close_lost_runs(root: Path) -> None:

@@ -3,7 +3,7 @@
     run.json, config.yaml     replaced whole
     metrics.jsonl             one line per step, appended: see metrics_log.py
     rollouts/, held_out/      see rollout_log.py
-    eval/                     see rl_core/evaluation/files.py
+    eval/                     see rl_core/evaluation/rows.py
     .reserve                  while the run goes on: see disk_reserve.py
     .owner, .trainer          locks of who is at work on it: see lock.py
 
@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict
 from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.operations import BudgetConfig
 from rl_core.config.run import RunConfig
-from rl_core.evaluation.files import EvaluationFiles
+from rl_core.evaluation.rows import EvaluationFiles
 from rl_core.resources.cost import Spread, price_in_words
 from rl_core.resources.oom_recovery import Changes, in_words
 from rl_core.runs.metrics_log import MetricsLog, utc_now

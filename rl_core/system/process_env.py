@@ -35,7 +35,11 @@ _DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings on a CPU are twenty lines that ask for nothing
     "WANDB_SILENT": "true",
 }
-_ENGINE = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+_ENGINE = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_OFFLINE": "1",  # the model is a local folder
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
 _CPU_ONLY = {
     "TORCH_COMPILE_DISABLE": "1",
     # vLLM would give each process of a split engine a memory node of its own, or refuse.
@@ -107,14 +111,11 @@ def borrow(credentials: Mapping[str, str]) -> None:
     _lent.update(credentials)
 
 
-def process_environment(
-    *, num_threads: int, on_gpu: bool, offline: bool, sleeps: bool = False
-) -> dict[str, str]:
+def process_environment(*, num_threads: int, on_gpu: bool, sleeps: bool = False) -> dict[str, str]:
     """Returns the variables of one process that runs torch or vLLM, besides the defaults.
 
-    `offline`: Hugging Face libraries may not reach the hub (the model is a local folder). `sleeps`:
-    the process holds a vLLM engine that gives its memory back: torch refuses its memory pool beside
-    segments that grow (pytorch/pytorch#147851).
+    `sleeps`: it holds a vLLM engine that gives its memory back: torch refuses its memory pool
+    beside segments that grow (pytorch/pytorch#147851).
     """
     variables = {
         **_ENGINE,
@@ -126,8 +127,6 @@ def process_environment(
     elif not sleeps and not any(os.environ.get(name) for name in _ALLOCATOR):
         # Ragged batches leave holes in segments of fixed size: memory ends before it is full.
         variables |= {_ALLOCATOR[0]: "expandable_segments:True" + _exact_pinned_memory()}
-    if offline:
-        variables |= {"HF_HUB_OFFLINE": "1"}
     return variables
 
 

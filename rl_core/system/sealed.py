@@ -88,10 +88,7 @@ def sealed(call: Callable[[], float], *, cpu_s: float) -> float:
 
 def _answer(call: Callable[[], float], cpu_s: float, parent: int, pipe: int) -> NoReturn:
     """Runs the call in the copy, and writes its score."""
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    die_with(parent)
     os.dup2(pipe, 3)
     os.closerange(4, 2**20)  # the channel to the trainer among them
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -104,6 +101,14 @@ def _answer(call: Callable[[], float], cpu_s: float, parent: int, pipe: int) -> 
     except Exception:  # noqa: BLE001  # scorers raise what parsers of a model's text may raise
         score = 0.0
     _say({"score": score})
+
+
+def die_with(parent: int) -> None:
+    """Makes the kernel kill this process when its parent dies, even in an endless loop."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # died before we asked
+        os._exit(1)
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:

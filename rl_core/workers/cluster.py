@@ -222,7 +222,6 @@ class Workers:
         environment = process_environment(
             num_threads=threads,
             on_gpu=on_gpu,
-            offline=True,
             sleeps=actor is RolloutActor and self._config.rollout.sleep,
         )
         remote = ray.remote(**place, max_restarts=0, concurrency_groups={WRITING: 1})(actor)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import polars as pl
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from rl_core.evaluation.files import PAGE
+from rl_core.evaluation.rows import PAGE
 from rl_core.system.atomic import is_disk_full, write_text_atomically
 from rl_core.system.words import disk_size, exact_duration, markdown_table
 from rl_core.types import Problem

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from flows.cli.stages import evaluate
-from rl_core.evaluation.files import evaluation_of
-from rl_core.evaluation.rows import read_rows
+from rl_core.evaluation.rows import evaluation_of, read_rows
 from rl_core.evaluator import Evaluator, checkpoint_name
 from rl_core.runs.run_folder import RunFolder
 from tasks.evaluate import evaluate_models, evaluate_with

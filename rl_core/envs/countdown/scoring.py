@@ -110,12 +110,6 @@ def run(program: Program, numbers: Sequence[int | Fraction]) -> int | Fraction:
     return values[0]
 
 
-def evaluate(text: str) -> Fraction:
-    """Returns the exact value of an expression, or raises ExpressionError."""
-    numbers, program = parse(text)
-    return Fraction(run(program, numbers))
-
-
 @lru_cache(CACHED_SKELETONS)
 def compiled(skeleton: bytes) -> Program | str:
     """Returns what computes all texts of this skeleton, or the verdict on all of them.

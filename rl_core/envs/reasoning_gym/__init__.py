@@ -84,9 +84,10 @@ class ReasoningGymConfig(TextEnv):
 
     def require_package(self) -> None:
         """Raises ValueError if the package is missing, or does not know a task or its setting."""
-        from rl_core.envs.reasoning_gym.problems import check_tasks
+        from rl_core.envs.reasoning_gym.problems import open_task
 
-        check_tasks(self)
+        for name in self.weights:
+            open_task(name, self, seed=0, num_rows=1)
 
     def read_question(self, text: str, answer: str | None) -> Question:
         """Returns a question that cannot be scored: its task is not known."""

@@ -76,18 +76,15 @@ def _make_elsewhere(**asked: Any) -> dict[str, list[Row]]:
     return made
 
 
-def check_tasks(env: ReasoningGymConfig) -> None:
-    """Raises ValueError if the package is missing, or a task or a setting of it is not known."""
-    if find_spec("reasoning_gym") is None:
-        raise ValueError(INSTALL)
-    for name in env.weights:
-        open_task(name, env, seed=0, num_rows=1)
-
-
 def open_task(
     name: str, env: ReasoningGymConfig, *, seed: int, num_rows: int
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns the package's data set of a task, and the settings that it was made with."""
+    """Returns the package's data set of a task, and the settings that it was made with.
+
+    ValueError if the package is missing, or does not know the task or a setting.
+    """
+    if find_spec("reasoning_gym") is None:
+        raise ValueError(INSTALL)
     with warnings.catch_warnings():  # of a package that it imports
         warnings.simplefilter("ignore", SyntaxWarning)
         from reasoning_gym.factory import (

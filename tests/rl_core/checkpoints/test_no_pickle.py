@@ -78,7 +78,7 @@ import sys
 from pathlib import Path
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages, process_environment
 import os
-os.environ.update(process_environment(num_threads=1, on_gpu=False, offline=True))
+os.environ.update(process_environment(num_threads=1, on_gpu=False))
 apply_defaults()
 hide_cuda_only_packages()
 from rl_core.config.run import RunConfig

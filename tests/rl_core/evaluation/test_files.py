@@ -2,8 +2,7 @@ import itertools
 import shutil
 from typing import Any
 
-from rl_core.evaluation.files import EvaluationFiles, evaluation_of
-from rl_core.evaluation.rows import label_rows, read_rows
+from rl_core.evaluation.rows import EvaluationFiles, evaluation_of, label_rows, read_rows
 from tests.support.faults import run_and_kill_at_event
 
 

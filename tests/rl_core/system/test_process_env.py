@@ -62,19 +62,20 @@ def test_a_child_gets_the_credentials_that_it_needs_and_no_others(monkeypatch):
     assert redact("said: 0123456789") == "said: ***"
 
 
-def test_only_a_process_on_a_gpu_compiles_and_only_an_online_one_asks_the_hub():
-    variables = process_environment(num_threads=3, on_gpu=False, offline=True)
+def test_only_a_process_on_a_gpu_compiles_and_none_asks_the_hub():
+    variables = process_environment(num_threads=3, on_gpu=False)
     named = ("OMP_NUM_THREADS", "TORCH_COMPILE_DISABLE", "HF_HUB_OFFLINE")
     assert [variables[name] for name in named] == ["3", "1", "1"]
     # vLLM would take this legacy variable in place of rollout.kv_cache_mib.
     assert "VLLM_CPU_KVCACHE_SPACE" not in variables
-    variables = process_environment(num_threads=1, on_gpu=True, offline=False)
-    assert not variables.keys() & {"TORCH_COMPILE_DISABLE", "HF_HUB_OFFLINE"}
+    variables = process_environment(num_threads=1, on_gpu=True)
+    assert "TORCH_COMPILE_DISABLE" not in variables
+    assert variables["HF_HUB_OFFLINE"] == "1"
 
 
 def test_segments_grow_on_a_card_where_vllm_allows_it(monkeypatch):
     def allocator(*, on_gpu: bool = True, sleeps: bool = False) -> dict[str, str]:
-        variables = process_environment(num_threads=1, on_gpu=on_gpu, offline=True, sleeps=sleeps)
+        variables = process_environment(num_threads=1, on_gpu=on_gpu, sleeps=sleeps)
         return {name: value for name, value in variables.items() if "ALLOC_CONF" in name}
 
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):

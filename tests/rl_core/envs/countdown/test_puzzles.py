@@ -18,9 +18,9 @@ from rl_core.envs.countdown.puzzles import (
     generate_puzzles,
     solutions_table,
 )
-from rl_core.envs.countdown.scoring import evaluate, parse
+from rl_core.envs.countdown.scoring import parse
 from rl_core.envs.countdown.solver import solve_range
-from tests.support.solving import solve
+from tests.support.solving import evaluate, solve
 
 
 def keys(puzzles: pl.DataFrame) -> set[tuple[tuple[int, ...], int]]:

@@ -8,10 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rl_core.envs.countdown.forms import form_trees, form_values, num_forms
-from rl_core.envs.countdown.scoring import evaluate, parse
+from rl_core.envs.countdown.scoring import parse
 from rl_core.envs.countdown.solver import solve_many, solve_range
 from tests.support.brute_force import brute_force
-from tests.support.solving import solve
+from tests.support.solving import evaluate, solve
 
 
 @pytest.mark.parametrize(
