@@ -30,9 +30,7 @@ from typing import Any, Final
 
 import httpx
 import psutil
-from soak_watch import Disk, Look, Watch, children, summarize
-
-from rl_core.evaluation.statistics import theil_sen_slope
+from soak_watch import Disk, Look, Watch, children, summarize, theil_sen_slope
 
 ROOT: Final = Path(__file__).parent.parent
 _INTERVAL_S: Final = 1.0

@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 
-from rl_core.evaluation.statistics import theil_sen_slope
 from rl_core.tracking.host_memory import own_bytes, worker_name
 
 MOST_MB_PER_STEP: Final = 0.2
 MOST_MORE: Final = 4
 """Open files and threads: by so many the last quarter of the steps may exceed the first."""
 _MB: Final = 1e6
+_MOST_POINTS: Final = 1_000
 
 
 @dataclass(frozen=True)
@@ -172,3 +174,21 @@ def children(process: psutil.Process) -> list[psutil.Process]:
         return list(process.children(recursive=True))
     except psutil.NoSuchProcess:
         return []
+
+
+def theil_sen_slope(points: npt.ArrayLike) -> float:
+    """Returns the median slope between any two points: a quarter of them may be anything.
+
+    `points` are float [N, 2], x and y: of more than a thousand as many, evenly spread, are read. 0
+    for fewer than two different x.
+    """
+    x, y = np.asarray(points, dtype=np.float64).reshape(-1, 2).T
+    if len(x) > _MOST_POINTS:
+        chosen = np.linspace(0, len(x) - 1, _MOST_POINTS).round().astype(int)
+        x, y = x[chosen], y[chosen]
+    first, second = np.triu_indices(len(x), 1)
+    apart = x[first] != x[second]
+    first, second = first[apart], second[apart]
+    if not len(first):
+        return 0.0
+    return float(np.median((y[second] - y[first]) / (x[second] - x[first])))

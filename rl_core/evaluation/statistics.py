@@ -14,7 +14,6 @@ import numpy.typing as npt
 Z_95 = 1.959963984540054
 """Two-sided 95% quantile of the normal distribution."""
 BOOTSTRAP_RESAMPLES = 2_000
-_MOST_POINTS = 1_000
 
 
 @dataclass(frozen=True)
@@ -140,21 +139,3 @@ def quartile_cuts(values: Sequence[int]) -> tuple[int, ...]:
     """
     cuts = np.quantile(np.asarray(values), (0.25, 0.5, 0.75), method="inverted_cdf")
     return tuple(int(cut) for cut in cuts)
-
-
-def theil_sen_slope(points: npt.ArrayLike) -> float:
-    """Returns the median slope between any two points: a quarter of them may be anything.
-
-    `points` are float [N, 2], x and y: of more than a thousand as many, evenly spread, are read. 0
-    for fewer than two different x.
-    """
-    x, y = np.asarray(points, dtype=np.float64).reshape(-1, 2).T
-    if len(x) > _MOST_POINTS:
-        chosen = np.linspace(0, len(x) - 1, _MOST_POINTS).round().astype(int)
-        x, y = x[chosen], y[chosen]
-    first, second = np.triu_indices(len(x), 1)
-    apart = x[first] != x[second]
-    first, second = first[apart], second[apart]
-    if not len(first):
-        return 0.0
-    return float(np.median((y[second] - y[first]) / (x[second] - x[first])))

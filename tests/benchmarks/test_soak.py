@@ -20,6 +20,20 @@ soak = benchmark("soak")
 STEPS, WARM_UP, LIMIT_S = 200, 60, 1_500
 
 
+def test_theil_sen_by_hand():
+    assert soak.theil_sen_slope([(0, 0), (1, 1), (2, 8)]) == 4.0  # of 1, 4 and 7
+    assert soak.theil_sen_slope([(0, 5), (10, 6), (10, 8)]) == pytest.approx(0.2)  # of 0.1 and 0.3
+    assert soak.theil_sen_slope([]) == soak.theil_sen_slope([(3, 1), (3, 2)]) == 0.0
+
+
+def test_theil_sen_does_not_care_for_a_quarter_of_the_points():
+    rng = np.random.default_rng(0)
+    x = np.arange(5_000)
+    y = 3.0 + 0.25 * x + rng.normal(size=len(x))
+    y[rng.permutation(len(x))[: len(x) // 4]] = 1e9
+    assert soak.theil_sen_slope(np.column_stack((x, y))) == pytest.approx(0.25, abs=0.02)
+
+
 def looks(own_mb: Any, files: Any, cpu_s: Any) -> Any:
     """Two steps between two looks, from step 100 on."""
     steps = range(100, 500, 2)

@@ -13,7 +13,6 @@ from rl_core.evaluation.statistics import (
     means,
     pass_at_k,
     quartile_cuts,
-    theil_sen_slope,
     wilson_interval,
 )
 
@@ -108,17 +107,3 @@ def test_quartile_cuts_are_values_that_occur():
     assert quartile_cuts([1, 2, 3, 4, 5, 6, 7, 8]) == (2, 4, 6)
     assert quartile_cuts([1, 1, 1, 1, 1, 9]) == (1, 1, 1)
     assert quartile_cuts([7]) == (7, 7, 7)
-
-
-def test_theil_sen_by_hand():
-    assert theil_sen_slope([(0, 0), (1, 1), (2, 8)]) == 4.0  # of 1, 4 and 7
-    assert theil_sen_slope([(0, 5), (10, 6), (10, 8)]) == pytest.approx(0.2)  # of 0.1 and 0.3
-    assert theil_sen_slope([]) == theil_sen_slope([(3, 1), (3, 2)]) == 0.0
-
-
-def test_theil_sen_does_not_care_for_a_quarter_of_the_points():
-    rng = np.random.default_rng(0)
-    x = np.arange(5_000)
-    y = 3.0 + 0.25 * x + rng.normal(size=len(x))
-    y[rng.permutation(len(x))[: len(x) // 4]] = 1e9
-    assert theil_sen_slope(np.column_stack((x, y))) == pytest.approx(0.25, abs=0.02)
