@@ -1,7 +1,4 @@
-"""One evaluation: the test problems of a data set, asked of any model.
-
-Rows are kept by all that they depend on, so that nothing is asked twice.
-"""
+"""One evaluation: the test problems of a data set, asked of any model once: its rows are kept."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from rl_core.checkpoints.manifest import model_digest
 from rl_core.checkpoints.store import reading_latest
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
-from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, text_codec
+from rl_core.data.prompts import load_tokenizer, prompted, text_codec
 from rl_core.errors import first_line
 from rl_core.evaluation.rows import evaluate_model, label_rows, read_rows, write_rows
 from rl_core.rewards.scoring import start_rewards
@@ -30,7 +27,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import demand_room
-from rl_core.types import Completion, GenerationRequest, Problem, PromptedProblem, SamplingSettings
+from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings
 
 if TYPE_CHECKING:
     from rl_core.workers.engines import Engines
@@ -138,11 +135,7 @@ class Evaluator:
         """
         tokenizer = load_tokenizer(str(model))
         chat = self.config.env.prompt_template == "chat"
-        asked = [
-            PromptedProblem(p, *encode_prompt(p.messages, tokenizer, chat_template=chat))
-            for p in self.asked
-        ]
-        check_embedded((item.prompt_ids for item in asked), tokenizer)
+        asked = prompted(self.asked, tokenizer, chat_template=chat)
         decode, encode = text_codec(tokenizer)
         turns = TurnTaking(self.config.env, decode, encode)
 

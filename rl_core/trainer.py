@@ -31,7 +31,6 @@ _logger = logging.getLogger(__name__)
 
 _NORMAL_GAP = {"float32": 1e-3, "bfloat16": 0.1}
 """Nats per token: vLLM and transformers differ by 1e-6 to 3e-5, and by 0.01 to 0.04 in bfloat16."""
-_STEPS_BETWEEN_REMINDERS = 100
 
 
 @dataclass
@@ -61,7 +60,7 @@ class GapWatch:
         gap, limit = metrics["rollout/logprob_gap_mean"], _NORMAL_GAP[self.dtype]
         is_stale = metrics.get("rollout/staleness_max")
         if gap > limit and not is_stale and step >= self.next_step:
-            self.next_step = step + _STEPS_BETWEEN_REMINDERS
+            self.next_step = step + 100
             _logger.warning(
                 "step %d: rollout and learner disagree by %.2g nats per token, %s explains %.2g: "
                 "an engine may hold old weights, or compute otherwise. Importance weights bound "

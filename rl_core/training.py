@@ -1,9 +1,6 @@
-"""A training process, wired: inputs, Ray's workers, trackers and saves around the loop.
+"""A training process, wired: inputs, Ray's workers, trackers and saves around the loop."""
 
-Neither Prefect nor a parent process is known here: the caller passes functions to follow the steps.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,7 +10,7 @@ from rl_core.checkpoints.manifest import RESUME_FOLDER
 from rl_core.checkpoints.store import Checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import difficulty_classes, read_problems
-from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, text_codec
+from rl_core.data.prompts import load_tokenizer, prompted, text_codec
 from rl_core.data.readers import SPLITS
 from rl_core.data.sampling import Curriculum, Place, ProblemOrder, read_place
 from rl_core.resources.token_budgets import log_out_of_memory
@@ -27,7 +24,6 @@ from rl_core.tracking.observers import BudgetLimit, OnStep, StepObserver
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
 from rl_core.tracking.wandb_tracker import wandb_tracking
 from rl_core.trainer import Trainer, TrainInputs
-from rl_core.types import Problem, PromptedProblem
 from rl_core.workers.cluster import Workers
 from rl_core.workers.engines import Engines
 
@@ -36,15 +32,10 @@ def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
     """Returns both splits, tokenized; ValueError if the model's folder has no fitting tokenizer."""
     tokenizer = load_tokenizer(str(model_path))
     chat = config.env.prompt_template == "chat"
-
-    def prompted(problems: Sequence[Problem]) -> list[PromptedProblem]:
-        return [
-            PromptedProblem(p, *encode_prompt(p.messages, tokenizer, chat_template=chat))
-            for p in problems
-        ]
-
-    train, test = (prompted(read_problems(data / f"{name}.parquet")) for name in SPLITS)
-    check_embedded((item.prompt_ids for item in (*train, *test)), tokenizer)
+    train, test = (
+        prompted(read_problems(data / f"{name}.parquet"), tokenizer, chat_template=chat)
+        for name in SPLITS
+    )
     return TrainInputs(train, test, *text_codec(tokenizer))
 
 

@@ -60,10 +60,7 @@ def token_logprobs_and_entropy(
     compute_dtype: torch.dtype | None = None,
     block_words: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the log-probs of the targets and the entropies in nats, each float32 [N].
-
-    Takes what `token_logprobs` takes; both results carry gradient.
-    """
+    """Returns log-probs of the targets and entropies in nats, float32 [N], both with gradient."""
     return _apply(
         hidden, head_weight, targets, temperature, compute_dtype, block_words, with_entropy=True
     )

@@ -59,10 +59,7 @@ class BackgroundSave:
         """Why the last step that was to be saved cannot be resumed from, in a sentence."""
 
     def snapshot(self) -> None:
-        """Takes a snapshot once the one before is written and verified: what a save costs the loop.
-
-        It raises what that write raised, if that was not the disk's: OutOfMemory, WorkerDied.
-        """
+        """Takes a snapshot once the one before is written; raises what its writing raised."""
         self._wait()
         self._size_bytes = self._take()
 

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 MANIFEST = "checkpoint.json"
 RESUME_FOLDER = "trainer/"
 """What an exact resume needs beside the model."""
-_CHUNK_BYTES = 2**20
 
 
 class ManifestFile(BaseModel):
@@ -96,7 +95,8 @@ def find_damage(checkpoint: Path, *, from_disk: bool = False) -> str | None:
         return manifest
     for file in manifest.files:
         if from_disk:
-            _drop_cached(checkpoint / file.path)
+            with (checkpoint / file.path).open("rb") as written:
+                os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if _crc32(checkpoint / file.path) != file.crc32:
             return f"{file.path} has other content than was saved"
     return None
@@ -121,13 +121,8 @@ def model_digest(folder: Path) -> str:
     return hashlib.sha256(json.dumps(sorted(facts)).encode()).hexdigest()[:16]
 
 
-def _drop_cached(path: Path) -> None:
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def _crc32(path: Path) -> str:
-    buffer, checksum = memoryview(bytearray(_CHUNK_BYTES)), 0
+    buffer, checksum = memoryview(bytearray(2**20)), 0
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
             checksum = zlib.crc32(buffer[:size], checksum)

@@ -1,7 +1,4 @@
-"""PRUNING: a run's checkpoints held to a quota, by one process at a time, except what is read.
-
-`plan_pruning` decides, and is pure; the rest looks at the disk.
-"""
+"""PRUNING: a run's checkpoints held to a quota, by one process at a time, except what is read."""
 
 import logging
 import shutil

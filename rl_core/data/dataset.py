@@ -51,7 +51,6 @@ _NOT_GENERATOR_SETTINGS = {
     *("answer_from", "format_score", "full_score", "max_turns"),
     *("reward", "reward_workers", "reward_timeout_s", "reward_memory_mib"),
 }
-_ROW_GROUP_ROWS = 65_536
 
 
 def generator_settings(env: TextEnv, data: DataConfig) -> dict[str, Any]:
@@ -107,7 +106,7 @@ def write_dataset(env: TextEnv, data: DataConfig, folder: Path) -> None:
                 temporary / f"{split}.parquet",
                 version="2.6",
                 compression="zstd",
-                row_group_size=_ROW_GROUP_ROWS,
+                row_group_size=65_536,
             )
 
 

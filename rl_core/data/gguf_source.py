@@ -147,10 +147,7 @@ def _unpack(path: str, file: Path, folder: Path) -> None:
 
 
 def _check_readable(path: str, file: Path) -> tuple[dict[str, Any], int]:
-    """Returns what the file says of itself, and how many weights it holds.
-
-    ValueError if it is no whole GGUF file, or one that transformers cannot read right.
-    """
+    """Returns what the file says of itself, and its number of weights; ValueError if unreadable."""
     from gguf import GGUFReader, dequantize
     from transformers.integrations.gguf import read_gguf_metadata
     from transformers.integrations.gguf.gguf_conversion_mapping import GGUF_ARCHS

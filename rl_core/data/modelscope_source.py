@@ -1,7 +1,4 @@
-"""Stage 2: a model named on ModelScope -> its folder in ModelScope's own cache.
-
-The only file that imports `modelscope_hub`, an extra.
-"""
+"""Stage 2: a model of ModelScope -> its folder in ModelScope's cache, by the extra `modelscope`."""
 
 from __future__ import annotations
 
@@ -22,14 +19,10 @@ MODEL_FILES: Final = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 """What a model is loaded from; pickled weights and pictures stay where they are."""
 _PREFIX: Final = "modelscope:"
 _NAME: Final = re.compile(r"[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*")
-_LONGEST_REASON: Final = 200  # characters
 
 
 def modelscope_name(path: str) -> str | None:
-    """Returns OWNER/NAME of `modelscope:OWNER/NAME`, None for any other model path.
-
-    ValueError if it is no OWNER/NAME, or the package is not installed.
-    """
+    """Returns OWNER/NAME of `modelscope:OWNER/NAME`, None for other paths; or ValueError."""
     if not path.startswith(_PREFIX):
         return None
     name = path.removeprefix(_PREFIX)
@@ -106,7 +99,7 @@ def _download(settings: HubConfig, name: str, refused: str) -> Path:
     except (HubError, OSError) as error:
         reason = str(error)
     if reason is not None:
-        said = reason.strip().partition("\n")[0][:_LONGEST_REASON]  # a whole answer may follow
+        said = reason.strip().partition("\n")[0][:200]  # a whole answer may follow
         raise ValueError(
             f"{refused}, and ModelScope did not give it whole ({said}): check the name and, for a "
             "private model, MODELSCOPE_API_TOKEN; the same command goes on from what did arrive"

@@ -16,7 +16,7 @@ from rl_core.data.modelscope_source import (
     fetch_from_modelscope,
     modelscope_name,
 )
-from rl_core.types import Message
+from rl_core.types import Message, Problem, PromptedProblem
 
 OF_ITS_FILE_ALONE: Final = {"AutoTokenizer": [None, None]}
 """`auto_map` of a tokenizer that is its `tokenizer.json` and no class of its model's.
@@ -134,6 +134,18 @@ def check_embedded(ids: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerB
             f"knows {num_rows:,}: it was added to the tokenizer alone. "
             "Call model.resize_token_embeddings(len(tokenizer)) and save the model"
         )
+
+
+def prompted(
+    problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
+) -> list[PromptedProblem]:
+    """Returns problems with their prompts as text and as ids; see `check_embedded`."""
+    found = [
+        PromptedProblem(p, *encode_prompt(p.messages, tokenizer, chat_template=chat_template))
+        for p in problems
+    ]
+    check_embedded((item.prompt_ids for item in found), tokenizer)
+    return found
 
 
 def text_codec(

@@ -25,7 +25,6 @@ from rl_core.system.words import printable
 SPLITS = ("train", "test")
 _SUFFIXES = (".parquet", ".jsonl", ".json")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_NAME_LENGTH = 96
 _ENDING = re.compile(r"\.[A-Za-z]+")
 _HUB_PLACES = ("", "data/", "main/")
 """Of a hub data set, likeliest first: `main` is the config that has no other name (GSM8K's)."""
@@ -61,7 +60,7 @@ def find_files(
 def is_hub_name(name: str) -> bool:
     """Says whether a name is OWNER/NAME: no path that is there, nor one with a file's ending."""
     path = Path(name)
-    if len(name) > _HUB_NAME_LENGTH or not _HUB_NAME.fullmatch(name):
+    if len(name) > 96 or not _HUB_NAME.fullmatch(name):
         return False
     return not (path.exists() or path.parent.is_dir() or _ENDING.fullmatch(path.suffix))
 

@@ -1,7 +1,4 @@
-"""What an env hands to the making of a home-made base model: texts, their weights, and gates.
-
-Data path stage 0. Only texts are known here: `rl_core/sft/` tokenizes them and trains on them.
-"""
+"""What an env hands to the making of a home-made base model: texts, weights and gates (stage 0)."""
 
 import random
 from abc import ABC, abstractmethod

@@ -37,10 +37,7 @@ class AdaptiveEngine:
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
     ) -> Iterator[tuple[int, Completion]]:
-        """Yields completions with their positions; see `RolloutEngine.generate`.
-
-        OutOfMemory only if not even a single response fits.
-        """
+        """Yields completions with their positions; OutOfMemory only if not a single one fits."""
         self._failures.setdefault(phase, [])
         if self._size != self._budgets[_BUDGET]:
             self._resize(phase)

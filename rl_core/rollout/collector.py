@@ -46,7 +46,7 @@ class Collected:
     metrics: dict[str, float]
     """Of the batch's own problems: replacing groups does not flatter the accuracy.
 
-    But `rollout/tokens_per_s` counts the tokens of replaced groups too.
+    `rollout/tokens_per_s` counts the sampled tokens of replaced groups too.
     """
     num_correct: dict[int, int] = field(default_factory=dict)
     """Correct responses to each problem that was asked, replaced or not, by its position."""

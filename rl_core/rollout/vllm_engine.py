@@ -240,10 +240,7 @@ def _completion(output: Any, policy_version: int) -> Completion:
 
 
 def _undisturbed(build: Callable[[], LLM]) -> LLM:
-    """Returns what `build` makes, at once or later.
-
-    vLLM refuses to start where the card's free memory grows while it measures how much it takes.
-    """
+    """Returns what `build` makes; again if the card's free memory grew while vLLM measured it."""
     for _ in range(_TRIES):
         try:
             return build()

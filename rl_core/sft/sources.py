@@ -1,6 +1,6 @@
-"""What a given model is fine-tuned on: traces of the train split, or a user's file, as tokens.
+"""What a given model is fine-tuned on: traces of the train split, or a user's file (stage 0).
 
-Prompts are tokenized as in a rollout, and responses apart from them. Data path stage 0.
+Prompts are tokenized as in a rollout, and responses apart from them.
 """
 
 import math

@@ -133,10 +133,7 @@ class _Tuning:
     def _until_it_fits(
         self, work: Callable[[Sequence[Example], Parts], float], examples: Sequence[Example]
     ) -> float:
-        """Returns `work` of the examples, in half as large micro-batches after each lack of memory.
-
-        OutOfMemory if every micro-batch is a single example already.
-        """
+        """Returns `work` of the examples, in micro-batches half as large after a lack of memory."""
         while True:
             parts = split_by_tokens(examples, max_tokens=self._max_tokens, threads=self._threads)
             try:

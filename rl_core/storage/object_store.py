@@ -76,10 +76,7 @@ class ObjectStore:
             return from_url(self.url, client_options=options, retry_config=retries)
 
     def put(self, key: str, content: bytes | Path) -> str | None:
-        """Writes an object whole or not at all, whatever was there, and returns its e-tag.
-
-        A file is read part by part.
-        """
+        """Writes an object whole or not at all, a file part by part, and returns its e-tag."""
         source = content.open("rb") if isinstance(content, Path) else BytesIO(content)
         with source, _in_words(self.url):
             put = self._store.put(key, source, chunk_size=_PART_BYTES, max_concurrency=4)

@@ -26,8 +26,6 @@ _NOISE: Final = frozenset(
 )
 """Words of a device's name that do not distinguish cards of the table."""
 _MEMORY: Final = re.compile(r"(?<![a-z0-9])(\d{2,3})\s*(?:gib|gb|g)?(?![a-z0-9])")
-_SAME_MEMORY: Final = 0.1
-"""A card shows a little less memory than its name says: 23.5 GiB of 24."""
 
 
 @dataclass(frozen=True)
@@ -113,4 +111,4 @@ def _words(name: str) -> frozenset[str]:
 
 
 def _is_about(wanted: float, memory_gib: float) -> bool:
-    return abs(wanted - memory_gib) <= _SAME_MEMORY * memory_gib
+    return abs(wanted - memory_gib) <= 0.1 * memory_gib  # it shows 23.5 GiB of 24

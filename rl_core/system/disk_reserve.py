@@ -1,7 +1,7 @@
 """The reserve: disk blocks that a run holds, and gives up so that it can still say why it ends.
 
 Only last words may use what it frees: run.json, log.txt and metrics lines. Anything larger takes
-the reserve back first (`may_write`), and is not written if the disk has no room for that.
+the reserve back first (`may_write`), or is not written.
 """
 
 import errno

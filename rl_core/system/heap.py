@@ -2,10 +2,6 @@
 
 import ctypes
 from contextlib import suppress
-from typing import Final
-
-_MUCH_BYTES: Final = 256 * 2**20
-"""Less is not worth the page faults of taking it again."""
 
 
 class _HeapFigures(ctypes.Structure):
@@ -26,5 +22,6 @@ def give_back_heap() -> None:
     libc = ctypes.CDLL(None)
     with suppress(AttributeError):  # another C library, or one of before 2021
         libc.mallinfo2.restype = _HeapFigures
-        if libc.mallinfo2().free_bytes > _MUCH_BYTES:
+        # Less is not worth the page faults of taking it again.
+        if libc.mallinfo2().free_bytes > 256 * 2**20:
             libc.malloc_trim(0)

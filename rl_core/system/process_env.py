@@ -114,8 +114,8 @@ def borrow(credentials: Mapping[str, str]) -> None:
 def process_environment(*, num_threads: int, on_gpu: bool, sleeps: bool = False) -> dict[str, str]:
     """Returns the variables of one process that runs torch or vLLM, besides the defaults.
 
-    `sleeps`: it holds a vLLM engine that gives its memory back: torch refuses its memory pool
-    beside segments that grow (pytorch/pytorch#147851).
+    For a vLLM engine that `sleeps` torch refuses its memory pool beside segments that grow
+    (pytorch/pytorch#147851).
     """
     variables = {
         **_ENGINE,

@@ -1,8 +1,4 @@
-"""REDACTION: texts without credentials.
-
-A secret is recognised by the name of its variable, or by its own form. Not here: a secret in a
-file, which looks like any other text.
-"""
+"""REDACTION: texts without credentials, known by the name of their variable or by their form."""
 
 import json
 import re

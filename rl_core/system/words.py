@@ -1,7 +1,4 @@
-"""Numbers and texts as all of the program shows them: bytes, durations, counts, cut texts, tables.
-
-One line of an error: `rl_core/errors.py`.
-"""
+"""Numbers and texts as all of the program shows them: bytes, durations, counts, texts, tables."""
 
 import difflib
 from collections.abc import Collection, Iterable, Sequence

@@ -30,7 +30,6 @@ LEVELS: Final = (0.15, 0.08)
 """Shares of the memory left at which to warn; at 0.05 Ray kills a worker."""
 _WORKER_LOG: Final = re.compile(r"/(learner|engine_\d+)\.log$")
 _PLASMA: Final = re.compile(r"/plasma\w* \(deleted\)$")
-_CGROUPS: Final = Path("/sys/fs/cgroup")
 _logger = logging.getLogger(__name__)
 
 
@@ -67,8 +66,8 @@ def memory_left() -> tuple[int, int]:
     """Returns the bytes left and the limit of the machine, or of the tightest group around us."""
     machine = psutil.virtual_memory()
     membership = Path("/proc/self/cgroup").read_text(encoding="utf-8")
-    rooms = [(int(machine.available), int(machine.total)), *cgroup_rooms(membership, _CGROUPS)]
-    return min(rooms)
+    groups = cgroup_rooms(membership, Path("/sys/fs/cgroup"))
+    return min((int(machine.available), int(machine.total)), *groups)
 
 
 def cgroup_rooms(membership: str, root: Path) -> Iterator[tuple[int, int]]:
@@ -99,10 +98,7 @@ def cgroup_rooms(membership: str, root: Path) -> Iterator[tuple[int, int]]:
 
 
 class HostMemory:
-    """Looks at the machine's memory, in a thread, within the block.
-
-    A warning names the settings that would help, and the run's record gets each process's peak.
-    """
+    """Watches the machine's memory in a thread: warns with a remedy, and notes peaks in the run."""
 
     def __init__(
         self, config: RunConfig, run: RunFolder, look: Callable[[], Usage] = usage_now

@@ -1,7 +1,4 @@
-"""What goes on beside a step: functions that measure, stop and are called after each step.
-
-The loop (trainer.py) calls those of all its observers in their order; training.py chooses them.
-"""
+"""What goes on beside a step: functions that measure, stop and are called after each step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -8,11 +8,9 @@ to it what goes wrong. Whatever happens to it, or to wandb's service, harms no t
 wandb takes no step twice and none that lies behind. So each start asks where wandb's curve ends and
 sends the lines of `metrics.jsonl` from there on: what an outage, a crash or an offline start left
 out is filled in, and steps that a resume did again (with the same result) stay as they were. Each
-line keeps the time when it was written. Files of wandb's own are never kept: `metrics.jsonl` holds
-more.
+line keeps the time when it was written. Files of wandb's own are never kept.
 
-With the line of a test goes a table of a few rollouts of that step, which wandb shows as one panel
-with a slider over the steps.
+With the line of a test goes a table of a few rollouts of that step.
 """
 
 from __future__ import annotations
@@ -42,8 +40,6 @@ from rl_core.system.child_process import channel_to_parent
 from rl_core.system.network import wandb_url, why_silent
 from rl_core.system.words import without_middle
 
-START_TIMEOUT_S: Final = 10.0
-"""An online start that takes longer is given up."""
 _UPLOADING: Final = "uploading"
 """In a run's `wandb/`: all that wandb writes, until it is uploaded."""
 _SAMPLES: Final = "samples"
@@ -52,8 +48,6 @@ _MOST_CHARACTERS: Final = 2_000
 """Of a text in a table; the middle of a longer one is left out."""
 _TESTED: Final = "val/accuracy"
 """Of the lines with a test."""
-_NICE: Final = 10
-"""What learner and engines leave of the cores is enough for wandb."""
 _POLL_S: Final = 1.0
 
 
@@ -61,7 +55,7 @@ def main() -> NoReturn:
     """Follows a run, and exits with 0 if wandb has all of it, or was offline from the start."""
     run_folder, mode, timeout = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     parent = _Parent(timeout)
-    os.nice(_NICE)
+    os.nice(10)  # what learner and engines leave of the cores is enough
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     os.environ.pop("WANDB_SERVICE", None)  # another process's, which it would share and outlive
     code = 0
@@ -129,7 +123,7 @@ def _start(run_folder: Path, folder: Path, timeout_s: float) -> Any:
             x_disable_meta=True,  # host name, command line, user
             x_disable_stats=True,
             x_save_requirements=False,
-            init_timeout=START_TIMEOUT_S,
+            init_timeout=10.0,  # a start that takes longer is given up
             finish_timeout=timeout_s,
             finish_timeout_raises=True,
         ),

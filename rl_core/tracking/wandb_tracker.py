@@ -1,9 +1,8 @@
 """wandb beside the trainer, never in its way: a process of its own sends what is on the disk.
 
 The trainer only starts that process (wandb_process.py) and ends it: its steps cost nothing, and a
-wandb that hangs, crashes or raises harms no training.
-
-The run's folder gives the name at wandb, so a curve goes on where the run does.
+wandb that hangs, crashes or raises harms no training. The run's folder gives the name at wandb, so
+a curve goes on where the run does.
 """
 
 import logging
@@ -13,9 +12,8 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rl_core.config.run import RunConfig
 from rl_core.runs.metrics_log import MetricsLog
@@ -88,33 +86,25 @@ def _say_incomplete(run_folder: Path, why: str) -> None:
     )
 
 
-@dataclass(frozen=True)
-class UploadOutcome:
-    """The result of uploading one run."""
+def upload_run(run_folder: Path) -> tuple[str, int, str]:
+    """Sends wandb the steps of a run that it lacks: the result, how many they were, and a note.
 
-    result: Literal["uploaded", "already", "failed"]
-    steps: int
-    """Steps that were sent now."""
-    note: str
-    """Why it failed, in one line; else the run's name at wandb."""
-
-
-def upload_run(run_folder: Path) -> UploadOutcome:
-    """Sends wandb the steps of a run that it lacks."""
+    `failed` and why, in one line; or `uploaded` or `already`, and the run's name at wandb.
+    """
     if not MetricsLog(run_folder / "metrics.jsonl").read():
-        return UploadOutcome("already", 0, "no step was done")
+        return "already", 0, "no step was done"
     try:
         child = _start(run_folder, "upload", _UPLOAD_TIMEOUT_S)
     except OSError as error:
-        return UploadOutcome("failed", 0, str(error))
+        return "failed", 0, str(error)
     _end(child, _UPLOAD_TIMEOUT_S, exit_code=0)
     messages = list(_messages(child))
     child.close()
     if child.process.returncode != 0 or not messages or "sent" not in messages[-1]:
         words = [message["say"] for message in messages if "say" in message]
-        return UploadOutcome("failed", 0, redact(words[-1]) if words else "it took too long")
+        return "failed", 0, redact(words[-1]) if words else "it took too long"
     sent = messages[-1]["sent"]
-    return UploadOutcome("uploaded" if sent else "already", sent, run_folder.name)
+    return "uploaded" if sent else "already", sent, run_folder.name
 
 
 def _start(run_folder: Path, mode: str, timeout_s: float) -> Child:
@@ -140,10 +130,8 @@ def _end(child: Child, timeout_s: float, exit_code: int) -> None:
 
 
 def sync_run(run: Path) -> dict[str, str | int]:
-    """Uploads a run and returns a row: run, result, steps, note.
-
-    ConnectionError if the server does not answer, so that nothing was tried.
-    """
+    """Uploads a run and returns a row; ConnectionError if the server does not answer."""
     if (why := why_silent(wandb_url())) is not None:
         raise ConnectionError(f"{wandb_url()} does not answer ({why}): nothing was uploaded")
-    return {"run": run.name, **asdict(upload_run(run))}
+    result, steps, note = upload_run(run)
+    return {"run": run.name, "result": result, "steps": steps, "note": note}

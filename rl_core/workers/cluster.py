@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 
 import ray
 
@@ -29,9 +29,6 @@ from rl_core.workers.engines import Engines
 from rl_core.workers.nodes import check_nodes, own_node
 from rl_core.workers.reservation import Reservation
 from rl_core.workers.session import Results, ray_session
-
-_NEWS_S: Final = 10.0
-"""Ray says within some 2 s that a process is gone; the ranks that lost it say so at once."""
 
 
 class Workers:
@@ -88,15 +85,13 @@ class Workers:
         """Starts all processes, yields when all are ready, and leaves none behind.
 
         With `resume_from`, a checkpoint's folder, the engines hold its weights too, which
-        `policy_version` updates made. Without a
-        `learner` there are engines only, for an evaluation. Output goes to `learner.log`,
-        `engine_0.log`, ... in `log_folder`, by default a temporary one. `report` gets in words how
-        far the start is; `on_progress` the name of a phase when it begins or is a piece further,
-        from any thread.
+        `policy_version` updates made. Without a `learner` there are engines only, for an
+        evaluation. Output goes to `learner.log`, `engine_0.log`, ... in `log_folder`, by default a
+        temporary one. `report` gets in words how far the start is; `on_progress` the name of a
+        phase when it begins or is a piece further, from any thread.
 
         Raises:
-            ValueError: the model cannot be split as asked, or Ray's machines could never hold
-                what is.
+            ValueError: the model cannot be split, or Ray could never hold it, as asked.
             OutOfMemory: a model did not fit.
             WorkerDied: a process was killed while it started.
         """
@@ -172,10 +167,7 @@ class Workers:
         return sum(self._together(actor.snapshot.remote() for actor in self.ranks.values()))
 
     def write_snapshot(self, folder: Path) -> None:
-        """Writes the last snapshot's checkpoint; the learner works on meanwhile.
-
-        The folder is empty, or made, and has a name that no other has.
-        """
+        """Writes the last snapshot into a folder, empty or made; the learner goes on meanwhile."""
         self._on_progress("save")
         folder.mkdir(parents=True, exist_ok=True)
         written: list[Future[Any]] = [
@@ -195,7 +187,7 @@ class Workers:
         wait(futures, return_when=FIRST_EXCEPTION)
         errors = self._errors(futures)
         if errors and all(isinstance(error, RankLost) for error in errors):
-            wait(futures, timeout=_NEWS_S)
+            wait(futures, timeout=10.0)  # Ray says within some 2 s that a process is gone
             errors = self._errors(futures)
         if errors:
             # The cause first: no memory, then anything but what another rank saw of it.
@@ -261,7 +253,9 @@ class Workers:
         """Has several ranks find each other before they load anything."""
         ranks, size = self.ranks.values(), len(self.ranks)
         timeout_s = self._config.watchdog.stall_s  # how long one waits for another in a step
-        hosts = self._together(actor.__ray_call__.remote(_own_address) for actor in ranks)
+        hosts = self._together(
+            actor.__ray_call__.remote(lambda _: ray.util.get_node_ip_address()) for actor in ranks
+        )
         opened = self.ranks[LEARNER].open_meeting.remote(hosts[0], size).future()
         port = self._result(LEARNER, opened)
         self._together(
@@ -292,11 +286,6 @@ def _folder_of_logs(config: RunConfig, asked: Path | None, temp_dir: Path) -> It
     folder = (asked or temp_dir).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     yield folder
-
-
-def _own_address(actor: object) -> str:
-    """Runs within an actor: the address of its machine."""
-    return str(ray.util.get_node_ip_address())
 
 
 def _own_cards(actor: object) -> set[tuple[str, str]]:

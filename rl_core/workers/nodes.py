@@ -56,10 +56,7 @@ def own_node() -> str:
 
 
 def check_nodes(nodes: Iterable[str], folders: Iterable[Path]) -> None:
-    """Raises ValueError if a machine, by Ray's ids, lacks our version or does not see a folder.
-
-    A folder with a model is known by its config.json.
-    """
+    """Raises ValueError if a machine, by Ray's ids, lacks our version or does not see a folder."""
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     own = software()
     with _marked(folders) as marks:

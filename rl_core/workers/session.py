@@ -29,18 +29,8 @@ from rl_core.system.process_group import children_that_mention, session_folder
 from rl_core.system.words import cut, in_one_line, printable
 from rl_core.workers.ray_auth import address_of_auto, private, reread_settings, send_token
 
-_RAYS_FOLDER = "r"
-"""Within ours, which others cannot enter: Ray opens its own to everybody."""
-_OBJECT_STORE_BYTES = 200 * 2**20
-_EXIT_TIMEOUT_S = 5.0
-_HEAD_TIMEOUT_S = 10
-"""Ray ends this process, by its own `_exit`, when its head is gone for so long; 60 by default."""
 _TELLING: Final = ("gcs_server.err", "raylet.err", "gcs_server.out", "raylet.out")
 """Logs of the processes that must be up; Ray marks errors with E, fatal ones with C."""
-_CHARACTERS: Final = 200
-_LOG_LINES_SHOWN: Final = 3
-_WARNING_OF_TORCH: Final = "[W"
-"""Of its C++: it names no cause, a host without a name for one."""
 
 
 @contextmanager
@@ -53,7 +43,8 @@ def ray_session(
     """
     apply_defaults()
     with session_folder() as folder, _stopping_signals() as restore_handlers:
-        temp_dir, address = folder / _RAYS_FOLDER, config.resources.ray_address
+        # Within ours, which others cannot enter: Ray opens its own to everybody.
+        temp_dir, address = folder / "r", config.resources.ray_address
         try:
             try:
                 if address is None:
@@ -80,7 +71,7 @@ def ray_session(
             ray.shutdown()
             reread_settings()
             # A worker notices a moment later that its raylet is gone; one deep in C++ may not.
-            for process in psutil.wait_procs(processes, timeout=_EXIT_TIMEOUT_S)[1]:
+            for process in psutil.wait_procs(processes, timeout=5.0)[1]:
                 process.kill()
 
 
@@ -108,14 +99,15 @@ def _private_options(
         "num_cpus": int(sum(bundle["CPU"] for bundle in asked)),
         "num_gpus": None if any("GPU" in bundle for bundle in asked) else 0,
         # Two versions of the weights in flight, each up to twice the file (bfloat16 on disk).
-        "object_store_memory": _OBJECT_STORE_BYTES + 4 * weight_bytes,
+        "object_store_memory": 200 * 2**20 + 4 * weight_bytes,
         "include_dashboard": False,
         "job_config": _NotInWorkingFolder(),
         "log_to_driver": False,
         "logging_level": "ERROR",
         "_temp_dir": str(temp_dir),
         "_system_config": {
-            "gcs_rpc_server_reconnect_timeout_s": _HEAD_TIMEOUT_S,
+            # So long after its head is gone Ray ends this process by `_exit`; 60 by default.
+            "gcs_rpc_server_reconnect_timeout_s": 10,
             "free_objects_period_milliseconds": 0,  # old weights go before new ones come
         },
         "_node_ip_address": "127.0.0.1",
@@ -183,7 +175,7 @@ def _last_words(logs: Path) -> str:
             continue
         errors = [line.strip() for line in lines if " E " in line or " C " in line]
         if errors:
-            return f"{name} says: {printable(cut(errors[-1], _CHARACTERS))}"
+            return f"{name} says: {printable(cut(errors[-1], 200))}"
     return ""
 
 
@@ -221,8 +213,9 @@ class Results:
     def _death(self, name: str, error: RayError) -> WorkerDied:
         log = self._log_folder / f"{name}.log"
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-        telling = (line.strip() for line in lines if not line.startswith(_WARNING_OF_TORCH))
-        said = [line for line in telling if line][-_LOG_LINES_SHOWN:]
+        # A warning of torch's C++, [W, names no cause: a host without a name, say.
+        telling = (line.strip() for line in lines if not line.startswith("[W"))
+        said = [line for line in telling if line][-3:]
         # As Ray says it of an actor.
         how = (
             "machine is gone" if "its node has died" in str(error) else "process is gone (killed?)"

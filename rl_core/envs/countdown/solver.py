@@ -50,7 +50,7 @@ class Solved(NamedTuple):
 def solve_many(
     numbers: Sequence[Sequence[int]], targets: Sequence[int]
 ) -> list[tuple[str | None, int]]:
-    """Returns of each problem one solution as text, None for none, and how many distinct ones.
+    """Returns one solution as text, or None, and how many there are, of each problem.
 
     A problem has 1 to 6 numbers in 1..999 and a positive target.
     """

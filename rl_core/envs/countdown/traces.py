@@ -102,9 +102,9 @@ class Need:
         return [Need(value, sign, z, self) for sign, value in needs]
 
     def answer(self, made: str) -> str:
-        """The whole expression, from one that makes what is needed.
+        """The whole expression, from one that makes what is needed: each need is undone.
 
-        It undoes each need: `-35` of 44 and 9 asks for a pair worth 35; 35 + 9 is 44.
+        `-35` of 44 and 9 asks for a pair worth 35; 35 + 9 is 44.
         """
         if self.before is None:
             return made

@@ -23,7 +23,7 @@ from rl_core.runs.rollout_log import RolloutLog
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking import wandb_tracker
 from rl_core.tracking.wandb_process import COLUMNS, NewRows, sample_table
-from rl_core.tracking.wandb_tracker import UploadOutcome, upload_run, wandb_tracking
+from rl_core.tracking.wandb_tracker import upload_run, wandb_tracking
 from rl_core.types import Rollout
 from tests.support.fake_wandb import API_KEY, FakeWandb, black_hole, closed_port
 from tests.support.programs import begun
@@ -103,10 +103,10 @@ def test_a_resumed_runs_curve_goes_on_and_has_each_step_once(tmp_path, monkeypat
             raise KeyError
         assert scores_by_step(server) == expected(0, 20)
         assert server.exit_codes == {"my-run": 1}
-        assert upload_run(run.path) == UploadOutcome("already", 0, "my-run")
+        assert upload_run(run.path) == ("already", 0, "my-run")
 
         do_steps(run, 21, 22)
-        assert upload_run(run.path) == UploadOutcome("uploaded", 2, "my-run")
+        assert upload_run(run.path) == ("uploaded", 2, "my-run")
         assert scores_by_step(server) == expected(0, 22)
         assert [path for path in server.paths if "otel" in path] == []  # no telemetry
     assert beside_us() == []
@@ -218,7 +218,7 @@ def test_whatever_wandb_does_the_run_goes_on_and_its_steps_are_uploaded_later(
     assert kept == expected(1, 40)
 
     with wandb_server(monkeypatch) as server:
-        assert upload_run(run.path).result == "uploaded"
+        assert upload_run(run.path)[0] == "uploaded"
         uploaded = scores_by_step(server)
     assert uploaded == expected(1, 40)
     assert beside_us() == []
@@ -302,12 +302,12 @@ with wandb_tracking(RunConfig(trainer=trainer), Path(sys.argv[1])):
 @pytest.mark.slow
 def test_an_upload_says_in_one_line_why_it_failed(tmp_path, monkeypatch):
     _, run = a_run(tmp_path)
-    assert upload_run(run.path) == UploadOutcome("already", 0, "no step was done")
+    assert upload_run(run.path) == ("already", 0, "no step was done")
     do_steps(run, 1, 2)
     with wandb_server(monkeypatch):
         monkeypatch.setenv("HOME", str(tmp_path))  # no .netrc
         monkeypatch.delenv("WANDB_API_KEY")
-        assert "API key" in upload_run(run.path).note
+        assert "API key" in upload_run(run.path)[2]
 
 
 def test_offline_or_without_wandb_in_the_settings_nothing_starts(tmp_path):
