@@ -161,7 +161,6 @@ def checkpoints_folder(run_folder: Path) -> Path:
 
 
 def _step_folders(run_folder: Path) -> list[Path]:
-    """Returns the checkpoint folders by step, pointers and leftovers excluded."""
     folder = checkpoints_folder(run_folder)
     paths = folder.iterdir() if folder.is_dir() else ()
     return sorted(

@@ -236,7 +236,6 @@ def _check_file(path: Path, settings: dict[str, Any]) -> None:
 
 
 def _tables(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], dict[bytes, str]]:
-    """Returns the rows of each split, and what the metadata says of where they come from."""
     if data.train_files:
         tables, facts = read_own_data(env, data)
         return tables, {_OWN: json.dumps(facts)}
@@ -306,7 +305,6 @@ def _text_bytes(array: pa.StringArray) -> memoryview:
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns settings under the names that a user types."""
     data = {
         f"data.{key}": value
         for key, value in settings.items()

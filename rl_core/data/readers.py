@@ -162,7 +162,6 @@ def _parquet_records(file: Path, columns: Sequence[str]) -> Iterator[Record]:
 
 
 def _is_list(file: Path, stream: BufferedReader) -> bool:
-    """Says whether a `.json` file is one list, as most programs write it."""
     return file.suffix == ".json" and stream.peek(1).lstrip().startswith(b"[")
 
 

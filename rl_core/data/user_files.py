@@ -180,7 +180,6 @@ def _without_doubles(
 def _say_what_was_left_out(
     rows: dict[str, list[Row]], num_read: Mapping[str, int], left_out: dict[str, Counter[str]]
 ) -> None:
-    """Logs one line; raises ValueError where a split has no rows left."""
     said = []
     for split in SPLITS:
         reasons = [f"{count:,} {reason}" for reason, count in (+left_out[split]).items()]

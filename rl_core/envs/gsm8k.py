@@ -222,7 +222,6 @@ def _as_texts(record: Record, name: str) -> Record:
 
 
 def _goes_on(rest: str) -> bool:
-    """Says whether more of a number stands behind it on its line."""
     if _OTHER_NUMBER.match(rest):
         return True
     return any(character.isnumeric() for character in _UNIT_POWER.sub("", rest))

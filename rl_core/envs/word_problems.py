@@ -78,7 +78,6 @@ class _Story:
         return result
 
     def say(self, text: str, **numbers: int) -> None:
-        """Adds a sentence or two."""
         words = {key: getattr(self, key) for key in ("name", "pronoun", "other", "things")}
         self.sentences.append(text.format(**words, **numbers))
 

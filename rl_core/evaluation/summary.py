@@ -162,7 +162,6 @@ def compare(rows: Sequence[Row], other: Sequence[Row]) -> Comparison:
 
 
 def _greedy_by_problem(rows: Sequence[Row]) -> dict[tuple[int, str, str], bool]:
-    """Returns whether each problem was solved, by its index, prompt and ground truth."""
     return {
         (row["prompt_index"], row["prompt"], row["ground_truth"]): row["verdict"] == "correct"
         for row in rows

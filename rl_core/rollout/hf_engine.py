@@ -227,7 +227,6 @@ class _Context:
     prompts: SharedPrompts | None
 
     def attention(self) -> dict[str, Any]:
-        """Returns the model's arguments that say what a further token attends to."""
         if self.prompts is not None:
             return {"shared_prompts": self.prompts}
         assert self.mask is not None
@@ -235,7 +234,6 @@ class _Context:
         return {"attention_mask": self.mask}
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Keeps only these responses, int64."""
         self.cache.batch_select_indices(rows)
         self.positions = self.positions[rows]
         if self.prompts is not None:

@@ -66,7 +66,6 @@ class _Dialogue:
 
     @property
     def ids(self) -> list[int]:
-        """All tokens of the response."""
         pieces: list[int] = []
         for i, completion in enumerate(self.completions):
             pieces += completion.response_ids.tolist()
@@ -74,7 +73,6 @@ class _Dialogue:
         return pieces
 
     def next_request(self, max_tokens: int) -> GenerationRequest:
-        """Returns what the model's next turn is asked by."""
         ids = self.ids
         return GenerationRequest(
             (*self.request.prompt_ids, *ids),

@@ -195,7 +195,6 @@ def _prepared(
 
 
 def _failed_gates(held_out_losses: Sequence[float]) -> list[str]:
-    """Returns a sentence if more steps, or any, made the model worse."""
     before, after, lowest = held_out_losses[0], held_out_losses[-1], min(held_out_losses)
     if after >= before:
         return [f"held-out loss was {before:.3f} before and is {after:.3f}: it learned nothing"]

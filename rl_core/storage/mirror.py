@@ -294,7 +294,6 @@ def mirrored(
 
 
 def _send_pending(store: ObjectStore, spool: Spool, run_id: str) -> None:
-    """Sends what other runs of this spool could not send when they ended."""
     for name in spool.pending():
         with spool.publishing(name) as is_alone:
             if name == run_id or not is_alone:

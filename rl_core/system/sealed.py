@@ -87,7 +87,6 @@ def sealed(call: Callable[[], float], *, cpu_s: float) -> float:
 
 
 def _answer(call: Callable[[], float], cpu_s: float, parent: int, pipe: int) -> NoReturn:
-    """Runs the call in the copy, and writes its score."""
     die_with(parent)
     os.dup2(pipe, 3)
     os.closerange(4, 2**20)  # the channel to the trainer among them
@@ -112,7 +111,6 @@ def die_with(parent: int) -> None:
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    """Ends the process at the first thing that is more than computing."""
     if event in _HARMLESS:
         return
     if event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):

@@ -82,7 +82,6 @@ class _Series:
         return fmean(values[:width]), fmean(values[-width:])
 
     def gain(self, name: str) -> float | None:
-        """Returns by how much a metric rose from its first steps to its last."""
         ends = self.ends(name)
         return None if ends is None else ends[1] - ends[0]
 

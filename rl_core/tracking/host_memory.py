@@ -194,7 +194,6 @@ def own_bytes(pid: int) -> int:
 
 
 def _object_store_bytes(raylet: int) -> int:
-    """Returns the size of the unlinked file that is a raylet's object store."""
     for descriptor in Path(f"/proc/{raylet}/fd").iterdir():
         with suppress(OSError):
             if _PLASMA.search(str(descriptor.readlink())):

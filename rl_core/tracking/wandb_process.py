@@ -133,7 +133,6 @@ def _start(run_folder: Path, folder: Path, timeout_s: float) -> Any:
 def _hand_over(
     run: Any, rows: NewRows, samples_of: Callable[[int], list[list[Any]]], parent: _Parent
 ) -> int:
-    """Logs each row that the server lacks, as it appears; returns how many."""
     next_step, sent = run.starting_step, 0
     while True:
         last_round = parent.is_done()
@@ -231,7 +230,6 @@ class _Parent:
 
 
 def _end_service() -> None:
-    """Ends wandb's service, whatever state it is in."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             process.kill()

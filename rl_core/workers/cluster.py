@@ -250,7 +250,6 @@ class Workers:
                     load_first(rest)
 
     def _meet(self) -> None:
-        """Has several ranks find each other before they load anything."""
         ranks, size = self.ranks.values(), len(self.ranks)
         timeout_s = self._config.watchdog.stall_s  # how long one waits for another in a step
         hosts = self._together(
@@ -289,6 +288,5 @@ def _folder_of_logs(config: RunConfig, asked: Path | None, temp_dir: Path) -> It
 
 
 def _own_cards(actor: object) -> set[tuple[str, str]]:
-    """Runs within an actor."""
     context = ray.get_runtime_context()
     return {(context.get_node_id(), card) for card in context.get_accelerator_ids()["GPU"]}

@@ -77,7 +77,6 @@ class Reservation:
 
 
 def _machines() -> list[dict[str, float]]:
-    """Returns what each of Ray's machines has."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 

@@ -55,7 +55,6 @@ class _Trees:
         return self._known[key]
 
     def parts(self, kind: _Kind, positions: Positions) -> Iterator[Any]:
-        """Yields the list part by part."""
         if len(positions) == 1:
             yield self._number(positions[0])
         elif kind == "forms":

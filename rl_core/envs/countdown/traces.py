@@ -130,7 +130,6 @@ class _Attempt:
 
 
 def _attempts(numbers: Sequence[int], needs: list[Need]) -> Iterator[_Attempt]:
-    """Yields all that can be tried, in the numbers' order."""
     for z in dict.fromkeys(numbers):
         rest = list(numbers)
         rest.remove(z)

@@ -213,7 +213,6 @@ def _member(value: Any, hint: Any) -> Any:
 
 
 def _answer_parent() -> None:
-    """Makes what `_make_elsewhere` asks for."""
     import numpy as np
 
     channel = channel_to_parent()
