@@ -93,8 +93,7 @@ def test_chat_without_a_template_names_the_remedy(tokenizer: PreTrainedTokenizer
 
 
 @pytest.mark.parametrize(
-    "messages",
-    [[], [{"role": "system", "content": "s"}], [*user("a"), *user("b")]],
+    "messages", [[], [{"role": "system", "content": "s"}], [*user("a"), *user("b")]]
 )
 def test_a_raw_prompt_is_exactly_one_user_message(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message]
