@@ -61,11 +61,7 @@ def _file_of(folder: Path, changed: str) -> Path:
 
 
 def _scored(
-    batch: pa.RecordBatch,
-    problems: dict[int, Problem],
-    rewards: Rewards,
-    run_id: str,
-    changed: str,
+    batch: pa.RecordBatch, problems: dict[int, Problem], rewards: Rewards, run_id: str, changed: str
 ) -> pa.Table:
     rows = batch.to_pylist()
     for row in rows:

@@ -144,11 +144,7 @@ def validate_task(config: RunConfig, data: Path, model_path: Path) -> None:
 
 
 def measure_prompts(
-    env: TextEnv,
-    splits: Mapping[str, pa.Table],
-    count_tokens: CountTokens,
-    *,
-    are_templated: bool,
+    env: TextEnv, splits: Mapping[str, pa.Table], count_tokens: CountTokens, *, are_templated: bool
 ) -> pl.DataFrame:
     """Returns `split`, `index` and `prompt_tokens` of every problem, in the files' order.
 

@@ -47,10 +47,7 @@ class LengthReport:
 def report_lengths(lengths: pl.DataFrame, limit: int) -> LengthReport:
     """Returns the report of all prompts (`split` and `prompt_tokens`, at least one row)."""
     prompts = dict(lengths.group_by("prompt_tokens").len().sort("prompt_tokens").iter_rows())
-    return LengthReport(
-        verdict=_verdict(prompts, limit),
-        limits=_limits(prompts, limit),
-    )
+    return LengthReport(verdict=_verdict(prompts, limit), limits=_limits(prompts, limit))
 
 
 def _verdict(prompts: Counts, limit: int) -> str:

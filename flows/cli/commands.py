@@ -80,10 +80,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "sync": Command("stages:sync", "upload to wandb what it lacks of a RUN, by default the latest"),
     "runs": Command("sql:list_runs", "list the runs, or one RUN"),
-    "compare": Command(
-        "sql:compare",
-        "set RUN RUN... beside one another",
-    ),
+    "compare": Command("sql:compare", "set RUN RUN... beside one another"),
     "export": Command(
         "models:export",
         "write a CHECKPOINT for others: export RUN/best to=FOLDER dtype=bfloat16",

@@ -42,11 +42,7 @@ _OF_THE_RUN: Final = ("preset", "run_id", "storage.root", "storage.url")
 _OF_ANOTHER_SETTING: Final = re.compile(r"\$\{[\w.]*\}")
 
 
-def compose(
-    overrides: Sequence[str] = (),
-    *,
-    base: RunConfig | None = None,
-) -> RunConfig:
+def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> RunConfig:
     """Returns the settings of a run.
 
     Args:

@@ -41,9 +41,7 @@ class Imported:
 
 
 def import_script(
-    text: str,
-    variables: Mapping[str, str] | None = None,
-    shell: Mapping[str, str] | None = None,
+    text: str, variables: Mapping[str, str] | None = None, shell: Mapping[str, str] | None = None
 ) -> Imported:
     """Returns what a launch script asks for, in our settings, and what is wrong with it.
 

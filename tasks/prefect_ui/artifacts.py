@@ -192,8 +192,7 @@ def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bo
     data = json.dumps(data) if kind == "table" else data
     if flow_run is not None:
         own = ArtifactFilter(
-            flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]),
-            key=ArtifactFilterKey(any_=[key]),
+            flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]), key=ArtifactFilterKey(any_=[key])
         )
         for earlier in client.read_artifacts(artifact_filter=own):
             _update(earlier.id, data, description)

@@ -25,12 +25,7 @@ from rl_core.resources.memory_need import (
     starves_engine,
     why_not_split,
 )
-from rl_core.resources.memory_plan import (
-    ModelShape,
-    compute_width,
-    memory_plan,
-    micro_batch_tokens,
-)
+from rl_core.resources.memory_plan import ModelShape, compute_width, memory_plan, micro_batch_tokens
 from rl_core.system.words import GIB, disk_size
 from rl_core.tracking.host_memory import memory_left, own_bytes
 from tasks.hours import planned_steps

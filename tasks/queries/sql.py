@@ -88,11 +88,7 @@ def values_there(
 
 
 def run_query(
-    sql: str,
-    parameters: Mapping[str, Value] | None = None,
-    *,
-    root: Path,
-    run: str | None = None,
+    sql: str, parameters: Mapping[str, Value] | None = None, *, root: Path, run: str | None = None
 ) -> pl.DataFrame:
     """Returns the rows of one read-only SELECT over the views of `sql/views`.
 

@@ -15,15 +15,7 @@ from rl_core.evaluation.files import PAGE
 from rl_core.system.atomic import is_disk_full, write_text_atomically
 from rl_core.system.words import disk_size, exact_duration, markdown_table
 from rl_core.types import Problem
-from tasks.prefect_ui.chart import (
-    COLOURS,
-    PALETTE,
-    Point,
-    Series,
-    draw,
-    stacked,
-    thinned,
-)
+from tasks.prefect_ui.chart import COLOURS, PALETTE, Point, Series, draw, stacked, thinned
 from tasks.report_page.data import ReportData
 from tasks.report_page.samples import ON_PAGE, Row, choose_answers
 
