@@ -58,11 +58,9 @@ def evaluate(
 class Chosen:
     """What is evaluated, and how."""
 
-    models: list[NamedModel]
-    """One, or two that are compared."""
+    models: list[NamedModel]  # one, or two that are compared
     config: RunConfig
-    data: Path | None
-    """Folder of the data set; None where it is the settings' own."""
+    data: Path | None  # folder of the data set; None where it is the settings' own
 
     @contextmanager
     def published(self) -> Iterator[None]:

@@ -132,8 +132,7 @@ class Night:
     """What is known of a night when a message about it is sent."""
 
     flow_run: FlowRun | None = None
-    config: RunConfig | None = None
-    """With `run_id`, once there is a run."""
+    config: RunConfig | None = None  # with `run_id`, once there is a run
     start: Start | None = None
 
     @property
@@ -187,10 +186,7 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
 
 
 def killed(night: Night, said: str | None) -> str:
-    """Returns why a night's process is gone, which could not report it, and notes it in `run.json`.
-
-    `said` is the message of the state that Prefect's worker gave the flow run.
-    """
+    """Returns why a night's process is gone, by its state's message, and notes it in `run.json`."""
     found = _EXIT_CODE.search(said or "")
     reason = f"its process ended: {how_it_ended(int(found[1]))}" if found else said or "it died"
     if found and int(found[1]) == -9:

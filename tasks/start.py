@@ -30,12 +30,9 @@ class Start(BaseModel):
     """Where a night starts."""
 
     model_config = ConfigDict(frozen=True)
-    folder: Path | None
-    """The champion's checkpoint; None for the model of the settings."""
-    why: str
-    """In one sentence; beginning with `the champion RUN/step_000100` if it is that one."""
-    is_as_asked: bool = True
-    """False if there is a champion that cannot be used."""
+    folder: Path | None  # the champion's checkpoint; None for the model of the settings
+    why: str  # in one sentence; beginning with `the champion RUN/step_000100` if it is that one
+    is_as_asked: bool = True  # false if there is a champion that cannot be used
     seed: int = 0
 
     @property

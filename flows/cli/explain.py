@@ -1,7 +1,4 @@
-"""The commands `countdown-train explain KEY[=VALUE]` and `config`.
-
-What a setting means: its words from the models, its bounds, presets and verl's name.
-"""
+"""The commands `explain` and `config`: what a setting means, its bounds, presets, name in verl."""
 
 import ast
 import inspect
@@ -50,15 +47,11 @@ class Setting:
     """One setting, in words."""
 
     key: str
-    env: str | None
-    """The env that has it, None for all."""
-    meaning: str
-    """Its docstring, one paragraph per line."""
-    allowed: str
-    """Its type and its bounds."""
+    env: str | None  # the env that has it, None for all
+    meaning: str  # its docstring, one paragraph per line
+    allowed: str  # its type and its bounds
     default: str
-    presets: Mapping[str, str]
-    """Its values in the presets that set it."""
+    presets: Mapping[str, str]  # its values in the presets that set it
     verl: tuple[str, ...]
 
 
@@ -219,7 +212,6 @@ def _allowed(schema: Mapping[str, Any]) -> str:
 
 
 def _wrapped(text: str, start: str, then: str | None = None) -> list[str]:
-    """Returns paragraphs as lines, the first of each after `start`, the others after `then`."""
     shape = textwrap.TextWrapper(_WIDTH, start, start if then is None else then)
     return [line for paragraph in text.splitlines() for line in shape.wrap(paragraph)]
 

@@ -1,8 +1,7 @@
 """`countdown-train serve`: Prefect's server, the deployments and a worker, until Ctrl-C.
 
 The long way, a command each, is in docs/operations.md. What is there already (pool, deployments,
-automations, a server at PREFECT_API_URL) is used and brought up to date. Besides `notify test`:
-one message to those whom deployments/night.yaml names.
+automations, a server at PREFECT_API_URL) is used and brought up to date. Besides `notify test`.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ _LEAVE_S: Final = 45.0
 """For a run to finish its step, save and leave, see rl_core/system/signals.py."""
 _STOP_S: Final = 15.0
 _POLL_S: Final = 0.5
-_RESTARTS: Final = 3
-"""At most so many restarts of the server within `_RESTARTS_S`."""
+_RESTARTS: Final = 3  # at most so many restarts of the server within `_RESTARTS_S`
 _RESTARTS_S: Final = 600.0
 _LINES_SHOWN: Final = 3
 
@@ -193,10 +191,7 @@ def _refuse_taken(host: str, port: int) -> None:
 
 
 def _pool_and_automations() -> list[str]:
-    """Makes or updates them, and returns the automations' names.
-
-    An existing work pool stays as it is, and so does whether an automation is switched on.
-    """
+    """Returns the automations' names; an existing pool, and what is switched off, stay so."""
     refresh_global_settings_context()  # with the API's address
     template = ProcessWorker.get_default_base_job_template()
     pool = WorkPoolCreate(name=_POOL, type=ProcessWorker.type, base_job_template=template)

@@ -14,8 +14,7 @@ from tasks.queries.sql import ask, run_query, values_there
 
 _PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")
 """A path that Hydra reads as it stands."""
-_MOST_ROWS = 60
-"""Of an answer on a terminal: a night has a thousand steps."""
+_MOST_ROWS = 60  # of an answer on a terminal: a night has a thousand steps
 
 
 def sql(
@@ -76,10 +75,7 @@ def _root_and_run(settings: Sequence[str]) -> tuple[Path, list[str]]:
 
 
 def storage_root(overrides: Sequence[str]) -> Path:
-    """Returns where runs and data sets are.
-
-    Without Hydra if that is possible: to import it takes longer than to answer most questions.
-    """
+    """Returns where runs are; if possible without Hydra, whose import outlasts most questions."""
     if not overrides:
         from rl_core.config.operations import StorageConfig
 

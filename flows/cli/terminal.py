@@ -33,10 +33,7 @@ def show_rows(
     *,
     most_rows: int | None = None,
 ) -> None:
-    """Prints rows as `tasks.queries.render` formats them, a table as wide as the terminal.
-
-    A file or a pipe gets all rows, a terminal at most `most_rows`.
-    """
+    """Prints rows as `render` formats them; of a table, a terminal gets at most `most_rows`."""
     import polars as pl  # not for commands that show no rows
 
     from tasks.queries.render import render

@@ -21,11 +21,9 @@ from rl_core.system.network import LOOPBACK
 if TYPE_CHECKING:
     from prefect.settings import Settings
 
-AUTH_STRING: Final = "PREFECT_API_AUTH_STRING"
-"""Where Prefect's clients look for the login."""
+AUTH_STRING: Final = "PREFECT_API_AUTH_STRING"  # where Prefect's clients look for the login
 SERVER_AUTH_STRING: Final = "PREFECT_SERVER_API_AUTH_STRING"
-_LISTENS: Final = "0A"
-"""As the kernel writes the state of a socket that waits for connections."""
+_LISTENS: Final = "0A"  # as the kernel writes the state of a socket that waits for connections
 
 
 def new_login() -> str:
@@ -53,10 +51,7 @@ def own_login(home: Path) -> str:
 
 
 def login_for(url: str | None, settings: Settings) -> str | None:
-    """Returns the login for an API, or None: it is elsewhere, another user's, or has none of ours.
-
-    A login in Prefect's settings is used before the file's.
-    """
+    """Returns the login for an API, the settings' first; None: elsewhere, or another user's."""
     address = urlsplit(url or "")
     if address.hostname not in LOOPBACK or _is_anothers(address.port or 80):
         return None

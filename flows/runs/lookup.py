@@ -89,12 +89,10 @@ def find_run(overrides: Sequence[str]) -> RunFolder:
 def settings_of_run(
     run: RunFolder, storage: StorageConfig | None = None, words: Sequence[str] = ()
 ) -> RunConfig:
-    """Returns the settings that a run was started with, for the root that it lies in or another.
+    """Returns the settings that a run was started with, for the root that it lies in.
 
-    Args:
-        run: the run.
-        storage: root and store of the command, in place of the run's own.
-        words: of the command: a run's `env=package.module:ENV` is imported only if it is in them.
+    `storage`: root and store of the command in place of these. A run's `env=package.module:ENV` is
+    imported only if it is in the command's `words`.
     """
     if not (settings := read_settings(run.path)):
         raise BadInputError(

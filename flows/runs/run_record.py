@@ -1,8 +1,4 @@
-"""Which run this is, and what became of it: `run.json` from the flow's side.
-
-The last words of a run that failed (what was measured last, where memory went, what to do next) are
-in `run.json` and in the artifact `report` of its flow run.
-"""
+"""Which run this is, and what became of it: `run.json`, and the last words of a run that failed."""
 
 import logging
 import re
@@ -100,10 +96,7 @@ def _interrupted_run(config: RunConfig) -> str | None:
 
 @contextmanager
 def recorded(run: RunFolder) -> Iterator[Stage]:
-    """Yields a timer of stages; at the end `run.json` says what became of the run, and why.
-
-    `rl_core.runs.lock.started` holds the run meanwhile.
-    """
+    """Yields a timer of stages; at the end `run.json` says what became of the run, and why."""
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:

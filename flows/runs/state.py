@@ -50,10 +50,9 @@ def own_flow_run() -> FlowRun | None:
 def outlive_lost_leases() -> None:
     """Makes flow runs of this process warn of a lost lease and go on; no setting does.
 
-    A run of a deployment with a concurrency limit renews the lease of its slot every few minutes.
-    If that fails (the server was away, or was started again and forgot its leases, which it keeps
-    in memory) Prefect raises CancelledError in the middle of the flow. Without it the next run may
-    start beside this one: a worker's `--limit 1` still counts both.
+    A run of a deployment with a concurrency limit renews the lease of its slot. If that fails (the
+    server was away, or has forgotten its leases in a restart) Prefect raises CancelledError in the
+    flow. Without it the next run may start beside this one: a worker's `--limit 1` counts both.
     """
     maintain, lasts = getattr(flow_engine, _MAINTAIN), {"raise_on_lease_renewal_failure": False}
     setattr(flow_engine, _MAINTAIN, lambda *args, **kwargs: maintain(*args, **kwargs | lasts))
@@ -107,12 +106,9 @@ def take_over(run: RunFolder) -> None:
 
 
 def is_cancelled() -> bool:
-    """Says whether Cancel in the UI, not any other SIGTERM, is why this process ends.
-
-    Only the server knows, since a worker sends SIGTERM for both; no answer counts as no.
-    """
+    """Says whether Cancel in the UI, not another SIGTERM, is why this process ends."""
     flow_run = own_flow_run()
-    if flow_run is not None and not _cancelled.is_set():
+    if flow_run is not None and not _cancelled.is_set():  # no answer counts as no
         own, target = contextvars.copy_context(), (_look_for_cancel, flow_run.id)
         look = threading.Thread(target=own.run, args=target, daemon=True)
         look.start()

@@ -43,14 +43,10 @@ _OF_ANOTHER_SETTING: Final = re.compile(r"\$\{[\w.]*\}")
 
 
 def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> RunConfig:
-    """Returns the settings of a run.
+    """Returns the settings of a run, of KEY=VALUE, preset=NAME, env=NAME in Hydra's grammar.
 
-    Args:
-        overrides: `KEY=VALUE`, `preset=NAME`, `env=NAME` in Hydra's grammar; lists as `[a,b]`.
-        base: settings of an existing run, to change instead of a preset's; its preset and env stay.
-
-    Raises:
-        SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
+    `base`: settings of an existing run, changed in place of a preset's; its preset and env stay.
+    SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
     """
     parsed = _parse(overrides)
     chosen = {item.key_or_group: _text(item) for item in parsed if item.key_or_group in CHOICES}
@@ -77,8 +73,7 @@ def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> 
 def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Returns what differs from the preset's own settings: by name, its value and the run's.
 
-    If the envs differ, a setting that only the run's has is None for the preset's, and one that
-    only the preset's has is left out. A preset that is gone counts as the defaults.
+    None is for a setting that the preset's env lacks; a preset that is gone counts as the defaults.
     """
     own = dict(leaves(config.model_dump(mode="json")))
     try:

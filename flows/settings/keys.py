@@ -1,7 +1,4 @@
-"""Which settings there are, under which env, and what a mistaken name may have meant.
-
-Without Hydra, so that a completion answers at once.
-"""
+"""Which settings there are, and what a mistaken name may have meant; without Hydra, for TAB."""
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
