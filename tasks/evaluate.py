@@ -46,8 +46,7 @@ def evaluate_run(
     """Evaluates base model and latest checkpoint, and returns a summary of each.
 
     In a watched process, as training; if all rows are known, without it and without engines. Not
-    the best checkpoint, which was chosen on these very problems: its accuracy is too rosy. See
-    `evaluate_with` for what is written, `call_supervised` for errors.
+    the best checkpoint, which was chosen on these very problems: its accuracy is too rosy.
     """
     evaluator = Evaluator(config, data)
     is_known = evaluator.may_reuse and evaluator.rows_file("base", model_path).exists()
@@ -89,10 +88,10 @@ def evaluate_with(
 ) -> list[EvaluationSummary]:
     """Evaluates both models with engines that hold the base model's weights; None: all is known.
 
-    Writes `eval/base.parquet` and `eval/step_000100.parquet`, and `accuracy_before` and
-    `accuracy_after` in `run.json`. If `config` asks otherwise than the run's own settings, the rows
-    lie beside those, and `run.json` stays: see `rl_core/evaluation/files.py`. The champion of these
-    problems is asked too, if its rows under these settings are missing, to be compared with.
+    Writes `eval/base.parquet`, `eval/step_000100.parquet` and, in `run.json`, both accuracies; if
+    `config` asks otherwise than the run's own settings, `run.json` stays, and the rows lie beside
+    its own (`rl_core/evaluation/files.py`). The champion of these problems is asked too, if its
+    rows under these settings are missing, to be compared with.
     """
     evaluator = Evaluator(config, data, run)
     is_own = evaluator.is_own_of(run)
@@ -218,8 +217,7 @@ def evaluate_models(
 ) -> Evaluated:
     """Asks both models the same problems and compares their greedy responses.
 
-    Rows lie under `<storage.root>/evaluations`, those of a run's model also in the run's `eval/`:
-    beside the run's own evaluation, unless this is what the run's own settings ask.
+    Rows lie under `<storage.root>/evaluations`, those of a run's model also in the run's `eval/`.
     FileNotFoundError if a checkpoint was pruned since it was named, ValueError if it is damaged.
     """
     evaluator = Evaluator(config, data)

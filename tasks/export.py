@@ -70,10 +70,9 @@ def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
 
 
 def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path:
-    """Writes a model's folder, whole or not at all, and returns it.
+    """Writes a model's folder, whole or not at all, and returns it; `dtype` is one of `DTYPES`.
 
-    `dtype` is one of `DTYPES`; whole numbers stay what they are. ValueError if there is something
-    at `to`, or a weight is too large for the type.
+    ValueError if there is something at `to`, or a weight is too large for the type.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ValueError(f"to={to} is there already: name a folder that is not, or empty it")

@@ -23,10 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 def promote_run(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> Promotion:
-    """Compares the run's evaluated checkpoint with the champion and returns what became of it.
-
-    Reads what `evaluate_run` left; `run.json` and the log say the outcome in a sentence.
-    """
+    """Compares the run's evaluated checkpoint with the champion; `run.json` says the outcome."""
     try:
         with reading_latest(run.path) as checkpoint:
             promotion = (

@@ -93,8 +93,7 @@ def prune_runs(
 ) -> list[dict[str, Any]]:
     """Prunes runs one by one; returns their rows, and one per run that was left alone.
 
-    A run in progress is: it makes room for itself, by settings that may be others. So is one that
-    comes with the reason why its settings cannot be read.
+    A run in progress is left alone, and one that comes with why its settings cannot be read.
     """
     rows: list[dict[str, Any]] = []
     for config, run in runs:

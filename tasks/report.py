@@ -26,7 +26,7 @@ class Report:
 
 
 def write_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
-    """Writes `report.html` into a run's folder, and returns it; ValueError if there is no run.
+    """Writes `report.html` into a run's folder; ValueError if there is no run.
 
     As the last stage of a run it may not find room on the disk: the run's reason says so.
     """

@@ -107,10 +107,9 @@ def bring_inputs_of_run(storage: StorageConfig, run: RunFolder) -> None:
 
 @contextmanager
 def published(config: RunConfig) -> Iterator[None]:
-    """Brings a run as the store knows it, and publishes it within the block.
+    """Brings a run, if it is there, and its inputs as the store has them, and publishes it.
 
-    The run, named in the settings, need not exist. Data set, base model and champions come with it,
-    if the store has them. ValueError if another machine is at work on the run.
+    ValueError if another machine is at work on the run.
     """
     assert config.run_id is not None, "choose_run has named it"
     with mirrored(config.storage, config.run_id, bring=partial(bring_inputs, config)):

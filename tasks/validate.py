@@ -1,7 +1,6 @@
 """Validate: every SQL check on both splits, and prompt lengths under the model's own tokenizer.
 
-A check is a file of `sql/checks` that selects the rows which break a rule. Those that an env names
-as its own (`TextEnv.check_files`) run for that env only, all others run always.
+A check is a file of `sql/checks` that selects the rows which break a rule; an env may have its own.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ class ValidationFailed(ValueError):  # noqa: N818  # what happened, not a kind o
         self.validation = validation
 
     def __reduce__(self) -> tuple[type[ValidationFailed], tuple[str, Validation]]:
-        """Rebuilds from both fields: an exception's default pickle would pass the message alone."""
-        return type(self), (str(self), self.validation)
+        return type(self), (str(self), self.validation)  # by default only the message
 
 
 def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> Validation:
@@ -148,8 +146,8 @@ def measure_prompts(
 ) -> pl.DataFrame:
     """Returns `split`, `index` and `prompt_tokens` of every problem, in the files' order.
 
-    `are_templated`: every prompt was proved to be the env's template, filled. Then it is measured
-    by its parts if that is proved to be exact.
+    `are_templated`: every prompt was proved to be the env's template, filled: it may be measured by
+    its parts.
     """
     of_numbers = env.overrides(TextEnv.prompt_of_numbers)
     columns = ["prompt", "nums", "target"] if of_numbers else ["prompt"]
@@ -170,10 +168,9 @@ def measure_prompts(
 
 
 def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) -> list[Result]:
-    """Returns one row per SQL check, all of them passed.
+    """Returns one row per SQL check, all of them passed; the columns are checked first.
 
-    ValidationFailed if a check found rows: the columns are checked first, and alone. DatasetError
-    if a column is of a type that no check could read.
+    ValidationFailed if a check found rows, DatasetError if no check could read a column's type.
     """
     env, is_own = config.env, bool(config.data.train_files)
     columns, *others = check_files(env)

@@ -288,8 +288,9 @@ class _Processes(AbstractContextManager["_Processes"]):
         while True:
             time.sleep(_POLL_S)
             for name, start in restart.items():
-                has_ended = self._started[name].poll() is not None
-                if not has_ended or (name == "worker" and self._has_run()):
+                if self._started[name].poll() is None:
+                    continue
+                if name == "worker" and any(map(_is_flow_run, self._marked([]))):
                     continue
                 now = time.monotonic()
                 if len(restarts) == _RESTARTS and now - restarts[0] < _RESTARTS_S:
@@ -304,9 +305,6 @@ class _Processes(AbstractContextManager["_Processes"]):
         if self._started[name].poll() is not None:
             said = _end_of((self.logs / f"{name}.log").read_text(errors="replace"))
             raise RunFailedError(f"{self._how_it_ended(name)}\n{said}")
-
-    def _has_run(self) -> bool:
-        return any(_is_flow_run(process) for process in self._marked([]))
 
     def _how_it_ended(self, name: str) -> str:
         ended = how_it_ended(self._started[name].returncode)

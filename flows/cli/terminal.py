@@ -6,13 +6,11 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from rl_core.system.log_file import listening
 from rl_core.system.redaction import redact
 from rl_core.system.words import LINES, cut, printable
 
@@ -54,7 +52,7 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((120, 24)).columns
 
 
-class _LineHandler(logging.Handler):
+class LineHandler(logging.Handler):
     """Writes `12:01:02 train: message` past tqdm's bar."""
 
     def __init__(self, *, links: bool) -> None:
@@ -72,13 +70,3 @@ class _LineHandler(logging.Handler):
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         line = f"{time.strftime('%H:%M:%S')} {f'{task}: ' if task else ''}{level}{text}"
         tqdm.write(line, file=sys.stdout)
-
-
-@contextmanager
-def progress_on_stdout(*, links: bool) -> Iterator[None]:
-    """Shows what our loggers and Prefect's run loggers say, from INFO up, within the block.
-
-    `links`: to Prefect's UI too; those of a private server lead nowhere.
-    """
-    with listening(_LineHandler(links=links)):
-        yield

@@ -86,7 +86,7 @@ def read_night(file: Path = NIGHT_FILE) -> NightSettings:
 
 
 def deploy_step(file: str) -> dict[str, Any]:
-    """Returns what `deployments/prefect.yaml` fills in; off, too, if it was switched off in the UI."""
+    """Returns what `deployments/prefect.yaml` fills in; off means no hour, or off in the UI."""
     night = read_night(Path(file))
     return {
         **night.model_dump(mode="json", exclude={"at"}),

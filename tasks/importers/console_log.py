@@ -43,10 +43,8 @@ def is_log(text: str) -> bool:
 def read_log(text: str) -> dict[int, Row]:
     """Returns the metrics by step; of a step that was done again, the last.
 
-    Colours, Ray's prefixes, other lines and what is cut short are left out. A value that is no
-    finite number is left out as well, and `not_finite/NAME` is 1 in its place. The mean of the test
-    scores (`val/test_score/NAME`, `val-core/NAME/reward/mean@1`) is `val/score` too, that of
-    `val-core/NAME/acc/mean@1` `val/accuracy`.
+    For a value that is no finite number `not_finite/NAME` is 1. The means of all test scores and
+    accuracies are `val/score` and `val/accuracy` too.
     """
     return dict(_rows(text))
 
@@ -78,10 +76,7 @@ def _metrics(text: str) -> Iterator[tuple[str, float]]:
 
 
 def import_log(file: Path, *, root: Path, run_id: str) -> RunFolder:
-    """Makes a run of a log, and returns its folder; ValueError if no step is in it.
-
-    Such a log has no times of day: they are counted back from the file's own time.
-    """
+    """Makes a run of a log, its times counted back from the file's; ValueError without a step."""
     text = file.read_text(encoding="utf-8", errors="replace")
     rows, failure = read_log(text), find_failure(text)
     if not rows:

@@ -1,8 +1,8 @@
 """Reads a shell script as a shell does, without running anything (the only tree-sitter import).
 
-Bash's grammar is tree-sitter's. Here variables, arrays and sums are expanded. What only running the
-script would tell is not followed but named: a loop's and a function's commands are read once, of
-`if` and `case` the first way is, and what a program prints stays as it is written.
+Variables, arrays and sums are expanded. What only running the script would tell is not followed but
+named: a loop's and a function's commands are read once, of `if` and `case` the first way is, and
+what a program prints stays as it is written.
 """
 
 import ast
@@ -54,8 +54,7 @@ class Command:
 class Script:
     """What a shell would run, in the order of the file; what the grammar cannot read is skipped.
 
-    `variables`: the environment that the script would be started in. ValueError if it is nested too
-    deeply, or a variable grows too long.
+    `variables`: the environment. ValueError if it is nested too deeply, or a variable is too long.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str] | None = None) -> None:

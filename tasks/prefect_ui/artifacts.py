@@ -48,10 +48,7 @@ _logger = logging.getLogger(__name__)
 def create_markdown_artifact(
     markdown: str, *, key: str, description: str, is_first: bool = False
 ) -> None:
-    """Shows a page, in place of an earlier one of this flow run and key.
-
-    `is_first`: as one of the flow run and of no task run, which the flow run's page lists first.
-    """
+    """Shows a page, in place of an earlier one of its key; `is_first`: above the task runs'."""
     with _unless_away(key):
         _put("markdown", redact(markdown), key, redact(description), is_first)
 
@@ -64,10 +61,7 @@ def create_table_artifact(rows: Sequence[Mapping[str, Any]], *, key: str, descri
 
 
 def fitted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a table with rounded numbers, lists in words, and long texts in several lines.
-
-    Each row gets all columns: the page shows the first row's.
-    """
+    """Returns a table of all columns, with rounded numbers, lists in words, long texts in lines."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     return [{name: _in_a_cell(row.get(name)) for name in names} for row in rows]
 

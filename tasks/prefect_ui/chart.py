@@ -1,8 +1,7 @@
-"""One chart as SVG, in the colours of the page that it is put on.
+"""One chart as SVG, in the colours of its page, and the learning curve as a picture of four.
 
-Also four small ones as a picture: the learning curve in the Prefect UI, drawn while training. By
-hand: a plotting library takes longer to load than all charts take to draw, and training needs the
-processor.
+By hand: a plotting library takes longer to load than all charts take to draw, and training needs
+the processor.
 """
 
 import base64
@@ -74,8 +73,7 @@ def draw(
 ) -> str | None:
     """Returns what stands in an `<svg>` of `WIDTH` by `HEIGHT`; None without a point.
 
-    From 0 upwards if nothing is negative; the lowest layer comes first. By default `y_top` is a
-    little more than the highest point, and `x_ticks` are round numbers.
+    By default `y_top` is a little more than the highest point, and `x_ticks` are round numbers.
     """
     drawn = [thinned(one) for one in series if one.points]
     if not drawn:

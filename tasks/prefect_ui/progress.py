@@ -47,7 +47,6 @@ def describe(metrics: dict[str, float]) -> str:
 class TrainingProgress:
     """Shows each step: in the log, as a bar, and by live artifacts of a Prefect run.
 
-    These are `training` (progress and time left), `learning-curve`, `samples` and `diagnosis`.
     log.txt keeps a line per step; terminal and Prefect's UI show one every `LOG_INTERVAL_S`, and
     each test result. Seconds per step are as `planned` until enough are measured; `earlier` are
     metrics of the steps before this attempt. `artifacts_of`: the run, if a Prefect run is there.

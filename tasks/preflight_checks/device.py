@@ -179,9 +179,8 @@ def has_kernels(capability: tuple[int, int], arches: tuple[str, ...]) -> bool:
     """Says whether a build runs on a card.
 
     Binary code (`sm_86`) runs on cards of the same major capability and no lower minor one;
-    intermediate code (`compute_80`) is compiled for any card from there on.
-
-    Source: NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility".
+    intermediate code (`compute_80`) is compiled for any card from there on (NVIDIA, CUDA C++
+    Programming Guide, "Binary Compatibility", "PTX Compatibility").
     """
     return any(
         _capability(arch) <= capability

@@ -51,10 +51,9 @@ def describe_file(file: Path) -> str:
 def text_lengths(
     file: Path, column: str | None, count_tokens: CountTokens | None
 ) -> list[dict[str, Any]]:
-    """Returns how long the texts of a column are, of strings or of conversations as in `prompt`.
+    """Returns how long the texts of a column are, a row per unit; `prompt` holds conversations.
 
-    One row per unit: `unit` (characters, tokens), `rows`, `min`, `mean`, `p50`, ... `max`. By
-    default it is the first of prompt, question, response and text, else the first of texts.
+    By default it is the first of prompt, question, response and text, else the first of texts.
     ValueError if there is no such column, or the file cannot be read.
     """
     rows = _read(file, columns=[_text_column(file, column)]).to_series().drop_nulls()

@@ -32,10 +32,7 @@ _LEAST_TEXT = 12  # columns of longer text are narrowed to this many characters 
 def render(
     frame: pl.DataFrame, output_format: str, *, width: int, most_rows: int | None = None
 ) -> bytes:
-    """Returns rows in one of `FORMATS` (else ValueError), to be written to standard output.
-
-    Of a table longer than `most_rows` the first and last ones are shown, half of these each.
-    """
+    """Returns rows in one of `FORMATS` (else ValueError), a long table's first and last ones."""
     if output_format == "table":
         frame = frame.rename({name: printable(name) for name in frame.columns})
         return _table(frame, width, most_rows or max(1, frame.height))
@@ -87,8 +84,7 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
     """A table that is made narrower, if it is too wide, by what costs the reader least.
 
     A text that is the same in all rows stands once above it; names of columns are folded; long
-    texts share the room that the short columns leave. A few rows that do not fit even so are shown
-    one below the other.
+    texts share the room that is left. A few rows that do not fit even so stand one below the other.
     """
     frame, half = every, most_rows // 2
     if is_cut := every.height > most_rows:

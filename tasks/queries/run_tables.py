@@ -36,10 +36,7 @@ _CHECKPOINT_RECORDS = _columns(
 
 
 def find_runs(root: Path, run: str | None = None) -> list[Path]:
-    """Returns the folders of all runs, oldest first, or of one (an id, or `latest`).
-
-    ValueError if `run` names no run.
-    """
+    """Returns all runs' folders, oldest first, or one (its id or `latest`, else ValueError)."""
     folder = root / "runs"
     runs = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     runs.sort(key=lambda run: (str(json.loads(_record(run)).get("started_at") or ""), run.name))

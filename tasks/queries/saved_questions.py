@@ -22,10 +22,7 @@ _KINDS: dict[str, type[Value]] = {"int": int, "float": float, "str": str, "bool"
 
 @dataclass(frozen=True)
 class Parameter:
-    """One `$name` of a saved query, declared in its header as `-- $name: kind = default (help)`.
-
-    Its kind is int, float, str or bool, or one of several words: `won|lost|both`.
-    """
+    """One `$name` of a saved query, from its header: `-- $name: kind = default (help)`."""
 
     name: str
     kind: str
@@ -57,10 +54,7 @@ class Query:
     sql: str
 
     def bind(self, arguments: Mapping[str, Value]) -> dict[str, Value]:
-        """Returns each parameter's value: the argument if given, else the default.
-
-        ValueError if an argument is unknown or does not read as its parameter's kind.
-        """
+        """Returns each parameter's value; ValueError if one is unknown or of another kind."""
         known = {parameter.name: parameter for parameter in self.parameters}
         for name in (name for name in arguments if name not in known):
             usage = ", ".join(f"{p.name}={p.default}" for p in self.parameters) or "none"

@@ -1,9 +1,8 @@
 """Asks a run's files questions in SQL: saved queries, ad-hoc SELECTs and data checks.
 
 For a user's SELECT pyarrow reads the files, and DuckDB may open none: no SELECT can then read or
-write anything else (DuckDB 2 lets a CTE hold a COPY). The saved questions are our own: for them
-DuckDB opens the parquet files itself, those and no others, which is faster if most of the text need
-not be read (benchmarks/sql.py).
+write anything else (DuckDB 2 lets a CTE hold a COPY). For the saved questions, which are our own,
+DuckDB opens those files itself: faster, if most of the text need not be read (benchmarks/sql.py).
 """
 
 from __future__ import annotations
@@ -90,9 +89,8 @@ def values_there(
 def run_query(
     sql: str, parameters: Mapping[str, Value] | None = None, *, root: Path, run: str | None = None
 ) -> pl.DataFrame:
-    """Returns the rows of one read-only SELECT over the views of `sql/views`.
+    """Returns the rows of one read-only SELECT over the views of `sql/views`; runs may be writing.
 
-    WITH, FROM, VALUES, DESCRIBE and SUMMARIZE count as such. Runs may be writing meanwhile.
     ValueError, in one or two lines, if it is not one SELECT or DuckDB refuses it.
     """
     return _answer(sql, parameters or {}, root=root, run=run, is_ours=False)
@@ -157,10 +155,7 @@ class CheckSession:
         self._tables.append(name)
 
     def unite(self, name: str, tables: Sequence[str]) -> None:
-        """Lets the checks read the rows of several tables of the same columns as one.
-
-        It also has `split`, the table of a row, and `index`, the one of its `extra_info`.
-        """
+        """Lets the checks read several tables as one, with a row's table (`split`) and `index`."""
         rows = " union all ".join(
             f"select '{table}' as split, extra_info.index, * from {table}" for table in tables
         )
@@ -199,10 +194,7 @@ def connect(
     tables: Mapping[str, pa.Table | pads.Dataset],
     files: Mapping[str, tuple[Sequence[Path], pa.Schema]] | None = None,
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """An in-memory DuckDB that sees `tables` and nothing else: no extensions, no files but `files`.
-
-    `files`: parquet files and their columns, by the name of the table that they make up.
-    """
+    """An in-memory DuckDB that sees `tables`, and parquet `files` as such; nothing else."""
     # Its name cannot be foreseen, and only we can read it.
     spill = tempfile.TemporaryDirectory(prefix="countdown-train-sql-", ignore_cleanup_errors=True)
     config: dict[str, str | bool | int] = {

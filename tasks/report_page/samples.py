@@ -123,8 +123,7 @@ def as_sample(row: Row) -> Sample:
 def cut_around_answer(response: str, answer: str | None) -> tuple[str, str, str]:
     """Returns what comes before the scored answer, the answer, and what comes after it.
 
-    The answer stands in the last answer tag, else where its text occurs last; without one, all is
-    `before`. Of a long response only the part around the answer is returned.
+    The answer stands in the last answer tag, else where its text occurs last; else all is `before`.
     """
     closing = response.rfind("</answer>")
     opening = response.rfind("<answer>", 0, max(closing, 0))

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from flows.cli.terminal import progress_on_stdout
+from flows.cli.terminal import LineHandler
 from rl_core.config.operations import BudgetConfig
 from rl_core.config.run import RunConfig
 from rl_core.resources.cost import Spread
-from rl_core.system.log_file import log_to_file
+from rl_core.system.log_file import listening, log_to_file
 from tasks.prefect_ui.progress import TrainingProgress, describe
 
 METRICS = {
@@ -103,7 +103,7 @@ def test_without_console_the_terminal_shows_warnings_and_log_txt_has_the_steps(
     logger = logging.getLogger("tasks.prefect_ui.progress")
     with (
         log_to_file(tmp_path / "log.txt"),
-        progress_on_stdout(links=False),
+        listening(LineHandler(links=False)),
         TrainingProgress(logger, on_console=on_console, budget=BudgetConfig()) as progress,
     ):
         progress.on_step(1, 3, METRICS)
