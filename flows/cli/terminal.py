@@ -60,6 +60,7 @@ class LineHandler(logging.Handler):
         self._links = links
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Writes one record, unless the command says it itself at its end."""
         task = getattr(record, "task_run_name", None)
         text = printable(cut(redact(record.getMessage().split("\n", 1)[0]), _WIDTH))
         is_link = text.startswith("View at ")
