@@ -73,11 +73,6 @@ def generate_task(config: RunConfig) -> Path:
     return generate_dataset(config)
 
 
-def cached_dataset(config: RunConfig) -> Path:
-    """Runs the task of `dataset_task`."""
-    return dataset_task(config)(config)
-
-
 def dataset_task(config: RunConfig) -> Task[[RunConfig], Path]:
     """Returns the task: cached if the settings are unchanged and the files are there and verify."""
     is_there = False

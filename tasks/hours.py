@@ -1,6 +1,6 @@
 """How long a run will take and what it will cost: measured before, or by a roofline."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,10 @@ class StepEstimate:
 
 def measured_before(config: RunConfig) -> StepEstimate | None:
     """Returns the rate of the last run of the same shape."""
-    for run in _runs_like(config):
+    shape = _shape(config.model_dump(mode="json"))
+    for run in reversed(find_runs(config.storage.root)):
+        if _shape(read_settings(run)) != shape:
+            continue
         rows = MetricsLog(run / "metrics.jsonl").read()
         trained = (row for row in rows if row["step"] > 0)  # before the first step is a test alone
         steps = [seconds for row in trained if (seconds := row.get("timing_s/step"))]
@@ -115,14 +118,6 @@ class TimePlan:
 def planned_steps(config: RunConfig) -> int:
     """Returns the steps of all training; ValueError if the problems are too few for one step."""
     return total_steps(config, count_problems(config))
-
-
-def _runs_like(config: RunConfig) -> Iterator[Path]:
-    """Yields runs of the same shape, the last first."""
-    wanted = _shape(config.model_dump(mode="json"))
-    for run in reversed(find_runs(config.storage.root)):
-        if _shape(read_settings(run)) == wanted:
-            yield run
 
 
 def _shape(settings: Mapping[str, Any]) -> dict[str, Any]:

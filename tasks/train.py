@@ -84,9 +84,7 @@ def train_and_show(
     in_force = attempts.settings_in_force(config, run)
     with TrainingProgress(
         logger,
-        on_console="console" in config.trainer.logger,
-        budget=config.budget,
-        config=in_force,
+        in_force,
         planned=plan_steps(config, run),
         earlier=run.metrics.read(),
         artifacts_of=None if TaskRunContext.get() is None else run,

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from tqdm import tqdm
 
-from rl_core.config.operations import BudgetConfig
 from rl_core.config.run import RunConfig
 from rl_core.resources.cost import Spread, time_left
 from rl_core.runs.rollout_log import RolloutLog, samples_of_step
@@ -55,16 +54,14 @@ class TrainingProgress:
     def __init__(
         self,
         logger: Log,
+        config: RunConfig,
         *,
-        on_console: bool,
-        budget: BudgetConfig,
-        config: RunConfig | None = None,
         planned: Spread | None = None,
         earlier: Iterable[Mapping[str, Any]] = (),
         artifacts_of: RunFolder | None = None,
     ) -> None:
-        self._logger, self._on_console = logger, on_console
-        self._budget, self._config, self._planned = budget, config, planned
+        self._logger, self._config, self._planned = logger, config, planned
+        self._on_console = "console" in config.trainer.logger
         self._run = artifacts_of
         self._artifacts = LiveArtifacts() if artifacts_of is not None else None
         self._bar: tqdm | None = None
@@ -100,7 +97,8 @@ class TrainingProgress:
         if "timing_s/step" in metrics:
             self._step_seconds.append(metrics["timing_s/step"])
         if step < last_step:
-            left = time_left(self._step_seconds, last_step - step, self._planned, self._budget)
+            num_left, budget = last_step - step, self._config.budget
+            left = time_left(self._step_seconds, num_left, self._planned, budget)
             text += f" · {left}" if left else ""
         self._diagnose(step, metrics)
         self._bar.set_postfix_str(describe(metrics), refresh=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -114,8 +114,12 @@ def _answer(
         own = {name: (found, _FILES[name][2]) for name, found in files.items() if found and is_ours}
         others = (name for name in files if name not in own)
         tables = {name: _dataset(files[name], _FILES[name][2]) for name in others}
-        with connect(tables | _records(root, of), own) as connection:
-            _create_views(connection, needed if is_ours else VIEWS)
+        tables |= {name: read(of[view]) for name, (view, read) in _RECORDS.items()}
+        tables["dataset_records"] = run_files.dataset_records(root)
+        with connect(tables, own) as connection:
+            for view in VIEWS:
+                if view in needed or not is_ours:
+                    connection.execute(f"create view {view} as {_select_of(view)}")
             return _select(connection, sql, parameters, VIEWS)
 
 
@@ -126,20 +130,8 @@ def _named_views(sql: str) -> set[str]:
     return set(VIEWS) if words & by_text else words & set(VIEWS)
 
 
-def _records(root: Path, of: Mapping[str, Sequence[Path]]) -> dict[str, pa.Table]:
-    """Returns the small tables of each view's runs, and what the data sets' footers say."""
-    records = {name: read(of[view]) for name, (view, read) in _RECORDS.items()}
-    return records | {"dataset_records": run_files.dataset_records(root)}
-
-
 def _select_of(view: str) -> str:
     return (SQL_FOLDER / "views" / f"{view}.sql").read_text(encoding="utf-8")
-
-
-def _create_views(connection: duckdb.DuckDBPyConnection, needed: Collection[str]) -> None:
-    for view in VIEWS:
-        if view in needed:
-            connection.execute(f"create view {view} as {_select_of(view)}")
 
 
 class CheckSession:

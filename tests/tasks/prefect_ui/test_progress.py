@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from flows.cli.terminal import LineHandler
-from rl_core.config.operations import BudgetConfig
 from rl_core.config.run import RunConfig
 from rl_core.resources.cost import Spread
 from rl_core.system.log_file import listening, log_to_file
@@ -22,9 +21,16 @@ METRICS = {
 }
 
 
-def quiet(price_per_hour: float | None = None, **more: Any) -> TrainingProgress:
-    budget = BudgetConfig(price_per_hour=price_per_hour, currency="$")
-    return TrainingProgress(logging.getLogger("progress"), on_console=False, budget=budget, **more)
+def quiet(
+    price_per_hour: float | None = None, resources: dict[str, Any] | None = None, **more: Any
+) -> TrainingProgress:
+    settings = {
+        "budget": {"price_per_hour": price_per_hour, "currency": "$"},
+        "trainer": {"logger": []},
+        "resources": resources or {},
+    }
+    config = RunConfig.model_validate(settings)
+    return TrainingProgress(logging.getLogger("progress"), config, **more)
 
 
 def test_a_step_is_described_in_one_line():
@@ -74,10 +80,9 @@ def test_a_diagnosis_is_said_once_while_training_and_knows_the_steps_before(capl
 def test_a_card_that_is_nearly_full_is_told_once_for_each_lever(caplog):
     caplog.set_level(logging.WARNING)
     card = {"learner_gpus": 0.5, "rollout_gpus": 0.5, "gpu_memory_gib": 24}
-    config = RunConfig.model_validate({"resources": card})
     roomy = {"memory/card_gib": 24.0, "memory/card_left_gib/update_actor": 1.3}
     tight = roomy | {"memory/card_left_gib/update_actor": 1.1}
-    with quiet(config=config) as progress:
+    with quiet(resources=card) as progress:
         for step in range(1, 6):
             progress.on_step(step, 40, METRICS | roomy)
         assert caplog.records == []
@@ -101,10 +106,12 @@ def test_without_console_the_terminal_shows_warnings_and_log_txt_has_the_steps(
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stderr", terminal)
     logger = logging.getLogger("tasks.prefect_ui.progress")
+    shown = ["console"] if on_console else []
+    config = RunConfig.model_validate({"trainer": {"logger": shown}})
     with (
         log_to_file(tmp_path / "log.txt"),
         listening(LineHandler(links=False)),
-        TrainingProgress(logger, on_console=on_console, budget=BudgetConfig()) as progress,
+        TrainingProgress(logger, config) as progress,
     ):
         progress.on_step(1, 3, METRICS)
         progress.on_step(2, 3, METRICS)
