@@ -151,14 +151,10 @@ def _tune(config: RunConfig, data: Path, folder: Path) -> None:
 
     check_sft(config)
     log_step = _log_steps("SFT")
+    model_path = resolve_model(str(config.model.path), config.storage.root)
     call_supervised(
         tune_for_parent,
-        {
-            "config": config,
-            "model_path": resolve_model(str(config.model.path), config.storage.root),
-            "data": data,
-            "folder": folder,
-        },
+        {"config": config, "model_path": model_path, "data": data, "folder": folder},
         name="sft",
         log_folder=folder.parent / "logs",
         stall_s=config.watchdog.stall_s,

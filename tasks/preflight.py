@@ -216,7 +216,6 @@ def _look_at_model(config: RunConfig) -> Finding:
 
 
 def _hub_model(path: str, *, is_cached: bool, hub: str, url: str) -> Finding:
-    """What stands between the run and a model that is named, not given as a folder."""
     if is_cached:
         from rl_core.data.prompts import find_model_here  # brings transformers
 

@@ -49,7 +49,6 @@ def _refused(why: str) -> Promotion:
 def _promote(
     config: RunConfig, run: RunFolder, data: Path, model_path: Path, checkpoint: Checkpoint
 ) -> Promotion:
-    """Compares, and publishes the outcome if the run has a store."""
     root, evaluator = config.storage.root, Evaluator(config, data)
     folder = checkpoint.path.resolve().relative_to(root.resolve())
     name = checkpoint_name(checkpoint.path)

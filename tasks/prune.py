@@ -33,13 +33,9 @@ def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> li
         dry_run=dry_run,
     )
     gone = [decision for decision in decisions if not decision.keep]
-    _logger.info(
-        "%d of %d checkpoints %s, %s",
-        len(gone),
-        len(decisions),
-        "would be deleted" if dry_run else "deleted",
-        disk_size(sum(decision.checkpoint.size_bytes for decision in gone)),
-    )
+    size = disk_size(sum(decision.checkpoint.size_bytes for decision in gone))
+    deleted = "would be deleted" if dry_run else "deleted"
+    _logger.info("%d of %d checkpoints %s, %s", len(gone), len(decisions), deleted, size)
     quota_bytes = config.storage.rollout_quota_bytes
     too_many = f"oldest beyond the quota of {disk_size(quota_bytes)}"
     old = run.rollouts.age_out(quota_bytes, dry_run=dry_run)
@@ -102,9 +98,8 @@ def prune_runs(
                 raise ValueError(config)
             if run.read().status == "running":
                 raise ValueError("in progress: it prunes itself")
-            if (
-                url := config.storage.url
-            ) is not None:  # here only as a question was asked about it
+            url = config.storage.url
+            if url is not None:  # here only as a question was asked about it
                 name = Spool(config.storage.root, url).name()
                 if is_written_elsewhere(ObjectStore(url), run.run_id, name):
                     raise ValueError(

@@ -30,8 +30,7 @@ def train_supervised(
     """Trains like `train_model`, in a watched process, and returns the last step done.
 
     If it is asked to stop, it finishes the update that is under way, and saves. With `evaluates`
-    its engines then answer what the evaluation will ask. Errors are `train_model`'s,
-    `call_supervised`'s.
+    its engines then answer what the evaluation will ask. Errors are as in `call_supervised`.
     """
     last_done = 0
 

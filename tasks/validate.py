@@ -1,7 +1,4 @@
-"""Validate: every SQL check on both splits, and prompt lengths under the model's own tokenizer.
-
-A check is a file of `sql/checks` that selects the rows which break a rule; an env may have its own.
-"""
+"""Validate: the SQL checks of `sql/checks` on both splits, and the tokens of prompts."""
 
 from __future__ import annotations
 
@@ -146,8 +143,7 @@ def measure_prompts(
 ) -> pl.DataFrame:
     """Returns `split`, `index` and `prompt_tokens` of every problem, in the files' order.
 
-    `are_templated`: every prompt was proved to be the env's template, filled: it may be measured by
-    its parts.
+    `are_templated`, as was proved: prompts may be measured by the parts of their template.
     """
     of_numbers = env.overrides(TextEnv.prompt_of_numbers)
     columns = ["prompt", "nums", "target"] if of_numbers else ["prompt"]

@@ -106,7 +106,6 @@ def _say_choices(group: str) -> None:
 
 
 def _say_in_force(found: Sequence[Setting], config: RunConfig) -> None:
-    """Explains settings under others: those of their env, and the values in force."""
     values = dict(leaves(config.model_dump(mode="json")))
     own = [setting for setting in found if setting.env in (None, config.env.name)]
     if not own:

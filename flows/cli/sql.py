@@ -68,7 +68,6 @@ def list_runs(words: Sequence[str]) -> None:
 
 
 def _root_and_run(settings: Sequence[str]) -> tuple[Path, list[str]]:
-    """Returns `storage.root`, and the runs that `run_id=` names."""
     run_id = "run_id="
     named = [text.removeprefix(run_id) for text in settings if text.startswith(run_id)]
     return storage_root([text for text in settings if not text.startswith(run_id)]), named
@@ -100,11 +99,7 @@ def compare(words: Sequence[str]) -> None:
 
     root = storage_root([word for word in words if "=" in word])
     close_lost_runs(root)
-    comparison = compare_runs(root, [word for word in words if "=" not in word])
-    for title, frame in (
-        ("what they reached", comparison.overview),
-        ("settings that differ", comparison.settings),
-        ("who won the same problems", comparison.paired),
-    ):
+    tables = compare_runs(root, [word for word in words if "=" not in word])
+    for title, frame in tables.items():
         say(f"\n{title}")
         show_rows(frame)

@@ -1,7 +1,4 @@
-"""The commands that run stages as plain calls; only `run` is a flow run.
-
-What loads torch, Ray or DuckDB is imported after the settings are read: a mistake is said at once.
-"""
+"""The commands that run stages as plain calls; torch, Ray and DuckDB load after the settings."""
 
 from __future__ import annotations
 

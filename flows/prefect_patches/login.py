@@ -62,10 +62,9 @@ def login_for(url: str | None, settings: Settings) -> str | None:
 
 
 def server_environment(settings: Settings) -> dict[str, str]:
-    """Returns what a server started with these settings needs besides: nothing that the user set.
+    """Returns what a server started with these settings needs besides, and the user did not set.
 
-    Its login, no pages but its own, and a token with each change, which a page of another origin
-    cannot read.
+    Its login, no pages but its own, and a token with each change that no other page can read.
     """
     given, wanted = settings.server.api.model_fields_set, {}
     if "auth_string" not in given:

@@ -77,7 +77,6 @@ def _refuse_to_start_anew(run: RunFolder) -> None:
 
 
 def _interrupted_run(config: RunConfig) -> str | None:
-    """Returns the latest run of these settings, if it was interrupted."""
     same = []
     for run in RunFolder.all_under(config.storage.root):
         try:
@@ -229,7 +228,6 @@ def memory_timeline(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float 
 
 
 def _show_last_words(run: RunFolder) -> None:
-    """Leaves what `run.json` says about a failure as an artifact."""
     try:
         create_markdown_artifact(
             redact(as_markdown(run.read())),

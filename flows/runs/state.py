@@ -63,10 +63,8 @@ def heeding_the_server() -> Iterator[None]:
     """Makes Suspend and Cancel stop the block as SIGTERM does, and keeps a live run Running.
 
     In the end it waits up to ten minutes for a server that is away, to report how the run ended.
-
-    Raises:
-        Pause: the run was suspended; this process ends, and its state stays what it is.
-        Abort: the run was cancelled, and no worker was there to do it.
+    Raises Pause if the run was suspended (its state stays what it is), and Abort if it was
+    cancelled and no worker was there to do it.
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:

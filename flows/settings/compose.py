@@ -1,8 +1,4 @@
-"""Settings: preset and KEY=VALUE overrides -> one validated `RunConfig` (the only hydra import).
-
-Hydra reads the overrides, OmegaConf fills in `${...}`, and the models in `rl_core.config.run`
-decide. Every mistake becomes one line.
-"""
+"""Settings: preset and KEY=VALUE overrides -> one validated `RunConfig` (the only hydra import)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,15 +16,7 @@ from pydantic_core import ErrorDetails
 
 # Usable without Hydra; imported from here by all that compose.
 from flows.errors import SettingsError as SettingsError
-from flows.settings.keys import (
-    CHOICES,
-    CONF,
-    check_choice,
-    check_key,
-    known_keys,
-    nearest,
-    of_another_env,
-)
+from flows.settings import keys
 from flows.settings.keys import PresetName as PresetName
 from rl_core.config.run import RunConfig
 from rl_core.envs import DEFAULT_ENV, ENVS
@@ -49,13 +37,15 @@ def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> 
     SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
     """
     parsed = _parse(overrides)
-    chosen = {item.key_or_group: _text(item) for item in parsed if item.key_or_group in CHOICES}
+    chosen = {
+        item.key_or_group: _text(item) for item in parsed if item.key_or_group in keys.CHOICES
+    }
     for group, name in chosen.items():
         if group != "preset" or not name.endswith(_FILES):
-            check_choice(group, name)
+            keys.check_choice(group, name)
     if base is not None and chosen:
         raise SettingsError(f"{next(iter(chosen))} cannot change: these are settings of a run")
-    values = [item for item in parsed if item.key_or_group not in CHOICES]
+    values = [item for item in parsed if item.key_or_group not in keys.CHOICES]
     given = {item.key_or_group: _text(item) for item in values}
     if base is not None:
         preset, env = base.preset, base.env.name
@@ -64,9 +54,9 @@ def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> 
         preset = chosen.get("preset", DEFAULT_PRESET)
         env, settings = _start(preset, chosen.get("env"))
     for key in given:
-        check_key(key)
-        if key not in known_keys(env):
-            raise SettingsError(of_another_env(key, env))
+        keys.check_key(key)
+        if key not in keys.known_keys(env):
+            raise SettingsError(keys.of_another_env(key, env))
     return _validate(_merge(settings, values) | {"preset": preset}, given, env)
 
 
@@ -122,7 +112,7 @@ def read_preset(name: str) -> tuple[str, dict[str, Any]]:
     The env is in a list `defaults`, in `env: name: gsm8k` as `config` prints it, or in `env: gsm8k`
     as a person may write it.
     """
-    file = Path(name) if name.endswith(_FILES) else CONF / "preset" / f"{name}.yaml"
+    file = Path(name) if name.endswith(_FILES) else keys.CONF / "preset" / f"{name}.yaml"
     try:
         settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -142,7 +132,7 @@ def read_preset(name: str) -> tuple[str, dict[str, Any]]:
         env, settings["env"] = own, {}
     elif isinstance(own, dict):
         env = str(own.pop("name", env))
-    check_choice("env", env)
+    keys.check_choice("env", env)
     return env, settings
 
 
@@ -239,11 +229,11 @@ def _explain(error: ErrorDetails, env: str) -> str:
         if "." in str(error["loc"][-1]):
             section, _, name = key.partition(".")
             return f"in a file {key!r} is written as `{section}:` and `{name}:` below it"
-        if any(key in known_keys(name) for name in ENVS):
-            return of_another_env(key, env)
-        return f"unknown setting {key!r}{nearest(key, known_keys(env))}"
+        if any(key in keys.known_keys(name) for name in ENVS):
+            return keys.of_another_env(key, env)
+        return f"unknown setting {key!r}{keys.nearest(key, keys.known_keys(env))}"
     said = "must be a list, [a,b]" if error["type"] == "tuple_type" else in_one_line(error["msg"])
     if error["type"] == "literal_error" and isinstance(value, str):
         names = error["ctx"]["expected"].replace(" or ", ", ")
-        said += nearest(value, names.strip("'").split("', '"))
+        said += keys.nearest(value, names.strip("'").split("', '"))
     return f"{key}={value}: {said}"

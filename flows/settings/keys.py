@@ -79,10 +79,7 @@ def of_another_env(key: str, env: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns `; did you mean X?`: X shares the last part of its key, or most of its letters.
-
-    Of several groups that have a name, the actor is meant most often.
-    """
+    """Returns `; did you mean X?`, alike as a whole or in its last part; of groups the actor's."""
 
     def likeness(candidate: str) -> tuple[float, bool, float]:
         whole = difflib.SequenceMatcher(None, name, candidate).ratio()

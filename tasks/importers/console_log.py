@@ -35,30 +35,23 @@ _OTHERS: Final = {
 Row = dict[str, float]
 
 
-def is_log(text: str) -> bool:
-    """Says whether a text holds steps in verl's format."""
-    return next(_rows(text), None) is not None
-
-
 def read_log(text: str) -> dict[int, Row]:
     """Returns the metrics by step; of a step that was done again, the last.
 
     For a value that is no finite number `not_finite/NAME` is 1. The means of all test scores and
     accuracies are `val/score` and `val/accuracy` too.
     """
-    return dict(_rows(text))
+    rows: dict[int, Row] = {}
+    for line in text.splitlines():
+        match = _STEP.search(COLOURS.sub("", line))
+        if match is not None and (row := dict(_metrics(match["metrics"]))):
+            rows[int(match["step"])] = row
+    return rows
 
 
 def other_trainer(text: str) -> str | None:
     """Returns whose log it is if it is TRL's or OpenRLHF's, which are not read."""
     return next((name for name, pattern in _OTHERS.items() if pattern.search(text)), None)
-
-
-def _rows(text: str) -> Iterator[tuple[int, Row]]:
-    for line in text.splitlines():
-        match = _STEP.search(COLOURS.sub("", line))
-        if match is not None and (row := dict(_metrics(match["metrics"]))):
-            yield int(match["step"]), row
 
 
 def _metrics(text: str) -> Iterator[tuple[str, float]]:

@@ -254,7 +254,6 @@ class Script:
 
 
 def _result(tree: ast.expr) -> int:
-    """Returns what a sum of whole numbers makes; ValueError if it is none."""
     if isinstance(tree, ast.Constant) and type(tree.value) is int:
         return tree.value
     if not isinstance(tree, ast.BinOp) or type(tree.op) not in _ARITHMETIC:
@@ -263,7 +262,6 @@ def _result(tree: ast.expr) -> int:
 
 
 def _assigned(node: Node) -> Iterator[Node]:
-    """Yields the names that are assigned within a node."""
     for child in node.named_children:
         if child.type == "variable_assignment" and (name := child.child_by_field_name("name")):
             yield name

@@ -16,11 +16,7 @@ from uuid import UUID
 from httpx import HTTPError
 from prefect import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
-from prefect.client.schemas.filters import (
-    ArtifactFilter,
-    ArtifactFilterFlowRunId,
-    ArtifactFilterKey,
-)
+from prefect.client.schemas.filters import ArtifactFilter
 from prefect.exceptions import PrefectException
 from prefect.utilities.context import get_task_and_flow_run_ids
 
@@ -185,9 +181,8 @@ def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bo
     task_run, flow_run = get_task_and_flow_run_ids()
     data = json.dumps(data) if kind == "table" else data
     if flow_run is not None:
-        own = ArtifactFilter(
-            flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]), key=ArtifactFilterKey(any_=[key])
-        )
+        wanted = {"flow_run_id": {"any_": [flow_run]}, "key": {"any_": [key]}}
+        own = ArtifactFilter.model_validate(wanted)
         for earlier in client.read_artifacts(artifact_filter=own):
             _update(earlier.id, data, description)
             return earlier.id

@@ -84,13 +84,8 @@ def show_attempts(run: RunFolder, logger: Log) -> None:
     if len(attempts) < 2:
         return
     last = attempts[-1]
-    logger.warning(
-        "attempt %d, from step %d with %s: %s",
-        len(attempts),
-        last.from_step,
-        last.changed or "the same settings",
-        last.reason,
-    )
+    facts = (len(attempts), last.from_step, last.changed or "the same settings", last.reason)
+    logger.warning("attempt %d, from step %d with %s: %s", *facts)
     if TaskRunContext.get() is None:
         return
     create_table_artifact(

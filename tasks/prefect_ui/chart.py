@@ -1,7 +1,6 @@
 """One chart as SVG, in the colours of its page, and the learning curve as a picture of four.
 
-By hand: a plotting library takes longer to load than all charts take to draw, and training needs
-the processor.
+By hand: a plotting library takes longer to load than all charts take to draw.
 """
 
 import base64
@@ -71,10 +70,7 @@ def draw(
     y_top: float | None = None,
     x_ticks: Mapping[float, str] | None = None,
 ) -> str | None:
-    """Returns what stands in an `<svg>` of `WIDTH` by `HEIGHT`; None without a point.
-
-    By default `y_top` is a little more than the highest point, and `x_ticks` are round numbers.
-    """
+    """Returns what stands in an `<svg>` of `WIDTH` by `HEIGHT`; None without a point."""
     drawn = [thinned(one) for one in series if one.points]
     if not drawn:
         return None

@@ -78,7 +78,6 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _what_fits(shape: ModelShape, config: RunConfig, limit: float, on_gpu: bool) -> tuple[str, str]:
-    """Returns in words what would fit, and the overrides."""
     # If the card was looked up, the levers must know its size as well.
     resources = config.resources.model_copy(update={"gpu_memory_gib": limit if on_gpu else None})
 

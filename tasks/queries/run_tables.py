@@ -53,12 +53,6 @@ def find_runs(root: Path, run: str | None = None) -> list[Path]:
     return found
 
 
-def parquet_files(runs: Sequence[Path], pattern: str) -> list[Path]:
-    """Returns each run's finished files of a pattern (`eval/*.parquet`)."""
-    found = (file for run in runs for file in sorted(run.glob(pattern)))
-    return [file for file in found if not file.name.startswith(".")]
-
-
 @contextmanager
 def reading_rollouts(runs: Sequence[Path]) -> Iterator[list[Path]]:
     """Yields each run's rollout files, every step in one of them, which stay within the block."""

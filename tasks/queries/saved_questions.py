@@ -14,7 +14,7 @@ SQL_FOLDER = Path(__file__).resolve().parents[2] / "sql"
 Value = int | float | str | bool
 
 _HEADER_PARAMETER = re.compile(
-    r"^\$(?P<name>\w+): (?P<kind>\w+(\|\w+)*) = (?P<default>\S+)(?:\s+\((?P<help>.*)\))?$"
+    r"^\$(?P<name>\w+): (?P<kind>\w+(\|\w+)*) = (?P<default>\S+)(?:\s+\(.*\))?$"
 )
 _EXAMPLE = "Example: "
 _KINDS: dict[str, type[Value]] = {"int": int, "float": float, "str": str, "bool": bool}
@@ -27,7 +27,6 @@ class Parameter:
     name: str
     kind: str
     default: Value
-    help: str
 
     def read(self, text: Value) -> Value:
         """Returns `text` as a value of this parameter's kind; ValueError if it is none."""
@@ -96,7 +95,7 @@ def load_check(path: Path) -> Query:
         elif (match := _HEADER_PARAMETER.match(text)) is None:
             raise ValueError(f"{path}: {line!r} does not read as `-- $name: kind = default (help)`")
         else:
-            said = Parameter(match["name"], match["kind"], match["default"], match["help"] or "")
+            said = Parameter(match["name"], match["kind"], match["default"])
             parameters.append(replace(said, default=said.read(said.default)))
     said_of_it = " ".join(description)
     return Query(path.stem, path.parent.name, said_of_it, example, tuple(parameters), sql)

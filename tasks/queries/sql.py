@@ -41,10 +41,10 @@ _RECORDS = {
 """Small tables of text files: the view that needs one, and what reads it."""
 _FILES: Mapping[str, tuple[str, str, pa.Schema]] = {
     "rollout_rows": ("rollouts", "rollouts/step*.parquet", schema.ROLLOUTS),
-    "evaluation_rows": ("all_evaluations", "eval/*.parquet", schema.EVALUATION),
-    "other_evaluation_rows": ("all_evaluations", "eval/*/*.parquet", schema.EVALUATION),
-    "held_out_rows": ("held_out", "held_out/*.parquet", schema.EVALUATION),
-    "rescore_rows": ("rescores", "rescored/*.parquet", schema.RESCORES),
+    "evaluation_rows": ("all_evaluations", "eval/[!.]*.parquet", schema.EVALUATION),
+    "other_evaluation_rows": ("all_evaluations", "eval/*/[!.]*.parquet", schema.EVALUATION),
+    "held_out_rows": ("held_out", "held_out/[!.]*.parquet", schema.EVALUATION),
+    "rescore_rows": ("rescores", "rescored/[!.]*.parquet", schema.RESCORES),
 }
 """Rows of many files: the view that needs them, where they lie in a run's folder, their columns."""
 _VALUES: Mapping[str, tuple[str, str]] = {
@@ -108,7 +108,7 @@ def _answer(
     of = {view: runs if view in needed else [] for view in VIEWS}
     with run_files.reading_rollouts(of["rollouts"]) as rollouts:
         files = {
-            name: run_files.parquet_files(of[view], pattern)
+            name: [file for run in of[view] for file in sorted(run.glob(pattern))]
             for name, (view, pattern, _) in _FILES.items()
         } | {"rollout_rows": rollouts}
         own = {name: (found, _FILES[name][2]) for name, found in files.items() if found and is_ours}

@@ -199,18 +199,11 @@ def _last(rows: list[Row]) -> Row | None:
     return rows[-1] if rows else None
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Rows of saved questions about the chosen runs."""
+def compare_runs(root: Path, names: Sequence[str]) -> dict[str, pl.DataFrame]:
+    """Returns tables by title: of runs, of settings, of two models that answered the same problems.
 
-    overview: pl.DataFrame  # one row per run, the best first: `compare_runs`
-    settings: pl.DataFrame
-    """One row per setting that differs, one column per run: null if it has no such setting."""
-    paired: pl.DataFrame  # one row per two models that answered the same problems: `compare_models`
-
-
-def compare_runs(root: Path, names: Sequence[str]) -> Comparison:
-    """Compares runs, named by their ids or `latest`; ValueError if fewer than two are there."""
+    The runs are named by their ids or `latest`; ValueError if fewer than two are there.
+    """
     runs = list({path.name: None for name in names for path in run_files.find_runs(root, name)})
     if len(runs) < 2:
         raise ValueError("compare takes two or more runs: countdown-train compare RUN RUN")
@@ -221,8 +214,8 @@ def compare_runs(root: Path, names: Sequence[str]) -> Comparison:
         values = settings.setdefault(row["key"], {"key": row["key"], **dict.fromkeys(runs)})
         values |= dict.fromkeys(row["run_ids"].split(", "), row["value"])
     columns = dict.fromkeys(["key", *runs], pl.String)
-    return Comparison(
-        overview=sql.ask("compare_runs", root=root).filter(chosen),
-        settings=pl.DataFrame(list(settings.values()), columns),
-        paired=models.filter(chosen & pl.col("other_run_id").is_in(runs)),
-    )
+    return {
+        "what they reached": sql.ask("compare_runs", root=root).filter(chosen),
+        "settings that differ": pl.DataFrame(list(settings.values()), columns),
+        "who won the same problems": models.filter(chosen & pl.col("other_run_id").is_in(runs)),
+    }

@@ -115,8 +115,8 @@ def is_of_a_program(text: str) -> bool:
 def find_failure(text: str) -> Failure | None:
     """Returns what ended a program, as its log tells it after the last step, if it does.
 
-    Of several known causes it is the first: what follows are its consequences. Without one it is
-    the last line that names an error.
+    It is the first known cause: what follows are its consequences. Else the last line with an
+    error.
     """
     lines = [PREFIX.sub("", line) for line in COLOURS.sub("", text).splitlines()]
     steps = [i for i, line in enumerate(lines) if re.match(r"\s*step:\d+ - ", line)]

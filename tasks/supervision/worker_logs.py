@@ -26,11 +26,8 @@ _LINE_CHARACTERS: Final = 500
 _REMEMBERED: Final = 1_000
 _NUMBERS: Final = re.compile(r"\d+(?:\.\d+)?")
 
-_LEVELS: Final = {
-    **{name: logging.getLevelName(name) for name in ("INFO", "WARNING", "ERROR", "CRITICAL")},
-    "FATAL": logging.CRITICAL,
-    **{"E": logging.ERROR, "F": logging.CRITICAL, "C": logging.CRITICAL},
-}
+_SHORT: Final = {"E": logging.ERROR, "F": logging.CRITICAL, "C": logging.CRITICAL}
+_LEVELS: Final = logging.getLevelNamesMapping() | _SHORT
 _OURS: Final = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (?P<level>INFO|WARNING|ERROR|CRITICAL) "
     r"(?:rl_core|tasks)[\w.]*: (?P<text>.*)"
