@@ -21,8 +21,7 @@ from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.supervision.supervisor import call_supervised
 
-RECIPE_VERSION: Final = 5
-"""Part of the cache key: raise it when the same settings would make another model."""
+RECIPE_VERSION: Final = 5  # of the cache key: raise it when settings make another model
 SFT_RECIPE_VERSION: Final = 3  # likewise, of fine-tuned models
 _LOG_INTERVAL_S: Final = 10.0
 
@@ -115,11 +114,9 @@ def base_model_task(config: RunConfig, data: Path) -> Path:
     """Makes or finds the base model in a flow run; a table artifact shows its report."""
     folder = base_model(config, data)
     if made_folder(config) is not None:
-        create_table_artifact(
-            [{"measure": name, "value": value} for name, value in _read_report(folder).items()],
-            key="base-model",
-            description=f"What was made, measured on held-out examples ({folder}).",
-        )
+        rows = [{"measure": name, "value": x} for name, x in _read_report(folder).items()]
+        said = f"What was made, measured on held-out examples ({folder})."
+        create_table_artifact(rows, key="base-model", description=said)
     return folder
 
 

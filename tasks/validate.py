@@ -262,21 +262,16 @@ def _show(validation: Validation, data: Path) -> None:
     checks, verdict = validation.checks, f"All {len(validation.checks)} checks passed."
     if failed := [result["check"] for result in checks if result["status"] == "failed"]:
         verdict = f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}."
-    create_table_artifact(
-        [  # failures are seen at once, and problems' text is text
-            {name: result[name] for name in ("status", "check", "rows")}
-            | {name: plain(result[name]) for name in ("proves", "first rows")}
-            for result in checks
-        ],
-        key="validation",
-        description=f"{verdict} Data set: {data}",
-    )
+    rows = [  # failures are seen at once, and problems' text is text
+        {name: result[name] for name in ("status", "check", "rows")}
+        | {name: plain(result[name]) for name in ("proves", "first rows")}
+        for result in checks
+    ]
+    create_table_artifact(rows, key="validation", description=f"{verdict} Data set: {data}")
     if validation.rendered:
-        create_table_artifact(
-            [{"prompt": plain(printable(validation.rendered))}],
-            key="rendered-prompt",
-            description="The first training prompt, as the model reads it.",
-        )
+        prompt = [{"prompt": plain(printable(validation.rendered))}]
+        said = "The first training prompt, as the model reads it."
+        create_table_artifact(prompt, key="rendered-prompt", description=said)
     if validation.lengths is not None:
         lengths = validation.lengths
         create_table_artifact(lengths.limits, key="prompt-limits", description=lengths.verdict)

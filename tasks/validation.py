@@ -32,8 +32,7 @@ class LengthReport:
     """Token counts of all prompts of a data set, summed up."""
 
     verdict: str  # one sentence on `data.max_prompt_length`
-    limits: list[dict[str, Any]]
-    """One row per candidate limit: `limit`, `rejected` prompts, their `share`, a `note`."""
+    limits: list[dict[str, Any]]  # by candidate: `limit`, `rejected`, their `share`, a `note`
 
     def lines(self) -> Iterator[str]:
         """The report as lines of text."""

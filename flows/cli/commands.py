@@ -242,8 +242,8 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     if unknown:
         its = [*COMMANDS[first].options, "--help"]
         parser.error(f"unknown option {unknown[0]}{did_you_mean(unknown[0], its)}")
-    words = _without_blanks([*options.words, *more], asks=first == "ask")
-    return {**vars(options), "words": words}
+    options.words = _without_blanks([*options.words, *more], asks=first == "ask")
+    return vars(options)
 
 
 def take_arguments(command: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:

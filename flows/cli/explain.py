@@ -179,8 +179,7 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     """Returns the words below each field of a model and of those that it derives from.
 
-    Read from the source here: pydantic's `use_attribute_docstrings` would read it at the start of
-    every command.
+    Read here: pydantic's `use_attribute_docstrings` would read the source at each start.
     """
     found: dict[str, str] = {}
     for base in reversed(model.__mro__[: model.__mro__.index(Section)]):

@@ -53,15 +53,13 @@ from tasks.preflight_checks.surroundings import refuses_login
 
 _ROOT: Final = Path(__file__).parents[2]
 _PREFECT: Final = (sys.executable, "-P", "-m", "prefect")
-_MARK: Final = "COUNTDOWN_TRAIN_SERVE"
-"""Environment variable that all processes of one `serve` inherit."""
+_MARK: Final = "COUNTDOWN_TRAIN_SERVE"  # environment variable of all processes of one `serve`
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POOL: Final = "countdown"
 _WORKER: Final = ("worker", "start", "--pool", _POOL, "--type", "process", "--limit", "1")
 _DEPLOY: Final = ("--no-prompt", "deploy", "--prefect-file", "deployments/prefect.yaml", "--all")
 _START_S: Final = 300.0
-_LEAVE_S: Final = 45.0
-"""For a run to finish its step, save and leave, see rl_core/system/signals.py."""
+_LEAVE_S: Final = 45.0  # for a run to finish its step, save and leave (system/signals.py)
 _STOP_S: Final = 15.0
 _POLL_S: Final = 0.5
 _RESTARTS: Final = 3  # at most so many restarts of the server within `_RESTARTS_S`
@@ -267,13 +265,8 @@ class _Processes(AbstractContextManager["_Processes"]):
             )
 
     def call(self, *arguments: str) -> None:
-        done = subprocess.run(
-            [*_PREFECT, *arguments],
-            cwd=_ROOT,
-            env=self._environment(),
-            capture_output=True,
-            text=True,
-        )
+        command, own = [*_PREFECT, *arguments], self._environment()
+        done = subprocess.run(command, cwd=_ROOT, env=own, capture_output=True, text=True)
         if done.returncode:
             what = f"`prefect {' '.join(arguments)}` failed ({done.returncode})"
             raise RunFailedError(f"{what}\n{_end_of(done.stdout + done.stderr)}")

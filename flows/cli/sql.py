@@ -12,8 +12,7 @@ from tasks.queries.render import render_queries
 from tasks.queries.saved_questions import list_queries
 from tasks.queries.sql import ask, run_query, values_there
 
-_PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")
-"""A path that Hydra reads as it stands."""
+_PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")  # which Hydra reads as it is
 _MOST_ROWS = 60  # of an answer on a terminal: a night has a thousand steps
 
 

@@ -1,8 +1,7 @@
 """The login of the Prefect servers that this account starts, and who is given it.
 
 Without one, Prefect's API takes a deployment from every user of the machine, and from every web
-page that the browser shows; a deployment may run any command. Not here: the private server of one
-run has a login of its own, which only that run knows (private_server.py).
+page that the browser shows; a deployment may run any command. A private server has its own.
 """
 
 from __future__ import annotations

@@ -47,8 +47,7 @@ _SERVER_ENVIRONMENT = {
     "PREFECT__SERVER_EPHEMERAL": "1",  # as Prefect's temporary server: no loops for schedules
     "PREFECT__SERVER_FINAL": "1",
 }
-_LAST_WORDS_OF_ALL = "Application startup failed"
-"""What uvicorn says of each failure, after the line that tells the cause."""
+_LAST_WORDS_OF_ALL = "Application startup failed"  # uvicorn's, after the cause
 
 
 def start_private_server() -> PrivateServer | None:

@@ -28,16 +28,13 @@ from rl_core.runs.run_folder import RunFolder
 
 _MAINTAIN: Final = "maintain_concurrency_lease"
 _LOOK_S: Final = 5.0
-_WORKERS_TURN_S: Final = 45.0
-"""Seconds in which Cancel is the worker's task: it looks every 10 s, and kills after 30 more."""
+_WORKERS_TURN_S: Final = 45.0  # of the worker, for Cancel: it looks every 10 s, kills after 30 more
 _AWAY_S: Final = 600.0
 _PAUSED_FOR_GOOD: Final = (
     "only a run of a deployment can be suspended, and resumed: this one runs on"
 )
-_ANSWER_S: Final = 3.0
-"""Seconds that a process which ends waits for the server to say whether it was cancelled."""
-_cancelled: Final = threading.Event()
-"""Set once the server was seen to have this process's flow run as cancelled."""
+_ANSWER_S: Final = 3.0  # that an ending process waits for whether it was cancelled
+_cancelled: Final = threading.Event()  # set once the server has this flow run as cancelled
 _logger = logging.getLogger(__name__)
 
 
@@ -82,10 +79,9 @@ def heeding_the_server() -> Iterator[None]:
 
 
 def take_over(run: RunFolder) -> None:
-    """Notes this flow run as the one at work on a run, and closes the one before if that died.
+    """Notes this flow run as the one at work on a run, which it holds, and closes the one before.
 
-    A run of a deployment without a heartbeat is closed by deployments/automations.yaml; not every
-    server has them. The caller holds the run, so that nothing else works on it.
+    Not every server has deployments/automations.yaml, which closes those without a heartbeat.
     """
     if (own := own_flow_run()) is None:
         return
@@ -165,15 +161,11 @@ class _Watch:
     def _keep_looking(self) -> None:
         while not self._closing.wait(_LOOK_S):
             # While the server is away it sees nothing; the next look finds what there is.
-            with suppress(HTTPError, PrefectException):
-                self._look()
-
-    def _look(self) -> None:
-        with get_client(sync_client=True) as client:
-            state = client.read_flow_run(self._id).state
-            with self._acting:
-                if state is not None and not self._closing.is_set():
-                    self._heed(state, client)
+            with suppress(HTTPError, PrefectException), get_client(sync_client=True) as client:
+                state = client.read_flow_run(self._id).state
+                with self._acting:
+                    if state is not None and not self._closing.is_set():
+                        self._heed(state, client)
 
     def _heed(self, state: State, client: SyncPrefectClient) -> None:
         if state.type is not StateType.CANCELLING:

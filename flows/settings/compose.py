@@ -109,8 +109,8 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 def read_preset(name: str) -> tuple[str, dict[str, Any]]:
     """Returns the env of a preset, or of a user's file, and what the file says by section.
 
-    The env is in a list `defaults`, in `env: name: gsm8k` as `config` prints it, or in `env: gsm8k`
-    as a person may write it.
+    The env is in a list `defaults`, in `env: name: gsm8k`, or in `env: gsm8k` as a person writes
+    it.
     """
     file = Path(name) if name.endswith(_FILES) else keys.CONF / "preset" / f"{name}.yaml"
     try:
@@ -139,8 +139,8 @@ def read_preset(name: str) -> tuple[str, dict[str, Any]]:
 def _start(preset: str, chosen: str | None) -> tuple[str, dict[str, Any]]:
     """Returns the env, and the defaults under the settings of a preset.
 
-    If another env is chosen than the preset's, only the user's own reward stays of what the preset
-    says of its env: a prompt template or a score of the same name is not the same thing.
+    Under another env than the preset's only the user's own reward stays of what it says of `env`: a
+    prompt template or a score of the same name is not the same thing.
     """
     env, said = read_preset(preset)
     if chosen is not None and chosen != env:
@@ -196,8 +196,7 @@ def _refuse_resolvers(tree: object) -> None:
 def _validate(settings: dict[str, Any], given: Mapping[str, str], env: str) -> RunConfig:
     """Returns the models, or one line about the first mistake.
 
-    Hydra reads `run_id=007` as a number: if the setting is a text, what the user wrote (`given`)
-    takes its place.
+    Hydra reads `run_id=007` as a number: of a text, what the user wrote (`given`) counts.
     """
     try:
         return RunConfig.model_validate(settings)

@@ -38,8 +38,7 @@ Row = dict[str, float]
 def read_log(text: str) -> dict[int, Row]:
     """Returns the metrics by step; of a step that was done again, the last.
 
-    For a value that is no finite number `not_finite/NAME` is 1. The means of all test scores and
-    accuracies are `val/score` and `val/accuracy` too.
+    `not_finite/NAME` is 1 for a value that is none; `val/score` is the mean of the tests' scores.
     """
     rows: dict[int, Row] = {}
     for line in text.splitlines():

@@ -45,8 +45,7 @@ def import_script(
 ) -> Imported:
     """Returns what a launch script asks for, in our settings, and what is wrong with it.
 
-    `variables` are given by the user: one that changes nothing is a finding. `shell` is the
-    environment beside them. ValueError if no command in it looks like a trainer's.
+    `variables` are the user's, `shell` the environment; ValueError without a trainer's command.
     """
     variables, shell = (
         {name: value for name, value in (given or {}).items() if not is_secret(name, value)}

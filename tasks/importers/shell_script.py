@@ -20,8 +20,7 @@ from rl_core.system.redaction import is_secret
 _LANGUAGE = Language(tree_sitter_bash.language())
 _LONGEST_SUM: Final = 1_000  # characters
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
-_MOST_EXPANDED: Final = 10_000_000
-"""Characters that variables stand for in all: 40 lines of `A=$A$A` would fill any memory."""
+_MOST_EXPANDED: Final = 10_000_000  # characters in all: 40 lines of `A=$A$A` fill any memory
 _SUM: Final = re.compile(r"\$?\(\(([\w\s${:}()+*/%-]*)\)\)")
 _NAME: Final = re.compile(r"\$?\{?\b([A-Za-z_]\w*)(?::?-(\d+)(?=\}))?\}?")  # in a sum: ${NAME:-8}
 _REPEATED: Final = frozenset(

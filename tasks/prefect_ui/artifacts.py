@@ -82,15 +82,13 @@ def _in_a_cell(value: Any) -> Any:
 
 def beside(call: Callable[[], object]) -> None:
     """Makes a call to the Prefect server beside whatever goes on; nobody waits for it."""
-    context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(call,), daemon=True).start()
+    threading.Thread(target=contextvars.copy_context().run, args=(call,), daemon=True).start()
 
 
 def plain(text: str) -> str:
-    """Returns text of unknown origin for a table's cell.
+    """Returns text of unknown origin for a table's cell, its angle brackets and links disarmed.
 
-    One of Prefect's UIs takes a cell for HTML, the other shows it as it is: so angle brackets
-    become those of quotations, and a link is taken apart.
+    One of Prefect's UIs takes a cell for HTML, the other shows it as it is.
     """
     return text.translate(_LOOK_ALIKES).replace("](", "] (")
 
@@ -186,25 +184,16 @@ def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bo
         for earlier in client.read_artifacts(artifact_filter=own):
             _update(earlier.id, data, description)
             return earlier.id
-    made = client.create_artifact(
-        ArtifactCreate(
-            type=kind,
-            key=key,
-            description=description,
-            data=data,
-            flow_run_id=flow_run,
-            task_run_id=None if is_first else task_run,
-        )
-    )
-    return made.id
+    new = ArtifactCreate(type=kind, key=key, description=description, data=data)
+    new.flow_run_id = flow_run
+    new.task_run_id = None if is_first else task_run
+    return client.create_artifact(new).id
 
 
 def _update(artifact: UUID, data: Any, description: str) -> None:
     """Updates an artifact; Prefect's own way would keep a copy of the data in an event."""
     update = ArtifactUpdate(data=data, description=description)
+    changes = update.model_dump(mode="json", exclude_unset=True)
     get_client(sync_client=True).request(
-        "PATCH",
-        "/artifacts/{id}",
-        path_params={"id": artifact},
-        json=update.model_dump(mode="json", exclude_unset=True),
+        "PATCH", "/artifacts/{id}", path_params={"id": artifact}, json=changes
     )

@@ -86,12 +86,9 @@ class TrainingProgress:
         """Shows one step."""
         now = time.monotonic()
         if self._bar is None:
+            off = None if self._on_console else True  # None: where it is no terminal
             self._bar = tqdm(
-                total=last_step,
-                initial=step,
-                unit="step",
-                disable=None if self._on_console else True,  # None: where it is no terminal
-                file=sys.stderr,
+                total=last_step, initial=step, unit="step", disable=off, file=sys.stderr
             )
         text = f"step {step}/{last_step} · {describe(metrics)}"
         if "timing_s/step" in metrics:
@@ -112,21 +109,17 @@ class TrainingProgress:
     def _show(self, step: int, last_step: int, text: str) -> None:
         if self._artifacts is None or self._run is None:
             return
-        percent = 100.0 * step / last_step
-        self._artifacts.show("training", "progress", lambda: percent, text)
+        show, rollouts = self._artifacts.show, self._run.rollouts
+        show("training", "progress", lambda: 100.0 * step / last_step, text)
         title = f"{self._run.run_id}: step {step} of {last_step}"
-        self._artifacts.show(
+        show(
             "learning-curve",
             "markdown",
             lambda: as_picture(learning_curve(self._up_to(step), title)),
             f"As of step {step}.",
         )
-        self._artifacts.show(
-            "samples",
-            "markdown",
-            partial(latest_samples, self._run.rollouts),
-            "A few of the latest responses, as the model wrote them.",
-        )
+        said = "A few of the latest responses, as the model wrote them."
+        show("samples", "markdown", partial(latest_samples, rollouts), said)
 
     def _up_to(self, step: int) -> list[Mapping[str, Any]]:
         """Returns the metrics of the steps so far; from any thread."""

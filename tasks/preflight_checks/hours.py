@@ -57,11 +57,8 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
         for plan in plans
     }
     limit = limits.pop() if len(limits) == 1 else None
-    yield (warning if limit else ok)(
-        "time",
-        said,
-        f"{limit} will stop it earlier: raise it, or lower trainer.total_steps" if limit else "",
-    )
+    remedy = f"{limit} will stop it earlier: raise it, or lower trainer.total_steps"
+    yield warning("time", said, remedy) if limit else ok("time", said)
 
 
 def plan_steps(config: RunConfig, run: RunFolder) -> Spread | None:

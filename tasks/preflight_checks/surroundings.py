@@ -176,14 +176,11 @@ def _machines(config: RunConfig, address: str) -> Finding | None:
     if (model / "config.json").is_file():
         folders.append(model)
     seen = [str(folder.resolve()) for folder in folders]
+    command = [sys.executable, "-P", "-c", _ASK_MACHINES, address, *seen]
+    own, within_s = environment_of_child("ray"), _MACHINES_WITHIN_S
     try:
         asked = subprocess.run(
-            [sys.executable, "-P", "-c", _ASK_MACHINES, address, *seen],
-            capture_output=True,
-            text=True,
-            timeout=_MACHINES_WITHIN_S,
-            env=environment_of_child("ray"),
-            check=True,
+            command, capture_output=True, text=True, timeout=within_s, env=own, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return fatal(

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from tasks.queries.saved_questions import Query
 
 _LONG_TEXT = 40  # cells up to this many characters are never shortened
-_MOST_RECORDS = 10
-"""Up to this many rows with a text longer than a line are shown one below the other."""
-_FORMULA = r"^[=+\-@\t\r]"
-"""How a text begins that a spreadsheet would compute, and that may have it fetch an address."""
+_MOST_RECORDS = 10  # rows of long texts that are shown one below the other
+_FORMULA = r"^[=+\-@\t\r]"  # how a text begins that a spreadsheet would compute
 _NUMBER = r"^[+-]?[0-9]+([.][0-9]*)?([eE][+-]?[0-9]+)?$"
 _LEAST_TEXT = 12  # columns of longer text are narrowed to this many characters at most
 

@@ -97,16 +97,9 @@ def checkpoint_records(runs: Sequence[Path]) -> pa.Table:
         latest, best = (folder / "latest").resolve().name, (folder / "best").resolve().name
         for manifest in sorted(folder.glob("step_*/checkpoint.json")):
             name = manifest.parent.name
-            rows.append(
-                {
-                    "run_id": run.name,
-                    "name": name,
-                    "folder": str(manifest.parent),
-                    "record": _text(manifest),
-                    "is_latest": name == latest,
-                    "is_best": name == best,
-                }
-            )
+            place = {"run_id": run.name, "name": name, "folder": str(manifest.parent)}
+            links = {"is_latest": name == latest, "is_best": name == best}
+            rows.append(place | links | {"record": _text(manifest)})
     return pa.Table.from_pylist(rows, schema=_CHECKPOINT_RECORDS)
 
 

@@ -64,8 +64,7 @@ def ask(
 ) -> pl.DataFrame:
     """Returns the answer of a saved query, of one run (an id, or `latest`) or of all."""
     query = load_query(name)
-    parameters = query.bind(arguments or {})
-    return _answer(query.sql, parameters, root=root, run=run, is_ours=True)
+    return _answer(query.sql, query.bind(arguments or {}), root=root, run=run, is_ours=True)
 
 
 def values_there(

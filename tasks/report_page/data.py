@@ -41,16 +41,14 @@ class ReportData:
     record: RunRecord
     rows: dict[str, list[Row]]  # rows of saved queries, see `_rows`
     settings: str  # config.yaml, as it lies
-    seconds: float | None
-    """Wall time of the stages done; before the end of training, up to its last logged step."""
+    seconds: float | None  # of the stages done; in training, up to its last logged step
     price: str | None
     steps: str | None  # what a step takes, beside what was planned
     left: str | None  # time and price of the steps that are left, while it trains
+    # Greedy test accuracy of base and trained model: of the evaluation, else of the first and last
+    # test. Never one of each: the tests of training ask fewer problems.
     before: float | None
-    """Greedy test accuracy of the base model: of the evaluation, else of the first test."""
     after: float | None
-    """The same of the trained model: of the evaluation, else of the last test. Never one of each:
-    the tests of training ask fewer problems."""
     # Of the evaluation, None before it:
     num_problems: int | None
     base: Row | None
@@ -62,15 +60,13 @@ class ReportData:
     timeline: pl.DataFrame  # step, metric and value of times, memory and disk
     majority: dict[str, Row]  # rows of `majority_vote` by model
     best_checkpoint: Row | None
-    best_elsewhere: str | None
-    """Which step the numbers of the trained model are of, and why, if `best` is another."""
+    best_elsewhere: str | None  # which step is shown and why, if `best` is another
     num_tested: int  # problems that a test of training asks; 0 if no answers were kept
     faults: list[Fault]
     warnings: list[LoggedWarning]
     best: list[Sample]
     worst: list[Sample]
-    samples: list[Sample]
-    """One of each verdict, from the end of training, as are `best` and `worst`."""
+    samples: list[Sample]  # one of each verdict, from the end of training, as are these
     phases: list[Row]
     disk: dict[str, int]
 

@@ -231,8 +231,7 @@ def _pass_at_k(rows: Sequence[Row]) -> str | None:
         points = [(log2(row["k"]), row["pass_at_k"]) for row in own]
         band = [(row["low"], row["high"]) for row in own]
         series.append(Series(label, colour, points, "dots", band=band))
-    ticks = {log2(k): str(k) for k in ks}
-    return draw(series, "pass@k", x_label="k samples", x_ticks=ticks)
+    return draw(series, "pass@k", x_label="k samples", x_ticks={log2(k): str(k) for k in ks})
 
 
 def _of_rows(rows: list[Row], field: str) -> list[Point]:
