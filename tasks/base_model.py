@@ -130,9 +130,7 @@ def cached_base_model(config: RunConfig, data: Path) -> Path:
         refresh_cache=not is_there,
         retries=0 if config.sft.data is None else config.retry.max_retries,
         retry_delay_seconds=config.retry.delay_s,
-        retry_condition_fn=lambda task, task_run, state: isinstance(
-            state.data, WorkerDied | Stalled
-        ),
+        retry_condition_fn=lambda task, run, state: isinstance(state.data, WorkerDied | Stalled),
     )(config, data)
 
 
@@ -171,18 +169,16 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
     if env.home_made is None:
         raise ValueError(f"model.path must name a model: env={env.name} has none home-made")
     train, test = (read_solved(data / f"{split}.parquet") for split in ("train", "test"))
-    examples = env.home_made_examples(
-        give_up_prob=config.base_model.give_up_prob, train=train, test=test
-    )
+    give_up = config.base_model.give_up_prob
+    examples = env.home_made_examples(give_up_prob=give_up, train=train, test=test)
     disable_progress_bar()  # of saving one small file
     _logger.info(
         "warm-starting the home-made base model: %d steps; it is saved at its end only, so if it "
         "is stopped before (Cancel, Ctrl-C), it starts again from step 0",
         config.base_model.steps,
     )
-    measured = make_base_model(
-        config.base_model, examples, folder=folder, on_step=_log_steps("warm start")
-    )
+    log_step = _log_steps("warm start")
+    measured = make_base_model(config.base_model, examples, folder=folder, on_step=log_step)
     shown = "; ".join(f"{name.replace('_', ' ')} {x:.3g}" for name, x in measured.items())
     number = _read_report(folder)["num_parameters"]
     _logger.info("base model of %s parameters: %s", f"{number:,}", shown)

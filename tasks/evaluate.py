@@ -131,9 +131,8 @@ def record_rows(
     remedy = f"`countdown-train evaluate run_id={run.run_id}` writes it"
     write_unless_full(run, f"eval/{model}.parquet", write, remedy=remedy)
     summary = summarise(labelled)
-    _logger.info(
-        "%s: greedy accuracy %s on %d problems", model, summary.accuracy, summary.num_problems
-    )
+    said = "%s: greedy accuracy %s on %d problems"
+    _logger.info(said, model, summary.accuracy, summary.num_problems)
     return summary
 
 

@@ -22,9 +22,7 @@ from tasks.queries.checkpoint_names import NamedModel
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _INDEX: Final = "model.safetensors.index.json"
 _NOT_COPIED: Final = (MANIFEST, "warm_start.json", CURVE_NAME, "README.md", _INDEX)
-_OF_THE_MACHINE: Final = (
-    *("storage", "resources", "checkpoints", "retry", "budget", "watchdog", "run_id"),
-)
+_NOT_SHOWN: Final = ("storage", "resources", "checkpoints", "retry", "budget", "watchdog", "run_id")
 
 
 def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
@@ -40,7 +38,7 @@ def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
         lines += ["", "## Accuracy", "", *_accuracy(model, model.run, root)]
         if settings:
             # What decides what is learned: not where files and machines are.
-            own = {name: value for name, value in settings.items() if name not in _OF_THE_MACHINE}
+            own = {name: value for name, value in settings.items() if name not in _NOT_SHOWN}
             text = yaml.safe_dump(own, sort_keys=False).rstrip()
             lines += ["", "## Settings", "", "```yaml", text, "```"]
     return "\n".join(["---", *front, "---", "", *lines, ""])

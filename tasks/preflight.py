@@ -225,9 +225,8 @@ def _hub_model(path: str, *, is_cached: bool, hub: str, url: str) -> str:
 def _home_made_model(config: RunConfig) -> Finding:
     env = config.env
     if not env.is_taught or env.prompt_template == "chat":
-        whats, choices = zip(
-            *(one.home_made for one in ENVS.values() if one.home_made), strict=True
-        )
+        known = (one.home_made for one in ENVS.values() if one.home_made)
+        whats, choices = zip(*known, strict=True)
         return fatal(
             "model",
             f"the home-made base model knows only {' and '.join(whats)}, asked without chat tags",

@@ -66,13 +66,7 @@ def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) 
 
 
 def train_and_show(
-    config: RunConfig,
-    run: RunFolder,
-    data: Path,
-    model_path: Path,
-    logger: Log,
-    *,
-    evaluates: bool = False,
+    config: RunConfig, run: RunFolder, data: Path, model_path: Path, logger: Log, evaluates: bool
 ) -> int:
     """Trains by the settings in force, and shows each step, in a task run also in the UI."""
     in_force = attempts.settings_in_force(config, run)

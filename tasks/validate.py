@@ -155,10 +155,9 @@ def measure_prompts(
             _logger.info("prompts are not as long as their parts here: each one is tokenized")
     if tokens is None:
         tokens = measure_all(rows["prompt"], count_tokens)
+    index = pl.col("extra_info").struct.field("index")
     return pl.concat(
-        _frame(table.select(["extra_info"])).select(
-            split=pl.lit(split), index=pl.col("extra_info").struct.field("index")
-        )
+        _frame(table.select(["extra_info"])).select(split=pl.lit(split), index=index)
         for split, table in splits.items()
     ).with_columns(prompt_tokens=tokens)
 

@@ -122,7 +122,7 @@ def train(overrides: Sequence[str]) -> None:
             keep_curve(model_path, run.path)
             run.update(model=str(model_path), data=str(data))
             with stage("train"):
-                train_and_show(config, run, data, model_path, _logger)
+                train_and_show(config, run, data, model_path, _logger, evaluates=False)
     say(run.path)
 
 

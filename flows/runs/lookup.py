@@ -95,9 +95,8 @@ def settings_of_run(
     imported only if it is in the command's `words`.
     """
     if not (settings := read_settings(run.path)):
-        raise BadInputError(
-            f"{run.path / 'config.yaml'} is missing or damaged: it holds no settings"
-        )
+        file = run.path / "config.yaml"
+        raise BadInputError(f"{file} is missing or damaged: it holds no settings")
     try:
         if ":" in (env := settings["env"]["name"]) and f"env={env}" in words:
             check_choice("env", env)

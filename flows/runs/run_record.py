@@ -187,9 +187,8 @@ def next_step(error: BaseException, run: RunFolder) -> str:
     wanted_gib = (checkpoint + RESERVE_BYTES) / GIB
     wanted_gib += (_settings(run) or RunConfig()).storage.min_free_gib
     missing_gib = max(wanted_gib - run.free_gib(), 0.1)
-    remedy = cause.here.format(
-        error=error, run=run, workers=run.path / "workers", missing_gib=missing_gib
-    )
+    workers = run.path / "workers"
+    remedy = cause.here.format(error=error, run=run, workers=workers, missing_gib=missing_gib)
     return f"{remedy}; {again} {outcome}"
 
 

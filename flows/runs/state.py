@@ -30,9 +30,7 @@ _MAINTAIN: Final = "maintain_concurrency_lease"
 _LOOK_S: Final = 5.0
 _WORKERS_TURN_S: Final = 45.0  # of the worker, for Cancel: it looks every 10 s, kills after 30 more
 _AWAY_S: Final = 600.0
-_PAUSED_FOR_GOOD: Final = (
-    "only a run of a deployment can be suspended, and resumed: this one runs on"
-)
+_RUNS_ON: Final = "only a run of a deployment can be suspended, and resumed: this one runs on"
 _ANSWER_S: Final = 3.0  # that an ending process waits for whether it was cancelled
 _cancelled: Final = threading.Event()  # set once the server has this flow run as cancelled
 _logger = logging.getLogger(__name__)
@@ -174,7 +172,7 @@ class _Watch:
             self._suspension.mark_requested(state)  # Prefect looks there between two tasks
             self._stop("suspended")
         elif state.type in (StateType.CRASHED, StateType.PAUSED):
-            why = state.message if state.type is StateType.CRASHED else _PAUSED_FOR_GOOD
+            why = state.message if state.type is StateType.CRASHED else _RUNS_ON
             _logger.warning("the server had this run as %s (%s), but it runs", state.name, why)
             client.set_flow_run_state(self._id, Running(message=why), force=True)
         elif state.type is StateType.CANCELLING:

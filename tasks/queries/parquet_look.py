@@ -87,9 +87,8 @@ def _text_column(file: Path, wanted: str | None) -> str:
         if wanted in texts:
             return wanted
         if wanted in schema.names:
-            raise ValueError(
-                f"{file}: column {wanted!r} holds {schema.field(wanted).type}, no text"
-            )
+            kind = schema.field(wanted).type
+            raise ValueError(f"{file}: column {wanted!r} holds {kind}, no text")
         hint = did_you_mean(wanted, texts)
         raise ValueError(f"{file}: no column {wanted!r}{hint} (of texts: {', '.join(texts)})")
     if not texts:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import duckdb
 import polars as pl
 import pyarrow as pa
+from duckdb import DuckDBPyConnection
 
 from rl_core import schema
 from rl_core.system.words import did_you_mean, in_one_line
@@ -136,7 +137,7 @@ def _select_of(view: str) -> str:
 class CheckSession:
     """Tables in memory that any number of data checks look at, through one connection."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def __init__(self, connection: DuckDBPyConnection) -> None:
         self._connection = connection
         self._tables: list[str] = []
 
@@ -147,9 +148,8 @@ class CheckSession:
 
     def unite(self, name: str, tables: Sequence[str]) -> None:
         """Lets the checks read several tables as one, with a row's table (`split`) and `index`."""
-        rows = " union all ".join(
-            f"select '{table}' as split, extra_info.index, * from {table}" for table in tables
-        )
+        select = "select '{0}' as split, extra_info.index, * from {0}"
+        rows = " union all ".join(map(select.format, tables))
         self._connection.execute(f"create view {name} as {rows}")
         self._tables.append(name)
 
@@ -184,7 +184,7 @@ def _dataset(files: Sequence[Path], columns: pa.Schema) -> pa.Table | pads.Datas
 def connect(
     tables: Mapping[str, pa.Table | pads.Dataset],
     files: Mapping[str, tuple[Sequence[Path], pa.Schema]] | None = None,
-) -> Iterator[duckdb.DuckDBPyConnection]:
+) -> Iterator[DuckDBPyConnection]:
     """An in-memory DuckDB that sees `tables`, and parquet `files` as such; nothing else."""
     # Its name cannot be foreseen, and only we can read it.
     spill = tempfile.TemporaryDirectory(prefix="countdown-train-sql-", ignore_cleanup_errors=True)
@@ -212,7 +212,7 @@ def connect(
 
 
 def _register_files(
-    connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[Path], columns: pa.Schema
+    connection: DuckDBPyConnection, name: str, files: Sequence[Path], columns: pa.Schema
 ) -> None:
     source = f"read_parquet({_paths(files)}, union_by_name = true)"
     try:
@@ -226,9 +226,7 @@ def _register_files(
         raise ValueError(f"not a readable parquet file ({_message(error)})") from error
 
 
-def _register(
-    connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table | pads.Dataset
-) -> None:
+def _register(connection: DuckDBPyConnection, name: str, table: pa.Table | pads.Dataset) -> None:
     """Lets a connection read one more table; ValueError if DuckDB lacks the type of a column."""
     try:
         connection.register(name, table)
@@ -246,10 +244,7 @@ def _message(error: duckdb.Error) -> str:
 
 
 def _select(
-    connection: duckdb.DuckDBPyConnection,
-    sql: str,
-    parameters: Mapping[str, Value],
-    tables: Sequence[str],
+    connection: DuckDBPyConnection, sql: str, parameters: Mapping[str, Value], tables: Sequence[str]
 ) -> pl.DataFrame:
     """Returns the rows of one SELECT, else ValueError; `tables`: all there are, for messages."""
     if _NOT_TEXT.search(sql):

@@ -1,8 +1,9 @@
 """Gathers what a report or a comparison shows, from runs' folders: records and saved queries."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,7 @@ class ReportData:
 def gather(run: RunFolder) -> ReportData:
     """Returns what there is to report of a run, finished or not; ValueError if there is none."""
     record = run.read()
-
-    def ask(query: str, **arguments: Value) -> pl.DataFrame:
-        return sql.ask(query, arguments, root=run.root, run=run.run_id)
-
+    ask = partial(_ask, run)
     curve = ask("learning_curve")
     last_step = int(curve["step"].max() or 0)  # type: ignore[arg-type]  # an int column, or empty
     steps_per_row = max(1, -(-last_step // _MOST_POINTS))
@@ -101,7 +99,7 @@ def gather(run: RunFolder) -> ReportData:
     rest = sum(sizes.values()) - sum(shown.values())
     return ReportData(
         record=record,
-        rows=_rows(run, record, ask, models={"base", newest}, from_step=from_step, last=last_step),
+        rows=_rows(run, models={"base", newest}, from_step=from_step, last=last_step),
         settings=settings.read_text(encoding="utf-8") if settings.exists() else "",
         seconds=seconds,
         price=None if seconds is None else run.price_of(seconds),
@@ -131,16 +129,15 @@ def gather(run: RunFolder) -> ReportData:
     )
 
 
+def _ask(run: RunFolder, query: str, **arguments: Value) -> pl.DataFrame:
+    return sql.ask(query, arguments, root=run.root, run=run.run_id)
+
+
 def _rows(
-    run: RunFolder,
-    record: RunRecord,
-    ask: Callable[..., pl.DataFrame],
-    *,
-    models: set[str | None],
-    from_step: int,
-    last: int,
+    run: RunFolder, *, models: set[str | None], from_step: int, last: int
 ) -> dict[str, list[Row]]:
     """Returns tables that the page shows as they are; one that would say nothing has no rows."""
+    ask = partial(_ask, run)
 
     def of_models(query: str, *, at_least: int = 1) -> list[Row]:
         rows = [row for row in ask(query).to_dicts() if row["model"] in models]
@@ -149,7 +146,7 @@ def _rows(
     steps_per_row = max(1, -(-last // _SEARCH_ROWS))
     solutions = of_models("accuracy_by_num_solutions")
     is_known = any(row["solutions"] != "unknown" for row in solutions)  # in GSM8K it is not
-    sft, data = run.path / CURVE_NAME, Path(record.data or "-").name
+    sft, data = run.path / CURVE_NAME, Path(run.read().data or "-").name
     return {
         "kept_evaluations": ask("kept_evaluations").to_dicts(),
         "sft": list(map(json.loads, sft.read_text().splitlines())) if sft.exists() else [],

@@ -105,7 +105,6 @@ def _setting(value: object) -> str:
 def charts(data: ReportData) -> dict[str, str]:
     """Returns the charts there is something to draw for: title to chart."""
     curve, rows = data.curve, data.rows
-    solutions, operands = rows["by_num_solutions"], rows["by_num_operands"]
     sft = [
         Series("learned", "train", _of_rows(rows["sft"], "loss")),
         Series("held out", "test", _of_rows(rows["sft"], "held_out_loss"), "dots"),
@@ -114,18 +113,17 @@ def charts(data: ReportData) -> dict[str, str]:
         Series("train, sampled", "train", _points(curve, "accuracy")),
         Series("test, greedy", "test", _points(curve, "test_accuracy"), "dots"),
     ]
+    solutions, numbers = "solutions that a problem has", "numbers that a problem has"
+    by_solutions = _before_and_after(rows["by_num_solutions"], "solutions", solutions)
+    by_count = _before_and_after(rows["by_num_operands"], "num_operands", numbers)
     by_task = _before_and_after(rows["by_data_source"], "data_source", "task that a problem is of")
     return _drawn(
         {
             "Accuracy": draw(accuracy, "share solved"),
             "What became of the responses": _verdicts(data.verdicts),
             **{title: _line(curve, name, label) for title, name, label in _CURVES},
-            "Accuracy by number of solutions": _before_and_after(
-                solutions, "solutions", "solutions that a problem has"
-            ),
-            "Accuracy by count of numbers": _before_and_after(
-                operands, "num_operands", "numbers that a problem has"
-            ),
+            "Accuracy by number of solutions": by_solutions,
+            "Accuracy by count of numbers": by_count,
             "Accuracy by task": by_task,
             "pass@k": _pass_at_k(rows["pass_at_k"]),
             "Loss of fine-tuning (SFT), before training": draw(sft, "nats per token"),

@@ -194,9 +194,8 @@ def as_table(answers: Answers) -> list[dict[str, str]]:
 
 def show_answers(several: Sequence[Answers], pages: Sequence[Path]) -> None:
     """Shows some answers of each model in the Prefect UI."""
-    create_markdown_artifact(
-        as_markdown(several, pages), key="answers", description="Some right and wrong answers."
-    )
+    said = "Some right and wrong answers."
+    create_markdown_artifact(as_markdown(several, pages), key="answers", description=said)
 
 
 def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
