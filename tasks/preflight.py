@@ -137,11 +137,8 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
             file.write(b"x")
         free = shutil.disk_usage(root).free / GIB
     except OSError as error:
-        yield fatal(
-            "storage",
-            f"storage.root={root} cannot be written ({error.strerror})",
-            "set storage.root to a folder of yours",
-        )
+        said = f"storage.root={root} cannot be written ({error.strerror})"
+        yield fatal("storage", said, "set storage.root to a folder of yours")
         return
     if (url := config.storage.url) is not None and (found := why_unusable(url)) is not None:
         yield fatal("storage", *found)
@@ -163,11 +160,8 @@ def _installed(config: RunConfig) -> Iterator[Finding]:
     if found and importlib.util.find_spec("ray") is not None:
         yield ok("engine", f"rollout.engine={engine}: {found[0]}")
         return
-    yield fatal(
-        "engine",
-        f"rollout.engine={engine} or Ray is not installed",
-        "make env installs both (rollout.engine=hf needs no vLLM)",
-    )
+    said = f"rollout.engine={engine} or Ray is not installed"
+    yield fatal("engine", said, "make env installs both (rollout.engine=hf needs no vLLM)")
 
 
 def _model(config: RunConfig) -> Iterator[Finding]:

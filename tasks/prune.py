@@ -126,9 +126,5 @@ def prune_runs_task(
         f"{disk_size(total_bytes)}, {'would be ' if dry_run else ''}deleted."
     )
     create_table_artifact(rows, key="pruned", description=description)
-    return {
-        "runs": len(runs),
-        "left_alone": sum(row["decision"] == LEFT_ALONE for row in rows),
-        "deleted": len(deleted),
-        "bytes": total_bytes,
-    }
+    alone = sum(row["decision"] == LEFT_ALONE for row in rows)
+    return {"runs": len(runs), "left_alone": alone, "deleted": len(deleted), "bytes": total_bytes}

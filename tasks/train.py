@@ -70,12 +70,9 @@ def train_and_show(
 ) -> int:
     """Trains by the settings in force, and shows each step, in a task run also in the UI."""
     in_force = attempts.settings_in_force(config, run)
+    planned, in_ui = plan_steps(config, run), None if TaskRunContext.get() is None else run
     with TrainingProgress(
-        logger,
-        in_force,
-        planned=plan_steps(config, run),
-        earlier=run.metrics.read(),
-        artifacts_of=None if TaskRunContext.get() is None else run,
+        logger, in_force, planned=planned, earlier=run.metrics.read(), artifacts_of=in_ui
     ) as progress:
         return train_supervised(
             in_force,

@@ -40,11 +40,8 @@ def leftover_findings() -> Iterator[Finding]:
         for process in left:
             with suppress(psutil.Error):
                 held += process.memory_info().rss
-        yield warning(
-            "leftovers",
-            f"{len(left)} processes of a run that was killed hold {held / GIB:.1f} GiB",
-            f"kill {' '.join(str(process.pid) for process in left)}",
-        )
+        said = f"{len(left)} processes of a run that was killed hold {held / GIB:.1f} GiB"
+        yield warning("leftovers", said, f"kill {' '.join(str(one.pid) for one in left)}")
     url = get_current_settings().api.url
     if FlowRunContext.get() is None and url is not None:  # else the server has just answered
         yield from _prefect_server(url)
@@ -108,11 +105,8 @@ def _prefect_disk() -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=home):
             pass
     except OSError as error:
-        yield fatal(
-            "prefect",
-            f"Prefect's folder {home} cannot be written ({error.strerror})",
-            "set PREFECT_HOME to a folder of yours",
-        )
+        said = f"Prefect's folder {home} cannot be written ({error.strerror})"
+        yield fatal("prefect", said, "set PREFECT_HOME to a folder of yours")
         return
     folder = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(folder).free
@@ -155,11 +149,8 @@ def _silence(wanted: str, address: str | None) -> Finding | None:
     if why is None:
         return None
     if wanted != "auto":
-        return fatal(
-            "ray",
-            f"resources.ray_address={wanted} does not answer ({why})",
-            "start the cluster, or leave it out for a Ray of the run's own",
-        )
+        said = f"resources.ray_address={wanted} does not answer ({why})"
+        return fatal("ray", said, "start the cluster, or leave it out for a Ray of the run's own")
     found = f", which means {address}," if address else ""
     is_noted = address is not None and "RAY_ADDRESS" not in os.environ
     return fatal(
@@ -183,9 +174,6 @@ def _machines(config: RunConfig, address: str) -> Finding | None:
             command, capture_output=True, text=True, timeout=within_s, env=own, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return fatal(
-            "ray",
-            f"resources.ray_address={address} cannot be joined from here",
-            "start the run on one of Ray's machines, or use `ray job submit`",
-        )
+        said = f"resources.ray_address={address} cannot be joined from here"
+        return fatal("ray", said, "start the run on one of Ray's machines, or use `ray job submit`")
     return refused("ray", asked.stdout.strip()) if asked.stdout else None

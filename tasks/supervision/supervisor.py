@@ -66,8 +66,13 @@ def call_supervised(
     outcome: dict[str, Any] = {}
     with StopSignals(grace_s + _SHUTDOWN_S) as stop:
         with os.fdopen(open_own(log_file, os.O_WRONLY | os.O_APPEND), "ab") as log:
-            needs, own = ["ray"] if joins_ray else [], {process_group.PROCESS_GROUP: group}
-            child = Child("tasks.supervision.child", name, output=log, needs=needs, environment=own)
+            child = Child(
+                "tasks.supervision.child",
+                name,
+                output=log,
+                needs=["ray"] if joins_ray else [],
+                environment={process_group.PROCESS_GROUP: group},
+            )
         try:
             with worker_logs(log_folder, logger):
                 with suppress(OSError):  # it died at once: the end of its messages says so
