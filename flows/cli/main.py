@@ -1,6 +1,7 @@
 """The command line: `countdown-train COMMAND [KEY=VALUE]...`.
 
-Exit codes: 0 fine, 1 the run failed or was stopped, 2 bad input or settings.
+Exit codes: 0 fine, 1 the run failed or was stopped, 2 bad input or settings. What went wrong is one
+or two lines on stderr; tracebacks are in the run's log.txt.
 """
 
 import os

@@ -30,7 +30,8 @@ def settings_in_force(config: RunConfig, run: RunFolder) -> RunConfig:
 def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -> Changes | None:
     """Returns what a retry after this error shall change, or None: no retry would help.
 
-    A process (not Ray) that died again leaves the next attempt less of the machine's memory.
+    A process that died again leaves the next attempt less of the machine's memory; a Ray that was
+    too slow to start holds none.
     """
     in_force = settings_in_force(config, run)
     if isinstance(error, OutOfMemory):

@@ -1,6 +1,7 @@
 """What Prefect keeps and shows of a flow run: results of its stages, its log, tags to find it by.
 
-A result is what Retry need not make again: a path, a few numbers or nothing, as JSON.
+A result is what Retry need not make again: a path, a few numbers or nothing, as JSON in
+`PREFECT_RESULTS_LOCAL_STORAGE_PATH`. If one is lost, its stage runs again.
 """
 
 import hashlib
