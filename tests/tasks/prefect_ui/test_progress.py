@@ -21,14 +21,9 @@ METRICS = {
 }
 
 
-def quiet(
-    price_per_hour: float | None = None, resources: dict[str, Any] | None = None, **more: Any
-) -> TrainingProgress:
-    settings = {
-        "budget": {"price_per_hour": price_per_hour, "currency": "$"},
-        "trainer": {"logger": []},
-        "resources": resources or {},
-    }
+def quiet(price: float | None = None, resources: Any = None, **more: Any) -> TrainingProgress:
+    budget = {"price_per_hour": price, "currency": "$"}
+    settings = {"budget": budget, "trainer": {"logger": []}, "resources": resources or {}}
     config = RunConfig.model_validate(settings)
     return TrainingProgress(logging.getLogger("progress"), config, **more)
 
@@ -40,7 +35,7 @@ def test_a_step_is_described_in_one_line():
 
 def test_the_ui_shows_tests_with_step_and_time_left_but_not_every_step(caplog):
     caplog.set_level(logging.INFO)
-    with quiet(price_per_hour=3600.0) as progress:
+    with quiet(price=3600.0) as progress:
         progress.on_step(0, 4, {"val/accuracy": 0.5})
         progress.on_step(1, 4, METRICS)
         progress.on_step(2, 4, METRICS | {"val/accuracy": 0.625})
@@ -55,7 +50,7 @@ def test_the_ui_shows_tests_with_step_and_time_left_but_not_every_step(caplog):
 def test_what_is_left_is_estimated_before_the_fifth_step_and_measured_from_then_on(caplog):
     caplog.set_level(logging.INFO)
     planned, earlier = Spread(5.0, 20.0, 100.0), [{"step": 1, "timing_s/step": 30.0}]
-    with quiet(price_per_hour=36.0, planned=planned, earlier=earlier) as progress:
+    with quiet(price=36.0, planned=planned, earlier=earlier) as progress:
         for step in range(2, 7):
             progress.on_step(step, 106, METRICS | {"val/accuracy": 0.5})
     left = [record.message.rpartition(" · ")[2] for record in caplog.records]
@@ -106,8 +101,8 @@ def test_without_console_the_terminal_shows_warnings_and_log_txt_has_the_steps(
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stderr", terminal)
     logger = logging.getLogger("tasks.prefect_ui.progress")
-    shown = ["console"] if on_console else []
-    config = RunConfig.model_validate({"trainer": {"logger": shown}})
+    loggers = ["console"] if on_console else []
+    config = RunConfig.model_validate({"trainer": {"logger": loggers}})
     with (
         log_to_file(tmp_path / "log.txt"),
         listening(LineHandler(links=False)),
