@@ -72,9 +72,13 @@ def evaluate_for_parent(
     reporter: Reporter, *, config: RunConfig, run: RunFolder, data: Path, model_path: Path
 ) -> list[EvaluationSummary]:
     """Evaluates with engines of its own, in a watched process."""
-    folder, tell = run.path / "workers", reporter.progress
     with Workers.start(
-        config, model_path, learner=False, log_folder=folder, report=_logger.info, on_progress=tell
+        config,
+        model_path,
+        learner=False,
+        log_folder=run.path / "workers",
+        report=_logger.info,
+        on_progress=reporter.progress,
     ) as workers:
         return evaluate_with(workers.engines, config, run, data, model_path)
 

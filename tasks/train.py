@@ -70,7 +70,8 @@ def train_and_show(
 ) -> int:
     """Trains by the settings in force, and shows each step, in a task run also in the UI."""
     in_force = attempts.settings_in_force(config, run)
-    planned, in_ui = plan_steps(config, run), None if TaskRunContext.get() is None else run
+    planned = plan_steps(config, run)
+    in_ui = None if TaskRunContext.get() is None else run
     with TrainingProgress(
         logger, in_force, planned=planned, earlier=run.metrics.read(), artifacts_of=in_ui
     ) as progress:

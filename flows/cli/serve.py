@@ -265,7 +265,8 @@ class _Processes(AbstractContextManager["_Processes"]):
             )
 
     def call(self, *arguments: str) -> None:
-        command, own = [*_PREFECT, *arguments], self._environment()
+        command = [*_PREFECT, *arguments]
+        own = self._environment()
         done = subprocess.run(command, cwd=_ROOT, env=own, capture_output=True, text=True)
         if done.returncode:
             what = f"`prefect {' '.join(arguments)}` failed ({done.returncode})"

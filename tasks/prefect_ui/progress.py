@@ -94,8 +94,8 @@ class TrainingProgress:
         if "timing_s/step" in metrics:
             self._step_seconds.append(metrics["timing_s/step"])
         if step < last_step:
-            num_left, budget = last_step - step, self._config.budget
-            left = time_left(self._step_seconds, num_left, self._planned, budget)
+            budget = self._config.budget
+            left = time_left(self._step_seconds, last_step - step, self._planned, budget)
             text += f" · {left}" if left else ""
         self._diagnose(step, metrics)
         self._bar.set_postfix_str(describe(metrics), refresh=False)
@@ -109,7 +109,7 @@ class TrainingProgress:
     def _show(self, step: int, last_step: int, text: str) -> None:
         if self._artifacts is None or self._run is None:
             return
-        show, rollouts = self._artifacts.show, self._run.rollouts
+        show = self._artifacts.show
         show("training", "progress", lambda: 100.0 * step / last_step, text)
         title = f"{self._run.run_id}: step {step} of {last_step}"
         show(
@@ -119,7 +119,7 @@ class TrainingProgress:
             f"As of step {step}.",
         )
         said = "A few of the latest responses, as the model wrote them."
-        show("samples", "markdown", partial(latest_samples, rollouts), said)
+        show("samples", "markdown", partial(latest_samples, self._run.rollouts), said)
 
     def _up_to(self, step: int) -> list[Mapping[str, Any]]:
         """Returns the metrics of the steps so far; from any thread."""

@@ -30,7 +30,7 @@ _OUR_WORKERS: Final = ("ray::LearnerActor", "ray::RolloutActor")  # Ray's titles
 _PREFECT_BYTES: Final = 200 * 2**20  # with less free disk, Prefect's database soon has no room
 _NO_API: Final = "unset PREFECT_API_URL (prefect config unset PREFECT_API_URL) for a private one"
 _ASK_MACHINES: Final = "from rl_core.workers.nodes import main; main()"
-_MACHINES_WITHIN_S: Final = 60.0
+_WITHIN_S: Final = 60.0  # that the machines have to answer
 
 
 def leftover_findings() -> Iterator[Finding]:
@@ -168,10 +168,10 @@ def _machines(config: RunConfig, address: str) -> Finding | None:
         folders.append(model)
     seen = [str(folder.resolve()) for folder in folders]
     command = [sys.executable, "-P", "-c", _ASK_MACHINES, address, *seen]
-    own, within_s = environment_of_child("ray"), _MACHINES_WITHIN_S
+    own = environment_of_child("ray")
     try:
         asked = subprocess.run(
-            command, capture_output=True, text=True, timeout=within_s, env=own, check=True
+            command, capture_output=True, text=True, timeout=_WITHIN_S, env=own, check=True
         )
     except (OSError, subprocess.SubprocessError):
         said = f"resources.ray_address={address} cannot be joined from here"

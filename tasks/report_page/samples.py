@@ -77,8 +77,8 @@ def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], lis
     """Returns the rollouts of the highest and of the lowest score; of equals, by advantage."""
 
     def asked(order: str) -> list[Sample]:
-        query, given = _EXTREMES_QUERY.format(order=order), {"from_step": from_step}
-        rows = sql.run_query(query, given, root=run.root, run=run.run_id)
+        query = _EXTREMES_QUERY.format(order=order)
+        rows = sql.run_query(query, {"from_step": from_step}, root=run.root, run=run.run_id)
         return [as_sample(row) for row in rows.to_dicts()]
 
     best, worst = asked(_BEST), asked(_WORST)
