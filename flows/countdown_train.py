@@ -84,11 +84,7 @@ def settings_of(preset: str, overrides: Sequence[str]) -> RunConfig:
 
 
 def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
-    """Runs every stage inside a flow run and returns the run, finished.
-
-    Retry in the UI repeats only preflight and stages that are not done, see
-    tasks/prefect_ui/result_keys.py. `record`: fields of `run.json` that are known before.
-    """
+    """Runs every stage inside a flow run; `record`: fields of `run.json` that are known before."""
     tag_flow_run(config)
     # Tasks are called, not submitted: a submitted task does not see Ctrl-C or a cancellation.
     call = Chain()
@@ -186,12 +182,10 @@ def retried_evaluate(config: RunConfig, run: RunFolder) -> Task[..., None]:
 
 
 def own_name() -> str | None:
-    """Returns a name that only this flow run's attempts share: its start (UTC), and its own name.
-
-    The start is when it was due, since a schedule makes flow runs days before.
-    """
+    """Returns a name that only this flow run's attempts share: when it was due, and its own."""
     flow_run = own_flow_run()
     if flow_run is None or flow_run.created is None:
         return None
+    # A schedule makes flow runs days before they are due (UTC).
     due = flow_run.expected_start_time or flow_run.created
     return f"{due:%Y%m%d-%H%M%S}-{flow_run.name}"

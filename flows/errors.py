@@ -23,9 +23,9 @@ _LONGEST = 400
 def one_line(error: BaseException) -> str:
     """Returns an error's type and message in one line, cut if it is very long.
 
-    Our own errors and plain ValueErrors are worded for a person, so their type is left out. An
-    error that Ray brings from another process has the traceback as its message and the error itself
-    as its `cause`. A full disk is reported with its remedy.
+    The type is left out of our own errors and ValueErrors, which are worded for a person. Ray's
+    have a traceback as their message, and the error as their `cause`. A full disk is told with its
+    remedy.
     """
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):

@@ -21,7 +21,7 @@ from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.data.dataset import generator_settings  # noqa: E402
 from rl_core.storage.mirror import mirrored  # noqa: E402
 from tasks.evaluate import Evaluated, evaluate_models_task, measures  # noqa: E402
-from tasks.generate import cached_dataset  # noqa: E402
+from tasks.generate import dataset_task  # noqa: E402
 from tasks.prefect_ui.flow_run import logs_in_ui  # noqa: E402
 from tasks.queries.checkpoint_names import NamedModel, find_model  # noqa: E402
 from tasks.queries.render import plain_table  # noqa: E402
@@ -50,7 +50,7 @@ def evaluate(
     with logs_in_ui(), heeding_the_server():
         chosen = choose(asked, overrides)
         with chosen.published():
-            data = chosen.data or cached_dataset(chosen.config)
+            data = chosen.data or dataset_task(chosen.config)(chosen.config)
             return evaluate_models_task(chosen.config, data, *chosen.models)
 
 
@@ -58,11 +58,9 @@ def evaluate(
 class Chosen:
     """What is evaluated, and how."""
 
-    models: list[NamedModel]
-    """One, or two that are compared."""
+    models: list[NamedModel]  # one, or two that are compared
     config: RunConfig
-    data: Path | None
-    """Folder of the data set; None where it is the settings' own."""
+    data: Path | None  # folder of the data set; None where it is the settings' own
 
     @contextmanager
     def published(self) -> Iterator[None]:

@@ -1,8 +1,4 @@
-"""The night: train from the champion or afresh, compare, promote, report, and tell who listens.
-
-The stages are those of `countdown_train.py`; here is what a night has beside them. Its message is
-one object for programs, whose `text` says all of it for people.
-"""
+"""The night: train from the champion or afresh, compare, promote, report, and tell who listens."""
 
 import platform
 import re
@@ -91,9 +87,9 @@ def nightly(
     warn_of_mistakes(listeners, get_run_logger())
     night = Night(own_flow_run())
 
-    def tell(event: Event, of: Night, reason: str) -> None:
+    def tell(event: Event, reason: str) -> None:
         if event in events:
-            notify_task(listeners, message(event, of, reason))
+            notify_task(listeners, message(event, night, reason))
 
     with logs_in_ui():
         try:
@@ -103,13 +99,13 @@ def nightly(
                 night = Night(night.flow_run, config, start)
                 run = run_pipeline(config, night=night.due, started_from=start.sentence)
         except Exception as error:
-            tell("failed", night, redact(one_line(error)))
+            tell("failed", one_line(error))
             raise
         champion = night.champion()
         if champion is not None and champion.run_id == run.run_id:
-            tell("promoted", night, champion.reason)
+            tell("promoted", champion.reason)
         else:
-            tell("finished", night, run.read().champion or "not promoted")
+            tell("finished", run.read().champion or "not promoted")
     return run.read().model_dump(mode="json")
 
 
@@ -132,8 +128,7 @@ class Night:
     """What is known of a night when a message about it is sent."""
 
     flow_run: FlowRun | None = None
-    config: RunConfig | None = None
-    """With `run_id`, once there is a run."""
+    config: RunConfig | None = None  # with `run_id`, once there is a run
     start: Start | None = None
 
     @property
@@ -187,10 +182,7 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
 
 
 def killed(night: Night, said: str | None) -> str:
-    """Returns why a night's process is gone, which could not report it, and notes it in `run.json`.
-
-    `said` is the message of the state that Prefect's worker gave the flow run.
-    """
+    """Returns why a night's process is gone, by its state's message, and notes it in `run.json`."""
     found = _EXIT_CODE.search(said or "")
     reason = f"its process ended: {how_it_ended(int(found[1]))}" if found else said or "it died"
     if found and int(found[1]) == -9:
@@ -222,9 +214,8 @@ def _facts(night: Night, run: RunFolder) -> dict[str, Any]:
 def _lines(facts: dict[str, Any], night: Night) -> list[str]:
     lines = []
     if facts["accuracy_before"] is not None or facts["accuracy_after"] is not None:
-        before, after = (
-            accuracy_in_words(facts[f"accuracy_{when}"]) for when in ("before", "after")
-        )
+        measured = (facts["accuracy_before"], facts["accuracy_after"])
+        before, after = map(accuracy_in_words, measured)
         lines.append(f"accuracy {before} -> {after}")
     start = f", started from {facts['started_from']}" if night.start and night.start.folder else ""
     lines.append(f"{facts['steps']} steps in {facts['minutes']:g} min on {facts['host']}{start}")

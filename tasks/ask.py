@@ -48,8 +48,8 @@ def ask_model(
     """Yields the model's responses, question after question.
 
     By transformers, which is ready in seconds (vLLM: half a minute). `samples` are drawn per
-    question at `evaluation.temperature`; None: one response, greedily. ValueError if a question has
-    a token that the model does not know, or too many of them.
+    question at `evaluation.temperature`; None: one, greedily. ValueError if a question has a token
+    that the model does not know, or too many of them.
     """
     on_gpu = config.resources.rollout_gpus > 0
     threads = config.resources.learner_threads

@@ -21,8 +21,7 @@ from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.supervision.supervisor import call_supervised
 
-RECIPE_VERSION: Final = 5
-"""Part of the cache key: raise it when the same settings would make another model."""
+RECIPE_VERSION: Final = 5  # of the cache key: raise it when settings make another model
 SFT_RECIPE_VERSION: Final = 3  # likewise, of fine-tuned models
 _LOG_INTERVAL_S: Final = 10.0
 
@@ -115,11 +114,9 @@ def base_model_task(config: RunConfig, data: Path) -> Path:
     """Makes or finds the base model in a flow run; a table artifact shows its report."""
     folder = base_model(config, data)
     if made_folder(config) is not None:
-        create_table_artifact(
-            [{"measure": name, "value": value} for name, value in _read_report(folder).items()],
-            key="base-model",
-            description=f"What was made, measured on held-out examples ({folder}).",
-        )
+        rows = [{"measure": name, "value": x} for name, x in _read_report(folder).items()]
+        said = f"What was made, measured on held-out examples ({folder})."
+        create_table_artifact(rows, key="base-model", description=said)
     return folder
 
 
@@ -133,9 +130,7 @@ def cached_base_model(config: RunConfig, data: Path) -> Path:
         refresh_cache=not is_there,
         retries=0 if config.sft.data is None else config.retry.max_retries,
         retry_delay_seconds=config.retry.delay_s,
-        retry_condition_fn=lambda task, task_run, state: isinstance(
-            state.data, WorkerDied | Stalled
-        ),
+        retry_condition_fn=lambda task, run, state: isinstance(state.data, WorkerDied | Stalled),
     )(config, data)
 
 
@@ -151,14 +146,10 @@ def _tune(config: RunConfig, data: Path, folder: Path) -> None:
 
     check_sft(config)
     log_step = _log_steps("SFT")
+    model_path = resolve_model(str(config.model.path), config.storage.root)
     call_supervised(
         tune_for_parent,
-        {
-            "config": config,
-            "model_path": resolve_model(str(config.model.path), config.storage.root),
-            "data": data,
-            "folder": folder,
-        },
+        {"config": config, "model_path": model_path, "data": data, "folder": folder},
         name="sft",
         log_folder=folder.parent / "logs",
         stall_s=config.watchdog.stall_s,
@@ -178,18 +169,16 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
     if env.home_made is None:
         raise ValueError(f"model.path must name a model: env={env.name} has none home-made")
     train, test = (read_solved(data / f"{split}.parquet") for split in ("train", "test"))
-    examples = env.home_made_examples(
-        give_up_prob=config.base_model.give_up_prob, train=train, test=test
-    )
+    give_up = config.base_model.give_up_prob
+    examples = env.home_made_examples(give_up_prob=give_up, train=train, test=test)
     disable_progress_bar()  # of saving one small file
     _logger.info(
         "warm-starting the home-made base model: %d steps; it is saved at its end only, so if it "
         "is stopped before (Cancel, Ctrl-C), it starts again from step 0",
         config.base_model.steps,
     )
-    measured = make_base_model(
-        config.base_model, examples, folder=folder, on_step=_log_steps("warm start")
-    )
+    log_step = _log_steps("warm start")
+    measured = make_base_model(config.base_model, examples, folder=folder, on_step=log_step)
     shown = "; ".join(f"{name.replace('_', ' ')} {x:.3g}" for name, x in measured.items())
     number = _read_report(folder)["num_parameters"]
     _logger.info("base model of %s parameters: %s", f"{number:,}", shown)

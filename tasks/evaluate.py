@@ -45,8 +45,7 @@ def evaluate_run(
     """Evaluates base model and latest checkpoint, and returns a summary of each.
 
     In a watched process, as training; if all rows are known, without it and without engines. Not
-    the best checkpoint, which was chosen on these very problems: its accuracy is too rosy. See
-    `evaluate_with` for what is written, `call_supervised` for errors.
+    the best checkpoint, which was chosen on these very problems: its accuracy is too rosy.
     """
     evaluator = Evaluator(config, data)
     is_known = evaluator.may_reuse and evaluator.rows_file("base", model_path).exists()
@@ -88,10 +87,10 @@ def evaluate_with(
 ) -> list[EvaluationSummary]:
     """Evaluates both models with engines that hold the base model's weights; None: all is known.
 
-    Writes `eval/base.parquet` and `eval/step_000100.parquet`, and `accuracy_before` and
-    `accuracy_after` in `run.json`. If `config` asks otherwise than the run's own settings, the rows
-    lie beside those, and `run.json` stays: see `rl_core/evaluation/rows.py`. The champion of these
-    problems is asked too, if its rows under these settings are missing, to be compared with.
+    Writes `eval/base.parquet`, `eval/step_000100.parquet` and, in `run.json`, both accuracies; if
+    `config` asks otherwise than the run's own settings, `run.json` stays, and the rows lie beside
+    its own (`rl_core/evaluation/rows.py`). The champion of these problems is asked too, if its
+    rows under these settings are missing, to be compared with.
     """
     evaluator = Evaluator(config, data, run)
     is_own = evaluator.is_own_of(run)
@@ -128,16 +127,11 @@ def record_rows(
         file = run.evaluations.write(labelled, is_own=is_own)
         write_page(labelled, evaluator.asked, file)
 
-    write_unless_full(
-        run,
-        f"eval/{model}.parquet",
-        write,
-        remedy=f"`countdown-train evaluate run_id={run.run_id}` writes it",
-    )
+    remedy = f"`countdown-train evaluate run_id={run.run_id}` writes it"
+    write_unless_full(run, f"eval/{model}.parquet", write, remedy=remedy)
     summary = summarise(labelled)
-    _logger.info(
-        "%s: greedy accuracy %s on %d problems", model, summary.accuracy, summary.num_problems
-    )
+    said = "%s: greedy accuracy %s on %d problems"
+    _logger.info(said, model, summary.accuracy, summary.num_problems)
     return summary
 
 
@@ -217,8 +211,7 @@ def evaluate_models(
 ) -> Evaluated:
     """Asks both models the same problems and compares their greedy responses.
 
-    Rows lie under `<storage.root>/evaluations`, those of a run's model also in the run's `eval/`:
-    beside the run's own evaluation, unless this is what the run's own settings ask.
+    Rows lie under `<storage.root>/evaluations`, those of a run's model also in the run's `eval/`.
     FileNotFoundError if a checkpoint was pruned since it was named, ValueError if it is damaged.
     """
     evaluator = Evaluator(config, data)
@@ -273,14 +266,9 @@ def evaluate_models_task(
     show_answers(evaluated.answers, evaluated.pages)
     return {
         "models": [
-            {
-                "model": summary.model,
-                "problems": summary.num_problems,
-                "accuracy": summary.accuracy.value,
-                "accuracy_low": summary.accuracy.low,
-                "accuracy_high": summary.accuracy.high,
-            }
-            for summary in summaries
+            {"model": one.model, "problems": one.num_problems, "accuracy": one.accuracy.value}
+            | {"accuracy_low": one.accuracy.low, "accuracy_high": one.accuracy.high}
+            for one in summaries
         ],
         "comparison": comparison and {"verdict": comparison.verdict, **asdict(comparison)},
         "files": [str(file) for file in evaluated.files],
@@ -323,11 +311,9 @@ def _file_name(model: NamedModel) -> str:
 def show_tables(summaries: Sequence[EvaluationSummary], description: str) -> None:
     """Shows what models reached, all in all and by difficulty, in the Prefect UI."""
     create_table_artifact(summary_table(summaries), key="evaluation", description=description)
-    create_table_artifact(
-        group_table(summaries),
-        key="evaluation-by-difficulty",
-        description="Greedy accuracy by how many numbers and how many solutions a problem has.",
-    )
+    by_group = "Greedy accuracy by how many numbers and how many solutions a problem has."
+    groups = group_table(summaries)
+    create_table_artifact(groups, key="evaluation-by-difficulty", description=by_group)
 
 
 def summary_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:

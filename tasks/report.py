@@ -26,10 +26,7 @@ class Report:
 
 
 def write_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
-    """Writes `report.html` into a run's folder, and returns it; ValueError if there is no run.
-
-    As the last stage of a run it may not find room on the disk: the run's reason says so.
-    """
+    """Writes `report.html`, as a last stage if the disk has room; ValueError without a run."""
     report = make_report(run_folder, is_last_stage=is_last_stage)
     write = partial(write_text_atomically, report.html, report.page)
     if is_last_stage:

@@ -24,9 +24,8 @@ _COLUMNS = ["step", "group_id", "sample_index", "prompt_index", "response"]
 def rescore_run(config: RunConfig, run: RunFolder, data: Path, changed: str) -> Path:
     """Scores all rollouts of a run by the reward of `config.env`, and returns the file of scores.
 
-    `changed` are the changed settings in words: the file's name, and what SQL calls it by. Scores
-    of the same change are replaced, but for those of rollouts that are not there any more.
-    ValueError if a rollout's problem is not in the data set.
+    `changed`: the changed settings, by which SQL finds the scores; older ones of the same change
+    stay only for rollouts that were deleted. ValueError if a problem is not in the data set.
     """
     problems = {problem.index: problem for problem in read_problems(data / "train.parquet")}
     path = _file_of(run.path / "rescored", changed)
@@ -61,11 +60,7 @@ def _file_of(folder: Path, changed: str) -> Path:
 
 
 def _scored(
-    batch: pa.RecordBatch,
-    problems: dict[int, Problem],
-    rewards: Rewards,
-    run_id: str,
-    changed: str,
+    batch: pa.RecordBatch, problems: dict[int, Problem], rewards: Rewards, run_id: str, changed: str
 ) -> pa.Table:
     rows = batch.to_pylist()
     for row in rows:

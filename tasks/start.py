@@ -30,12 +30,9 @@ class Start(BaseModel):
     """Where a night starts."""
 
     model_config = ConfigDict(frozen=True)
-    folder: Path | None
-    """The champion's checkpoint; None for the model of the settings."""
-    why: str
-    """In one sentence; beginning with `the champion RUN/step_000100` if it is that one."""
-    is_as_asked: bool = True
-    """False if there is a champion that cannot be used."""
+    folder: Path | None  # the champion's checkpoint; None for the model of the settings
+    why: str  # in one sentence; beginning with `the champion RUN/step_000100` if it is that one
+    is_as_asked: bool = True  # false if there is a champion that cannot be used
     seed: int = 0
 
     @property
@@ -57,16 +54,15 @@ def champion_to_train(config: RunConfig) -> Start:
         store = ObjectStore(config.storage.url)
         bring_inputs(config, store)
         bring_champion(config.storage, env, Evaluator(config, generate_dataset(config)).problem_set)
-    if not any((root / "champions").glob(f"{env}-*.json")):
-        return Start(folder=None, why=f"no champion of {env} in {root / 'champions'} yet")
+    known = root / "champions"
+    if not any(known.glob(f"{env}-*.json")):
+        return Start(folder=None, why=f"no champion of {env} in {known} yet")
     try:
         champion = champion_of(config, generate_dataset(config))
     except ValueError as error:  # the file that names it is damaged
         return _unusable(str(error))
     if champion is None:
-        return _unusable(
-            f"no champion of these test problems in {root / 'champions'}, only of others"
-        )
+        return _unusable(f"no champion of these test problems in {known}, only of others")
     name, folder = f"the champion {champion.current.name}", root / champion.current.checkpoint
     if (why := _why_unusable(config, champion, folder)) is not None:
         return _unusable(f"{name} {why}")

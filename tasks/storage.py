@@ -10,17 +10,8 @@ from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder
 from rl_core.runs.run_folder import RunFolder
+from rl_core.storage import download
 from rl_core.storage.champions import bring_champion
-from rl_core.storage.download import (
-    Wanted,
-    all_but_checkpoints,
-    bring_files,
-    bring_folder,
-    download_run,
-    everything,
-    is_current,
-    records,
-)
 from rl_core.storage.lease import is_written_elsewhere
 from rl_core.storage.mirror import LAST_OF_DATA, LAST_OF_MODEL, SharedUpload, mirrored
 from rl_core.storage.object_store import Entry, ObjectStore
@@ -37,15 +28,15 @@ def bring_inputs(config: RunConfig, store: ObjectStore) -> list[str]:
         folders[made] = LAST_OF_MODEL
     names = {str(folder.relative_to(root)): last for folder, last in folders.items()}
     for name, last in names.items():
-        bring_folder(store, root, name, last)
-    bring_files(store, root, "champions", lambda name: name.endswith(".json"))
-    bring_files(store, root, "evaluations", lambda name: name.startswith("base-"))
+        download.bring_folder(store, root, name, last)
+    download.bring_files(store, root, "champions", lambda name: name.endswith(".json"))
+    download.bring_files(store, root, "evaluations", lambda name: name.startswith("base-"))
     return list(names)
 
 
 def bring_runs(
     storage: StorageConfig,
-    wanted: Wanted = all_but_checkpoints,
+    wanted: download.Wanted = download.all_but_checkpoints,
     *,
     chosen: Callable[[str], bool] = lambda run_id: True,
 ) -> None:
@@ -61,17 +52,17 @@ def bring_runs(
         run_id, _, path = key.removeprefix("runs/").partition("/")
         runs.setdefault(run_id, {})[path] = entry
     for run_id, there in runs.items():
-        if not chosen(run_id) or is_current(spool, run_id, wanted, there):
+        if not chosen(run_id) or download.is_current(spool, run_id, wanted, there):
             continue
         if is_written_elsewhere(store, run_id, spool.name()):
             with spool.publishing(run_id) as is_alone:
                 if is_alone:
-                    download_run(store, spool, run_id, wanted, there)
+                    download.download_run(store, spool, run_id, wanted, there)
 
 
 def bring_records(storage: StorageConfig) -> None:
     """Brings the records of all runs; see `bring_runs`."""
-    bring_runs(storage, records)
+    bring_runs(storage, download.records)
 
 
 def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
@@ -81,7 +72,7 @@ def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
     bring_records(storage)
     if name == "champion":
         store = ObjectStore(storage.url)
-        bring_files(store, storage.root, "champions", lambda file: file[0] != ".")
+        download.bring_files(store, storage.root, "champions", lambda file: file[0] != ".")
         for champion in all_champions(storage.root):
             bring_champion(storage, champion.env, champion.problems)
             bring_inputs_of_run(storage, RunFolder.under(storage.root, champion.current.run_id))
@@ -90,7 +81,7 @@ def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
     if not (storage.root / "runs" / str(named)).is_dir():
         latest = next((path.name for path in reversed(find_runs(storage.root))), None)
         named = run_id or latest
-    bring_runs(storage, everything, chosen=lambda found: found == named)
+    bring_runs(storage, download.everything, chosen=lambda found: found == named)
     if named is not None:
         bring_inputs_of_run(storage, RunFolder.under(storage.root, named))
 
@@ -102,15 +93,15 @@ def bring_inputs_of_run(storage: StorageConfig, run: RunFolder) -> None:
     store, record = ObjectStore(storage.url), run.read()
     for place, last in ((record.data, LAST_OF_DATA), (record.model, LAST_OF_MODEL)):
         if place is not None and Path(place).is_relative_to(storage.root):
-            bring_folder(store, storage.root, str(Path(place).relative_to(storage.root)), last)
+            name = str(Path(place).relative_to(storage.root))
+            download.bring_folder(store, storage.root, name, last)
 
 
 @contextmanager
 def published(config: RunConfig) -> Iterator[None]:
-    """Brings a run as the store knows it, and publishes it within the block.
+    """Brings a run, if it is there, and its inputs as the store has them, and publishes it.
 
-    The run, named in the settings, need not exist. Data set, base model and champions come with it,
-    if the store has them. ValueError if another machine is at work on the run.
+    ValueError if another machine is at work on the run.
     """
     assert config.run_id is not None, "choose_run has named it"
     with mirrored(config.storage, config.run_id, bring=partial(bring_inputs, config)):

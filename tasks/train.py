@@ -29,9 +29,8 @@ def train_supervised(
 ) -> int:
     """Trains like `train_model`, in a watched process, and returns the last step done.
 
-    If it is asked to stop, it finishes the update that is under way, and saves. What it prints is
-    in `workers/trainer.log`. With `evaluates` its engines then answer what the evaluation will ask.
-    Errors are those of `train_model` and of `call_supervised`.
+    If it is asked to stop, it finishes the update that is under way, and saves. With `evaluates`
+    its engines then answer what the evaluation will ask. Errors are as in `call_supervised`.
     """
     last_done = 0
 
@@ -40,15 +39,10 @@ def train_supervised(
         last_done = step
         on_step(step, last_step, metrics)
 
+    work = {"config": config, "run": run, "data": data, "model_path": model_path}
     steps = call_supervised(
         train_for_parent,
-        {
-            "config": config,
-            "run": run,
-            "data": data,
-            "model_path": model_path,
-            "evaluates": evaluates,
-        },
+        {**work, "evaluates": evaluates},
         name="trainer",
         log_folder=run.path / "workers",
         stall_s=config.watchdog.stall_s,
@@ -66,19 +60,21 @@ def train_supervised(
 def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> int:
     """Trains inside a flow run: progress artifact, retries by the flow's condition."""
     logger = get_run_logger()
-    in_task = TaskRunContext.get() is not None
     attempts.show_attempts(run, logger)
+    with attempts.telling_of_the_end(config, run):
+        return train_and_show(config, run, data, model_path, logger, evaluates=True)
+
+
+def train_and_show(
+    config: RunConfig, run: RunFolder, data: Path, model_path: Path, logger: Log, evaluates: bool
+) -> int:
+    """Trains by the settings in force, and shows each step, in a task run also in the UI."""
     in_force = attempts.settings_in_force(config, run)
-    shown = TrainingProgress(
-        logger,
-        on_console="console" in config.trainer.logger,
-        budget=config.budget,
-        config=in_force,
-        planned=plan_steps(config, run),
-        earlier=run.metrics.read(),
-        artifacts_of=run if in_task else None,
-    )
-    with attempts.telling_of_the_end(config, run), shown as progress:
+    planned = plan_steps(config, run)
+    in_ui = None if TaskRunContext.get() is None else run
+    with TrainingProgress(
+        logger, in_force, planned=planned, earlier=run.metrics.read(), artifacts_of=in_ui
+    ) as progress:
         return train_supervised(
             in_force,
             run,
@@ -86,5 +82,5 @@ def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) 
             model_path=model_path,
             on_step=progress.on_step,
             logger=logger,
-            evaluates=True,
+            evaluates=evaluates,
         )

@@ -1,8 +1,4 @@
-"""Validate: every SQL check on both splits, and prompt lengths under the model's own tokenizer.
-
-A check is a file of `sql/checks` that selects the rows which break a rule. Those that an env names
-as its own (`TextEnv.check_files`) run for that env only, all others run always.
-"""
+"""Validate: the SQL checks of `sql/checks` on both splits, and the tokens of prompts."""
 
 from __future__ import annotations
 
@@ -58,8 +54,7 @@ class ValidationFailed(ValueError):  # noqa: N818  # what happened, not a kind o
         self.validation = validation
 
     def __reduce__(self) -> tuple[type[ValidationFailed], tuple[str, Validation]]:
-        """Rebuilds from both fields: an exception's default pickle would pass the message alone."""
-        return type(self), (str(self), self.validation)
+        return type(self), (str(self), self.validation)  # by default only the message
 
 
 def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> Validation:
@@ -144,16 +139,11 @@ def validate_task(config: RunConfig, data: Path, model_path: Path) -> None:
 
 
 def measure_prompts(
-    env: TextEnv,
-    splits: Mapping[str, pa.Table],
-    count_tokens: CountTokens,
-    *,
-    are_templated: bool,
+    env: TextEnv, splits: Mapping[str, pa.Table], count_tokens: CountTokens, *, are_templated: bool
 ) -> pl.DataFrame:
     """Returns `split`, `index` and `prompt_tokens` of every problem, in the files' order.
 
-    `are_templated`: every prompt was proved to be the env's template, filled. Then it is measured
-    by its parts if that is proved to be exact.
+    `are_templated`, as was proved: prompts may be measured by the parts of their template.
     """
     of_numbers = env.overrides(TextEnv.prompt_of_numbers)
     columns = ["prompt", "nums", "target"] if of_numbers else ["prompt"]
@@ -165,19 +155,17 @@ def measure_prompts(
             _logger.info("prompts are not as long as their parts here: each one is tokenized")
     if tokens is None:
         tokens = measure_all(rows["prompt"], count_tokens)
+    index = pl.col("extra_info").struct.field("index")
     return pl.concat(
-        _frame(table.select(["extra_info"])).select(
-            split=pl.lit(split), index=pl.col("extra_info").struct.field("index")
-        )
+        _frame(table.select(["extra_info"])).select(split=pl.lit(split), index=index)
         for split, table in splits.items()
     ).with_columns(prompt_tokens=tokens)
 
 
 def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) -> list[Result]:
-    """Returns one row per SQL check, all of them passed.
+    """Returns one row per SQL check, all of them passed; the columns are checked first.
 
-    ValidationFailed if a check found rows: the columns are checked first, and alone. DatasetError
-    if a column is of a type that no check could read.
+    ValidationFailed if a check found rows, DatasetError if no check could read a column's type.
     """
     env, is_own = config.env, bool(config.data.train_files)
     columns, *others = check_files(env)
@@ -273,21 +261,16 @@ def _show(validation: Validation, data: Path) -> None:
     checks, verdict = validation.checks, f"All {len(validation.checks)} checks passed."
     if failed := [result["check"] for result in checks if result["status"] == "failed"]:
         verdict = f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}."
-    create_table_artifact(
-        [  # failures are seen at once, and problems' text is text
-            {name: result[name] for name in ("status", "check", "rows")}
-            | {name: plain(result[name]) for name in ("proves", "first rows")}
-            for result in checks
-        ],
-        key="validation",
-        description=f"{verdict} Data set: {data}",
-    )
+    rows = [  # failures are seen at once, and problems' text is text
+        {name: result[name] for name in ("status", "check", "rows")}
+        | {name: plain(result[name]) for name in ("proves", "first rows")}
+        for result in checks
+    ]
+    create_table_artifact(rows, key="validation", description=f"{verdict} Data set: {data}")
     if validation.rendered:
-        create_table_artifact(
-            [{"prompt": plain(printable(validation.rendered))}],
-            key="rendered-prompt",
-            description="The first training prompt, as the model reads it.",
-        )
+        prompt = [{"prompt": plain(printable(validation.rendered))}]
+        said = "The first training prompt, as the model reads it."
+        create_table_artifact(prompt, key="rendered-prompt", description=said)
     if validation.lengths is not None:
         lengths = validation.lengths
         create_table_artifact(lengths.limits, key="prompt-limits", description=lengths.verdict)

@@ -32,8 +32,7 @@ class LengthReport:
     """Token counts of all prompts of a data set, summed up."""
 
     verdict: str  # one sentence on `data.max_prompt_length`
-    limits: list[dict[str, Any]]
-    """One row per candidate limit: `limit`, `rejected` prompts, their `share`, a `note`."""
+    limits: list[dict[str, Any]]  # by candidate: `limit`, `rejected`, their `share`, a `note`
 
     def lines(self) -> Iterator[str]:
         """The report as lines of text."""
@@ -47,10 +46,7 @@ class LengthReport:
 def report_lengths(lengths: pl.DataFrame, limit: int) -> LengthReport:
     """Returns the report of all prompts (`split` and `prompt_tokens`, at least one row)."""
     prompts = dict(lengths.group_by("prompt_tokens").len().sort("prompt_tokens").iter_rows())
-    return LengthReport(
-        verdict=_verdict(prompts, limit),
-        limits=_limits(prompts, limit),
-    )
+    return LengthReport(verdict=_verdict(prompts, limit), limits=_limits(prompts, limit))
 
 
 def _verdict(prompts: Counts, limit: int) -> str:

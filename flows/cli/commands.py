@@ -1,8 +1,7 @@
 """The table of commands, their parser, and the completion of their words in a shell.
 
-A command's module is imported only when it is called, so `--help`, a mistyped command and TAB
-answer at once. The shell runs this program at each TAB (argcomplete): neither Hydra nor DuckDB is
-loaded for it.
+A command's module is imported only when it is called. The shell runs this program at each TAB
+(argcomplete): neither Hydra nor DuckDB is loaded for it.
 """
 
 import argparse
@@ -36,15 +35,11 @@ _KEY: Final = re.compile(r"[A-Za-z_][\w.]*")
 class Command:
     """A command; it is called with its words, and with its options by name."""
 
-    function: str
-    """`module:function` of this package."""
+    function: str  # `module:function` of this package
     help: str
-    about: str = "{help}"
-    """Stands above the options in the command's own help."""
-    words: str = "KEY=VALUE"
-    """Their name in the help; empty if there are none."""
-    arguments: tuple[str, ...] = ()
-    """Keys that it takes beside settings."""
+    about: str = "{help}"  # stands above the options in the command's own help
+    words: str = "KEY=VALUE"  # their name in the help; empty if there are none
+    arguments: tuple[str, ...] = ()  # keys that it takes beside settings
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By flag, as argparse takes them."""
 
@@ -80,10 +75,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "sync": Command("stages:sync", "upload to wandb what it lacks of a RUN, by default the latest"),
     "runs": Command("sql:list_runs", "list the runs, or one RUN"),
-    "compare": Command(
-        "sql:compare",
-        "set RUN RUN... beside one another",
-    ),
+    "compare": Command("sql:compare", "set RUN RUN... beside one another"),
     "export": Command(
         "models:export",
         "write a CHECKPOINT for others: export RUN/best to=FOLDER dtype=bfloat16",
@@ -236,11 +228,7 @@ def suggestions(command: str, prefix: str, **others: object) -> list[str]:
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns `command`, `words` and the command's options.
-
-    Words may stand before and after options, which argparse alone refuses. `KEY = VALUE` loses its
-    blanks.
-    """
+    """Returns `command`, `words` (before and after options, too) and the command's options."""
     parser = build_parser()
     first, rest = (arguments[0], list(arguments[1:])) if arguments else ("help", [])
     if first == "help":
@@ -254,16 +242,12 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     if unknown:
         its = [*COMMANDS[first].options, "--help"]
         parser.error(f"unknown option {unknown[0]}{did_you_mean(unknown[0], its)}")
-    words = _without_blanks([*options.words, *more], asks=first == "ask")
-    return {**vars(options), "words": words}
+    options.words = _without_blanks([*options.words, *more], asks=first == "ask")
+    return vars(options)
 
 
 def take_arguments(command: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the command's own arguments by name, and the words that remain.
-
-    Refuses a mistyped argument by the nearest name; what else is wrong with settings, `compose`
-    finds.
-    """
+    """Returns the command's own arguments by name, and the other words, for `compose` to check."""
     from flows.settings.keys import CHOICES, check_key  # only for a command that is called
 
     names = COMMANDS[command].arguments
@@ -285,10 +269,7 @@ def take_arguments(command: str, words: Sequence[str]) -> tuple[dict[str, str], 
 
 
 def _without_blanks(words: Sequence[str], *, asks: bool) -> list[str]:
-    """Returns `KEY = VALUE`, as one word or as three, as `KEY=VALUE`.
-
-    `asks`: a word may be a question, whose equals sign stays.
-    """
+    """Returns `KEY = VALUE` as `KEY=VALUE`; if `asks`, a word may be a question with a sum."""
     joined: list[str] = []
     for word in words:
         before = joined[-1] if joined else ""

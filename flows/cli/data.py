@@ -13,13 +13,7 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder
 from rl_core.data.gguf_source import is_gguf_or_package, local_folder
 from rl_core.runs.run_folder import RunFolder
-from tasks.queries.parquet_look import (
-    CountTokens,
-    columns,
-    describe_file,
-    first_rows,
-    text_lengths,
-)
+from tasks.queries.parquet_look import CountTokens, columns, describe_file, first_rows, text_lengths
 
 _LOOKS: Final = ("head", "columns", "lengths")
 _ROWS: Final = 5

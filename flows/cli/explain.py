@@ -1,7 +1,4 @@
-"""The commands `countdown-train explain KEY[=VALUE]` and `config`.
-
-What a setting means: its words from the models, its bounds, presets and verl's name.
-"""
+"""The commands `explain` and `config`: what a setting means, its bounds, presets, name in verl."""
 
 import ast
 import inspect
@@ -50,15 +47,11 @@ class Setting:
     """One setting, in words."""
 
     key: str
-    env: str | None
-    """The env that has it, None for all."""
-    meaning: str
-    """Its docstring, one paragraph per line."""
-    allowed: str
-    """Its type and its bounds."""
+    env: str | None  # the env that has it, None for all
+    meaning: str  # its docstring, one paragraph per line
+    allowed: str  # its type and its bounds
     default: str
-    presets: Mapping[str, str]
-    """Its values in the presets that set it."""
+    presets: Mapping[str, str]  # its values in the presets that set it
     verl: tuple[str, ...]
 
 
@@ -113,7 +106,6 @@ def _say_choices(group: str) -> None:
 
 
 def _say_in_force(found: Sequence[Setting], config: RunConfig) -> None:
-    """Explains settings under others: those of their env, and the values in force."""
     values = dict(leaves(config.model_dump(mode="json")))
     own = [setting for setting in found if setting.env in (None, config.env.name)]
     if not own:
@@ -187,8 +179,7 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     """Returns the words below each field of a model and of those that it derives from.
 
-    Read from the source here: pydantic's `use_attribute_docstrings` would read it at the start of
-    every command.
+    Read here: pydantic's `use_attribute_docstrings` would read the source at each start.
     """
     found: dict[str, str] = {}
     for base in reversed(model.__mro__[: model.__mro__.index(Section)]):
@@ -219,7 +210,6 @@ def _allowed(schema: Mapping[str, Any]) -> str:
 
 
 def _wrapped(text: str, start: str, then: str | None = None) -> list[str]:
-    """Returns paragraphs as lines, the first of each after `start`, the others after `then`."""
     shape = textwrap.TextWrapper(_WIDTH, start, start if then is None else then)
     return [line for paragraph in text.splitlines() for line in shape.wrap(paragraph)]
 

@@ -12,7 +12,7 @@ from flows.settings.compose import compose
 from rl_core.storage.mirror import mirrored
 from rl_core.system.atomic import write_text_atomically
 from rl_core.tracking.diagnosis import diagnose
-from tasks.importers.console_log import import_log, is_log, other_trainer
+from tasks.importers.console_log import import_log, other_trainer, read_log
 from tasks.importers.launch_script import import_script
 from tasks.report_page.failures import Failure, find_failure, is_of_a_program
 
@@ -32,7 +32,7 @@ def import_file(words: Sequence[str]) -> None:
     except OSError as error:
         raise BadInputError(f"{file} cannot be read: {error.strerror}") from None
     try:
-        if is_log(text):
+        if read_log(text):
             _import_log(file, text, settings)
         elif (whose := other_trainer(text)) is not None:
             raise BadInputError(
@@ -70,7 +70,6 @@ def _import_log(file: Path, text: str, given: list[str]) -> None:
 
 
 def _variables(words: list[str]) -> dict[str, str]:
-    """Returns the variables that a script takes from outside."""
     variables: dict[str, str] = {}
     for word in words:
         name, _, value = word.partition("=")

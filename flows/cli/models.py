@@ -36,7 +36,12 @@ def ask(words: Sequence[str]) -> None:
     count = _number("problems", given.get("problems", _PROBLEMS))
     samples = _number("samples", given["samples"]) if "samples" in given else None
     try:
-        model, config = _model_and_settings(named[0], settings)
+        model, storage = _model(named[0], settings)
+        if model.run is None:
+            config = compose(settings)
+        else:
+            config = changed_settings(model.run, settings, storage)
+            refuse_unnamed_code(config, settings)
         if named[1:]:
             questions = [read_question(config, named[1], given.get("answer"))]
         else:
@@ -85,16 +90,6 @@ def _model(name: str, settings: Sequence[str]) -> tuple[NamedModel, StorageConfi
     where = compose(where_and_others(settings)[0])
     bring_model(where.storage, name, where.run_id)
     return find_model(name, where.storage.root, run_id=where.run_id or "latest"), where.storage
-
-
-def _model_and_settings(name: str, settings: Sequence[str]) -> tuple[NamedModel, RunConfig]:
-    """Returns the model, and its run's settings, or those of the command if it has no run."""
-    model, storage = _model(name, settings)
-    if model.run is None:
-        return model, compose(settings)
-    config = changed_settings(model.run, settings, storage)
-    refuse_unnamed_code(config, settings)
-    return model, config
 
 
 def _questions(config: RunConfig, model: NamedModel, count: int) -> list[Question]:

@@ -1,8 +1,7 @@
 """`countdown-train serve`: Prefect's server, the deployments and a worker, until Ctrl-C.
 
 The long way, a command each, is in docs/operations.md. What is there already (pool, deployments,
-automations, a server at PREFECT_API_URL) is used and brought up to date. Besides `notify test`:
-one message to those whom deployments/night.yaml names.
+automations, a server at PREFECT_API_URL) is used and brought up to date. Besides `notify test`.
 """
 
 from __future__ import annotations
@@ -54,19 +53,16 @@ from tasks.preflight_checks.surroundings import refuses_login
 
 _ROOT: Final = Path(__file__).parents[2]
 _PREFECT: Final = (sys.executable, "-P", "-m", "prefect")
-_MARK: Final = "COUNTDOWN_TRAIN_SERVE"
-"""Environment variable that all processes of one `serve` inherit."""
+_MARK: Final = "COUNTDOWN_TRAIN_SERVE"  # environment variable of all processes of one `serve`
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POOL: Final = "countdown"
 _WORKER: Final = ("worker", "start", "--pool", _POOL, "--type", "process", "--limit", "1")
 _DEPLOY: Final = ("--no-prompt", "deploy", "--prefect-file", "deployments/prefect.yaml", "--all")
 _START_S: Final = 300.0
-_LEAVE_S: Final = 45.0
-"""For a run to finish its step, save and leave, see rl_core/system/signals.py."""
+_LEAVE_S: Final = 45.0  # for a run to finish its step, save and leave (system/signals.py)
 _STOP_S: Final = 15.0
 _POLL_S: Final = 0.5
-_RESTARTS: Final = 3
-"""At most so many restarts of the server within `_RESTARTS_S`."""
+_RESTARTS: Final = 3  # at most so many restarts of the server within `_RESTARTS_S`
 _RESTARTS_S: Final = 600.0
 _LINES_SHOWN: Final = 3
 
@@ -193,10 +189,7 @@ def _refuse_taken(host: str, port: int) -> None:
 
 
 def _pool_and_automations() -> list[str]:
-    """Makes or updates them, and returns the automations' names.
-
-    An existing work pool stays as it is, and so does whether an automation is switched on.
-    """
+    """Returns the automations' names; an existing pool, and what is switched off, stay so."""
     refresh_global_settings_context()  # with the API's address
     template = ProcessWorker.get_default_base_job_template()
     pool = WorkPoolCreate(name=_POOL, type=ProcessWorker.type, base_job_template=template)
@@ -272,13 +265,9 @@ class _Processes(AbstractContextManager["_Processes"]):
             )
 
     def call(self, *arguments: str) -> None:
-        done = subprocess.run(
-            [*_PREFECT, *arguments],
-            cwd=_ROOT,
-            env=self._environment(),
-            capture_output=True,
-            text=True,
-        )
+        command = [*_PREFECT, *arguments]
+        own = self._environment()
+        done = subprocess.run(command, cwd=_ROOT, env=own, capture_output=True, text=True)
         if done.returncode:
             what = f"`prefect {' '.join(arguments)}` failed ({done.returncode})"
             raise RunFailedError(f"{what}\n{_end_of(done.stdout + done.stderr)}")
@@ -293,8 +282,9 @@ class _Processes(AbstractContextManager["_Processes"]):
         while True:
             time.sleep(_POLL_S)
             for name, start in restart.items():
-                has_ended = self._started[name].poll() is not None
-                if not has_ended or (name == "worker" and self._has_run()):
+                if self._started[name].poll() is None:
+                    continue
+                if name == "worker" and any(map(_is_flow_run, self._marked([]))):
                     continue
                 now = time.monotonic()
                 if len(restarts) == _RESTARTS and now - restarts[0] < _RESTARTS_S:
@@ -309,9 +299,6 @@ class _Processes(AbstractContextManager["_Processes"]):
         if self._started[name].poll() is not None:
             said = _end_of((self.logs / f"{name}.log").read_text(errors="replace"))
             raise RunFailedError(f"{self._how_it_ended(name)}\n{said}")
-
-    def _has_run(self) -> bool:
-        return any(_is_flow_run(process) for process in self._marked([]))
 
     def _how_it_ended(self, name: str) -> str:
         ended = how_it_ended(self._started[name].returncode)

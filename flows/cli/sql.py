@@ -12,10 +12,8 @@ from tasks.queries.render import render_queries
 from tasks.queries.saved_questions import list_queries
 from tasks.queries.sql import ask, run_query, values_there
 
-_PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")
-"""A path that Hydra reads as it stands."""
-_MOST_ROWS = 60
-"""Of an answer on a terminal: a night has a thousand steps."""
+_PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")  # which Hydra reads as it is
+_MOST_ROWS = 60  # of an answer on a terminal: a night has a thousand steps
 
 
 def sql(
@@ -69,17 +67,13 @@ def list_runs(words: Sequence[str]) -> None:
 
 
 def _root_and_run(settings: Sequence[str]) -> tuple[Path, list[str]]:
-    """Returns `storage.root`, and the runs that `run_id=` names."""
     run_id = "run_id="
     named = [text.removeprefix(run_id) for text in settings if text.startswith(run_id)]
     return storage_root([text for text in settings if not text.startswith(run_id)]), named
 
 
 def storage_root(overrides: Sequence[str]) -> Path:
-    """Returns where runs and data sets are.
-
-    Without Hydra if that is possible: to import it takes longer than to answer most questions.
-    """
+    """Returns where runs are; if possible without Hydra, whose import outlasts most questions."""
     if not overrides:
         from rl_core.config.operations import StorageConfig
 
@@ -104,11 +98,7 @@ def compare(words: Sequence[str]) -> None:
 
     root = storage_root([word for word in words if "=" in word])
     close_lost_runs(root)
-    comparison = compare_runs(root, [word for word in words if "=" not in word])
-    for title, frame in (
-        ("what they reached", comparison.overview),
-        ("settings that differ", comparison.settings),
-        ("who won the same problems", comparison.paired),
-    ):
+    tables = compare_runs(root, [word for word in words if "=" not in word])
+    for title, frame in tables.items():
         say(f"\n{title}")
         show_rows(frame)

@@ -1,7 +1,4 @@
-"""The commands that run stages as plain calls; only `run` is a flow run.
-
-What loads torch, Ray or DuckDB is imported after the settings are read: a mistake is said at once.
-"""
+"""The commands that run stages as plain calls; torch, Ray and DuckDB load after the settings."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.cli.commands import PROGRAM, take_arguments
-from flows.cli.terminal import progress_on_stdout, say, show_rows
+from flows.cli.terminal import LineHandler, say, show_rows
 from flows.errors import BadInputError, RunFailedError, one_line
 from flows.prefect_patches.private_server import start_private_server
 from flows.runs.lookup import (
@@ -29,14 +26,13 @@ from rl_core.data.user_files import OwnFilesError
 from rl_core.runs.lock import started
 from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.mirror import mirrored
+from rl_core.system.log_file import listening
 from rl_core.system.words import printable
 from rl_core.tracking.wandb_tracker import sync_run
 from tasks import preflight as checks
 from tasks.base_model import base_model, keep_curve
 from tasks.generate import generate_dataset, rows_per_split
 from tasks.prefect_ui.attempts import settings_in_force
-from tasks.prefect_ui.progress import TrainingProgress
-from tasks.preflight_checks.hours import plan_steps
 from tasks.prune import prune_run
 from tasks.rescore import rescore_run
 from tasks.storage import bring_inputs_of_run, bring_records, inputs_published, published
@@ -109,7 +105,7 @@ def validate(overrides: Sequence[str]) -> None:
 def train(overrides: Sequence[str]) -> None:
     """Trains; data set and base model are made where they are missing."""
     config = _ready(overrides, lambda c: [f for f in checks.preflight(c) if f.check != "prefect"])
-    from tasks.train import train_supervised
+    from tasks.train import train_and_show
     from tasks.validate import validate_dataset
 
     with _shown(trains=True), ExitStack() as held:
@@ -118,15 +114,7 @@ def train(overrides: Sequence[str]) -> None:
         held.enter_context(published(config))
         run = held.enter_context(started(config))
         run.update(own_settings=own_settings(config))
-        shown = TrainingProgress(
-            _logger,
-            on_console="console" in config.trainer.logger,
-            budget=config.budget,
-            config=settings_in_force(config, run),
-            planned=plan_steps(config, run),
-            earlier=run.metrics.read(),
-        )
-        with recorded(run) as stage, shown as progress:
+        with recorded(run) as stage:
             with stage("prepare"):
                 data = generate_dataset(config)
                 model_path = base_model(config, data)
@@ -134,14 +122,7 @@ def train(overrides: Sequence[str]) -> None:
             keep_curve(model_path, run.path)
             run.update(model=str(model_path), data=str(data))
             with stage("train"):
-                train_supervised(
-                    settings_in_force(config, run),
-                    run,
-                    data=data,
-                    model_path=model_path,
-                    on_step=progress.on_step,
-                    logger=_logger,
-                )
+                train_and_show(config, run, data, model_path, _logger, evaluates=False)
     say(run.path)
 
 
@@ -282,10 +263,10 @@ def _data_and_model(run: RunFolder) -> tuple[Path, Path]:
 def _shown(*, links: bool = False, trains: bool = False) -> Iterator[None]:
     """Shows progress meanwhile; an error becomes `RunFailedError`, its notes the second line.
 
-    `links`: see `progress_on_stdout`. `trains`: preflight has checked the settings, so a ValueError
-    is no mistake in them.
+    `links` to Prefect's UI are shown: those of a private server lead nowhere. `trains`: preflight
+    has checked the settings, so a ValueError is no mistake in them.
     """
-    with progress_on_stdout(links=links):
+    with listening(LineHandler(links=links)):
         try:
             yield
         except (BadInputError, RunFailedError):

@@ -6,13 +6,11 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from rl_core.system.log_file import listening
 from rl_core.system.redaction import redact
 from rl_core.system.words import LINES, cut, printable
 
@@ -33,10 +31,7 @@ def show_rows(
     *,
     most_rows: int | None = None,
 ) -> None:
-    """Prints rows as `tasks.queries.render` formats them, a table as wide as the terminal.
-
-    A file or a pipe gets all rows, a terminal at most `most_rows`.
-    """
+    """Prints rows as `render` formats them; of a table, a terminal gets at most `most_rows`."""
     import polars as pl  # not for commands that show no rows
 
     from tasks.queries.render import render
@@ -57,7 +52,7 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((120, 24)).columns
 
 
-class _LineHandler(logging.Handler):
+class LineHandler(logging.Handler):
     """Writes `12:01:02 train: message` past tqdm's bar."""
 
     def __init__(self, *, links: bool) -> None:
@@ -65,6 +60,7 @@ class _LineHandler(logging.Handler):
         self._links = links
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Writes one record, unless the command says it itself at its end."""
         task = getattr(record, "task_run_name", None)
         text = printable(cut(redact(record.getMessage().split("\n", 1)[0]), _WIDTH))
         is_link = text.startswith("View at ")
@@ -75,13 +71,3 @@ class _LineHandler(logging.Handler):
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         line = f"{time.strftime('%H:%M:%S')} {f'{task}: ' if task else ''}{level}{text}"
         tqdm.write(line, file=sys.stdout)
-
-
-@contextmanager
-def progress_on_stdout(*, links: bool) -> Iterator[None]:
-    """Shows what our loggers and Prefect's run loggers say, from INFO up, within the block.
-
-    `links`: to Prefect's UI too; those of a private server lead nowhere.
-    """
-    with listening(_LineHandler(links=links)):
-        yield

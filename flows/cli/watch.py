@@ -76,14 +76,8 @@ def view(run: RunFolder) -> RenderableType:
         title.append(f"\nevaluated: accuracy {before} before, {after} after", "bold")
     odd = diagnose(rows, settings=read_settings(run.path))
     found = [Text(printable(f"! {one}"), "yellow") for one in odd]
-    return Group(
-        title,
-        _progress(run, rows),
-        _curves(rows),
-        *_memory(rows),
-        *(found or [Text("nothing stands out", "dim")]),
-        *_samples(run),
-    )
+    found = found or [Text("nothing stands out", "dim")]
+    return Group(title, _progress(run, rows), _curves(rows), *_memory(rows), *found, *_samples(run))
 
 
 def spark(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:

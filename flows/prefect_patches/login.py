@@ -1,8 +1,7 @@
 """The login of the Prefect servers that this account starts, and who is given it.
 
 Without one, Prefect's API takes a deployment from every user of the machine, and from every web
-page that the browser shows; a deployment may run any command. Not here: the private server of one
-run has a login of its own, which only that run knows (private_server.py).
+page that the browser shows; a deployment may run any command. A private server has its own.
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ from rl_core.system.network import LOOPBACK
 if TYPE_CHECKING:
     from prefect.settings import Settings
 
-AUTH_STRING: Final = "PREFECT_API_AUTH_STRING"
-"""Where Prefect's clients look for the login."""
+AUTH_STRING: Final = "PREFECT_API_AUTH_STRING"  # where Prefect's clients look for the login
 SERVER_AUTH_STRING: Final = "PREFECT_SERVER_API_AUTH_STRING"
-_LISTENS: Final = "0A"
-"""As the kernel writes the state of a socket that waits for connections."""
+_LISTENS: Final = "0A"  # as the kernel writes the state of a socket that waits for connections
 
 
 def new_login() -> str:
@@ -53,10 +50,7 @@ def own_login(home: Path) -> str:
 
 
 def login_for(url: str | None, settings: Settings) -> str | None:
-    """Returns the login for an API, or None: it is elsewhere, another user's, or has none of ours.
-
-    A login in Prefect's settings is used before the file's.
-    """
+    """Returns the login for an API, the settings' first; None: elsewhere, or another user's."""
     address = urlsplit(url or "")
     if address.hostname not in LOOPBACK or _is_anothers(address.port or 80):
         return None
@@ -67,10 +61,9 @@ def login_for(url: str | None, settings: Settings) -> str | None:
 
 
 def server_environment(settings: Settings) -> dict[str, str]:
-    """Returns what a server started with these settings needs besides: nothing that the user set.
+    """Returns what a server started with these settings needs besides, and the user did not set.
 
-    Its login, no pages but its own, and a token with each change, which a page of another origin
-    cannot read.
+    Its login, no pages but its own, and a token with each change that no other page can read.
     """
     given, wanted = settings.server.api.model_fields_set, {}
     if "auth_string" not in given:

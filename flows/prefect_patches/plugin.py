@@ -71,10 +71,7 @@ def lock_before_reading() -> None:
 
 
 def list_newest_artifacts_first() -> None:
-    """Has a server number artifacts by time, by which its page of a flow run sorts them.
-
-    Prefect's own numbers are random, and so is the order in which a page lists what a run left.
-    """
+    """Has a server number artifacts by time, not at random: by that its pages sort them."""
     from prefect._internal.uuid7 import uuid7
     from prefect.server.schemas.core import Artifact
 

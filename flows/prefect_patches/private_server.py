@@ -47,15 +47,11 @@ _SERVER_ENVIRONMENT = {
     "PREFECT__SERVER_EPHEMERAL": "1",  # as Prefect's temporary server: no loops for schedules
     "PREFECT__SERVER_FINAL": "1",
 }
-_LAST_WORDS_OF_ALL = "Application startup failed"
-"""What uvicorn says of each failure, after the line that tells the cause."""
+_LAST_WORDS_OF_ALL = "Application startup failed"  # uvicorn's, after the cause
 
 
 def start_private_server() -> PrivateServer | None:
-    """Starts a server that stops with this process; None if an API is configured.
-
-    Its records are in PREFECT_HOME, so a server that is started later shows these runs.
-    """
+    """Starts a server that stops with this process; None if an API is configured."""
     from prefect.settings import get_current_settings
 
     settings = get_current_settings()
@@ -70,10 +66,7 @@ def start_private_server() -> PrivateServer | None:
 
 
 class PrivateServer:
-    """A Prefect server on a loopback port: `connect` before the first flow run.
-
-    Its login is known to this process and its children only, by the environment.
-    """
+    """A server on a loopback port, whose login is known to this process and its children only."""
 
     def __init__(self, port: int, home: Path) -> None:
         import prefect

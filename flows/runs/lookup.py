@@ -89,17 +89,14 @@ def find_run(overrides: Sequence[str]) -> RunFolder:
 def settings_of_run(
     run: RunFolder, storage: StorageConfig | None = None, words: Sequence[str] = ()
 ) -> RunConfig:
-    """Returns the settings that a run was started with, for the root that it lies in or another.
+    """Returns the settings that a run was started with, for the root that it lies in.
 
-    Args:
-        run: the run.
-        storage: root and store of the command, in place of the run's own.
-        words: of the command: a run's `env=package.module:ENV` is imported only if it is in them.
+    `storage`: root and store of the command in place of these. A run's `env=package.module:ENV` is
+    imported only if it is in the command's `words`.
     """
     if not (settings := read_settings(run.path)):
-        raise BadInputError(
-            f"{run.path / 'config.yaml'} is missing or damaged: it holds no settings"
-        )
+        file = run.path / "config.yaml"
+        raise BadInputError(f"{file} is missing or damaged: it holds no settings")
     try:
         if ":" in (env := settings["env"]["name"]) and f"env={env}" in words:
             check_choice("env", env)

@@ -1,8 +1,4 @@
-"""Which run this is, and what became of it: `run.json` from the flow's side.
-
-The last words of a run that failed (what was measured last, where memory went, what to do next) are
-in `run.json` and in the artifact `report` of its flow run.
-"""
+"""Which run this is, and what became of it: `run.json`, and the last words of a run that failed."""
 
 import logging
 import re
@@ -38,17 +34,16 @@ Stage = Callable[[str], AbstractContextManager[None]]
 
 _TIMELINES: Final = {"memory/peak_gib/": "", "memory/host_gib/": "host "}
 _STEPS_KEPT: Final = 20
-_MISTAKES: Final = (BadInputError, SettingsError, PreflightError)
-"""Their messages tell the user all: a traceback would not help."""
+_MISTAKES: Final = (BadInputError, SettingsError, PreflightError)  # which need no traceback
 _logger = logging.getLogger(__name__)
 
 
 def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
-    """Returns the settings with `run_id` filled in.
+    """Returns the settings with `run_id` filled in, unless it is given.
 
-    A given run_id stays. A retry of the same flow run (all its attempts share `flow_run_id`) goes
-    on with its own run. Else the latest run of exactly these settings is continued if it was
-    interrupted. Else the run is new.
+    A retry of the same flow run (all its attempts share `flow_run_id`) goes on with its own run.
+    Else the latest run of exactly these settings is continued if it was interrupted. Else the run
+    is new.
     """
     if config.run_id is not None:
         _refuse_to_start_anew(RunFolder.under(config.storage.root, config.run_id))
@@ -81,7 +76,6 @@ def _refuse_to_start_anew(run: RunFolder) -> None:
 
 
 def _interrupted_run(config: RunConfig) -> str | None:
-    """Returns the latest run of these settings, if it was interrupted."""
     same = []
     for run in RunFolder.all_under(config.storage.root):
         try:
@@ -100,10 +94,7 @@ def _interrupted_run(config: RunConfig) -> str | None:
 
 @contextmanager
 def recorded(run: RunFolder) -> Iterator[Stage]:
-    """Yields a timer of stages; at the end `run.json` says what became of the run, and why.
-
-    `rl_core.runs.lock.started` holds the run meanwhile.
-    """
+    """Yields a timer of stages; at the end `run.json` says what became of the run, and why."""
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:
@@ -196,9 +187,8 @@ def next_step(error: BaseException, run: RunFolder) -> str:
     wanted_gib = (checkpoint + RESERVE_BYTES) / GIB
     wanted_gib += (_settings(run) or RunConfig()).storage.min_free_gib
     missing_gib = max(wanted_gib - run.free_gib(), 0.1)
-    remedy = cause.here.format(
-        error=error, run=run, workers=run.path / "workers", missing_gib=missing_gib
-    )
+    workers = run.path / "workers"
+    remedy = cause.here.format(error=error, run=run, workers=workers, missing_gib=missing_gib)
     return f"{remedy}; {again} {outcome}"
 
 
@@ -236,14 +226,10 @@ def memory_timeline(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float 
 
 
 def _show_last_words(run: RunFolder) -> None:
-    """Leaves what `run.json` says about a failure as an artifact."""
     try:
-        create_markdown_artifact(
-            redact(as_markdown(run.read())),
-            key="report",
-            description="Why the run failed, what it measured last, and what to do next.",
-            is_first=True,
-        )
+        page = redact(as_markdown(run.read()))
+        description = "Why the run failed, what it measured last, and what to do next."
+        create_markdown_artifact(page, key="report", description=description, is_first=True)
     except ValueError as error:  # the record itself cannot be read
         _logger.warning("the last words could not be shown: %s", error)
 
@@ -251,10 +237,8 @@ def _show_last_words(run: RunFolder) -> None:
 def as_markdown(record: RunRecord) -> str:
     """Returns the last words of a run as a page."""
     lines = [
-        f"# {record.run_id}: {record.status} after {record.steps} steps",
-        "",
-        f"**Why:** {_plain(record.reason)}",
-        "",
+        f"# {record.run_id}: {record.status} after {record.steps} steps\n",
+        f"**Why:** {_plain(record.reason)}\n",
         f"**What to do next:** {record.next_step}",
     ]
     lines += [f"\n{_plain(str(fault))}" for fault in later_attempts(record)]

@@ -28,16 +28,11 @@ from rl_core.runs.run_folder import RunFolder
 
 _MAINTAIN: Final = "maintain_concurrency_lease"
 _LOOK_S: Final = 5.0
-_WORKERS_TURN_S: Final = 45.0
-"""Seconds in which Cancel is the worker's task: it looks every 10 s, and kills after 30 more."""
+_WORKERS_TURN_S: Final = 45.0  # of the worker, for Cancel: it looks every 10 s, kills after 30 more
 _AWAY_S: Final = 600.0
-_PAUSED_FOR_GOOD: Final = (
-    "only a run of a deployment can be suspended, and resumed: this one runs on"
-)
-_ANSWER_S: Final = 3.0
-"""Seconds that a process which ends waits for the server to say whether it was cancelled."""
-_cancelled: Final = threading.Event()
-"""Set once the server was seen to have this process's flow run as cancelled."""
+_RUNS_ON: Final = "only a run of a deployment can be suspended, and resumed: this one runs on"
+_ANSWER_S: Final = 3.0  # that an ending process waits for whether it was cancelled
+_cancelled: Final = threading.Event()  # set once the server has this flow run as cancelled
 _logger = logging.getLogger(__name__)
 
 
@@ -50,10 +45,9 @@ def own_flow_run() -> FlowRun | None:
 def outlive_lost_leases() -> None:
     """Makes flow runs of this process warn of a lost lease and go on; no setting does.
 
-    A run of a deployment with a concurrency limit renews the lease of its slot every few minutes.
-    If that fails (the server was away, or was started again and forgot its leases, which it keeps
-    in memory) Prefect raises CancelledError in the middle of the flow. Without it the next run may
-    start beside this one: a worker's `--limit 1` still counts both.
+    A run of a deployment with a concurrency limit renews the lease of its slot. If that fails (the
+    server was away, or has forgotten its leases in a restart) Prefect raises CancelledError in the
+    flow. Without it the next run may start beside this one: a worker's `--limit 1` counts both.
     """
     maintain, lasts = getattr(flow_engine, _MAINTAIN), {"raise_on_lease_renewal_failure": False}
     setattr(flow_engine, _MAINTAIN, lambda *args, **kwargs: maintain(*args, **kwargs | lasts))
@@ -64,10 +58,8 @@ def heeding_the_server() -> Iterator[None]:
     """Makes Suspend and Cancel stop the block as SIGTERM does, and keeps a live run Running.
 
     In the end it waits up to ten minutes for a server that is away, to report how the run ended.
-
-    Raises:
-        Pause: the run was suspended; this process ends, and its state stays what it is.
-        Abort: the run was cancelled, and no worker was there to do it.
+    Raises Pause if the run was suspended (its state stays what it is), and Abort if it was
+    cancelled and no worker was there to do it.
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
@@ -85,10 +77,9 @@ def heeding_the_server() -> Iterator[None]:
 
 
 def take_over(run: RunFolder) -> None:
-    """Notes this flow run as the one at work on a run, and closes the one before if that died.
+    """Notes this flow run as the one at work on a run, which it holds, and closes the one before.
 
-    A run of a deployment without a heartbeat is closed by deployments/automations.yaml; not every
-    server has them. The caller holds the run, so that nothing else works on it.
+    Not every server has deployments/automations.yaml, which closes those without a heartbeat.
     """
     if (own := own_flow_run()) is None:
         return
@@ -107,12 +98,9 @@ def take_over(run: RunFolder) -> None:
 
 
 def is_cancelled() -> bool:
-    """Says whether Cancel in the UI, not any other SIGTERM, is why this process ends.
-
-    Only the server knows, since a worker sends SIGTERM for both; no answer counts as no.
-    """
+    """Says whether Cancel in the UI, not another SIGTERM, is why this process ends."""
     flow_run = own_flow_run()
-    if flow_run is not None and not _cancelled.is_set():
+    if flow_run is not None and not _cancelled.is_set():  # no answer counts as no
         own, target = contextvars.copy_context(), (_look_for_cancel, flow_run.id)
         look = threading.Thread(target=own.run, args=target, daemon=True)
         look.start()
@@ -171,15 +159,11 @@ class _Watch:
     def _keep_looking(self) -> None:
         while not self._closing.wait(_LOOK_S):
             # While the server is away it sees nothing; the next look finds what there is.
-            with suppress(HTTPError, PrefectException):
-                self._look()
-
-    def _look(self) -> None:
-        with get_client(sync_client=True) as client:
-            state = client.read_flow_run(self._id).state
-            with self._acting:
-                if state is not None and not self._closing.is_set():
-                    self._heed(state, client)
+            with suppress(HTTPError, PrefectException), get_client(sync_client=True) as client:
+                state = client.read_flow_run(self._id).state
+                with self._acting:
+                    if state is not None and not self._closing.is_set():
+                        self._heed(state, client)
 
     def _heed(self, state: State, client: SyncPrefectClient) -> None:
         if state.type is not StateType.CANCELLING:
@@ -188,7 +172,7 @@ class _Watch:
             self._suspension.mark_requested(state)  # Prefect looks there between two tasks
             self._stop("suspended")
         elif state.type in (StateType.CRASHED, StateType.PAUSED):
-            why = state.message if state.type is StateType.CRASHED else _PAUSED_FOR_GOOD
+            why = state.message if state.type is StateType.CRASHED else _RUNS_ON
             _logger.warning("the server had this run as %s (%s), but it runs", state.name, why)
             client.set_flow_run_state(self._id, Running(message=why), force=True)
         elif state.type is StateType.CANCELLING:

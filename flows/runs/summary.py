@@ -19,10 +19,7 @@ def show_summary(run: RunFolder) -> None:
 
 
 def summary_lines(run: RunFolder) -> list[str]:
-    """Returns accuracy before and after, steps, time by stage, places and next commands.
-
-    Lines are not wrapped, so that a path or a command can be copied.
-    """
+    """Returns the table, its lines not wrapped, so that a path or a command can be copied."""
     record = run.read()
     where = "" if run.root == StorageConfig().root else f" storage.root={run.root}"
     intervals = intervals_of(run)

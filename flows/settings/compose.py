@@ -1,8 +1,4 @@
-"""Settings: preset and KEY=VALUE overrides -> one validated `RunConfig` (the only hydra import).
-
-Hydra reads the overrides, OmegaConf fills in `${...}`, and the models in `rl_core.config.run`
-decide. Every mistake becomes one line.
-"""
+"""Settings: preset and KEY=VALUE overrides -> one validated `RunConfig` (the only hydra import)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,15 +16,7 @@ from pydantic_core import ErrorDetails
 
 # Usable without Hydra; imported from here by all that compose.
 from flows.errors import SettingsError as SettingsError
-from flows.settings.keys import (
-    CHOICES,
-    CONF,
-    check_choice,
-    check_key,
-    known_keys,
-    nearest,
-    of_another_env,
-)
+from flows.settings import keys
 from flows.settings.keys import PresetName as PresetName
 from rl_core.config.run import RunConfig
 from rl_core.envs import DEFAULT_ENV, ENVS
@@ -42,28 +30,22 @@ _OF_THE_RUN: Final = ("preset", "run_id", "storage.root", "storage.url")
 _OF_ANOTHER_SETTING: Final = re.compile(r"\$\{[\w.]*\}")
 
 
-def compose(
-    overrides: Sequence[str] = (),
-    *,
-    base: RunConfig | None = None,
-) -> RunConfig:
-    """Returns the settings of a run.
+def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> RunConfig:
+    """Returns the settings of a run, of KEY=VALUE, preset=NAME, env=NAME in Hydra's grammar.
 
-    Args:
-        overrides: `KEY=VALUE`, `preset=NAME`, `env=NAME` in Hydra's grammar; lists as `[a,b]`.
-        base: settings of an existing run, to change instead of a preset's; its preset and env stay.
-
-    Raises:
-        SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
+    `base`: settings of an existing run, changed in place of a preset's; its preset and env stay.
+    SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
     """
     parsed = _parse(overrides)
-    chosen = {item.key_or_group: _text(item) for item in parsed if item.key_or_group in CHOICES}
+    chosen = {
+        item.key_or_group: _text(item) for item in parsed if item.key_or_group in keys.CHOICES
+    }
     for group, name in chosen.items():
         if group != "preset" or not name.endswith(_FILES):
-            check_choice(group, name)
+            keys.check_choice(group, name)
     if base is not None and chosen:
         raise SettingsError(f"{next(iter(chosen))} cannot change: these are settings of a run")
-    values = [item for item in parsed if item.key_or_group not in CHOICES]
+    values = [item for item in parsed if item.key_or_group not in keys.CHOICES]
     given = {item.key_or_group: _text(item) for item in values}
     if base is not None:
         preset, env = base.preset, base.env.name
@@ -72,17 +54,16 @@ def compose(
         preset = chosen.get("preset", DEFAULT_PRESET)
         env, settings = _start(preset, chosen.get("env"))
     for key in given:
-        check_key(key)
-        if key not in known_keys(env):
-            raise SettingsError(of_another_env(key, env))
+        keys.check_key(key)
+        if key not in keys.known_keys(env):
+            raise SettingsError(keys.of_another_env(key, env))
     return _validate(_merge(settings, values) | {"preset": preset}, given, env)
 
 
 def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Returns what differs from the preset's own settings: by name, its value and the run's.
 
-    If the envs differ, a setting that only the run's has is None for the preset's, and one that
-    only the preset's has is left out. A preset that is gone counts as the defaults.
+    None is for a setting that the preset's env lacks; a preset that is gone counts as the defaults.
     """
     own = dict(leaves(config.model_dump(mode="json")))
     try:
@@ -128,10 +109,10 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 def read_preset(name: str) -> tuple[str, dict[str, Any]]:
     """Returns the env of a preset, or of a user's file, and what the file says by section.
 
-    The env is in a list `defaults`, in `env: name: gsm8k` as `config` prints it, or in `env: gsm8k`
-    as a person may write it.
+    The env is in a list `defaults`, in `env: name: gsm8k`, or in `env: gsm8k` as a person writes
+    it.
     """
-    file = Path(name) if name.endswith(_FILES) else CONF / "preset" / f"{name}.yaml"
+    file = Path(name) if name.endswith(_FILES) else keys.CONF / "preset" / f"{name}.yaml"
     try:
         settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -151,15 +132,15 @@ def read_preset(name: str) -> tuple[str, dict[str, Any]]:
         env, settings["env"] = own, {}
     elif isinstance(own, dict):
         env = str(own.pop("name", env))
-    check_choice("env", env)
+    keys.check_choice("env", env)
     return env, settings
 
 
 def _start(preset: str, chosen: str | None) -> tuple[str, dict[str, Any]]:
     """Returns the env, and the defaults under the settings of a preset.
 
-    If another env is chosen than the preset's, only the user's own reward stays of what the preset
-    says of its env: a prompt template or a score of the same name is not the same thing.
+    Under another env than the preset's only the user's own reward stays of what it says of `env`: a
+    prompt template or a score of the same name is not the same thing.
     """
     env, said = read_preset(preset)
     if chosen is not None and chosen != env:
@@ -215,8 +196,7 @@ def _refuse_resolvers(tree: object) -> None:
 def _validate(settings: dict[str, Any], given: Mapping[str, str], env: str) -> RunConfig:
     """Returns the models, or one line about the first mistake.
 
-    Hydra reads `run_id=007` as a number: if the setting is a text, what the user wrote (`given`)
-    takes its place.
+    Hydra reads `run_id=007` as a number: of a text, what the user wrote (`given`) counts.
     """
     try:
         return RunConfig.model_validate(settings)
@@ -248,11 +228,11 @@ def _explain(error: ErrorDetails, env: str) -> str:
         if "." in str(error["loc"][-1]):
             section, _, name = key.partition(".")
             return f"in a file {key!r} is written as `{section}:` and `{name}:` below it"
-        if any(key in known_keys(name) for name in ENVS):
-            return of_another_env(key, env)
-        return f"unknown setting {key!r}{nearest(key, known_keys(env))}"
+        if any(key in keys.known_keys(name) for name in ENVS):
+            return keys.of_another_env(key, env)
+        return f"unknown setting {key!r}{keys.nearest(key, keys.known_keys(env))}"
     said = "must be a list, [a,b]" if error["type"] == "tuple_type" else in_one_line(error["msg"])
     if error["type"] == "literal_error" and isinstance(value, str):
         names = error["ctx"]["expected"].replace(" or ", ", ")
-        said += nearest(value, names.strip("'").split("', '"))
+        said += keys.nearest(value, names.strip("'").split("', '"))
     return f"{key}={value}: {said}"

@@ -1,7 +1,4 @@
-"""Which settings there are, under which env, and what a mistaken name may have meant.
-
-Without Hydra, so that a completion answers at once.
-"""
+"""Which settings there are, and what a mistaken name may have meant; without Hydra, for TAB."""
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -82,10 +79,7 @@ def of_another_env(key: str, env: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns `; did you mean X?`: X shares the last part of its key, or most of its letters.
-
-    Of several groups that have a name, the actor is meant most often.
-    """
+    """Returns `; did you mean X?`, alike as a whole or in its last part; of groups the actor's."""
 
     def likeness(candidate: str) -> tuple[float, bool, float]:
         whole = difflib.SequenceMatcher(None, name, candidate).ratio()

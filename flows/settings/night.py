@@ -33,8 +33,7 @@ class NightSettings(BaseModel):
     timezone: str = Field(default_factory=get_localzone_name)
     """Of the hour, such as Europe/Berlin; by default the machine's."""
     preset: PresetName = "quickstart"
-    overrides: tuple[str, ...] = ()
-    """KEY=VALUE each, as on the command line."""
+    overrides: tuple[str, ...] = ()  # KEY=VALUE each, as on the command line
     start_from: Literal["champion", "afresh"] = "champion"
     webhook: str | None = Field(None, repr=False)
     """Name of an environment variable of the worker, or of a Secret block, that holds the URL."""
@@ -87,10 +86,7 @@ def read_night(file: Path = NIGHT_FILE) -> NightSettings:
 
 
 def deploy_step(file: str) -> dict[str, Any]:
-    """Returns what `deployments/prefect.yaml` fills in: the build step `night` of `prefect deploy`.
-
-    A schedule that was switched off in the UI stays off.
-    """
+    """Returns what `deployments/prefect.yaml` fills in; off means no hour, or off in the UI."""
     night = read_night(Path(file))
     return {
         **night.model_dump(mode="json", exclude={"at"}),

@@ -35,32 +35,22 @@ _OTHERS: Final = {
 Row = dict[str, float]
 
 
-def is_log(text: str) -> bool:
-    """Says whether a text holds steps in verl's format."""
-    return next(_rows(text), None) is not None
-
-
 def read_log(text: str) -> dict[int, Row]:
     """Returns the metrics by step; of a step that was done again, the last.
 
-    Colours, Ray's prefixes, other lines and what is cut short are left out. A value that is no
-    finite number is left out as well, and `not_finite/NAME` is 1 in its place. The mean of the test
-    scores (`val/test_score/NAME`, `val-core/NAME/reward/mean@1`) is `val/score` too, that of
-    `val-core/NAME/acc/mean@1` `val/accuracy`.
+    `not_finite/NAME` is 1 for a value that is none; `val/score` is the mean of the tests' scores.
     """
-    return dict(_rows(text))
+    rows: dict[int, Row] = {}
+    for line in text.splitlines():
+        match = _STEP.search(COLOURS.sub("", line))
+        if match is not None and (row := dict(_metrics(match["metrics"]))):
+            rows[int(match["step"])] = row
+    return rows
 
 
 def other_trainer(text: str) -> str | None:
     """Returns whose log it is if it is TRL's or OpenRLHF's, which are not read."""
     return next((name for name, pattern in _OTHERS.items() if pattern.search(text)), None)
-
-
-def _rows(text: str) -> Iterator[tuple[int, Row]]:
-    for line in text.splitlines():
-        match = _STEP.search(COLOURS.sub("", line))
-        if match is not None and (row := dict(_metrics(match["metrics"]))):
-            yield int(match["step"]), row
 
 
 def _metrics(text: str) -> Iterator[tuple[str, float]]:
@@ -78,10 +68,7 @@ def _metrics(text: str) -> Iterator[tuple[str, float]]:
 
 
 def import_log(file: Path, *, root: Path, run_id: str) -> RunFolder:
-    """Makes a run of a log, and returns its folder; ValueError if no step is in it.
-
-    Such a log has no times of day: they are counted back from the file's own time.
-    """
+    """Makes a run of a log, its times counted back from the file's; ValueError without a step."""
     text = file.read_text(encoding="utf-8", errors="replace")
     rows, failure = read_log(text), find_failure(text)
     if not rows:

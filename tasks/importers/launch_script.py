@@ -41,14 +41,11 @@ class Imported:
 
 
 def import_script(
-    text: str,
-    variables: Mapping[str, str] | None = None,
-    shell: Mapping[str, str] | None = None,
+    text: str, variables: Mapping[str, str] | None = None, shell: Mapping[str, str] | None = None
 ) -> Imported:
     """Returns what a launch script asks for, in our settings, and what is wrong with it.
 
-    `variables` are given by the user: one that changes nothing is a finding. `shell` is the
-    environment beside them. ValueError if no command in it looks like a trainer's.
+    `variables` are the user's, `shell` the environment; ValueError without a trainer's command.
     """
     variables, shell = (
         {name: value for name, value in (given or {}).items() if not is_secret(name, value)}
@@ -63,7 +60,7 @@ def import_script(
         *_command_findings(text, script, command),
         *doubles,
         *_variable_findings(script, given, variables),
-        *_inherited(script, given, variables, shell),
+        *_inherited(script, given, {k: shell[k] for k in shell.keys() - variables.keys()}),
         *of_settings,
         *_key_findings(given),
     ]
@@ -180,13 +177,10 @@ def _variable_findings(
 
 
 def _inherited(
-    script: Script,
-    given: Mapping[str, Given],
-    variables: Mapping[str, str],
-    shell: Mapping[str, str],
+    script: Script, given: Mapping[str, Given], shell: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Names the variables of this shell that settings were taken from."""
-    for name in sorted(script.from_outside.keys() - {*variables, *_OF_ANY_SHELL}):
+    for name in sorted(script.from_outside.keys() & shell.keys() - {*_OF_ANY_SHELL}):
         if shell[name] and any(shell[name] in one.value for one in given.values()):
             yield finding("of_this_shell", script.from_outside[name], name=name)
 

@@ -1,8 +1,8 @@
 """Reads a shell script as a shell does, without running anything (the only tree-sitter import).
 
-Bash's grammar is tree-sitter's. Here variables, arrays and sums are expanded. What only running the
-script would tell is not followed but named: a loop's and a function's commands are read once, of
-`if` and `case` the first way is, and what a program prints stays as it is written.
+Variables, arrays and sums are expanded. What only running the script would tell is not followed but
+named: a loop's and a function's commands are read once, of `if` and `case` the first way is, and
+what a program prints stays as it is written.
 """
 
 import ast
@@ -20,8 +20,7 @@ from rl_core.system.redaction import is_secret
 _LANGUAGE = Language(tree_sitter_bash.language())
 _LONGEST_SUM: Final = 1_000  # characters
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
-_MOST_EXPANDED: Final = 10_000_000
-"""Characters that variables stand for in all: 40 lines of `A=$A$A` would fill any memory."""
+_MOST_EXPANDED: Final = 10_000_000  # characters in all: 40 lines of `A=$A$A` fill any memory
 _SUM: Final = re.compile(r"\$?\(\(([\w\s${:}()+*/%-]*)\)\)")
 _NAME: Final = re.compile(r"\$?\{?\b([A-Za-z_]\w*)(?::?-(\d+)(?=\}))?\}?")  # in a sum: ${NAME:-8}
 _REPEATED: Final = frozenset(
@@ -54,8 +53,7 @@ class Command:
 class Script:
     """What a shell would run, in the order of the file; what the grammar cannot read is skipped.
 
-    `variables`: the environment that the script would be started in. ValueError if it is nested too
-    deeply, or a variable grows too long.
+    `variables`: the environment. ValueError if it is nested too deeply, or a variable is too long.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str] | None = None) -> None:
@@ -255,7 +253,6 @@ class Script:
 
 
 def _result(tree: ast.expr) -> int:
-    """Returns what a sum of whole numbers makes; ValueError if it is none."""
     if isinstance(tree, ast.Constant) and type(tree.value) is int:
         return tree.value
     if not isinstance(tree, ast.BinOp) or type(tree.op) not in _ARITHMETIC:
@@ -264,7 +261,6 @@ def _result(tree: ast.expr) -> int:
 
 
 def _assigned(node: Node) -> Iterator[Node]:
-    """Yields the names that are assigned within a node."""
     for child in node.named_children:
         if child.type == "variable_assignment" and (name := child.child_by_field_name("name")):
             yield name

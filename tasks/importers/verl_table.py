@@ -17,8 +17,7 @@ TABLE: Final[dict[str, Any]] = yaml.load(
     getattr(yaml, "CSafeLoader", yaml.SafeLoader),  # 40 times as fast
 )
 SAME: Final[dict[str, str]] = TABLE["same"]  # verl's key -> ours, with the same meaning
-NEAREST: Final[dict[str, str]] = TABLE["nearest"]
-"""verl's key -> the nearest of ours: `verl_rules.py` decides."""
+NEAREST: Final[dict[str, str]] = TABLE["nearest"]  # verl's key -> the nearest of ours
 NAMES: Final = SAME | NEAREST
 VALUES: Final[dict[str, dict[str, str]]] = TABLE["values"]  # ours -> verl's value -> our value
 _PATTERNS: Final = [
@@ -69,8 +68,7 @@ class Asked:
     """A script's settings; the rules add ours and their findings."""
 
     given: Mapping[str, Given]
-    unread: Mapping[str, Given]
-    """Given as well, with values that only running the script would tell."""
+    unread: Mapping[str, Given]  # with values that only running the script would tell
     line: int  # the command's first
     settings: Settings = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)

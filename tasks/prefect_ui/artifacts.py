@@ -16,11 +16,7 @@ from uuid import UUID
 from httpx import HTTPError
 from prefect import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
-from prefect.client.schemas.filters import (
-    ArtifactFilter,
-    ArtifactFilterFlowRunId,
-    ArtifactFilterKey,
-)
+from prefect.client.schemas.filters import ArtifactFilter
 from prefect.exceptions import PrefectException
 from prefect.utilities.context import get_task_and_flow_run_ids
 
@@ -48,10 +44,7 @@ _logger = logging.getLogger(__name__)
 def create_markdown_artifact(
     markdown: str, *, key: str, description: str, is_first: bool = False
 ) -> None:
-    """Shows a page, in place of an earlier one of this flow run and key.
-
-    `is_first`: as one of the flow run and of no task run, which the flow run's page lists first.
-    """
+    """Shows a page, in place of an earlier one of its key; `is_first`: above the task runs'."""
     with _unless_away(key):
         _put("markdown", redact(markdown), key, redact(description), is_first)
 
@@ -64,10 +57,7 @@ def create_table_artifact(rows: Sequence[Mapping[str, Any]], *, key: str, descri
 
 
 def fitted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a table with rounded numbers, lists in words, and long texts in several lines.
-
-    Each row gets all columns: the page shows the first row's.
-    """
+    """Returns a table of all columns, with rounded numbers, lists in words, long texts in lines."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     return [{name: _in_a_cell(row.get(name)) for name in names} for row in rows]
 
@@ -92,15 +82,13 @@ def _in_a_cell(value: Any) -> Any:
 
 def beside(call: Callable[[], object]) -> None:
     """Makes a call to the Prefect server beside whatever goes on; nobody waits for it."""
-    context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(call,), daemon=True).start()
+    threading.Thread(target=contextvars.copy_context().run, args=(call,), daemon=True).start()
 
 
 def plain(text: str) -> str:
-    """Returns text of unknown origin for a table's cell.
+    """Returns text of unknown origin for a table's cell, its angle brackets and links disarmed.
 
-    One of Prefect's UIs takes a cell for HTML, the other shows it as it is: so angle brackets
-    become those of quotations, and a link is taken apart.
+    One of Prefect's UIs takes a cell for HTML, the other shows it as it is.
     """
     return text.translate(_LOOK_ALIKES).replace("](", "] (")
 
@@ -191,32 +179,21 @@ def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bo
     task_run, flow_run = get_task_and_flow_run_ids()
     data = json.dumps(data) if kind == "table" else data
     if flow_run is not None:
-        own = ArtifactFilter(
-            flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]),
-            key=ArtifactFilterKey(any_=[key]),
-        )
+        wanted = {"flow_run_id": {"any_": [flow_run]}, "key": {"any_": [key]}}
+        own = ArtifactFilter.model_validate(wanted)
         for earlier in client.read_artifacts(artifact_filter=own):
             _update(earlier.id, data, description)
             return earlier.id
-    made = client.create_artifact(
-        ArtifactCreate(
-            type=kind,
-            key=key,
-            description=description,
-            data=data,
-            flow_run_id=flow_run,
-            task_run_id=None if is_first else task_run,
-        )
-    )
-    return made.id
+    new = ArtifactCreate(type=kind, key=key, description=description, data=data)
+    new.flow_run_id = flow_run
+    new.task_run_id = None if is_first else task_run
+    return client.create_artifact(new).id
 
 
 def _update(artifact: UUID, data: Any, description: str) -> None:
     """Updates an artifact; Prefect's own way would keep a copy of the data in an event."""
     update = ArtifactUpdate(data=data, description=description)
+    changes = update.model_dump(mode="json", exclude_unset=True)
     get_client(sync_client=True).request(
-        "PATCH",
-        "/artifacts/{id}",
-        path_params={"id": artifact},
-        json=update.model_dump(mode="json", exclude_unset=True),
+        "PATCH", "/artifacts/{id}", path_params={"id": artifact}, json=changes
     )

@@ -30,8 +30,8 @@ def settings_in_force(config: RunConfig, run: RunFolder) -> RunConfig:
 def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -> Changes | None:
     """Returns what a retry after this error shall change, or None: no retry would help.
 
-    Nothing changes after a process died for the first time. If it dies again, the next attempt
-    takes less of the machine's memory. A Ray that was too slow to start holds none.
+    A process that died again leaves the next attempt less of the machine's memory; a Ray that was
+    too slow to start holds none.
     """
     in_force = settings_in_force(config, run)
     if isinstance(error, OutOfMemory):
@@ -84,28 +84,17 @@ def show_attempts(run: RunFolder, logger: Log) -> None:
     if len(attempts) < 2:
         return
     last = attempts[-1]
-    logger.warning(
-        "attempt %d, from step %d with %s: %s",
-        len(attempts),
-        last.from_step,
-        last.changed or "the same settings",
-        last.reason,
-    )
+    facts = (len(attempts), last.from_step, last.changed or "the same settings", last.reason)
+    logger.warning("attempt %d, from step %d with %s: %s", *facts)
     if TaskRunContext.get() is None:
         return
-    create_table_artifact(
-        [
-            {
-                "attempt": number,
-                "from step": attempt.from_step,
-                "changed settings": attempt.changed,
-                "why": attempt.reason,  # last, for its length
-            }
-            for number, attempt in enumerate(attempts, start=1)
-        ],
-        key="attempts",
-        description="Each start of training: why it was needed, and what it changed.",
-    )
+    rows = [
+        {"attempt": number, "from step": one.from_step, "changed settings": one.changed}
+        | {"why": one.reason}  # last, for its length
+        for number, one in enumerate(attempts, start=1)
+    ]
+    description = "Each start of training: why it was needed, and what it changed."
+    create_table_artifact(rows, key="attempts", description=description)
 
 
 def _shape(run: RunFolder) -> ModelShape | None:

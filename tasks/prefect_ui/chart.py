@@ -1,8 +1,6 @@
-"""One chart as SVG, in the colours of the page that it is put on.
+"""One chart as SVG, in the colours of its page, and the learning curve as a picture of four.
 
-Also four small ones as a picture: the learning curve in the Prefect UI, drawn while training. By
-hand: a plotting library takes longer to load than all charts take to draw, and training needs the
-processor.
+By hand: a plotting library takes longer to load than all charts take to draw.
 """
 
 import base64
@@ -72,11 +70,7 @@ def draw(
     y_top: float | None = None,
     x_ticks: Mapping[float, str] | None = None,
 ) -> str | None:
-    """Returns what stands in an `<svg>` of `WIDTH` by `HEIGHT`; None without a point.
-
-    From 0 upwards if nothing is negative; the lowest layer comes first. By default `y_top` is a
-    little more than the highest point, and `x_ticks` are round numbers.
-    """
+    """Returns what stands in an `<svg>` of `WIDTH` by `HEIGHT`; None without a point."""
     drawn = [thinned(one) for one in series if one.points]
     if not drawn:
         return None

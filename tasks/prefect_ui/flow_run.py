@@ -1,8 +1,7 @@
 """What Prefect keeps and shows of a flow run: results of its stages, its log, tags to find it by.
 
-Results are what Retry in the UI need not make again: a path, a few numbers or nothing, as JSON in
-`PREFECT_RESULTS_LOCAL_STORAGE_PATH` (by default `~/.prefect/storage`). If one is lost, its stage
-runs again.
+A result is what Retry need not make again: a path, a few numbers or nothing, as JSON in
+`PREFECT_RESULTS_LOCAL_STORAGE_PATH`. If one is lost, its stage runs again.
 """
 
 import hashlib
@@ -41,10 +40,7 @@ class _RunLog(APILogHandler):
 
 @contextmanager
 def logs_in_ui() -> Iterator[None]:
-    """Has the UI show what our loggers say within the block, from INFO up.
-
-    Credentials are blotted out of that, of what Prefect's own run loggers say, and of errors.
-    """
+    """Has the UI show what our loggers say within the block, from INFO up, without credentials."""
     message_alone = RedactingFormatter("%(message)s")
     handler = _RunLog(logging.INFO)
     handler.setFormatter(message_alone)

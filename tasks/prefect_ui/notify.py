@@ -80,10 +80,7 @@ def notify_task(listeners: Listeners, message: Mapping[str, Any]) -> None:
 
 
 def webhook_url(webhook: str) -> str:
-    """Returns the URL that is given, or that an environment variable or a Secret block holds.
-
-    ValueError if it is none of the three; the message does not repeat what may be a secret.
-    """
+    """Returns a URL: given, or of a variable or Secret block; ValueError, which tells no secret."""
     url = webhook if "://" in webhook else os.environ.get(webhook)
     if not url and _BLOCK_NAME.fullmatch(webhook):  # not a URL without its scheme, say
         from prefect.blocks.system import Secret

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from tqdm import tqdm
 
-from rl_core.config.operations import BudgetConfig
 from rl_core.config.run import RunConfig
 from rl_core.resources.cost import Spread, time_left
 from rl_core.runs.rollout_log import RolloutLog, samples_of_step
@@ -47,7 +46,6 @@ def describe(metrics: dict[str, float]) -> str:
 class TrainingProgress:
     """Shows each step: in the log, as a bar, and by live artifacts of a Prefect run.
 
-    These are `training` (progress and time left), `learning-curve`, `samples` and `diagnosis`.
     log.txt keeps a line per step; terminal and Prefect's UI show one every `LOG_INTERVAL_S`, and
     each test result. Seconds per step are as `planned` until enough are measured; `earlier` are
     metrics of the steps before this attempt. `artifacts_of`: the run, if a Prefect run is there.
@@ -56,16 +54,14 @@ class TrainingProgress:
     def __init__(
         self,
         logger: Log,
+        config: RunConfig,
         *,
-        on_console: bool,
-        budget: BudgetConfig,
-        config: RunConfig | None = None,
         planned: Spread | None = None,
         earlier: Iterable[Mapping[str, Any]] = (),
         artifacts_of: RunFolder | None = None,
     ) -> None:
-        self._logger, self._on_console = logger, on_console
-        self._budget, self._config, self._planned = budget, config, planned
+        self._logger, self._config, self._planned = logger, config, planned
+        self._on_console = "console" in config.trainer.logger
         self._run = artifacts_of
         self._artifacts = LiveArtifacts() if artifacts_of is not None else None
         self._bar: tqdm | None = None
@@ -90,18 +86,16 @@ class TrainingProgress:
         """Shows one step."""
         now = time.monotonic()
         if self._bar is None:
+            off = None if self._on_console else True  # None: where it is no terminal
             self._bar = tqdm(
-                total=last_step,
-                initial=step,
-                unit="step",
-                disable=None if self._on_console else True,  # None: where it is no terminal
-                file=sys.stderr,
+                total=last_step, initial=step, unit="step", disable=off, file=sys.stderr
             )
         text = f"step {step}/{last_step} · {describe(metrics)}"
         if "timing_s/step" in metrics:
             self._step_seconds.append(metrics["timing_s/step"])
         if step < last_step:
-            left = time_left(self._step_seconds, last_step - step, self._planned, self._budget)
+            budget = self._config.budget
+            left = time_left(self._step_seconds, last_step - step, self._planned, budget)
             text += f" · {left}" if left else ""
         self._diagnose(step, metrics)
         self._bar.set_postfix_str(describe(metrics), refresh=False)
@@ -115,21 +109,17 @@ class TrainingProgress:
     def _show(self, step: int, last_step: int, text: str) -> None:
         if self._artifacts is None or self._run is None:
             return
-        percent = 100.0 * step / last_step
-        self._artifacts.show("training", "progress", lambda: percent, text)
+        show = self._artifacts.show
+        show("training", "progress", lambda: 100.0 * step / last_step, text)
         title = f"{self._run.run_id}: step {step} of {last_step}"
-        self._artifacts.show(
+        show(
             "learning-curve",
             "markdown",
             lambda: as_picture(learning_curve(self._up_to(step), title)),
             f"As of step {step}.",
         )
-        self._artifacts.show(
-            "samples",
-            "markdown",
-            partial(latest_samples, self._run.rollouts),
-            "A few of the latest responses, as the model wrote them.",
-        )
+        said = "A few of the latest responses, as the model wrote them."
+        show("samples", "markdown", partial(latest_samples, self._run.rollouts), said)
 
     def _up_to(self, step: int) -> list[Mapping[str, Any]]:
         """Returns the metrics of the steps so far; from any thread."""

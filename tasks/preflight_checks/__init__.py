@@ -13,8 +13,7 @@ class Finding:
     level: Literal["ok", "warning", "fatal"] = field(kw_only=True)
     message: str
     remedy: str = ""
-    overrides: str = ""
-    """Settings to paste behind the command that was looked at; preflight has planned with them."""
+    overrides: str = ""  # settings to paste behind the command; the plan is with them
 
     def __str__(self) -> str:
         return f"{self.message}: {self.remedy}" if self.remedy else self.message

@@ -69,11 +69,8 @@ def device_findings(config: RunConfig) -> Iterator[Finding]:
     if not config.resources.learner_gpus and not config.resources.rollout_gpus:
         yield from _cpu_findings(config, torch)
     elif torch.endswith("+cpu"):
-        yield fatal(
-            "device",
-            f"resources ask for a GPU, and torch {torch} is a build without CUDA",
-            "GPU=1 make env, or a preset for the CPU (quickstart)",
-        )
+        said = f"resources ask for a GPU, and torch {torch} is a build without CUDA"
+        yield fatal("device", said, "GPU=1 make env, or a preset for the CPU (quickstart)")
     elif (facts := read_device()) is None:
         yield warning("device", f"torch {torch} did not tell its cards", "try nvidia-smi")
     else:
@@ -121,11 +118,8 @@ def quantization_findings(config: RunConfig) -> Iterator[Finding]:
     }
     for setting in (name for name, is_on in wanting.items() if is_on):
         if importlib.util.find_spec("bitsandbytes") is None:
-            yield fatal(
-                "device",
-                f"{setting} needs the package bitsandbytes, which is not installed",
-                "pip install bitsandbytes, or leave the setting out",
-            )
+            said = f"{setting} needs the package bitsandbytes, which is not installed"
+            yield fatal("device", said, "pip install bitsandbytes, or leave the setting out")
     if not config.model.load_in_4bit or config.model.path is None:
         return
     state = Path(config.model.path, "trainer", "learner.json").expanduser()
@@ -166,11 +160,8 @@ def judge_device(facts: DeviceFacts) -> Iterator[Finding]:
         used = 1 - card.free_bytes / card.total_bytes
         if used > _BUSY_SHARE:
             others = ", ".join(facts.neighbours) or "unknown to nvidia-smi"
-            yield warning(
-                "device",
-                f"{said}; {100 * used:.0f}% of its memory is in use by others ({others})",
-                "stop them, or lower rollout.gpu_memory_utilization",
-            )
+            said += f"; {100 * used:.0f}% of its memory is in use by others ({others})"
+            yield warning("device", said, "stop them, or lower rollout.gpu_memory_utilization")
         else:
             yield ok("device", said)
 
@@ -179,9 +170,8 @@ def has_kernels(capability: tuple[int, int], arches: tuple[str, ...]) -> bool:
     """Says whether a build runs on a card.
 
     Binary code (`sm_86`) runs on cards of the same major capability and no lower minor one;
-    intermediate code (`compute_80`) is compiled for any card from there on.
-
-    Source: NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility".
+    intermediate code (`compute_80`) is compiled for any card from there on (NVIDIA, CUDA C++
+    Programming Guide, "Binary Compatibility", "PTX Compatibility").
     """
     return any(
         _capability(arch) <= capability

@@ -57,18 +57,12 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
         for plan in plans
     }
     limit = limits.pop() if len(limits) == 1 else None
-    yield (warning if limit else ok)(
-        "time",
-        said,
-        f"{limit} will stop it earlier: raise it, or lower trainer.total_steps" if limit else "",
-    )
+    remedy = f"{limit} will stop it earlier: raise it, or lower trainer.total_steps"
+    yield warning("time", said, remedy) if limit else ok("time", said)
 
 
 def plan_steps(config: RunConfig, run: RunFolder) -> Spread | None:
-    """Returns seconds per step by what is known before training, and notes them in `run.json`.
-
-    None if nothing is known, or if the card may be one of several.
-    """
+    """Returns the planned seconds per step, noted in `run.json`; None if they are not known."""
     if (before := run.read().planned_step_s) is not None:
         return before  # of an earlier attempt
     known = estimates(config, model_shape(config), planned_machines(config))
@@ -105,10 +99,7 @@ def _sft_in_words(config: RunConfig, machines: list[Machine]) -> str:
 
 
 def planned_machines(config: RunConfig) -> list[Machine]:
-    """Returns what the settings plan for; nothing if its rates are not known.
-
-    `resources.card`, else the card or CPU that is there, else cards of `resources.gpu_memory_gib`.
-    """
+    """Returns what the settings plan for; nothing if its rates are not known."""
     gpus = (config.resources.learner_gpus, config.resources.rollout_gpus)
     if 0 in gpus:
         return [] if any(gpus) else _this_cpu(config)

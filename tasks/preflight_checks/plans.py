@@ -25,12 +25,7 @@ from rl_core.resources.memory_need import (
     starves_engine,
     why_not_split,
 )
-from rl_core.resources.memory_plan import (
-    ModelShape,
-    compute_width,
-    memory_plan,
-    micro_batch_tokens,
-)
+from rl_core.resources.memory_plan import ModelShape, compute_width, memory_plan, micro_batch_tokens
 from rl_core.system.words import GIB, disk_size
 from rl_core.tracking.host_memory import memory_left, own_bytes
 from tasks.hours import planned_steps
@@ -83,7 +78,6 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _what_fits(shape: ModelShape, config: RunConfig, limit: float, on_gpu: bool) -> tuple[str, str]:
-    """Returns in words what would fit, and the overrides."""
     # If the card was looked up, the levers must know its size as well.
     resources = config.resources.model_copy(update={"gpu_memory_gib": limit if on_gpu else None})
 

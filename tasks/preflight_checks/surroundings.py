@@ -30,7 +30,7 @@ _OUR_WORKERS: Final = ("ray::LearnerActor", "ray::RolloutActor")  # Ray's titles
 _PREFECT_BYTES: Final = 200 * 2**20  # with less free disk, Prefect's database soon has no room
 _NO_API: Final = "unset PREFECT_API_URL (prefect config unset PREFECT_API_URL) for a private one"
 _ASK_MACHINES: Final = "from rl_core.workers.nodes import main; main()"
-_MACHINES_WITHIN_S: Final = 60.0
+_WITHIN_S: Final = 60.0  # that the machines have to answer
 
 
 def leftover_findings() -> Iterator[Finding]:
@@ -40,11 +40,8 @@ def leftover_findings() -> Iterator[Finding]:
         for process in left:
             with suppress(psutil.Error):
                 held += process.memory_info().rss
-        yield warning(
-            "leftovers",
-            f"{len(left)} processes of a run that was killed hold {held / GIB:.1f} GiB",
-            f"kill {' '.join(str(process.pid) for process in left)}",
-        )
+        said = f"{len(left)} processes of a run that was killed hold {held / GIB:.1f} GiB"
+        yield warning("leftovers", said, f"kill {' '.join(str(one.pid) for one in left)}")
     url = get_current_settings().api.url
     if FlowRunContext.get() is None and url is not None:  # else the server has just answered
         yield from _prefect_server(url)
@@ -108,11 +105,8 @@ def _prefect_disk() -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=home):
             pass
     except OSError as error:
-        yield fatal(
-            "prefect",
-            f"Prefect's folder {home} cannot be written ({error.strerror})",
-            "set PREFECT_HOME to a folder of yours",
-        )
+        said = f"Prefect's folder {home} cannot be written ({error.strerror})"
+        yield fatal("prefect", said, "set PREFECT_HOME to a folder of yours")
         return
     folder = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(folder).free
@@ -155,11 +149,8 @@ def _silence(wanted: str, address: str | None) -> Finding | None:
     if why is None:
         return None
     if wanted != "auto":
-        return fatal(
-            "ray",
-            f"resources.ray_address={wanted} does not answer ({why})",
-            "start the cluster, or leave it out for a Ray of the run's own",
-        )
+        said = f"resources.ray_address={wanted} does not answer ({why})"
+        return fatal("ray", said, "start the cluster, or leave it out for a Ray of the run's own")
     found = f", which means {address}," if address else ""
     is_noted = address is not None and "RAY_ADDRESS" not in os.environ
     return fatal(
@@ -176,19 +167,13 @@ def _machines(config: RunConfig, address: str) -> Finding | None:
     if (model / "config.json").is_file():
         folders.append(model)
     seen = [str(folder.resolve()) for folder in folders]
+    command = [sys.executable, "-P", "-c", _ASK_MACHINES, address, *seen]
+    own = environment_of_child("ray")
     try:
         asked = subprocess.run(
-            [sys.executable, "-P", "-c", _ASK_MACHINES, address, *seen],
-            capture_output=True,
-            text=True,
-            timeout=_MACHINES_WITHIN_S,
-            env=environment_of_child("ray"),
-            check=True,
+            command, capture_output=True, text=True, timeout=_WITHIN_S, env=own, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return fatal(
-            "ray",
-            f"resources.ray_address={address} cannot be joined from here",
-            "start the run on one of Ray's machines, or use `ray job submit`",
-        )
+        said = f"resources.ray_address={address} cannot be joined from here"
+        return fatal("ray", said, "start the run on one of Ray's machines, or use `ray job submit`")
     return refused("ray", asked.stdout.strip()) if asked.stdout else None

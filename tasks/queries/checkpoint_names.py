@@ -33,13 +33,9 @@ def find_model(
 ) -> NamedModel:
     """Returns the model that a name means; ValueError if it means nothing that is there.
 
-    Args:
-        name: `champion`; `RUN`, which is its latest checkpoint, `RUN/base`, `RUN/best`,
-            `RUN/latest` or `RUN/step_000100`, each without `RUN/` of the run `run_id`; a model's
-            folder; or any other model as `model.path` names it.
-        root: `storage.root`.
-        run_id: a run, or `latest`.
-        env: the env whose champion is meant; by default the one promoted last.
+    It is `champion` (of `env`, by default the one promoted last); `RUN`, which is its latest
+    checkpoint, `RUN/base`, `RUN/best`, `RUN/latest` or `RUN/step_000100`, each without `RUN/` of
+    the run `run_id`; a model's folder; or any other model as `model.path` names it.
     """
     if name == "champion":
         return _champion(root, env)

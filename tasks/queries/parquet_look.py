@@ -17,10 +17,8 @@ from rl_core.system.words import did_you_mean, disk_size
 CountTokens: TypeAlias = Callable[[Sequence[Any]], Sequence[int]]
 """Tokens of each text of a batch; a text is a string, or a conversation (role, content)."""
 
-MOST_TOKENIZED: Final = 20_000
-"""Rows of a file whose texts are tokenized, at most: evenly spread ones."""
-_TEXTS: Final = ("prompt", "question", "response", "text")
-"""Columns that hold the text that somebody asks for, first of all."""
+MOST_TOKENIZED: Final = 20_000  # rows of a file, evenly spread, whose texts are tokenized
+_TEXTS: Final = ("prompt", "question", "response", "text")  # looked for first
 
 
 def first_rows(file: Path, count: int) -> pl.DataFrame:
@@ -51,11 +49,10 @@ def describe_file(file: Path) -> str:
 def text_lengths(
     file: Path, column: str | None, count_tokens: CountTokens | None
 ) -> list[dict[str, Any]]:
-    """Returns how long the texts of a column are, of strings or of conversations as in `prompt`.
+    """Returns how long a column's texts are, a row per unit: strings, or conversations as `prompt`.
 
-    One row per unit: `unit` (characters, tokens), `rows`, `min`, `mean`, `p50`, ... `max`. By
-    default it is the first of prompt, question, response and text, else the first of texts.
-    ValueError if there is no such column, or the file cannot be read.
+    By default the first of prompt, question, response and text, else of texts. ValueError without
+    it.
     """
     rows = _read(file, columns=[_text_column(file, column)]).to_series().drop_nulls()
     if rows.is_empty():
@@ -90,9 +87,8 @@ def _text_column(file: Path, wanted: str | None) -> str:
         if wanted in texts:
             return wanted
         if wanted in schema.names:
-            raise ValueError(
-                f"{file}: column {wanted!r} holds {schema.field(wanted).type}, no text"
-            )
+            kind = schema.field(wanted).type
+            raise ValueError(f"{file}: column {wanted!r} holds {kind}, no text")
         hint = did_you_mean(wanted, texts)
         raise ValueError(f"{file}: no column {wanted!r}{hint} (of texts: {', '.join(texts)})")
     if not texts:

@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
     from tasks.queries.saved_questions import Query
 
-FORMATS = ("table", "csv", "json", "parquet")
 _LONG_TEXT = 40  # cells up to this many characters are never shortened
-_MOST_RECORDS = 10
-"""Up to this many rows with a text longer than a line are shown one below the other."""
-_FORMULA = r"^[=+\-@\t\r]"
-"""How a text begins that a spreadsheet would compute, and that may have it fetch an address."""
+_MOST_RECORDS = 10  # rows of long texts that are shown one below the other
+_FORMULA = r"^[=+\-@\t\r]"  # how a text begins that a spreadsheet would compute
 _NUMBER = r"^[+-]?[0-9]+([.][0-9]*)?([eE][+-]?[0-9]+)?$"
 _LEAST_TEXT = 12  # columns of longer text are narrowed to this many characters at most
 
@@ -32,15 +29,10 @@ _LEAST_TEXT = 12  # columns of longer text are narrowed to this many characters 
 def render(
     frame: pl.DataFrame, output_format: str, *, width: int, most_rows: int | None = None
 ) -> bytes:
-    """Returns rows in one of `FORMATS` (else ValueError), to be written to standard output.
-
-    Of a table longer than `most_rows` the first and last ones are shown, half of these each.
-    """
+    """Returns rows as table, csv, json or parquet, of a long table the first and last ones."""
     if output_format == "table":
         frame = frame.rename({name: printable(name) for name in frame.columns})
         return _table(frame, width, most_rows or max(1, frame.height))
-    if output_format not in FORMATS:
-        raise ValueError(f"--format {output_format}: choose one of {', '.join(FORMATS)}")
     try:
         if output_format == "csv":
             return _csv(frame)
@@ -87,8 +79,7 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
     """A table that is made narrower, if it is too wide, by what costs the reader least.
 
     A text that is the same in all rows stands once above it; names of columns are folded; long
-    texts share the room that the short columns leave. A few rows that do not fit even so are shown
-    one below the other.
+    texts share the room that is left. A few rows that do not fit even so stand one below the other.
     """
     frame, half = every, most_rows // 2
     if is_cut := every.height > most_rows:

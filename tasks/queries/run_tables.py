@@ -36,10 +36,7 @@ _CHECKPOINT_RECORDS = _columns(
 
 
 def find_runs(root: Path, run: str | None = None) -> list[Path]:
-    """Returns the folders of all runs, oldest first, or of one (an id, or `latest`).
-
-    ValueError if `run` names no run.
-    """
+    """Returns all runs' folders, oldest first, or one (its id or `latest`, else ValueError)."""
     folder = root / "runs"
     runs = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     runs.sort(key=lambda run: (str(json.loads(_record(run)).get("started_at") or ""), run.name))
@@ -54,12 +51,6 @@ def find_runs(root: Path, run: str | None = None) -> list[Path]:
         hint = did_you_mean(run, (path.name for path in runs))
         raise ValueError(f"no run {run!r} in {folder}{hint} (`countdown-train runs` lists them)")
     return found
-
-
-def parquet_files(runs: Sequence[Path], pattern: str) -> list[Path]:
-    """Returns each run's finished files of a pattern (`eval/*.parquet`)."""
-    found = (file for run in runs for file in sorted(run.glob(pattern)))
-    return [file for file in found if not file.name.startswith(".")]
 
 
 @contextmanager
@@ -106,16 +97,9 @@ def checkpoint_records(runs: Sequence[Path]) -> pa.Table:
         latest, best = (folder / "latest").resolve().name, (folder / "best").resolve().name
         for manifest in sorted(folder.glob("step_*/checkpoint.json")):
             name = manifest.parent.name
-            rows.append(
-                {
-                    "run_id": run.name,
-                    "name": name,
-                    "folder": str(manifest.parent),
-                    "record": _text(manifest),
-                    "is_latest": name == latest,
-                    "is_best": name == best,
-                }
-            )
+            place = {"run_id": run.name, "name": name, "folder": str(manifest.parent)}
+            links = {"is_latest": name == latest, "is_best": name == best}
+            rows.append(place | links | {"record": _text(manifest)})
     return pa.Table.from_pylist(rows, schema=_CHECKPOINT_RECORDS)
 
 

@@ -14,7 +14,7 @@ SQL_FOLDER = Path(__file__).resolve().parents[2] / "sql"
 Value = int | float | str | bool
 
 _HEADER_PARAMETER = re.compile(
-    r"^\$(?P<name>\w+): (?P<kind>\w+(\|\w+)*) = (?P<default>\S+)(?:\s+\((?P<help>.*)\))?$"
+    r"^\$(?P<name>\w+): (?P<kind>\w+(\|\w+)*) = (?P<default>\S+)(?:\s+\(.*\))?$"
 )
 _EXAMPLE = "Example: "
 _KINDS: dict[str, type[Value]] = {"int": int, "float": float, "str": str, "bool": bool}
@@ -22,15 +22,11 @@ _KINDS: dict[str, type[Value]] = {"int": int, "float": float, "str": str, "bool"
 
 @dataclass(frozen=True)
 class Parameter:
-    """One `$name` of a saved query, declared in its header as `-- $name: kind = default (help)`.
-
-    Its kind is int, float, str or bool, or one of several words: `won|lost|both`.
-    """
+    """One `$name` of a saved query, from its header: `-- $name: kind = default (help)`."""
 
     name: str
     kind: str
     default: Value
-    help: str
 
     def read(self, text: Value) -> Value:
         """Returns `text` as a value of this parameter's kind; ValueError if it is none."""
@@ -57,10 +53,7 @@ class Query:
     sql: str
 
     def bind(self, arguments: Mapping[str, Value]) -> dict[str, Value]:
-        """Returns each parameter's value: the argument if given, else the default.
-
-        ValueError if an argument is unknown or does not read as its parameter's kind.
-        """
+        """Returns each parameter's value; ValueError if one is unknown or of another kind."""
         known = {parameter.name: parameter for parameter in self.parameters}
         for name in (name for name in arguments if name not in known):
             usage = ", ".join(f"{p.name}={p.default}" for p in self.parameters) or "none"
@@ -102,7 +95,7 @@ def load_check(path: Path) -> Query:
         elif (match := _HEADER_PARAMETER.match(text)) is None:
             raise ValueError(f"{path}: {line!r} does not read as `-- $name: kind = default (help)`")
         else:
-            said = Parameter(match["name"], match["kind"], match["default"], match["help"] or "")
+            said = Parameter(match["name"], match["kind"], match["default"])
             parameters.append(replace(said, default=said.read(said.default)))
     said_of_it = " ".join(description)
     return Query(path.stem, path.parent.name, said_of_it, example, tuple(parameters), sql)

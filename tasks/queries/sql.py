@@ -1,16 +1,15 @@
 """Asks a run's files questions in SQL: saved queries, ad-hoc SELECTs and data checks.
 
 For a user's SELECT pyarrow reads the files, and DuckDB may open none: no SELECT can then read or
-write anything else (DuckDB 2 lets a CTE hold a COPY). The saved questions are our own: for them
-DuckDB opens the parquet files itself, those and no others, which is faster if most of the text need
-not be read (benchmarks/sql.py).
+write anything else (DuckDB 2 lets a CTE hold a COPY). For the saved questions, which are our own,
+DuckDB opens those files itself: faster, if most of the text need not be read (benchmarks/sql.py).
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import duckdb
 import polars as pl
 import pyarrow as pa
+from duckdb import DuckDBPyConnection
 
 from rl_core import schema
 from rl_core.system.words import did_you_mean, in_one_line
@@ -42,10 +42,10 @@ _RECORDS = {
 """Small tables of text files: the view that needs one, and what reads it."""
 _FILES: Mapping[str, tuple[str, str, pa.Schema]] = {
     "rollout_rows": ("rollouts", "rollouts/step*.parquet", schema.ROLLOUTS),
-    "evaluation_rows": ("all_evaluations", "eval/*.parquet", schema.EVALUATION),
-    "other_evaluation_rows": ("all_evaluations", "eval/*/*.parquet", schema.EVALUATION),
-    "held_out_rows": ("held_out", "held_out/*.parquet", schema.EVALUATION),
-    "rescore_rows": ("rescores", "rescored/*.parquet", schema.RESCORES),
+    "evaluation_rows": ("all_evaluations", "eval/[!.]*.parquet", schema.EVALUATION),
+    "other_evaluation_rows": ("all_evaluations", "eval/*/[!.]*.parquet", schema.EVALUATION),
+    "held_out_rows": ("held_out", "held_out/[!.]*.parquet", schema.EVALUATION),
+    "rescore_rows": ("rescores", "rescored/[!.]*.parquet", schema.RESCORES),
 }
 """Rows of many files: the view that needs them, where they lie in a run's folder, their columns."""
 _VALUES: Mapping[str, tuple[str, str]] = {
@@ -65,8 +65,7 @@ def ask(
 ) -> pl.DataFrame:
     """Returns the answer of a saved query, of one run (an id, or `latest`) or of all."""
     query = load_query(name)
-    parameters = query.bind(arguments or {})
-    return _answer(query.sql, parameters, root=root, run=run, is_ours=True)
+    return _answer(query.sql, query.bind(arguments or {}), root=root, run=run, is_ours=True)
 
 
 def values_there(
@@ -88,15 +87,10 @@ def values_there(
 
 
 def run_query(
-    sql: str,
-    parameters: Mapping[str, Value] | None = None,
-    *,
-    root: Path,
-    run: str | None = None,
+    sql: str, parameters: Mapping[str, Value] | None = None, *, root: Path, run: str | None = None
 ) -> pl.DataFrame:
-    """Returns the rows of one read-only SELECT over the views of `sql/views`.
+    """Returns the rows of one read-only SELECT over the views of `sql/views`; runs may be writing.
 
-    WITH, FROM, VALUES, DESCRIBE and SUMMARIZE count as such. Runs may be writing meanwhile.
     ValueError, in one or two lines, if it is not one SELECT or DuckDB refuses it.
     """
     return _answer(sql, parameters or {}, root=root, run=run, is_ours=False)
@@ -114,14 +108,18 @@ def _answer(
     of = {view: runs if view in needed else [] for view in VIEWS}
     with run_files.reading_rollouts(of["rollouts"]) as rollouts:
         files = {
-            name: run_files.parquet_files(of[view], pattern)
+            name: [file for run in of[view] for file in sorted(run.glob(pattern))]
             for name, (view, pattern, _) in _FILES.items()
         } | {"rollout_rows": rollouts}
         own = {name: (found, _FILES[name][2]) for name, found in files.items() if found and is_ours}
         others = (name for name in files if name not in own)
         tables = {name: _dataset(files[name], _FILES[name][2]) for name in others}
-        with connect(tables | _records(root, of), own) as connection:
-            _create_views(connection, needed if is_ours else VIEWS)
+        tables |= {name: read(of[view]) for name, (view, read) in _RECORDS.items()}
+        tables["dataset_records"] = run_files.dataset_records(root)
+        with connect(tables, own) as connection:
+            for view in VIEWS:
+                if view in needed or not is_ours:
+                    connection.execute(f"create view {view} as {_select_of(view)}")
             return _select(connection, sql, parameters, VIEWS)
 
 
@@ -132,26 +130,14 @@ def _named_views(sql: str) -> set[str]:
     return set(VIEWS) if words & by_text else words & set(VIEWS)
 
 
-def _records(root: Path, of: Mapping[str, Sequence[Path]]) -> dict[str, pa.Table]:
-    """Returns the small tables of each view's runs, and what the data sets' footers say."""
-    records = {name: read(of[view]) for name, (view, read) in _RECORDS.items()}
-    return records | {"dataset_records": run_files.dataset_records(root)}
-
-
 def _select_of(view: str) -> str:
     return (SQL_FOLDER / "views" / f"{view}.sql").read_text(encoding="utf-8")
-
-
-def _create_views(connection: duckdb.DuckDBPyConnection, needed: Collection[str]) -> None:
-    for view in VIEWS:
-        if view in needed:
-            connection.execute(f"create view {view} as {_select_of(view)}")
 
 
 class CheckSession:
     """Tables in memory that any number of data checks look at, through one connection."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def __init__(self, connection: DuckDBPyConnection) -> None:
         self._connection = connection
         self._tables: list[str] = []
 
@@ -161,13 +147,9 @@ class CheckSession:
         self._tables.append(name)
 
     def unite(self, name: str, tables: Sequence[str]) -> None:
-        """Lets the checks read the rows of several tables of the same columns as one.
-
-        It also has `split`, the table of a row, and `index`, the one of its `extra_info`.
-        """
-        rows = " union all ".join(
-            f"select '{table}' as split, extra_info.index, * from {table}" for table in tables
-        )
+        """Lets the checks read several tables as one, with a row's table (`split`) and `index`."""
+        select = "select '{0}' as split, extra_info.index, * from {0}"
+        rows = " union all ".join(map(select.format, tables))
         self._connection.execute(f"create view {name} as {rows}")
         self._tables.append(name)
 
@@ -202,11 +184,8 @@ def _dataset(files: Sequence[Path], columns: pa.Schema) -> pa.Table | pads.Datas
 def connect(
     tables: Mapping[str, pa.Table | pads.Dataset],
     files: Mapping[str, tuple[Sequence[Path], pa.Schema]] | None = None,
-) -> Iterator[duckdb.DuckDBPyConnection]:
-    """An in-memory DuckDB that sees `tables` and nothing else: no extensions, no files but `files`.
-
-    `files`: parquet files and their columns, by the name of the table that they make up.
-    """
+) -> Iterator[DuckDBPyConnection]:
+    """An in-memory DuckDB that sees `tables`, and parquet `files` as such; nothing else."""
     # Its name cannot be foreseen, and only we can read it.
     spill = tempfile.TemporaryDirectory(prefix="countdown-train-sql-", ignore_cleanup_errors=True)
     config: dict[str, str | bool | int] = {
@@ -233,7 +212,7 @@ def connect(
 
 
 def _register_files(
-    connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[Path], columns: pa.Schema
+    connection: DuckDBPyConnection, name: str, files: Sequence[Path], columns: pa.Schema
 ) -> None:
     source = f"read_parquet({_paths(files)}, union_by_name = true)"
     try:
@@ -247,9 +226,7 @@ def _register_files(
         raise ValueError(f"not a readable parquet file ({_message(error)})") from error
 
 
-def _register(
-    connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table | pads.Dataset
-) -> None:
+def _register(connection: DuckDBPyConnection, name: str, table: pa.Table | pads.Dataset) -> None:
     """Lets a connection read one more table; ValueError if DuckDB lacks the type of a column."""
     try:
         connection.register(name, table)
@@ -267,10 +244,7 @@ def _message(error: duckdb.Error) -> str:
 
 
 def _select(
-    connection: duckdb.DuckDBPyConnection,
-    sql: str,
-    parameters: Mapping[str, Value],
-    tables: Sequence[str],
+    connection: DuckDBPyConnection, sql: str, parameters: Mapping[str, Value], tables: Sequence[str]
 ) -> pl.DataFrame:
     """Returns the rows of one SELECT, else ValueError; `tables`: all there are, for messages."""
     if _NOT_TEXT.search(sql):

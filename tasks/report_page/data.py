@@ -1,8 +1,9 @@
 """Gathers what a report or a comparison shows, from runs' folders: records and saved queries."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,14 @@ class ReportData:
     record: RunRecord
     rows: dict[str, list[Row]]  # rows of saved queries, see `_rows`
     settings: str  # config.yaml, as it lies
-    seconds: float | None
-    """Wall time of the stages done; before the end of training, up to its last logged step."""
+    seconds: float | None  # of the stages done; in training, up to its last logged step
     price: str | None
     steps: str | None  # what a step takes, beside what was planned
     left: str | None  # time and price of the steps that are left, while it trains
+    # Greedy test accuracy of base and trained model: of the evaluation, else of the first and last
+    # test. Never one of each: the tests of training ask fewer problems.
     before: float | None
-    """Greedy test accuracy of the base model: of the evaluation, else of the first test."""
     after: float | None
-    """The same of the trained model: of the evaluation, else of the last test. Never one of each:
-    the tests of training ask fewer problems."""
     # Of the evaluation, None before it:
     num_problems: int | None
     base: Row | None
@@ -62,15 +61,13 @@ class ReportData:
     timeline: pl.DataFrame  # step, metric and value of times, memory and disk
     majority: dict[str, Row]  # rows of `majority_vote` by model
     best_checkpoint: Row | None
-    best_elsewhere: str | None
-    """Which step the numbers of the trained model are of, and why, if `best` is another."""
+    best_elsewhere: str | None  # which step is shown and why, if `best` is another
     num_tested: int  # problems that a test of training asks; 0 if no answers were kept
     faults: list[Fault]
     warnings: list[LoggedWarning]
     best: list[Sample]
     worst: list[Sample]
-    samples: list[Sample]
-    """One of each verdict, from the end of training, as are `best` and `worst`."""
+    samples: list[Sample]  # one of each verdict, from the end of training, as are these
     phases: list[Row]
     disk: dict[str, int]
 
@@ -78,10 +75,7 @@ class ReportData:
 def gather(run: RunFolder) -> ReportData:
     """Returns what there is to report of a run, finished or not; ValueError if there is none."""
     record = run.read()
-
-    def ask(query: str, **arguments: Value) -> pl.DataFrame:
-        return sql.ask(query, arguments, root=run.root, run=run.run_id)
-
+    ask = partial(_ask, run)
     curve = ask("learning_curve")
     last_step = int(curve["step"].max() or 0)  # type: ignore[arg-type]  # an int column, or empty
     steps_per_row = max(1, -(-last_step // _MOST_POINTS))
@@ -105,7 +99,7 @@ def gather(run: RunFolder) -> ReportData:
     rest = sum(sizes.values()) - sum(shown.values())
     return ReportData(
         record=record,
-        rows=_rows(run, record, ask, models={"base", newest}, from_step=from_step, last=last_step),
+        rows=_rows(run, models={"base", newest}, from_step=from_step, last=last_step),
         settings=settings.read_text(encoding="utf-8") if settings.exists() else "",
         seconds=seconds,
         price=None if seconds is None else run.price_of(seconds),
@@ -135,16 +129,15 @@ def gather(run: RunFolder) -> ReportData:
     )
 
 
+def _ask(run: RunFolder, query: str, **arguments: Value) -> pl.DataFrame:
+    return sql.ask(query, arguments, root=run.root, run=run.run_id)
+
+
 def _rows(
-    run: RunFolder,
-    record: RunRecord,
-    ask: Callable[..., pl.DataFrame],
-    *,
-    models: set[str | None],
-    from_step: int,
-    last: int,
+    run: RunFolder, *, models: set[str | None], from_step: int, last: int
 ) -> dict[str, list[Row]]:
     """Returns tables that the page shows as they are; one that would say nothing has no rows."""
+    ask = partial(_ask, run)
 
     def of_models(query: str, *, at_least: int = 1) -> list[Row]:
         rows = [row for row in ask(query).to_dicts() if row["model"] in models]
@@ -153,7 +146,7 @@ def _rows(
     steps_per_row = max(1, -(-last // _SEARCH_ROWS))
     solutions = of_models("accuracy_by_num_solutions")
     is_known = any(row["solutions"] != "unknown" for row in solutions)  # in GSM8K it is not
-    sft, data = run.path / CURVE_NAME, Path(record.data or "-").name
+    sft, data = run.path / CURVE_NAME, Path(run.read().data or "-").name
     return {
         "kept_evaluations": ask("kept_evaluations").to_dicts(),
         "sft": list(map(json.loads, sft.read_text().splitlines())) if sft.exists() else [],
@@ -199,18 +192,11 @@ def _last(rows: list[Row]) -> Row | None:
     return rows[-1] if rows else None
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Rows of saved questions about the chosen runs."""
+def compare_runs(root: Path, names: Sequence[str]) -> dict[str, pl.DataFrame]:
+    """Returns tables by title: of runs, of settings, of two models that answered the same problems.
 
-    overview: pl.DataFrame  # one row per run, the best first: `compare_runs`
-    settings: pl.DataFrame
-    """One row per setting that differs, one column per run: null if it has no such setting."""
-    paired: pl.DataFrame  # one row per two models that answered the same problems: `compare_models`
-
-
-def compare_runs(root: Path, names: Sequence[str]) -> Comparison:
-    """Compares runs, named by their ids or `latest`; ValueError if fewer than two are there."""
+    The runs are named by their ids or `latest`; ValueError if fewer than two are there.
+    """
     runs = list({path.name: None for name in names for path in run_files.find_runs(root, name)})
     if len(runs) < 2:
         raise ValueError("compare takes two or more runs: countdown-train compare RUN RUN")
@@ -221,8 +207,8 @@ def compare_runs(root: Path, names: Sequence[str]) -> Comparison:
         values = settings.setdefault(row["key"], {"key": row["key"], **dict.fromkeys(runs)})
         values |= dict.fromkeys(row["run_ids"].split(", "), row["value"])
     columns = dict.fromkeys(["key", *runs], pl.String)
-    return Comparison(
-        overview=sql.ask("compare_runs", root=root).filter(chosen),
-        settings=pl.DataFrame(list(settings.values()), columns),
-        paired=models.filter(chosen & pl.col("other_run_id").is_in(runs)),
-    )
+    return {
+        "what they reached": sql.ask("compare_runs", root=root).filter(chosen),
+        "settings that differ": pl.DataFrame(list(settings.values()), columns),
+        "who won the same problems": models.filter(chosen & pl.col("other_run_id").is_in(runs)),
+    }

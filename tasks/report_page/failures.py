@@ -113,11 +113,10 @@ def is_of_a_program(text: str) -> bool:
 
 
 def find_failure(text: str) -> Failure | None:
-    """Returns what ended a program, as the end of its log or a traceback tells it, if it does.
+    """Returns what ended a program, as its log tells it after the last step, if it does.
 
-    A run that went on after an error has logged more steps, so only lines after the last step
-    count. Of several known causes it is the first: what follows are its consequences. Without one
-    it is the last line that names an error.
+    It is the first known cause: what follows are its consequences. Else the last line with an
+    error.
     """
     lines = [PREFIX.sub("", line) for line in COLOURS.sub("", text).splitlines()]
     steps = [i for i, line in enumerate(lines) if re.match(r"\s*step:\d+ - ", line)]

@@ -15,15 +15,7 @@ from rl_core.evaluation.rows import PAGE
 from rl_core.system.atomic import is_disk_full, write_text_atomically
 from rl_core.system.words import disk_size, exact_duration, markdown_table
 from rl_core.types import Problem
-from tasks.prefect_ui.chart import (
-    COLOURS,
-    PALETTE,
-    Point,
-    Series,
-    draw,
-    stacked,
-    thinned,
-)
+from tasks.prefect_ui.chart import COLOURS, PALETTE, Point, Series, draw, stacked, thinned
 from tasks.report_page.data import ReportData
 from tasks.report_page.samples import ON_PAGE, Row, choose_answers
 
@@ -113,7 +105,6 @@ def _setting(value: object) -> str:
 def charts(data: ReportData) -> dict[str, str]:
     """Returns the charts there is something to draw for: title to chart."""
     curve, rows = data.curve, data.rows
-    solutions, operands = rows["by_num_solutions"], rows["by_num_operands"]
     sft = [
         Series("learned", "train", _of_rows(rows["sft"], "loss")),
         Series("held out", "test", _of_rows(rows["sft"], "held_out_loss"), "dots"),
@@ -122,18 +113,17 @@ def charts(data: ReportData) -> dict[str, str]:
         Series("train, sampled", "train", _points(curve, "accuracy")),
         Series("test, greedy", "test", _points(curve, "test_accuracy"), "dots"),
     ]
+    solutions, numbers = "solutions that a problem has", "numbers that a problem has"
+    by_solutions = _before_and_after(rows["by_num_solutions"], "solutions", solutions)
+    by_count = _before_and_after(rows["by_num_operands"], "num_operands", numbers)
     by_task = _before_and_after(rows["by_data_source"], "data_source", "task that a problem is of")
     return _drawn(
         {
             "Accuracy": draw(accuracy, "share solved"),
             "What became of the responses": _verdicts(data.verdicts),
             **{title: _line(curve, name, label) for title, name, label in _CURVES},
-            "Accuracy by number of solutions": _before_and_after(
-                solutions, "solutions", "solutions that a problem has"
-            ),
-            "Accuracy by count of numbers": _before_and_after(
-                operands, "num_operands", "numbers that a problem has"
-            ),
+            "Accuracy by number of solutions": by_solutions,
+            "Accuracy by count of numbers": by_count,
             "Accuracy by task": by_task,
             "pass@k": _pass_at_k(rows["pass_at_k"]),
             "Loss of fine-tuning (SFT), before training": draw(sft, "nats per token"),
@@ -239,8 +229,7 @@ def _pass_at_k(rows: Sequence[Row]) -> str | None:
         points = [(log2(row["k"]), row["pass_at_k"]) for row in own]
         band = [(row["low"], row["high"]) for row in own]
         series.append(Series(label, colour, points, "dots", band=band))
-    ticks = {log2(k): str(k) for k in ks}
-    return draw(series, "pass@k", x_label="k samples", x_ticks=ticks)
+    return draw(series, "pass@k", x_label="k samples", x_ticks={log2(k): str(k) for k in ks})
 
 
 def _of_rows(rows: list[Row], field: str) -> list[Point]:

@@ -21,16 +21,14 @@ from tasks.queries import sql
 
 Row = dict[str, Any]
 
-_LONGEST_SAMPLE = 4_000
-"""Characters of a sample's response that are shown, before and after its answer."""
+_LONGEST_SAMPLE = 4_000  # characters of a response, before and after its answer
 _LONGEST_TRUTH = 80
-_EXTREMES = 2  # best samples, and as many of the worst
 _EXTREMES_QUERY = """
 select step, prompt_index, verdict, score, answer, response, prompt, truth, advantage_mean
 from rollouts
 where step >= $from_step
 order by {order}, hash(step, group_id, sample_index)
-limit $limit
+limit 2
 """
 _BEST = "score desc, advantage_mean desc nulls last"
 _WORST = "score asc, advantage_mean asc nulls last"
@@ -50,8 +48,7 @@ class Sample:
     step: int
     verdict: str
     score: float
-    problem: str
-    """Short: `19, 11, 9 -> 39`, or the question and its truth; empty if its row has no truth."""
+    problem: str  # `19, 11, 9 -> 39`, or question and truth; empty without a truth
     prompt: str
     before: str
     answer: str
@@ -72,8 +69,7 @@ def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
     rows: list[Row] = []
     for verdict in counts["verdict"]:
         asked = {"verdict": verdict, "from_step": from_step, "limit": 1}
-        found = sql.ask("samples_of_a_verdict", asked, root=run.root, run=run.run_id)
-        rows += found.to_dicts()
+        rows += sql.ask("samples_of_a_verdict", asked, root=run.root, run=run.run_id).to_dicts()
     return list(map(as_sample, rows))
 
 
@@ -81,12 +77,8 @@ def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], lis
     """Returns the rollouts of the highest and of the lowest score; of equals, by advantage."""
 
     def asked(order: str) -> list[Sample]:
-        rows = sql.run_query(
-            _EXTREMES_QUERY.format(order=order),
-            {"from_step": from_step, "limit": _EXTREMES},
-            root=run.root,
-            run=run.run_id,
-        )
+        query = _EXTREMES_QUERY.format(order=order)
+        rows = sql.run_query(query, {"from_step": from_step}, root=run.root, run=run.run_id)
         return [as_sample(row) for row in rows.to_dicts()]
 
     best, worst = asked(_BEST), asked(_WORST)
@@ -123,8 +115,7 @@ def as_sample(row: Row) -> Sample:
 def cut_around_answer(response: str, answer: str | None) -> tuple[str, str, str]:
     """Returns what comes before the scored answer, the answer, and what comes after it.
 
-    The answer stands in the last answer tag, else where its text occurs last; without one, all is
-    `before`. Of a long response only the part around the answer is returned.
+    The answer stands in the last answer tag, else where its text occurs last; else all is `before`.
     """
     closing = response.rfind("</answer>")
     opening = response.rfind("<answer>", 0, max(closing, 0))
@@ -134,11 +125,8 @@ def cut_around_answer(response: str, answer: str | None) -> tuple[str, str, str]
         start, end = opening + len("<answer>"), closing
     elif answer and found >= 0:
         start, end = found, found + len(answer)
-    return (
-        response[max(0, start - _LONGEST_SAMPLE) : start],
-        response[start:end],
-        response[end : end + _LONGEST_SAMPLE],
-    )
+    before = response[max(0, start - _LONGEST_SAMPLE) : start]
+    return before, response[start:end], response[end : end + _LONGEST_SAMPLE]
 
 
 def from_the_end(verdicts: pl.DataFrame) -> int:
@@ -156,8 +144,7 @@ class Answers:
     evaluation: str
     summary: EvaluationSummary
     verdicts: Mapping[str, int]  # the most frequent first
-    cells: tuple[tuple[int, str], ...]
-    """Problem and verdict of each problem; of very many the first."""
+    cells: tuple[tuple[int, str], ...]  # problem and verdict of each, of very many the first
     right: tuple[Sample, ...]
     wrong: tuple[Sample, ...]  # one of each verdict in turn
 
@@ -207,9 +194,8 @@ def as_table(answers: Answers) -> list[dict[str, str]]:
 
 def show_answers(several: Sequence[Answers], pages: Sequence[Path]) -> None:
     """Shows some answers of each model in the Prefect UI."""
-    create_markdown_artifact(
-        as_markdown(several, pages), key="answers", description="Some right and wrong answers."
-    )
+    said = "Some right and wrong answers."
+    create_markdown_artifact(as_markdown(several, pages), key="answers", description=said)
 
 
 def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:

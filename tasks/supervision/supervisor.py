@@ -48,25 +48,17 @@ def call_supervised(
 ) -> _Result | None:
     """Returns `function(reporter, **arguments)`, called in a child process; None if it was stopped.
 
-    SIGINT and SIGTERM are handed to the child, which saves and ends; then they are raised here as
-    they would have been. However this function ends, no process that the child started outlives it.
-    If this process dies, the child leaves by itself.
+    SIGINT and SIGTERM are handed to the child, which saves and ends within `grace_s`; then they are
+    raised here as they would have been. However this function ends, no process that the child
+    started outlives it. If this process dies, the child leaves by itself.
 
-    WorkerDied if the child was killed, Stalled if nothing moved for `stall_s`, else the error that
-    `function` raised.
+    What the child prints is in `<name>.log` of `log_folder`, beside the files of its workers, whose
+    warnings and errors `logger` gets. `on_step` is called with what it sends by `Reporter.step`. Of
+    credentials it gets what `joins_ray` and `logs_to_wandb` need, and for a reward function
+    `lends`.
 
-    Args:
-        function: one of a module of ours; its first argument is the child's `Reporter`.
-        arguments: the others, which can be pickled.
-        name: what the child is called; what it prints is in `<name>.log`.
-        log_folder: where that lies, and the files of the workers that it starts.
-        stall_s: seconds without any progress after which it is ended.
-        logger: gets the workers' warnings and errors.
-        grace_s: how long after SIGTERM the child works on.
-        on_step: called with what the child sends by `Reporter.step`.
-        joins_ray: it gets the token of a Ray that is not its own.
-        lends: variables that it gets besides, for a reward function.
-        logs_to_wandb: it gets wandb's key, for the process that uploads.
+    WorkerDied if the child was killed, Stalled if nothing moved for `stall_s` seconds, else the
+    error that `function` raised.
     """
     log_file = log_folder / f"{name}.log"
     log_folder.mkdir(exist_ok=True)
@@ -118,10 +110,7 @@ def call_supervised(
 def _messages(
     child: Child, stop: StopSignals, stall_s: float, group: str, logger: Log
 ) -> Iterator[dict[str, Any]]:
-    """Yields the child's messages until it ends, and hands it a stop that is asked for meanwhile.
-
-    Raises Stalled if they tell of no progress for `stall_s`.
-    """
+    """Yields the child's messages until it ends; hands it a stop that is asked for meanwhile."""
     told: signal.Signals | None = None
     phase, moved_at = "start", time.monotonic()
     while True:

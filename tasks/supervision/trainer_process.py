@@ -50,11 +50,5 @@ def tune_for_parent(
     from rl_core.sft.tune import tune_model
 
     reporter.progress("sft")
-    tune_model(
-        config,
-        model_path=model_path,
-        data=data,
-        folder=folder,
-        on_step=reporter.step,
-        logger=logging.getLogger(TRAINER_LOGGER),
-    )
+    files = {"model_path": model_path, "data": data, "folder": folder}
+    tune_model(config, **files, on_step=reporter.step, logger=logging.getLogger(TRAINER_LOGGER))

@@ -1,8 +1,7 @@
 """What learner and engines say, passed on to the logger of the process that started them.
 
-Each process writes all of its output to a file of its own, and there it stays. Passed on are the
-lines of loggers that people should see: warnings and errors, and everything from INFO up of our
-own. What libraries print beside them (banners, progress, Python's warnings) is noise.
+Each writes all of its output to a file of its own. Passed on are warnings and errors, and from INFO
+up what our own loggers say; what libraries print (banners, progress) is noise.
 """
 
 import contextvars
@@ -26,11 +25,8 @@ _LINE_CHARACTERS: Final = 500
 _REMEMBERED: Final = 1_000
 _NUMBERS: Final = re.compile(r"\d+(?:\.\d+)?")
 
-_LEVELS: Final = {
-    **{name: logging.getLevelName(name) for name in ("INFO", "WARNING", "ERROR", "CRITICAL")},
-    "FATAL": logging.CRITICAL,
-    **{"E": logging.ERROR, "F": logging.CRITICAL, "C": logging.CRITICAL},
-}
+_SHORT: Final = {"E": logging.ERROR, "F": logging.CRITICAL, "C": logging.CRITICAL}
+_LEVELS: Final = logging.getLevelNamesMapping() | _SHORT
 _OURS: Final = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (?P<level>INFO|WARNING|ERROR|CRITICAL) "
     r"(?:rl_core|tasks)[\w.]*: (?P<text>.*)"
@@ -99,8 +95,7 @@ class _Tail:
 def worker_logs(folder: Path, logger: Log) -> Iterator[None]:
     """Passes on what learner and engines say within the block, each thing once: `engine_0: text`.
 
-    A thread looks into their files in a run's `workers/` now and then: that costs the workers
-    nothing, and of a worker that writes without end only the last lines are read.
+    A thread looks into their files now and then: that costs the workers nothing.
     """
     tails = {path: _Tail(path, from_start=False) for path in _files(folder)}
     over = threading.Event()
@@ -108,8 +103,7 @@ def worker_logs(folder: Path, logger: Log) -> Iterator[None]:
     def look(*, at_end: bool) -> None:
         for path in _files(folder):
             with suppress(OSError):
-                tail = tails.setdefault(path, _Tail(path, from_start=True))
-                tail.look(logger, at_end=at_end)
+                tails.setdefault(path, _Tail(path, from_start=True)).look(logger, at_end=at_end)
 
     def watch() -> None:
         while not over.wait(_POLL_S):

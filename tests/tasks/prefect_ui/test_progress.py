@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from flows.cli.terminal import progress_on_stdout
-from rl_core.config.operations import BudgetConfig
+from flows.cli.terminal import LineHandler
 from rl_core.config.run import RunConfig
 from rl_core.resources.cost import Spread
-from rl_core.system.log_file import log_to_file
+from rl_core.system.log_file import listening, log_to_file
 from tasks.prefect_ui.progress import TrainingProgress, describe
 
 METRICS = {
@@ -22,9 +21,11 @@ METRICS = {
 }
 
 
-def quiet(price_per_hour: float | None = None, **more: Any) -> TrainingProgress:
-    budget = BudgetConfig(price_per_hour=price_per_hour, currency="$")
-    return TrainingProgress(logging.getLogger("progress"), on_console=False, budget=budget, **more)
+def quiet(price: float | None = None, resources: Any = None, **more: Any) -> TrainingProgress:
+    budget = {"price_per_hour": price, "currency": "$"}
+    settings = {"budget": budget, "trainer": {"logger": []}, "resources": resources or {}}
+    config = RunConfig.model_validate(settings)
+    return TrainingProgress(logging.getLogger("progress"), config, **more)
 
 
 def test_a_step_is_described_in_one_line():
@@ -34,7 +35,7 @@ def test_a_step_is_described_in_one_line():
 
 def test_the_ui_shows_tests_with_step_and_time_left_but_not_every_step(caplog):
     caplog.set_level(logging.INFO)
-    with quiet(price_per_hour=3600.0) as progress:
+    with quiet(price=3600.0) as progress:
         progress.on_step(0, 4, {"val/accuracy": 0.5})
         progress.on_step(1, 4, METRICS)
         progress.on_step(2, 4, METRICS | {"val/accuracy": 0.625})
@@ -49,7 +50,7 @@ def test_the_ui_shows_tests_with_step_and_time_left_but_not_every_step(caplog):
 def test_what_is_left_is_estimated_before_the_fifth_step_and_measured_from_then_on(caplog):
     caplog.set_level(logging.INFO)
     planned, earlier = Spread(5.0, 20.0, 100.0), [{"step": 1, "timing_s/step": 30.0}]
-    with quiet(price_per_hour=36.0, planned=planned, earlier=earlier) as progress:
+    with quiet(price=36.0, planned=planned, earlier=earlier) as progress:
         for step in range(2, 7):
             progress.on_step(step, 106, METRICS | {"val/accuracy": 0.5})
     left = [record.message.rpartition(" · ")[2] for record in caplog.records]
@@ -74,10 +75,9 @@ def test_a_diagnosis_is_said_once_while_training_and_knows_the_steps_before(capl
 def test_a_card_that_is_nearly_full_is_told_once_for_each_lever(caplog):
     caplog.set_level(logging.WARNING)
     card = {"learner_gpus": 0.5, "rollout_gpus": 0.5, "gpu_memory_gib": 24}
-    config = RunConfig.model_validate({"resources": card})
     roomy = {"memory/card_gib": 24.0, "memory/card_left_gib/update_actor": 1.3}
     tight = roomy | {"memory/card_left_gib/update_actor": 1.1}
-    with quiet(config=config) as progress:
+    with quiet(resources=card) as progress:
         for step in range(1, 6):
             progress.on_step(step, 40, METRICS | roomy)
         assert caplog.records == []
@@ -101,10 +101,12 @@ def test_without_console_the_terminal_shows_warnings_and_log_txt_has_the_steps(
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stderr", terminal)
     logger = logging.getLogger("tasks.prefect_ui.progress")
+    loggers = ["console"] if on_console else []
+    config = RunConfig.model_validate({"trainer": {"logger": loggers}})
     with (
         log_to_file(tmp_path / "log.txt"),
-        progress_on_stdout(links=False),
-        TrainingProgress(logger, on_console=on_console, budget=BudgetConfig()) as progress,
+        listening(LineHandler(links=False)),
+        TrainingProgress(logger, config) as progress,
     ):
         progress.on_step(1, 3, METRICS)
         progress.on_step(2, 3, METRICS)

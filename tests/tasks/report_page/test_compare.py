@@ -4,10 +4,10 @@ from tasks.report_page.data import compare_runs
 
 
 def test_two_runs_beside_one_another(shared_runs, cli):
-    comparison = compare_runs(shared_runs, ["beta", "alpha"])
-    assert comparison.overview["run_id"].to_list() == ["alpha", "beta"]  # the better one first
-    assert comparison.settings.rows() == [("seed", "1", "0")]
-    assert comparison.paired.is_empty()
+    reached, settings, paired = compare_runs(shared_runs, ["beta", "alpha"]).values()
+    assert reached["run_id"].to_list() == ["alpha", "beta"]  # the better one first
+    assert settings.rows() == [("seed", "1", "0")]
+    assert paired.is_empty()
     assert "seed  0      1" in cli("compare", "alpha", "latest", root=shared_runs).out
 
 
