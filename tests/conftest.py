@@ -1,7 +1,5 @@
 """Process environment of the test session, and a tiny model folder that any test may load."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

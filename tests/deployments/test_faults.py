@@ -3,8 +3,6 @@
 In the order of a bad night, on one server: what one test leaves running, the next finds.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

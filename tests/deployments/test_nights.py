@@ -1,7 +1,5 @@
 """The other flows under a real worker: a night fails and is told of, retried, killed, pruned."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

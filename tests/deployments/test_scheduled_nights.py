@@ -1,7 +1,5 @@
 """Nights that Prefect's own schedule starts, as the shipped preset and the night's file say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real server takes the commands of docs/operations.md, and nobody without the login."""
 
-from __future__ import annotations
-
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor

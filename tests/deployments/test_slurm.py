@@ -1,7 +1,5 @@
 """slurm.sh with real Rays on loopback; commands of our own stand for Slurm's and for the run."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Two workers on one pool, their server on PostgreSQL: each run is done by one of them, once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

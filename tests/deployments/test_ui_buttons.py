@@ -3,8 +3,6 @@
 In the order of a restless evening, at the end of which the server is killed.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a person sees of a deployment's run that ran out of memory: Prefect's pages, in Chromium."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any, get_args

@@ -4,8 +4,6 @@ What the preset is worth is measured, not tested: `countdown-train run preset=gs
 accuracies, and `benchmarks/README.md` keeps them.
 """
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

@@ -1,7 +1,5 @@
 """A whole run on machines that share a folder, two of which lose power, against one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

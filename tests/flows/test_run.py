@@ -3,8 +3,6 @@
 In a working folder full of traps, from a shell full of secrets.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A run on S3 through faults of the store, gone on with on another machine, as a calm one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A model whose tokenizer knows a token that it does not, as fine-tuning by hand may leave one."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

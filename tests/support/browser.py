@@ -1,7 +1,5 @@
 """A headless Chromium that opens pages of this machine, and remembers what they asked for."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Makes a checkpoint champion by the real door, with rows that say it is good."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rl_core.checkpoints.champion import Contender

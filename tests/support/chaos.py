@@ -1,7 +1,5 @@
 """The ledger of injected faults: what tests of survival report, printed as a table at the end."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Real disks that fill up and real processes that die, for the tests of what lands on disk."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A Prefect server of the test's own, its workers, and what runs under them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

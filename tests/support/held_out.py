@@ -1,7 +1,5 @@
 """A test split of tiny Countdown problems, and engines that answer it as they are told."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

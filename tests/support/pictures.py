@@ -3,8 +3,6 @@
 python -m tests.support.pictures      (five minutes on two cores)
 """
 
-from __future__ import annotations
-
 import tempfile
 from io import BytesIO
 from pathlib import Path

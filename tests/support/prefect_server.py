@@ -1,7 +1,5 @@
 """A temporary Prefect server that flows of this process talk to, also beside another one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

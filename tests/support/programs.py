@@ -1,7 +1,5 @@
 """Programs that run to their end, what they wrote, and what lives of them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

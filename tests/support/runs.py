@@ -1,7 +1,5 @@
 """A run's folder with the record and the settings of one that has begun."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

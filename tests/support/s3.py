@@ -1,7 +1,5 @@
 """A real S3 server of a test's own, on loopback, and a proxy before it that can be at fault."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

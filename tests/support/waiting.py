@@ -1,7 +1,5 @@
 """Waits for what other processes and threads do."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable

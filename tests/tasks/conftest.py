@@ -1,7 +1,5 @@
 """Two small runs, to work out by hand: `alpha` finished, `beta` is being written."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 from datetime import UTC, datetime

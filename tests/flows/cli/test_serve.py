@@ -3,8 +3,6 @@
 And `notify test`, which sends what a night would.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """States that the server has of a running flow run, and what that run makes of them and logs."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

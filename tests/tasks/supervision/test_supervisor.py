@@ -1,7 +1,5 @@
 """Training that is killed and stalled in every part, and the processes that must not outlive it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import random
