@@ -18,7 +18,6 @@ import pytest
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import alone_in
 from tests.rl_core.test_trainer import comparable
-from tests.support.chaos import Ledger
 from tests.support.harness import ROOT, WORKER, FlowRun, Prefect, edited, stop
 from tests.support.programs import cli, living
 from tests.support.runs import steps_below
@@ -151,7 +150,7 @@ def place(prefect: Prefect, undisturbed: Path, tiny_overrides: list[str]) -> Ite
 
 
 @pytest.mark.chaos
-def test_nobody_is_left_to_say_that_worker_and_flow_run_were_killed(place: Place) -> None:
+def test_nobody_is_left_to_say_that_worker_and_flow_run_were_killed(place):
     place.night = place.start(NIGHTLY, "night")
     wait_for(lambda: place.night.is_in("Running"))
     second = place.start(NIGHTLY, "night")
@@ -169,9 +168,7 @@ def test_nobody_is_left_to_say_that_worker_and_flow_run_were_killed(place: Place
 
 
 @pytest.mark.chaos
-def test_a_lost_night_is_crashed_and_retried_equals_an_undisturbed_one(
-    place: Place, survived: Ledger
-) -> None:
+def test_a_lost_night_is_crashed_and_retried_equals_an_undisturbed_one(place, survived):
     place.retry_the_crashed()
     alone = place.run("alone").read().flow_run_id
     wait_for(
@@ -190,7 +187,7 @@ def test_a_lost_night_is_crashed_and_retried_equals_an_undisturbed_one(
 
 
 @pytest.mark.chaos
-def test_a_run_outlives_its_worker(place: Place, survived: Ledger) -> None:
+def test_a_run_outlives_its_worker(place, survived):
     place.prefect.disable_automations()  # a server that hangs for a minute hears no heartbeat
     run = place.start(ON_DEMAND, "alone")
     place.wait_for_steps("alone", 3)

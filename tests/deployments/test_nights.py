@@ -16,7 +16,6 @@ import pytest
 from flows.runs.lookup import settings_of_run
 from rl_core.runs.run_folder import RunFolder
 from tests.support.champions import crown
-from tests.support.chaos import Ledger
 from tests.support.harness import WORKER, FlowRun, Prefect
 from tests.support.listeners import SECRET, Hook, hook
 from tests.support.runs import steps_below
@@ -96,7 +95,7 @@ def place(prefect: Prefect, tiny_overrides: list[str]) -> Iterator[Place]:
         del prefect.environment["NIGHT_HOOK"]
 
 
-def test_retrying_a_failed_night_does_only_what_failed(place: Place) -> None:
+def test_retrying_a_failed_night_does_only_what_failed(place):
     in_the_way = place.root / "evaluations"
     in_the_way.touch()
     night = place.night("trainer.total_steps=3")
@@ -134,7 +133,7 @@ def test_retrying_a_failed_night_does_only_what_failed(place: Place) -> None:
     assert [told["event"] for told in place.hook.told] == ["failed", "finished"]
 
 
-def test_any_checkpoint_is_evaluated_from_a_form(place: Place) -> None:
+def test_any_checkpoint_is_evaluated_from_a_form(place):
     name = place.first.run_id
     evaluation = FlowRun(
         place.prefect,
@@ -151,7 +150,7 @@ def test_any_checkpoint_is_evaluated_from_a_form(place: Place) -> None:
     assert f"{name}/step_000003 against {name}/base: cannot tell" in table["description"]
 
 
-def test_pruning_leaves_what_must_stay_and_says_why(place: Place) -> None:
+def test_pruning_leaves_what_must_stay_and_says_why(place):
     overrides = [f"storage.root={place.root}", "checkpoints.keep_last=0"]
     pruning = FlowRun(place.prefect, "countdown-train-prune", overrides)
     wait_for(lambda: pruning.is_in(*_DONE))
@@ -166,8 +165,8 @@ def test_pruning_leaves_what_must_stay_and_says_why(place: Place) -> None:
 
 @pytest.mark.chaos
 def test_a_killed_night_is_told_of_by_the_worker_and_goes_on_from_the_same_champion(
-    place: Place, survived: Ledger
-) -> None:
+    place, survived
+):
     config = settings_of_run(place.first)
     champion = crown(config, place.first, Path(str(place.first.read().data)))
     place.hook.told.clear()
@@ -204,7 +203,7 @@ def test_a_killed_night_is_told_of_by_the_worker_and_goes_on_from_the_same_champ
     survived("SIGKILL", "flow run of a night", steps_lost=max(killed_at - resumed_at, 0))
 
 
-def test_the_webhooks_url_is_nowhere(place: Place) -> None:
+def test_the_webhooks_url_is_nowhere(place):
     assert all(path.endswith(SECRET) for path in place.hook.paths)
     parts = SECRET.split("/")
     logs = place.prefect.post("/logs/filter", {"limit": 200})

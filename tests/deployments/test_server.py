@@ -30,7 +30,7 @@ def answer(prefect: Prefect, path: str, **request: Any) -> httpx.Response:
     return httpx.post(prefect.api + path, timeout=120, trust_env=False, **request)
 
 
-def test_nobody_makes_a_deployment_without_the_login(prefect: Prefect) -> None:
+def test_nobody_makes_a_deployment_without_the_login(prefect):
     deployment = prefect.deployment("countdown-train")
     body = {**DEPLOYMENT, "flow_id": deployment["flow_id"]}
     token = httpx.get(f"{prefect.api}/csrf-token", params={"client": "x"}, trust_env=False)
@@ -45,9 +45,7 @@ def test_nobody_makes_a_deployment_without_the_login(prefect: Prefect) -> None:
     assert len(prefect.post("/deployments/filter", {})) == 4
 
 
-def test_a_page_that_makes_the_browser_send_the_login_along_changes_nothing(
-    prefect: Prefect,
-) -> None:
+def test_a_page_that_makes_the_browser_send_the_login_along_changes_nothing(prefect):
     """A form and `fetch` without a content type are sent without asking the server first."""
     login = httpx.BasicAuth(*prefect.login.split(":", 1))
     evil = {"Origin": "http://evil.example"}
@@ -71,11 +69,11 @@ def test_a_page_that_makes_the_browser_send_the_login_along_changes_nothing(
         assert "access-control-allow-origin" not in said.headers  # no page may read it
 
 
-def test_a_probe_needs_no_login(prefect: Prefect) -> None:
+def test_a_probe_needs_no_login(prefect):
     assert httpx.get(f"{prefect.api}/health", trust_env=False).json() is True
 
 
-def test_the_page_asks_once(prefect: Prefect) -> None:
+def test_the_page_asks_once(prefect):
     with open_browser() as pages:
         page = pages.page
         page.goto(f"{prefect.url}/deployments")
@@ -94,7 +92,7 @@ def test_the_page_asks_once(prefect: Prefect) -> None:
         assert pages.elsewhere == []
 
 
-def test_many_polls_of_workers_never_find_the_database_locked(prefect: Prefect) -> None:
+def test_many_polls_of_workers_never_find_the_database_locked(prefect):
     def poll(_: int) -> None:
         prefect.post("/work_pools/countdown/get_scheduled_flow_runs", {})
 
@@ -104,7 +102,7 @@ def test_many_polls_of_workers_never_find_the_database_locked(prefect: Prefect) 
     assert "database is locked" not in log
 
 
-def test_the_nightly_schedule_makes_runs_within_a_minute(prefect: Prefect) -> None:
+def test_the_nightly_schedule_makes_runs_within_a_minute(prefect):
     """Prefect's scheduler fails silently with sqlalchemy 2.1: this notices."""
     wait_for(lambda: prefect.flow_runs("countdown-train-nightly") != [], limit_s=60)
     runs = prefect.flow_runs("countdown-train-nightly")
@@ -112,7 +110,7 @@ def test_the_nightly_schedule_makes_runs_within_a_minute(prefect: Prefect) -> No
     assert all(run["auto_scheduled"] for run in runs)
 
 
-def test_the_bare_name_makes_a_run_of_the_default_preset(prefect: Prefect) -> None:
+def test_the_bare_name_makes_a_run_of_the_default_preset(prefect):
     said = prefect.command("deployment", "run", "countdown-train")
     assert "for deployment 'countdown-train/countdown-train'" in said
     (run,) = prefect.flow_runs("countdown-train")
@@ -121,9 +119,7 @@ def test_the_bare_name_makes_a_run_of_the_default_preset(prefect: Prefect) -> No
     prefect.delete(run)
 
 
-def test_outside_of_the_repository_the_profile_teaches_bare_names(
-    prefect: Prefect, tmp_path: Path
-) -> None:
+def test_outside_of_the_repository_the_profile_teaches_bare_names(prefect, tmp_path):
     prefect.command("config", "set", "PREFECT_PLUGINS_ENABLED=true", cwd=tmp_path)
     said = prefect.command("deployment", "run", "countdown-train", cwd=tmp_path)
     assert "for deployment 'countdown-train/countdown-train'" in said
@@ -136,7 +132,7 @@ def test_outside_of_the_repository_the_profile_teaches_bare_names(
     assert "Traceback" not in str(unknown.value)
 
 
-def test_the_full_name_takes_overrides(prefect: Prefect) -> None:
+def test_the_full_name_takes_overrides(prefect):
     overrides = ["seed=1", "actor.lr=1e-4"]
     name = "countdown-train/countdown-train"
     prefect.command("deployment", "run", name, "--param", f"overrides={json.dumps(overrides)}")

@@ -79,8 +79,8 @@ def allocation(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def test_all_nodes_join_with_a_token_the_run_is_told_of_the_end_and_nothing_stays(
-    allocation: dict[str, str], tmp_path: Path
-) -> None:
+    allocation, tmp_path
+):
     with subprocess.Popen(
         [SCRIPT, "preset=quickstart", "wait=true"],
         env=allocation,

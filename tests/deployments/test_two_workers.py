@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -62,8 +61,8 @@ def _worker_of(run: FlowRun, workers: Workers) -> str:
 
 
 def test_two_runs_go_to_one_worker_each_and_the_next_to_the_one_that_lives(
-    prefect: Prefect, workers: Workers, tmp_path: Path, tiny_overrides: list[str]
-) -> None:
+    prefect, workers, tmp_path, tiny_overrides
+):
     overrides = [
         *(text for text in short_run(tiny_overrides) if "total_steps" not in text),
         f"trainer.total_steps={NUM_STEPS}",

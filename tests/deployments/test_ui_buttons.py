@@ -11,7 +11,6 @@ import pytest
 
 from rl_core.checkpoints.store import latest
 from tests.deployments.test_faults import NUM_STEPS, ON_DEMAND, Place, short_run
-from tests.support.chaos import Ledger
 from tests.support.harness import FlowRun, Prefect, stop
 from tests.support.waiting import wait_for
 
@@ -58,7 +57,7 @@ def evening(prefect: Prefect, undisturbed: Path, tiny_overrides: list[str]) -> I
             process.kill()
 
 
-def test_a_run_that_the_server_takes_for_lost_is_running_again(evening: Evening) -> None:
+def test_a_run_that_the_server_takes_for_lost_is_running_again(evening):
     """As its automation does after a restart, before any heartbeat can have come."""
     evening.wait_for_steps(ROOT, 2)
     state = {"name": "Crashed", "message": "No heartbeat for 90 s."}
@@ -67,7 +66,7 @@ def test_a_run_that_the_server_takes_for_lost_is_running_again(evening: Evening)
     evening.says("but it runs")
 
 
-def test_suspend_saves_the_step_and_leaves(evening: Evening) -> None:
+def test_suspend_saves_the_step_and_leaves(evening):
     assert evening.flow_run.suspend() == "ACCEPT"
     evening.is_left("Suspended")
     reason = evening.run(ROOT).read().reason
@@ -76,14 +75,14 @@ def test_suspend_saves_the_step_and_leaves(evening: Evening) -> None:
     evening.says("Resume in the UI")
 
 
-def test_resume_goes_on_where_it_was_left(evening: Evening) -> None:
+def test_resume_goes_on_where_it_was_left(evening):
     assert evening.flow_run.resume() == "ACCEPT"
     evening.wait_for_steps(ROOT, 2)
     assert evening.flow_run.is_in("Running")
     assert evening.resumed_at(ROOT)[-1] == evening.left_at
 
 
-def test_cancel_saves_the_step_and_leaves(evening: Evening) -> None:
+def test_cancel_saves_the_step_and_leaves(evening):
     """Within 30 s, or the worker would kill it: then there were no last step and no reason."""
     assert evening.flow_run.set_state("CANCELLING") == "ACCEPT"
     evening.is_left("Cancelled")
@@ -94,8 +93,8 @@ def test_cancel_saves_the_step_and_leaves(evening: Evening) -> None:
 
 @pytest.mark.chaos
 def test_a_cancelled_run_that_is_retried_and_loses_its_server_equals_an_undisturbed_one(
-    evening: Evening, survived: Ledger
-) -> None:
+    evening, survived
+):
     before = evening.flow_run.read()["run_count"]  # Prefect counts a way back from Crashed, too
     assert evening.flow_run.retry() == "ACCEPT"
     wait_for(lambda: evening.flow_run.read()["run_count"] > before)

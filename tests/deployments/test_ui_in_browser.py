@@ -10,7 +10,6 @@ from playwright.sync_api import Locator, expect
 from flows.settings.compose import PresetName
 from rl_core.runs.run_folder import RunFolder
 from tests.support.browser import Pages, open_browser
-from tests.support.chaos import Ledger
 from tests.support.harness import WORKER, FlowRun, Prefect, hungry_after
 from tests.support.waiting import wait_for
 
@@ -91,9 +90,7 @@ def see(*what: Locator) -> None:
 
 
 @pytest.mark.chaos
-def test_the_page_of_a_run_names_its_retry_and_what_it_changed(
-    retried: Retried, pages: Pages, survived: Ledger
-) -> None:
+def test_the_page_of_a_run_names_its_retry_and_what_it_changed(retried, pages, survived):
     page = pages.page
     pages.show_flow_run(retried.prefect, retried.flow_run.id, "task-runs")
     see(page.get_by_text(retried.flow_run.name), page.get_by_text(ALL_COMPLETED))
@@ -113,9 +110,7 @@ def test_the_page_of_a_run_names_its_retry_and_what_it_changed(
     )
 
 
-def test_its_artifacts_are_listed_and_tell_why_there_was_a_retry(
-    retried: Retried, pages: Pages
-) -> None:
+def test_its_artifacts_are_listed_and_tell_why_there_was_a_retry(retried, pages):
     page = pages.page
     pages.show_flow_run(retried.prefect, retried.flow_run.id, "artifacts")
     see(*(page.get_by_text(key, exact=True).first for key in ARTIFACTS))
@@ -127,9 +122,7 @@ def test_its_artifacts_are_listed_and_tell_why_there_was_a_retry(
     )
 
 
-def test_its_report_shows_what_was_reached_and_the_picture_is_drawn(
-    retried: Retried, pages: Pages
-) -> None:
+def test_its_report_shows_what_was_reached_and_the_picture_is_drawn(retried, pages):
     page, record = pages.page, retried.run.read()
     pages.show_artifact(retried.prefect, retried.flow_run.id, "report")
     see(
@@ -143,9 +136,7 @@ def test_its_report_shows_what_was_reached_and_the_picture_is_drawn(
     assert picture.evaluate("picture => picture.decode().then(() => picture.naturalWidth)") > 100
 
 
-def test_the_form_offers_presets_and_overrides_and_makes_a_run_of_them(
-    retried: Retried, pages: Pages
-) -> None:
+def test_the_form_offers_presets_and_overrides_and_makes_a_run_of_them(retried, pages):
     page, prefect = pages.page, retried.prefect
     deployment = prefect.deployment("countdown-train")
     page.goto(f"{prefect.url}/deployments/deployment/{deployment['id']}/run")

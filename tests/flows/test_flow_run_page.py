@@ -117,7 +117,7 @@ def run_and_page(
         yield RunFolder(root / "runs" / record["run_id"]), Page(seen[0], client)
 
 
-def test_tags_and_task_runs_say_what_ran(run_and_page: tuple[RunFolder, Page]) -> None:
+def test_tags_and_task_runs_say_what_ran(run_and_page):
     run, page = run_and_page
     tags = page.client.read_flow_run(page.id).tags
     assert set(tags) == {"preset:gsm8k-toy", "env:gsm8k", "estimator:grpo"}
@@ -136,7 +136,7 @@ def test_tags_and_task_runs_say_what_ran(run_and_page: tuple[RunFolder, Page]) -
     }
 
 
-def test_the_graph_chains_the_stages(run_and_page: tuple[RunFolder, Page]) -> None:
+def test_the_graph_chains_the_stages(run_and_page):
     """As the page draws it: what stands behind what."""
     _, page = run_and_page
     by_stage = {stage: f"{stage}_task" for stage in CHAIN}
@@ -158,9 +158,7 @@ def test_the_graph_chains_the_stages(run_and_page: tuple[RunFolder, Page]) -> No
     wait_for(lambda: chain <= edges(), 60, seen=edges)
 
 
-def test_every_artifact_has_a_description_and_training_was_shown_live(
-    run_and_page: tuple[RunFolder, Page],
-) -> None:
+def test_every_artifact_has_a_description_and_training_was_shown_live(run_and_page):
     run, page = run_and_page
     described = {a.key: (a.type, a.description) for a in page.artifacts()}
     kinds = {
@@ -185,9 +183,7 @@ def test_every_artifact_has_a_description_and_training_was_shown_live(
     assert "\n### " in samples.data
 
 
-def test_tables_show_verdicts_first_and_the_report_is_linked(
-    run_and_page: tuple[RunFolder, Page],
-) -> None:
+def test_tables_show_verdicts_first_and_the_report_is_linked(run_and_page):
     run, page = run_and_page
     preflight = page.table("preflight")
     assert list(preflight[0]) == ["level", "check", "found", "what to do"]
@@ -202,7 +198,7 @@ def test_tables_show_verdicts_first_and_the_report_is_linked(
     assert f"[{report}](file://{report})" in page.artifact("report").data
 
 
-def test_the_log_has_what_stages_and_workers_say(run_and_page: tuple[RunFolder, Page]) -> None:
+def test_the_log_has_what_stages_and_workers_say(run_and_page):
     run, page = run_and_page
     page.wait_for("the last line of all", "finished")
     said = {log.name for log in page.logs()}
@@ -216,7 +212,7 @@ def test_the_log_has_what_stages_and_workers_say(run_and_page: tuple[RunFolder, 
     assert not any("Warning" in log.message for log in page.logs())
 
 
-def test_groups_are_rolled_out_scored_and_compared(run_and_page: tuple[RunFolder, Page]) -> None:
+def test_groups_are_rolled_out_scored_and_compared(run_and_page):
     run, _ = run_and_page
     rollouts = pl.read_parquet(run.path / "rollouts" / "*.parquet")
     assert rollouts.height == 2 * 8 * 4
@@ -237,7 +233,7 @@ def test_groups_are_rolled_out_scored_and_compared(run_and_page: tuple[RunFolder
         assert score_response(row["response"], "1").answer == row["answer"]
 
 
-def test_both_models_are_evaluated_on_the_test_split(run_and_page: tuple[RunFolder, Page]) -> None:
+def test_both_models_are_evaluated_on_the_test_split(run_and_page):
     run, _ = run_and_page
     record = run.read()
     assert (record.status, record.steps, record.preset) == ("finished", 2, "gsm8k-toy")
@@ -249,9 +245,7 @@ def test_both_models_are_evaluated_on_the_test_split(run_and_page: tuple[RunFold
     assert counts == [(m, *c) for m in models for c in (("greedy", 16), ("sampled", 32))]
 
 
-def test_every_saved_question_has_an_answer_and_so_has_the_report(
-    run_and_page: tuple[RunFolder, Page],
-) -> None:
+def test_every_saved_question_has_an_answer_and_so_has_the_report(run_and_page):
     run, _ = run_and_page
     for query in list_queries():
         ask(query.name, root=run.root, run=run.run_id)
@@ -263,7 +257,7 @@ def test_every_saved_question_has_an_answer_and_so_has_the_report(
     assert "By number of solutions" not in page, "GSM8K has no such label"
 
 
-def test_secrets_stay_out_of_the_log_whoever_says_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_stay_out_of_the_log_whoever_says_them(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     seen: list[UUID] = []
 
@@ -292,8 +286,8 @@ raise RuntimeError("GET https://me:{SECRET}@hub.example/x with {SECRET} gave 403
 
 
 def test_no_page_of_a_failed_run_shows_the_secret_that_its_error_quotes(
-    tmp_path: Path, tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, tiny_overrides, monkeypatch
+):
     """ATTACK: a module that fails with a login and a token in its error, in the first stage."""
     (tmp_path / "leaky.py").write_text(LEAKY)
     monkeypatch.chdir(tmp_path)
@@ -330,14 +324,14 @@ def test_no_page_of_a_failed_run_shows_the_secret_that_its_error_quotes(
 
 
 @pytest.mark.parametrize("one", [countdown_train, nightly, evaluate, prune], ids=lambda f: f.name)
-def test_no_flow_lets_an_error_out_with_a_secret(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_flow_lets_an_error_out_with_a_secret(one, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
     state = one(overrides=(f"run_id='{SECRET}/x'",), return_state=True)
     assert state.is_failed()
     assert "run_id=***/x: String should match" in str(state.message)
 
 
-def test_a_live_artifact_is_one_that_changes() -> None:
+def test_a_live_artifact_is_one_that_changes():
     @task
     def showing() -> None:
         live = LiveArtifacts()

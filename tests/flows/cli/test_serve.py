@@ -109,7 +109,7 @@ def change_in_the_ui(served: Served) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_it_serves_and_ctrl_c_stops_all_of_it(served: Served) -> None:
+def test_it_serves_and_ctrl_c_stops_all_of_it(served):
     process = ready(served)
     said = [process.stdout.readline() for _ in range(6)] if process.stdout else []
     hints = [line.partition("from another terminal: ")[2] for line in said]
@@ -157,9 +157,7 @@ def child(process: subprocess.Popen[str], name: str) -> psutil.Process:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_second_start_finds_all_as_it_was_and_server_and_worker_come_back(
-    served: Served,
-) -> None:
+def test_a_second_start_finds_all_as_it_was_and_server_and_worker_come_back(served):
     process = ready(served)
     automations = served.post("/automations/filter", {})
     assert [each["name"] for each in automations] == ["countdown-train lost"]
@@ -191,9 +189,7 @@ def test_a_second_start_finds_all_as_it_was_and_server_and_worker_come_back(
 
 
 @pytest.mark.parametrize("name", ["server", "worker"])
-def test_what_ends_again_and_again_is_given_up(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_ends_again_and_again_is_given_up(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(serve, "_PREFECT", (sys.executable, "-c", "raise SystemExit('broken')"))
     monkeypatch.setattr(serve, "_POLL_S", 0.05)
     monkeypatch.setattr(serve, "_STOPS", ())
@@ -214,7 +210,7 @@ def automation(**changes: Any) -> AutomationCore:
     return AutomationCore.model_validate(lost | changes)
 
 
-def test_only_an_automation_that_says_something_else_is_changed() -> None:
+def test_only_an_automation_that_says_something_else_is_changed():
     """A change makes the server forget for which runs' heartbeats it waits."""
     assert serve.says_the_same(automation(), automation())
     assert serve.says_the_same(automation(enabled=False), automation())
@@ -235,9 +231,7 @@ def notify(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return run
 
 
-def test_a_message_comes_to_all_whom_the_file_names(
-    notify: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_comes_to_all_whom_the_file_names(notify, tmp_path, monkeypatch):
     code = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
     command = [sys.executable, "-c", code, str(tmp_path / "told")]
     with hook() as server:
@@ -252,9 +246,7 @@ def test_a_message_comes_to_all_whom_the_file_names(
     ]
 
 
-def test_who_did_not_get_it_is_an_error_and_so_is_nobody(
-    notify: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_did_not_get_it_is_an_error_and_so_is_nobody(notify, monkeypatch):
     with hook(500) as server:
         monkeypatch.setenv("NIGHT_HOOK", server.url)
         assert "the webhook: 127.0.0.1 answered 500" in notify(1, webhook="NIGHT_HOOK").out

@@ -39,7 +39,7 @@ def test_a_preset_holds_differences_only_and_says_for_what_hardware(preset):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_preset_of_a_laptop_is_planned_for_8_gb(smollm2: Path, dtype):
+def test_the_preset_of_a_laptop_is_planned_for_8_gb(smollm2, dtype):
     """Measured: three seeds within 8,000,000,000 bytes (benchmarks/README.md)."""
     config = compose(["preset=smollm2-laptop", f"model.dtype={dtype}"])
     need = machine_need(ModelShape.from_folder(smollm2), config)

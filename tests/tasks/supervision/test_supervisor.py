@@ -24,7 +24,6 @@ from rl_core.runs.run_folder import RunFolder
 from tasks.supervision import supervisor as supervision
 from tasks.train import train_supervised
 from tests.rl_core.test_trainer import comparable, rollouts
-from tests.support.chaos import Ledger
 from tests.support.programs import living
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -182,11 +181,8 @@ def check_equal(run: RunFolder, undisturbed: RunFolder) -> None:
 
 @pytest.mark.chaos
 def test_whatever_is_killed_or_stalls_the_retries_end_as_if_nothing_had_happened(
-    place: Place,
-    undisturbed: RunFolder,
-    survived: Ledger,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    place, undisturbed, survived, monkeypatch
+):
     chance = random.Random(5)
     config = place.config("killed")
     run = RunFolder.create(config)
