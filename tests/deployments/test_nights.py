@@ -164,9 +164,7 @@ def test_pruning_leaves_what_must_stay_and_says_why(place):
 
 
 @pytest.mark.chaos
-def test_a_killed_night_is_told_of_by_the_worker_and_goes_on_from_the_same_champion(
-    place, survived
-):
+def test_a_killed_night_is_told_of_and_goes_on_from_the_same_champion(place, survived):
     config = settings_of_run(place.first)
     champion = crown(config, place.first, Path(str(place.first.read().data)))
     place.hook.told.clear()

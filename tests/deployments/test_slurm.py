@@ -78,9 +78,7 @@ def allocation(tmp_path: Path) -> Iterator[dict[str, str]]:
     assert [process.cmdline() for process in living(MARK, str(tmp_path))] == []
 
 
-def test_all_nodes_join_with_a_token_the_run_is_told_of_the_end_and_nothing_stays(
-    allocation, tmp_path
-):
+def test_all_nodes_join_with_a_token_and_nothing_stays_at_the_end(allocation, tmp_path):
     with subprocess.Popen(
         [SCRIPT, "preset=quickstart", "wait=true"],
         env=allocation,

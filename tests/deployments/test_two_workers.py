@@ -60,9 +60,7 @@ def _worker_of(run: FlowRun, workers: Workers) -> str:
     return name
 
 
-def test_two_runs_go_to_one_worker_each_and_the_next_to_the_one_that_lives(
-    prefect, workers, tmp_path, tiny_overrides
-):
+def test_two_runs_go_to_one_worker_each(prefect, workers, tmp_path, tiny_overrides):
     overrides = [
         *(text for text in short_run(tiny_overrides) if "total_steps" not in text),
         f"trainer.total_steps={NUM_STEPS}",

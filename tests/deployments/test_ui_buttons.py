@@ -92,9 +92,7 @@ def test_cancel_saves_the_step_and_leaves(evening):
 
 
 @pytest.mark.chaos
-def test_a_cancelled_run_that_is_retried_and_loses_its_server_equals_an_undisturbed_one(
-    evening, survived
-):
+def test_cancelled_retried_and_without_a_server_it_equals_an_undisturbed_run(evening, survived):
     before = evening.flow_run.read()["run_count"]  # Prefect counts a way back from Crashed, too
     assert evening.flow_run.retry() == "ACCEPT"
     wait_for(lambda: evening.flow_run.read()["run_count"] > before)

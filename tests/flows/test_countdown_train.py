@@ -120,9 +120,7 @@ OUT_OF_MEMORY = OutOfMemory("update_actor", "tried to allocate 2.3 GiB")
 @pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.usefixtures("prefect_harness")
-def test_each_retry_takes_the_next_recovery_step_and_the_ui_says_which(
-    tmp_path, monkeypatch, survived
-):
+def test_each_retry_takes_the_next_recovery_step_and_says_which(tmp_path, monkeypatch, survived):
     attempts = Attempts(OUT_OF_MEMORY, OUT_OF_MEMORY, 300)
     training = Training(tmp_path, attempts, monkeypatch)
     assert training() == 300
@@ -192,9 +190,7 @@ def test_a_ladder_that_is_exhausted_says_what_was_tried(tmp_path, monkeypatch, s
     ],
     ids=["a process died", "Ray was slow", "a stall"],
 )
-def test_what_died_is_started_again_as_it_was_and_only_a_second_death_costs_a_setting(
-    tmp_path, monkeypatch, error, last
-):
+def test_only_a_second_death_costs_a_setting(tmp_path, monkeypatch, error, last):
     attempts = Attempts(error, error, 300)
     training = Training(tmp_path, attempts, monkeypatch)
     assert training() == 300

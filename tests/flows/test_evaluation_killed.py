@@ -101,9 +101,7 @@ def evaluated(config: RunConfig, run: RunFolder, data: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_whatever_is_killed_the_retries_end_with_the_rows_of_an_undisturbed_evaluation(
-    tmp_path, tiny_overrides, survived, monkeypatch
-):
+def test_whatever_is_killed_the_rows_are_the_same(tmp_path, tiny_overrides, survived, monkeypatch):
     build_tiny_model(tmp_path / "trained", seed=1)
     whole, whole_run = trained(tmp_path / "whole", tiny_overrides, tmp_path / "trained")
     data = tmp_path / "data"
@@ -134,7 +132,7 @@ def test_whatever_is_killed_the_retries_end_with_the_rows_of_an_undisturbed_eval
         survived("SIGKILL", f"{name}, in evaluation")
 
 
-def test_a_stop_that_is_asked_for_ends_the_evaluator_and_the_command_goes_on_when_it_is_repeated(
+def test_a_stop_ends_the_evaluator_and_can_be_gone_on_from(
     tmp_path, tiny_overrides, tiny_model_path
 ):
     changes = {"data.test_size": 400, "evaluation.samples_per_problem": 64}

@@ -285,9 +285,7 @@ raise RuntimeError("GET https://me:{SECRET}@hub.example/x with {SECRET} gave 403
 """
 
 
-def test_no_page_of_a_failed_run_shows_the_secret_that_its_error_quotes(
-    tmp_path, tiny_overrides, monkeypatch
-):
+def test_no_page_shows_the_secret_in_an_error(tmp_path, tiny_overrides, monkeypatch):
     """ATTACK: a module that fails with a login and a token in its error, in the first stage."""
     (tmp_path / "leaky.py").write_text(LEAKY)
     monkeypatch.chdir(tmp_path)

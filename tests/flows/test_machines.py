@@ -78,9 +78,7 @@ class Cluster:
 
 
 @pytest.mark.chaos
-def test_a_run_on_several_machines_is_one_of_one_machine_though_two_lose_their_power(
-    tmp_path, tiny_model_path, tiny_overrides, survived
-):
+def test_machines_without_power_change_nothing(tmp_path, tiny_model_path, tiny_overrides, survived):
     settings = [x for x in tiny_overrides if not x.startswith(("trainer.", "model.path="))]
     settings += [*SETTINGS, f"trainer.total_steps={STEPS}", f"trainer.test_freq={STEPS}"]
     one = Place(tmp_path, [*settings, f"model.path={tiny_model_path}"])

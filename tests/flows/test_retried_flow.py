@@ -49,9 +49,7 @@ class Stages:
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
 @pytest.mark.parametrize("trains_on", [False, True])
-def test_a_retry_does_what_is_left_and_again_what_hangs_on_training_that_went_on(
-    tmp_path, trains_on
-):
+def test_a_retry_does_what_is_left_and_what_training_outdated(tmp_path, trains_on):
     stages = Stages(tmp_path, trains_on=trains_on)
     stages.run()
     once = ["train", "evaluate"]

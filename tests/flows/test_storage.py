@@ -54,9 +54,7 @@ def spool(machine: Path) -> Path:
 
 
 @pytest.mark.chaos
-def test_a_run_on_s3_survives_its_faults_and_goes_on_elsewhere_as_if_nothing_was(
-    tmp_path, tiny_overrides, s3_port, survived
-):
+def test_faults_of_s3_and_a_move_change_nothing(tmp_path, tiny_overrides, s3_port, survived):
     settings = [x for x in tiny_overrides if not x.startswith("trainer.")] + SETTINGS
     on_s3 = [*settings, f"storage.root={s3.URL}"]
     one, two, calm = (tmp_path / name for name in ("one", "two", "calm"))

@@ -143,9 +143,7 @@ def test_a_tuned_model_has_a_folder_by_all_that_it_depends_on(tmp_path, tiny_mod
 
 
 @pytest.mark.slow
-def test_a_model_is_tuned_in_a_process_of_its_own_and_then_found(
-    tmp_path, tiny_model_path, rows, caplog
-):
+def test_a_model_is_tuned_once_and_then_found(tmp_path, tiny_model_path, rows, caplog):
     caplog.set_level(logging.INFO, logger="tasks.base_model")
     config = tuned_settings(tmp_path, tiny_model_path, rows, lr=1e-2)
     folder = base_model(config, tmp_path / "unused")

@@ -80,9 +80,7 @@ def test_a_token_without_a_row_in_the_model_is_named(tmp_path, tiny_model_path):
         evaluator.ask(KnowingEngines(tiny_model_path), "base", model)
 
 
-def test_both_models_are_scored_on_disk_and_in_the_runs_record(
-    tmp_path, tiny_model_path, monkeypatch
-):
+def test_both_models_are_scored_on_disk_and_in_the_record(tmp_path, tiny_model_path, monkeypatch):
     data = write_data(tmp_path / "data")
     config = settings(tmp_path / "out")
     run = finished_run(config, tiny_model_path)
@@ -166,9 +164,7 @@ def test_fewer_problems_and_no_checkpoint(tmp_path, tiny_model_path, caplog):
     assert (record.accuracy_before, record.accuracy_after) == (0.5, None)
 
 
-def test_a_checkpoint_stays_from_when_it_is_chosen_until_its_rows_are_there(
-    tmp_path, tiny_model_path
-):
+def test_a_checkpoint_stays_until_its_rows_are_there(tmp_path, tiny_model_path):
     """A newer one is saved and all others pruned just before and just after it is loaded."""
     config = settings(tmp_path / "out")
     run = finished_run(config, tiny_model_path)
@@ -210,9 +206,7 @@ def test_a_damaged_checkpoint_is_not_evaluated_under_any_name(tmp_path, tiny_mod
     assert before.model == "base"
 
 
-def test_answers_that_another_version_of_the_users_reward_judged_stay(
-    tmp_path, tiny_model_path, monkeypatch
-):
+def test_answers_that_another_reward_judged_stay(tmp_path, tiny_model_path, monkeypatch):
     """The function has the same name, so only its source tells the two evaluations apart."""
     monkeypatch.chdir(tmp_path)
     reward = tmp_path / "own_reward_of_this_test.py"

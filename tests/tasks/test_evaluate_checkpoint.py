@@ -44,9 +44,7 @@ def without_labels(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_the_same_checkpoint_gives_the_same_rows_and_is_as_good_as_itself(
-    tmp_path, tiny_model_path
-):
+def test_a_checkpoint_gives_the_same_rows_and_is_as_good_as_itself(tmp_path, tiny_model_path):
     data = write_data(tmp_path / "data", 6)
     trained = tmp_path / "trained"
     build_tiny_model(trained, seed=1)
@@ -79,9 +77,7 @@ def test_the_same_checkpoint_gives_the_same_rows_and_is_as_good_as_itself(
     assert without_labels(read_rows(file)) == without_labels(first_four)
 
 
-def test_prune_leaves_the_checkpoint_that_is_evaluated_and_takes_it_after(
-    cli, tmp_path, monkeypatch
-):
+def test_prune_leaves_the_checkpoint_that_is_evaluated(cli, tmp_path, monkeypatch):
     """ATTACK: a prune that begins when the engines do."""
     config = settings(tmp_path)
     run = RunFolder.create(config)

@@ -33,9 +33,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.chaos
-def test_a_full_disk_costs_rows_and_report_but_no_number_and_not_the_run(
-    tmp_path, disk, tiny_model_path, survived
-):
+def test_a_full_disk_costs_rows_and_report_only(tmp_path, disk, tiny_model_path, survived):
     data = write_data(tmp_path / "data")
     config = settings(disk)
     run = finished_run(config, tiny_model_path)

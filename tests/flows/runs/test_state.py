@@ -138,9 +138,7 @@ def test_suspend_leaves_in_the_middle_of_a_task_and_resume_does_that_again():
     assert started == [False, True, False, False]
 
 
-def test_cancel_is_heeded_where_the_worker_hears_nothing_and_told_as_no_crash(
-    tmp_path, monkeypatch, said
-):
+def test_cancel_is_heeded_without_a_worker_and_told_as_no_crash(tmp_path, monkeypatch, said):
     """A worker gives up listening when its server was away for half a minute."""
     monkeypatch.setattr(flow_run_state, "_WORKERS_TURN_S", 1.0)
     run = RunFolder.create(config_in(tmp_path))

@@ -82,9 +82,7 @@ def test_the_card_says_data_settings_and_accuracy(two_runs, tiny_model_path):
         (["nothing/here/at/all", "to={tmp}/to"], "nothing/here/at/all"),
     ],
 )
-def test_what_cannot_be_exported_ends_with_2(
-    cli, monkeypatch, tmp_path, tiny_model_path, words, said
-):
+def test_no_export_ends_with_2(cli, monkeypatch, tmp_path, tiny_model_path, words, said):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "file").touch()
     given = [word.format(model=tiny_model_path, tmp=tmp_path) for word in words]

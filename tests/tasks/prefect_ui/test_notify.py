@@ -64,9 +64,7 @@ def test_an_answer_that_is_no_success_is_a_warning(said, status, is_taken):
         ("resets", r"127\.0\.0\.1: (ConnectionReset|RemoteProtocol|Read)Error"),
     ],
 )
-def test_a_rude_server_costs_seconds_and_a_warning_without_the_url(
-    said, monkeypatch, manners, words
-):
+def test_a_rude_server_costs_seconds_and_a_warning(said, monkeypatch, manners, words):
     monkeypatch.setattr(module, "WEBHOOK_S", 0.5)
     with rude_hook(manners) as server:
         tell(server.url)

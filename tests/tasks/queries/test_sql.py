@@ -39,9 +39,7 @@ def rounded(rows: Iterable[Iterable[Any]]) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("query", saved_questions.list_queries(), ids=lambda query: query.name)
-def test_saved_question_says_what_it_is_and_gives_the_hand_computed_answer(
-    query, tested_runs, tmp_path, capsys
-):
+def test_saved_question_gives_the_hand_computed_answer(query, tested_runs, tmp_path, capsys):
     expected = ANSWERS[query.name]
     answer = sql.ask(query.name, expected.get("ask", {}), root=tested_runs)
     assert rounded(answer.select(expected["columns"]).rows()) == rounded(expected["rows"])
@@ -242,9 +240,7 @@ def test_how_far_off_wrong_answers_are_can_be_asked(tmp_path):
     assert truths.rows() == [('{"numbers": [3, 14, 7], "target": 35}', 35.0)]
 
 
-def test_a_saved_question_writes_nothing_and_opens_no_other_file(
-    shared_runs, tmp_path, monkeypatch
-):
+def test_a_saved_question_writes_and_opens_no_file(shared_runs, tmp_path, monkeypatch):
     """Even if its words were a stranger's."""
     secret = tmp_path / "secret.parquet"
     pq.write_table(pa.table({"x": [1]}), secret)
@@ -286,9 +282,7 @@ def test_reads_what_a_run_really_writes_while_it_writes(tmp_path):
 
 
 @pytest.mark.parametrize(("last_score", "best"), [(0.2, 2), (0.3, 2), (0.4, 4)])
-def test_of_equal_tests_the_higher_score_is_the_best_as_the_pointer_has_it(
-    two_runs, last_score, best
-):
+def test_of_equal_tests_the_higher_score_is_the_best(two_runs, last_score, best):
     """Not the test before the first step, which has no checkpoint."""
     metrics = RunFolder(two_runs / "runs" / "beta").metrics
     metrics.cut_after(1)  # and half a line that is being written
@@ -298,9 +292,7 @@ def test_of_equal_tests_the_higher_score_is_the_best_as_the_pointer_has_it(
     assert (row["best_test"], row["best_at_step"]) == (0.125, best)
 
 
-def test_what_a_question_spills_lies_in_a_folder_that_nobody_foresees_or_reads(
-    tmp_path, monkeypatch
-):
+def test_a_question_spills_into_a_folder_that_nobody_foresees_or_reads(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     names = set()
     for _ in range(2):

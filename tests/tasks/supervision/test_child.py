@@ -58,9 +58,7 @@ def test_a_reporter_tells_what_happens_and_outlives_its_listener():
 
 
 @pytest.mark.parametrize("logs_to_wandb", [False, True])
-def test_a_watched_process_has_no_secrets_and_lends_wandbs_to_the_one_that_needs_it(
-    tmp_path, monkeypatch, logs_to_wandb
-):
+def test_a_watched_process_has_no_secrets_but_wandbs(tmp_path, monkeypatch, logs_to_wandb):
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(traps := set_traps(tmp_path / "cwd"))

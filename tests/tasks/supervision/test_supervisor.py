@@ -180,9 +180,7 @@ def check_equal(run: RunFolder, undisturbed: RunFolder) -> None:
 
 
 @pytest.mark.chaos
-def test_whatever_is_killed_or_stalls_the_retries_end_as_if_nothing_had_happened(
-    place, undisturbed, survived, monkeypatch
-):
+def test_kills_and_stalls_change_nothing(place, undisturbed, survived, monkeypatch):
     chance = random.Random(5)
     config = place.config("killed")
     run = RunFolder.create(config)

@@ -63,9 +63,7 @@ THINKING = {"role": "assistant", "content": "Let me think."}
     ],
     ids=["json", "tags", "closed"],
 )
-def test_prompts_that_the_model_would_see_otherwise_are_refused(
-    prompt, check, remedy, chat_model, tmp_path, capfd
-):
+def test_prompts_seen_otherwise_are_refused(prompt, check, remedy, chat_model, tmp_path, capfd):
     assert validate(rows_of(prompt), tmp_path, chat_model) != 0
     said = capfd.readouterr().err
     assert f"check {check} failed on 12 rows" in said
@@ -73,9 +71,7 @@ def test_prompts_that_the_model_would_see_otherwise_are_refused(
     assert '"split": "t' in said
 
 
-def test_prompts_that_ask_for_another_form_than_the_rule_reads_are_a_warning(
-    chat_model, tmp_path, capfd
-):
+def test_prompts_that_ask_for_another_form_are_a_warning(chat_model, tmp_path, capfd):
     rows = rows_of(lambda i: asked(i, "The last line must be Answer: $Answer. "))
     assert validate(rows, tmp_path, chat_model) == 0
     said = capfd.readouterr().out
@@ -83,9 +79,7 @@ def test_prompts_that_ask_for_another_form_than_the_rule_reads_are_a_warning(
     assert "warnings: prompt_asks_for_answer" in said
 
 
-def test_sound_prompts_pass_and_the_first_is_shown_as_the_model_reads_it(
-    chat_model, tmp_path, capfd
-):
+def test_sound_prompts_pass_and_the_first_is_shown(chat_model, tmp_path, capfd):
     assert validate(rows_of(asked), tmp_path, chat_model) == 0
     said = capfd.readouterr().out
     assert "all checks passed" in said
