@@ -18,12 +18,11 @@ from rl_core.runs.run_folder import RunFolder
 from tests.support.champions import crown
 from tests.support.harness import WORKER, FlowRun, Prefect
 from tests.support.listeners import SECRET, Hook, hook
-from tests.support.runs import steps_below
+from tests.support.runs import short, steps_below
 from tests.support.waiting import wait_for
 
 NIGHTLY = "countdown-train-nightly"
 _WORKERS_SAY_S = 5
-_DONE = ("Completed", "Failed", "Crashed", "Cancelled")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -52,12 +51,9 @@ class Place:
 
     def tasks(self, flow_run: FlowRun) -> dict[str, list[str]]:
         """Returns the states' names of a flow run's task runs, by the task, oldest first."""
-        tasks = self.prefect.post(
-            "/task_runs/filter",
-            {"flow_runs": {"id": {"any_": [flow_run.id]}}, "sort": "EXPECTED_START_TIME_ASC"},
-        )
+        of_flow = {"flow_runs": {"id": {"any_": [flow_run.id]}}, "sort": "EXPECTED_START_TIME_ASC"}
         found: dict[str, list[str]] = {}
-        for task in tasks:
+        for task in self.prefect.post("/task_runs/filter", of_flow):
             name = task["task_key"].partition("_task")[0]
             found.setdefault(name, []).append(task["state_name"])
         return found
@@ -74,22 +70,18 @@ class Place:
         assert shown() == expected
 
     def artifact(self, flow_run: FlowRun, key: str) -> dict[str, Any]:
-        asked = {
-            "flow_runs": {"id": {"any_": [flow_run.id]}},
-            "artifacts": {"key": {"any_": [key]}},
-        }
-        (artifact,) = self.prefect.post("/artifacts/filter", asked)
+        of_flow = {"flow_runs": {"id": {"any_": [flow_run.id]}}}
+        of_key = {"artifacts": {"key": {"any_": [key]}}}
+        (artifact,) = self.prefect.post("/artifacts/filter", of_flow | of_key)
         return dict(artifact)
 
 
 @pytest.fixture(scope="module")
 def place(prefect: Prefect, tiny_overrides: list[str]) -> Iterator[Place]:
-    tiny = [text for text in tiny_overrides if not text.startswith("trainer.")]
-    trainer = ["trainer.save_freq=1", "trainer.test_freq=100", "rollout.engine=hf"]
     prefect.pause_nights()
     with hook() as told_to:
         prefect.environment["NIGHT_HOOK"] = told_to.url
-        place = Place(prefect, told_to, [*tiny, *trainer])
+        place = Place(prefect, told_to, short(tiny_overrides, save_freq=1, test_freq=100))
         with prefect.running(*WORKER):
             yield place
         del prefect.environment["NIGHT_HOOK"]
@@ -99,8 +91,7 @@ def test_retrying_a_failed_night_does_only_what_failed(place):
     in_the_way = place.root / "evaluations"
     in_the_way.touch()
     night = place.night("trainer.total_steps=3")
-    wait_for(lambda: night.is_in(*_DONE))
-    assert night.is_in("Failed"), place.prefect.logs()
+    night.ends("Failed")
 
     run = place.first = place.run(night)
     done = ["generate", "base_model", "validate", "train", "prune"]
@@ -120,8 +111,7 @@ def test_retrying_a_failed_night_does_only_what_failed(place):
     time.sleep(_WORKERS_SAY_S)
     assert night.retry() == "ACCEPT"
     wait_for(lambda: night.read()["run_count"] == 2)
-    wait_for(lambda: night.is_in(*_DONE))
-    assert night.is_in("Completed"), place.prefect.logs()
+    night.ends()
     again = {name: ["Completed", "Cached"] for name in done}
     again |= {"evaluate": ["Failed", "Completed"], "promote": ["Completed"]}
     place.shows(night, {**again, "report": ["Completed"]})
@@ -135,15 +125,10 @@ def test_retrying_a_failed_night_does_only_what_failed(place):
 
 def test_any_checkpoint_is_evaluated_from_a_form(place):
     name = place.first.run_id
-    evaluation = FlowRun(
-        place.prefect,
-        "countdown-train-evaluate",
-        [f"storage.root={place.root}"],
-        checkpoint=name,
-        against=f"{name}/base",
-    )
-    wait_for(lambda: evaluation.is_in(*_DONE))
-    assert evaluation.is_in("Completed"), place.prefect.logs()
+    asked = {"checkpoint": name, "against": f"{name}/base"}
+    root = [f"storage.root={place.root}"]
+    evaluation = FlowRun(place.prefect, "countdown-train-evaluate", root, **asked)
+    evaluation.ends()
     table = place.artifact(evaluation, "evaluation")
     columns = list(json.loads(table["data"])[0])
     assert columns == ["measure", f"{name}/step_000003", f"{name}/base"]
@@ -153,8 +138,7 @@ def test_any_checkpoint_is_evaluated_from_a_form(place):
 def test_pruning_leaves_what_must_stay_and_says_why(place):
     overrides = [f"storage.root={place.root}", "checkpoints.keep_last=0"]
     pruning = FlowRun(place.prefect, "countdown-train-prune", overrides)
-    wait_for(lambda: pruning.is_in(*_DONE))
-    assert pruning.is_in("Completed"), place.prefect.logs()
+    pruning.ends()
     rows = json.loads(place.artifact(pruning, "pruned")["data"])
     assert {row["run"] for row in rows} == {place.first.run_id}
     kept = {row["what"] for row in rows if row["decision"] == "kept"}
@@ -191,8 +175,7 @@ def test_a_killed_night_is_told_of_and_goes_on_from_the_same_champion(place, sur
     wait_for(lambda: night.is_in("Crashed"))
     assert night.retry() == "ACCEPT"
     wait_for(lambda: night.read()["run_count"] == 2)
-    wait_for(lambda: night.is_in(*_DONE))
-    assert night.is_in("Completed"), place.prefect.logs()
+    night.ends()
     assert run.read().model == str(champion)
     place.shows(night, {"start": ["Completed", "Cached"]})
     assert steps() == list(range(21))

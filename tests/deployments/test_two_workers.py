@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from rl_core.runs.run_folder import RunFolder
-from tests.deployments.test_faults import ON_DEMAND, short_run
+from tests.deployments.test_faults import ON_DEMAND
 from tests.support.harness import WORKER, FlowRun, Prefect, stop
 from tests.support.postgresql import postgresql
+from tests.support.runs import short
 from tests.support.waiting import wait_for
 
 NUM_STEPS = 4
@@ -61,11 +62,7 @@ def _worker_of(run: FlowRun, workers: Workers) -> str:
 
 
 def test_two_runs_go_to_one_worker_each(prefect, workers, tmp_path, tiny_overrides):
-    overrides = [
-        *(text for text in short_run(tiny_overrides) if "total_steps" not in text),
-        f"trainer.total_steps={NUM_STEPS}",
-        f"storage.root={tmp_path}",
-    ]
+    overrides = [*short(tiny_overrides, total_steps=NUM_STEPS), f"storage.root={tmp_path}"]
     # All wait before the first starts; the third for a worker that is free.
     first, second = (
         FlowRun(prefect, ON_DEMAND, [*overrides, f"run_id={name}"]) for name in ("first", "second")
@@ -80,7 +77,7 @@ def test_two_runs_go_to_one_worker_each(prefect, workers, tmp_path, tiny_overrid
     assert _worker_of(third, {"other": workers["other"]}) == "other"
     assert not by["other"].processes()  # one at a time
     for run in (first, second, third):
-        wait_for(lambda run=run: run.is_in("Completed", "Failed", "Crashed"))
+        run.ends()
         # While it waits for a worker it may be Late, and Submitting is that worker's Pending.
         names = [name for name, _ in run.states() if name not in ("Late", "Submitting")]
         assert names == ["Scheduled", "Pending", "Running", "Completed"], run.logs()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rl_core.checkpoints.store import latest
-from tests.deployments.test_faults import NUM_STEPS, ON_DEMAND, Place, short_run
+from tests.deployments.test_faults import NUM_STEPS, ON_DEMAND, Place, disturbed_run
 from tests.support.harness import FlowRun, Prefect, stop
 from tests.support.waiting import wait_for
 
@@ -47,7 +47,7 @@ class Evening(Place):
 
 @pytest.fixture(scope="module")
 def evening(prefect: Prefect, undisturbed: Path, tiny_overrides: list[str]) -> Iterator[Evening]:
-    evening = Evening(prefect, undisturbed, short_run(tiny_overrides))
+    evening = Evening(prefect, undisturbed, disturbed_run(tiny_overrides))
     evening.flow_run = evening.start(ON_DEMAND, ROOT)
     try:
         yield evening

@@ -11,21 +11,15 @@ from flows.settings.compose import PresetName
 from rl_core.runs.run_folder import RunFolder
 from tests.support.browser import Pages, open_browser
 from tests.support.harness import WORKER, FlowRun, Prefect, hungry_after
+from tests.support.runs import short
 from tests.support.waiting import wait_for
 
 NUM_STEPS = 4
 LEARNS_STEPS = 2
 """Before the learner is hungry, see hungry/sitecustomize.py."""
 ARTIFACTS = (
-    "preflight",
-    "validation",
-    "training",
-    "attempts",
-    "checkpoints",
-    "evaluation",
-    "champion",
-    "learning-curve",
-    "report",
+    *("preflight", "validation", "training", "attempts", "checkpoints"),
+    *("evaluation", "champion", "learning-curve", "report"),
 )
 CHANGED = "model.gradient_checkpointing=true"
 ALL_COMPLETED = re.compile(r"^\s*\(\d+ completed\)\s*$", re.IGNORECASE)
@@ -44,17 +38,11 @@ class Retried:
         self.prefect = prefect
         root = prefect.folder / "pages"
         sizes = {"total_steps": NUM_STEPS, "save_freq": LEARNS_STEPS, "test_freq": NUM_STEPS}
-        settings = [
-            *(text for text in overrides if not text.startswith("trainer.")),
-            *(f"trainer.{name}={value}" for name, value in sizes.items()),
-            "rollout.engine=hf",
-            f"storage.root={root}",
-        ]
+        settings = [*short(overrides, **sizes), f"storage.root={root}"]
         hungry = hungry_after(LEARNS_STEPS)
         self.flow_run = FlowRun(prefect, "countdown-train", settings, hungry)
         with prefect.running(*WORKER):
-            wait_for(lambda: self.flow_run.is_in("Completed", "Failed", "Crashed"), limit_s=1500)
-        assert self.flow_run.is_in("Completed"), prefect.logs()
+            self.flow_run.ends(limit_s=1500)
         (folder,) = (root / "runs").iterdir()
         self.run = RunFolder(folder)
         attempts = self.run.read().attempts

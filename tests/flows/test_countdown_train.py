@@ -1,20 +1,12 @@
 """What the flow adds to its stages: retries with a condition, and a form with a list of presets."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any, get_args
 from uuid import UUID
 
 import pytest
 from prefect import flow, get_client
-from prefect.client.schemas.filters import (
-    ArtifactFilter,
-    ArtifactFilterKey,
-    FlowRunFilter,
-    FlowRunFilterId,
-)
-from prefect.client.schemas.sorting import ArtifactSort
 from prefect.runtime import flow_run
 
 from flows import countdown_train as module
@@ -30,6 +22,8 @@ from rl_core.resources.oom_recovery import in_words
 from rl_core.runs.run_folder import RunFolder
 from tasks import train
 from tasks.prefect_ui.attempts import settings_in_force
+from tests.flows.test_flow_run_page import Page
+from tests.support.waiting import wait_for
 
 
 @pytest.mark.parametrize("form", [countdown_train, nightly], ids=lambda form: form.name)
@@ -77,12 +71,11 @@ class Training:
         )
         self.run = RunFolder.create(self.config)
         self._root = root
-        self._flow_run_id: UUID | None = None
 
     def __call__(self) -> int:
         @flow
         def training() -> int:
-            self._flow_run_id = flow_run.get_id()
+            self._flow_run_id = UUID(flow_run.get_id())
             with recorded(self.run):
                 retried = module.retried_train(self.config, self.run)
                 return retried(self.config, self.run, self._root, self._root)
@@ -90,25 +83,15 @@ class Training:
         return training()
 
     def task_run_name(self) -> str:
-        of_flow = FlowRunFilter(id=FlowRunFilterId(any_=[self._flow_run_id]))
-        deadline = time.monotonic() + 30  # events are written a moment later
-        while True:
-            with get_client(sync_client=True) as client:
-                (task_run,) = client.read_task_runs(flow_run_filter=of_flow)
-            if task_run.state is not None and task_run.state.is_final():
-                return task_run.name
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        with get_client(sync_client=True) as client:
+            page = Page(self._flow_run_id, client)
+            wait_for(page.ended, 30)  # events are written a moment later
+            (name,) = page.names()
+        return name
 
     def artifact(self, key: str) -> Any:
-        """The latest of this flow run."""
         with get_client(sync_client=True) as client:
-            found = client.read_artifacts(
-                artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])),
-                flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[self._flow_run_id])),
-                sort=ArtifactSort.CREATED_DESC,
-            )
-        return found[0].data
+            return Page(self._flow_run_id, client).artifact(key).data
 
     def changes(self) -> list[str]:
         return [in_words(attempt.changes) for attempt in self.run.read().attempts]

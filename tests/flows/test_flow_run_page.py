@@ -8,7 +8,6 @@ import base64
 import itertools
 import json
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from prefect.client.schemas.filters import (
     LogFilter,
     LogFilterFlowRunId,
 )
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import State, TaskRun
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
@@ -68,12 +67,15 @@ SECRET = "secret-of-a-wandb"
 class Page:
     """A flow run on its server."""
 
-    id: UUID
+    id: UUID | None
     client: SyncPrefectClient
 
+    @property
+    def _this(self) -> FlowRunFilter:
+        return FlowRunFilter(id=FlowRunFilterId(any_=[self.id]))
+
     def artifacts(self) -> list[Any]:
-        this = FlowRunFilter(id=FlowRunFilterId(any_=[self.id]))
-        return self.client.read_artifacts(flow_run_filter=this)
+        return self.client.read_artifacts(flow_run_filter=self._this)
 
     def artifact(self, key: str) -> Any:
         return max((a for a in self.artifacts() if a.key == key), key=lambda a: a.created)
@@ -82,23 +84,28 @@ class Page:
         rows: list[dict[str, Any]] = json.loads(self.artifact(key).data)
         return rows
 
-    def task_runs(self) -> set[str]:
-        this = FlowRunFilter(id=FlowRunFilterId(any_=[self.id]))
-        return {run.name for run in self.client.read_task_runs(flow_run_filter=this)}
+    def task_runs(self) -> list[TaskRun]:
+        return self.client.read_task_runs(flow_run_filter=self._this)
+
+    def ended(self) -> list[State]:
+        states = [run.state for run in self.task_runs()]
+        return [state for state in states if state and state.is_final()]
+
+    def names(self) -> set[str]:
+        return {run.name for run in self.task_runs()}
 
     def logs(self) -> list[Any]:
         this = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[self.id]))
         return self.client.read_logs(this, limit=200)
 
-    def wait_for(self, what: str, message: str) -> Any:
+    def wait_for(self, message: str) -> Any:
         """Returns the first line of the log with such a message; lines are sent in batches."""
-        deadline = time.monotonic() + 30
-        while True:
-            for log in self.logs():
-                if message in log.message:
-                    return log
-            assert time.monotonic() < deadline, (what, [log.message for log in self.logs()])
-            time.sleep(0.2)
+
+        def found() -> list[Any]:
+            return [log for log in self.logs() if message in log.message]
+
+        wait_for(found, 30, seen=lambda: (message, [log.message for log in self.logs()]))
+        return found()[0]
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +113,12 @@ def run_and_page(
     tmp_path_factory: pytest.TempPathFactory, prefect_harness: Path
 ) -> Iterator[tuple[RunFolder, Page]]:
     root = tmp_path_factory.mktemp("out")
-    seen: list[UUID] = []
-
-    def note(flow: Any, run: Any, state: Any) -> None:
-        seen.append(run.id)
-
-    named = countdown_train.with_options(on_completion=[note])
-    record = named(preset="gsm8k-toy", overrides=(*SMALL, f"storage.root={root}"))
+    words = (*SMALL, f"storage.root={root}")
+    state = countdown_train(preset="gsm8k-toy", overrides=words, return_state=True)
+    assert state.is_completed(), state.message
+    (run,) = RunFolder.all_under(root)
     with get_client(sync_client=True) as client:
-        yield RunFolder(root / "runs" / record["run_id"]), Page(seen[0], client)
+        yield run, Page(state.state_details.flow_run_id, client)
 
 
 def test_tags_and_task_runs_say_what_ran(run_and_page):
@@ -122,8 +126,8 @@ def test_tags_and_task_runs_say_what_ran(run_and_page):
     tags = page.client.read_flow_run(page.id).tags
     assert set(tags) == {"preset:gsm8k-toy", "env:gsm8k", "estimator:grpo"}
     # events are written a moment later
-    wait_for(lambda: len(page.task_runs()) >= 9, 30, seen=page.task_runs)
-    assert page.task_runs() == {
+    wait_for(lambda: len(page.names()) >= 9, 30, seen=page.names)
+    assert page.names() == {
         "check disk, engine and model",
         "generate 80 problems",
         "warm-start a base model: 40 steps",
@@ -142,11 +146,7 @@ def test_the_graph_chains_the_stages(run_and_page):
     by_stage = {stage: f"{stage}_task" for stage in CHAIN}
 
     def edges() -> set[tuple[str, str]]:
-        this = FlowRunFilter(id=FlowRunFilterId(any_=[page.id]))
-        keys = {
-            str(run.id): run.task_key.partition("-")[0]
-            for run in page.client.read_task_runs(flow_run_filter=this)
-        }
+        keys = {str(run.id): run.task_key.partition("-")[0] for run in page.task_runs()}
         graph = page.client.request("GET", f"/flow_runs/{page.id}/graph-v2").json()
         return {
             (keys[parent["id"]], keys[node_id])
@@ -200,14 +200,14 @@ def test_tables_show_verdicts_first_and_the_report_is_linked(run_and_page):
 
 def test_the_log_has_what_stages_and_workers_say(run_and_page):
     run, page = run_and_page
-    page.wait_for("the last line of all", "finished")
+    page.wait_for("finished")
     said = {log.name for log in page.logs()}
     assert {"tasks.generate", "tasks.validate", "tasks.evaluate", "prefect.task_runs"} <= said
     model = Path(str(run.read().model)).name
-    learner = page.wait_for("a worker", f"learner: {model} in float32, micro-batches of up to")
+    learner = page.wait_for(f"learner: {model} in float32, micro-batches of up to")
     assert (learner.level, learner.task_run_id is not None) == (logging.INFO, True)
-    engine = page.wait_for("another worker", "engine_0: ")
-    evaluated = page.wait_for("the evaluation", "base: greedy accuracy")
+    engine = page.wait_for("engine_0: ")
+    evaluated = page.wait_for("base: greedy accuracy")
     assert engine.task_run_id == learner.task_run_id != evaluated.task_run_id is not None
     assert not any("Warning" in log.message for log in page.logs())
 
@@ -259,7 +259,6 @@ def test_every_saved_question_has_an_answer_and_so_has_the_report(run_and_page):
 
 def test_secrets_stay_out_of_the_log_whoever_says_them(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
-    seen: list[UUID] = []
 
     @task
     def telling() -> None:
@@ -268,15 +267,14 @@ def test_secrets_stay_out_of_the_log_whoever_says_them(monkeypatch):
 
     @flow
     def tells() -> None:
-        seen.append(UUID(flow_run.get_id()))
         with logs_in_ui():
             telling()
 
-    tells()
+    state = tells(return_state=True)
     with get_client(sync_client=True) as client:
-        page = Page(seen[0], client)
-        assert page.wait_for("ours", "from ours").message == "from ours: ***"
-        assert page.wait_for("Prefect's", "from Prefect's").message == "from Prefect's: ***"
+        page = Page(state.state_details.flow_run_id, client)
+        assert page.wait_for("from ours").message == "from ours: ***"
+        assert page.wait_for("from Prefect's").message == "from Prefect's: ***"
         assert not any(SECRET in log.message for log in page.logs())
 
 
@@ -290,24 +288,16 @@ def test_no_page_shows_the_secret_in_an_error(tmp_path, tiny_overrides, monkeypa
     (tmp_path / "leaky.py").write_text(LEAKY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    seen: list[State] = []
-
-    def note(flow: Any, run: Any, state: Any) -> None:
-        seen.append(state)
-
     words = (*tiny_overrides, f"storage.root={tmp_path}", "env.reward=leaky:score")
+    state = countdown_train(overrides=words, return_state=True)
     with pytest.raises(Exception, match="GET https://") as caught:
-        countdown_train.with_options(on_failure=[note])(overrides=words)
-    (state,) = seen
-    assert state.state_details.flow_run_id is not None
+        state.result()
     with get_client(sync_client=True) as client:
         page = Page(state.state_details.flow_run_id, client)
-        failed = page.wait_for("why it failed", "gave 403").message
-        this = FlowRunFilter(id=FlowRunFilterId(any_=[page.id]))
+        failed = page.wait_for("gave 403").message
 
         def states() -> list[str]:
-            runs = client.read_task_runs(flow_run_filter=this)
-            return [str(run.state.message) for run in runs if run.state and run.state.is_failed()]
+            return [str(state.message) for state in page.ended() if state.is_failed()]
 
         wait_for(states, 30)
         own = client.read_flow_run(page.id).state
@@ -348,7 +338,7 @@ def test_a_live_artifact_is_one_that_changes():
         showing()
 
     with get_client(sync_client=True) as client:
-        page = Page(UUID(int=0), client)
+        page = Page(None, client)
         shows()
         (artifact,) = page.artifacts()
     assert (artifact.data, artifact.description) == ("fourth", "4")

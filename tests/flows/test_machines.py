@@ -15,15 +15,13 @@ from rl_core.runs.run_folder import RunFolder
 from tests.flows.test_run import LIMIT_S, PROGRAM, Place
 from tests.rl_core.test_trainer import comparable
 from tests.support.machines import Machine, ray_address, ray_machines
-from tests.support.runs import steps_below
+from tests.support.runs import short, steps_below
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS = 6
 SETTINGS = [
-    "trainer.save_freq=2",
-    "rollout.engine=hf",
     "actor.lr=1e-6",
     "critic.lr=1e-6",
     # Without a reward to learn from, advantages are the rounding of a KL, scaled to 1.
@@ -79,8 +77,8 @@ class Cluster:
 
 @pytest.mark.chaos
 def test_machines_without_power_change_nothing(tmp_path, tiny_model_path, tiny_overrides, survived):
-    settings = [x for x in tiny_overrides if not x.startswith(("trainer.", "model.path="))]
-    settings += [*SETTINGS, f"trainer.total_steps={STEPS}", f"trainer.test_freq={STEPS}"]
+    tiny = [text for text in tiny_overrides if not text.startswith("model.path=")]
+    settings = short(tiny, total_steps=STEPS, test_freq=STEPS, save_freq=2) + SETTINGS
     one = Place(tmp_path, [*settings, f"model.path={tiny_model_path}"])
     one.arguments[0] = "train"  # without an evaluation
     calm = one.run()

@@ -15,7 +15,7 @@ from tests.flows.test_run import LIMIT_S, PROGRAM, ROOT
 from tests.rl_core.test_trainer import comparable
 from tests.support import s3
 from tests.support.programs import own_prefect
-from tests.support.runs import steps_below
+from tests.support.runs import short, steps_below
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -24,10 +24,7 @@ FAULTS: tuple[s3.Fault, ...] = ("slow", "reset", "503", "gone")
 MORE_STEPS = 2
 SETTINGS = [
     "run_id=r",
-    "rollout.engine=hf",
     "actor.lr_schedule=constant",
-    "trainer.save_freq=1",
-    "trainer.test_freq=1000",
     "env.reward=tests.support.user_rewards:share_of_letters",
     "evaluation.max_problems=4",
 ]
@@ -55,7 +52,7 @@ def spool(machine: Path) -> Path:
 
 @pytest.mark.chaos
 def test_faults_of_s3_and_a_move_change_nothing(tmp_path, tiny_overrides, s3_port, survived):
-    settings = [x for x in tiny_overrides if not x.startswith("trainer.")] + SETTINGS
+    settings = short(tiny_overrides, save_freq=1, test_freq=1000) + SETTINGS
     on_s3 = [*settings, f"storage.root={s3.URL}"]
     one, two, calm = (tmp_path / name for name in ("one", "two", "calm"))
     with s3.faulty_proxy(s3_port) as proxy:

@@ -256,6 +256,11 @@ class FlowRun:
         """Says whether the state has one of these names."""
         return self.read()["state"]["name"] in names
 
+    def ends(self, state: str = "Completed", limit_s: float = LIMIT_S) -> None:
+        """Waits for its end, which must be in this state."""
+        wait_for(lambda: self.is_in("Completed", "Failed", "Crashed", "Cancelled"), limit_s)
+        assert self.is_in(state), self._prefect.logs()
+
     def states(self) -> list[tuple[str, str]]:
         """Returns name and message of all its states, oldest first."""
         states = self._prefect.request("GET", f"/flow_run_states/?flow_run_id={self.id}")

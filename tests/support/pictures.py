@@ -12,7 +12,6 @@ from playwright.sync_api import FloatRect, Page
 
 from tests.support.browser import open_browser
 from tests.support.harness import ROOT, WORKER, FlowRun, Prefect, hungry_after
-from tests.support.waiting import wait_for
 
 IMAGES = ROOT / "deployments" / "images"
 _STEPS = 12
@@ -37,8 +36,7 @@ def main() -> None:
             settings = ["resources.learner_threads=1"]
             run = FlowRun(prefect, "countdown-train", settings, hungry_after(_STEPS))
             with prefect.running(*WORKER):
-                wait_for(lambda: run.is_in("Completed", "Failed", "Crashed"), limit_s=7200)
-            assert run.is_in("Completed"), prefect.logs()
+                run.ends(limit_s=7200)
             take_pictures(prefect, run.id)
         finally:
             prefect.stop_server()

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 
 Done = subprocess.CompletedProcess[str]
+MAIN = "from flows.cli.main import main; main()"
+PROGRAM = [sys.executable, "-c", MAIN]
 
 
 def own_prefect(home: Path) -> dict[str, str]:
@@ -61,7 +63,7 @@ def begun(
 
 def cli(*words: object, **options: object) -> Done:
     """Runs a command of ours as a person's shell would."""
-    return python("from flows.cli.main import main; main()", *words, **options)
+    return python(MAIN, *words, **options)
 
 
 def command_lines(processes: Iterable[psutil.Process]) -> dict[psutil.Process, str]:

@@ -80,12 +80,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) 
 def ready(served: Served) -> subprocess.Popen[str]:
     started = datetime.now(UTC)
     process = served.serve()
-
-    def is_ready() -> bool:
-        assert process.poll() is None, process.communicate()
-        return served.is_ready(started)
-
-    wait_for(is_ready)
+    wait_for(lambda: served.is_ready(started), process=process)
     return process
 
 
