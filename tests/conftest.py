@@ -27,7 +27,6 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.support.chaos import Ledger, as_table, faults_of  # noqa: E402
-from tests.support.prefect_server import temporary_prefect_server  # noqa: E402
 
 # Other work on the machine makes single examples slow: time is measured in benchmarks/, not here.
 # What a person runs does not hang on luck: new examples are looked for by `make fuzz` only, which
@@ -59,9 +58,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def prefect_harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One temporary Prefect server for all flow tests, with results in a folder of its own."""
+    from prefect.events.worker import EventsWorker
+    from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+    from prefect.testing.utilities import prefect_test_harness
+
     results = tmp_path_factory.mktemp("results")
-    with temporary_prefect_server(results):
+    # Prefect keeps one sender of events per process, whatever the server: with that of the tests
+    # before, what a flow's tasks came to would go to their server.
+    EventsWorker.drain_all(timeout=30, at_exit=False)
+    with (
+        temporary_settings({PREFECT_LOCAL_STORAGE_PATH: results}),
+        prefect_test_harness(server_startup_timeout=120),
+    ):
         yield results
+    EventsWorker.drain_all(timeout=30, at_exit=False)
 
 
 @pytest.fixture

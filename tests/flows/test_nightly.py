@@ -66,13 +66,8 @@ class Place:
     def __init__(self, root: Path, model: Path, pipeline: Pipeline, told_to: Hook) -> None:
         self.root, self.pipeline, self._hook = root, pipeline, told_to
         self._model = model
-        self._overrides = (
-            f"storage.root={root}",
-            "data.train_size=8",
-            "data.test_size=8",
-            "data.train_batch_size=4",
-            "actor.mini_batch_size=4",
-        )
+        sizes = ("data.train_size=8", "data.test_size=8", "data.train_batch_size=4")
+        self._overrides = (f"storage.root={root}", *sizes, "actor.mini_batch_size=4")
 
     def night(
         self, *overrides: str, model: Path | None = None, **parameters: Any
@@ -116,21 +111,10 @@ def test_nights_go_on_from_the_champion_and_tell_of_each_promotion(place, tiny_m
     ]
     assert first["started_from"].startswith("afresh: no champion of countdown in")
     assert told["reason"].startswith("better than its base model (p = 0.0078")
-    assert (
-        told
-        | {
-            "event": "promoted",
-            "run_id": first["run_id"],
-            "steps": 3,
-            "accuracy_before": 0.25,
-            "accuracy_after": 0.75,
-            "champion": name,
-            "accuracy_champion": 1.0,
-            "next_step": None,
-            "report": str(place.root / "runs" / first["run_id"] / "report.html"),
-        }
-        == told
-    )
+    run = {"event": "promoted", "run_id": first["run_id"], "steps": 3, "next_step": None}
+    accuracies = {"accuracy_before": 0.25, "accuracy_after": 0.75, "accuracy_champion": 1.0}
+    report = str(place.root / "runs" / first["run_id"] / "report.html")
+    assert told == told | run | accuracies | {"champion": name, "report": report}
 
     place.pipeline.promotes = False
     second = place.night()

@@ -23,17 +23,9 @@ from tasks.base_model import (
 from tasks.generate import generate_dataset
 
 ENV = CountdownConfig(min_operands=3, max_operands=3, max_number=20)
-SMALL = BaseModelConfig(
-    hidden_size=32,
-    num_heads=1,
-    intermediate_size=32,
-    num_layers=1,
-    steps=2,
-    batch_size=2,
-    warmup_steps=1,
-    max_response_tokens=16,
-    num_threads=1,
-)
+_WIDTHS = {"hidden_size": 32, "intermediate_size": 32, "num_heads": 1, "num_layers": 1}
+_STEPS = {"steps": 2, "batch_size": 2, "warmup_steps": 1, "max_response_tokens": 16}
+SMALL = BaseModelConfig(**_WIDTHS, **_STEPS, num_threads=1)
 
 
 def settings(root: Path, **changes: object) -> RunConfig:
