@@ -150,21 +150,8 @@ def test_a_failure_is_told_of_and_stays_a_failure(place):
     (told,) = place.told
     assert (told["event"], told["run_id"]) == ("failed", None)
     assert "did you mean actor.lr?" in told["reason"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_harness")
-def test_a_night_that_starts_afresh_against_its_setting_warns_and_a_wrong_path_is_refused(place):
-    first = place.night()
-    shutil.rmtree(place.root / "runs" / first["run_id"] / "checkpoints")
-    second = place.night()
-    (told,) = place.told
-    why = f"afresh: the champion {first['run_id']}/step_000003 is gone from the disk"
-    assert second["started_from"].startswith(why)
     with pytest.raises(PreflightError, match="there is no such folder"):
         place.night(model=place.root / "nothing")
-    (warning,) = [line for line in told["text"].splitlines() if line.startswith("warning")]
-    assert warning.startswith(f"warning: it started {why}")
 
 
 @pytest.mark.slow

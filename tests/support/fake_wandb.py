@@ -31,12 +31,7 @@ class FakeWandb(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(
-        self,
-        resets_after: int | None = None,
-        *,
-        takes_tables: bool = True,
-    ) -> None:
+    def __init__(self, resets_after: int | None = None, *, takes_tables: bool = True) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.resets_after = resets_after
