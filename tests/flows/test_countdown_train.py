@@ -15,7 +15,6 @@ from flows.nightly import nightly
 from flows.runs.run_record import recorded
 from flows.settings.compose import PresetName
 from rl_core.checkpoints.store import save_checkpoint
-from rl_core.config.operations import RetryConfig, StorageConfig
 from rl_core.config.run import ResourcesConfig, RunConfig
 from rl_core.errors import OutOfMemory, Stalled, WorkerDied
 from rl_core.resources.oom_recovery import in_words
@@ -63,12 +62,8 @@ class Training:
         resources: ResourcesConfig = ResourcesConfig(),  # noqa: B008  # frozen
     ) -> None:
         monkeypatch.setattr(train, "train_supervised", attempts)
-        self.config = RunConfig(
-            run_id="r",
-            storage=StorageConfig(root=root),
-            retry=RetryConfig(delay_s=0),
-            resources=resources,
-        )
+        sections = {"storage": {"root": root}, "retry": {"delay_s": 0}, "resources": resources}
+        self.config = RunConfig.model_validate({"run_id": "r"} | sections)
         self.run = RunFolder.create(self.config)
         self._root = root
 

@@ -19,7 +19,7 @@ import pytest
 
 from rl_core.checkpoints.store import latest
 from rl_core.evaluation.rows import read_rows
-from tests.support.programs import command_lines, living, own_prefect
+from tests.support.programs import command_lines, living, own_prefect, started
 from tests.support.runs import steps_below
 from tests.support.traps import SECRETS, addresses, secrets_of, set_traps, sprung
 from tests.support.waiting import wait_for
@@ -45,15 +45,8 @@ class Place:
     def start(self, *more: str, instead: Sequence[str] = ()) -> subprocess.Popen[str]:
         environment = own_prefect(self.home) | SECRETS | {"PYTHONPATH": str(ROOT)}
         environment["http_proxy"] = "http://127.0.0.1:9"  # nothing is there: loopback needs none
-        return subprocess.Popen(
-            [*PROGRAM, *(instead or self.arguments), *more],
-            cwd=self.traps,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        words = (*(instead or self.arguments), *more)
+        return started(*PROGRAM, *words, cwd=self.traps, env=environment)
 
     def run(self, *more: str, instead: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         process = self.start(*more, instead=instead)

@@ -14,7 +14,7 @@ from rl_core.storage.spool import files_of
 from tests.flows.test_run import LIMIT_S, PROGRAM, ROOT
 from tests.rl_core.test_trainer import comparable
 from tests.support import s3
-from tests.support.programs import own_prefect
+from tests.support.programs import own_prefect, started
 from tests.support.runs import short, steps_below
 from tests.support.waiting import wait_for
 
@@ -35,15 +35,7 @@ def start(machine: Path, command: str, settings: list[str], port: int) -> subpro
     machine.mkdir()
     environment = own_prefect(machine / "prefect") | {"PYTHONPATH": str(ROOT)}
     environment |= s3.environment(port)
-    return subprocess.Popen(
-        [*PROGRAM, command, *settings],
-        cwd=machine,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return started(*PROGRAM, command, *settings, cwd=machine, env=environment)
 
 
 def spool(machine: Path) -> Path:

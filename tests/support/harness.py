@@ -18,7 +18,7 @@ import httpx
 import psutil
 
 from flows.prefect_patches.login import login_file
-from tests.support.programs import living
+from tests.support import programs
 from tests.support.ray_head import free_ports
 from tests.support.waiting import wait_for
 
@@ -50,14 +50,7 @@ class Prefect:
         }
 
     def command(self, *arguments: str, cwd: Path = ROOT) -> str:
-        done = subprocess.run(
-            [PREFECT, *arguments],
-            cwd=cwd,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
+        done = programs.run(PREFECT, *arguments, cwd=cwd, env=self.environment, timeout_s=LIMIT_S)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -109,8 +102,7 @@ class Prefect:
         own.write_text(json.dumps(night))
         texts = {"{{ $PWD }}/deployments/night.yaml": str(own), **replacements}
         file = edited(ROOT / "deployments" / "prefect.yaml", self.folder, texts)
-        make = ("work-pool", "create", "countdown", "--type", "process", "--overwrite")
-        self.command(*make)
+        self.command("work-pool", "create", "countdown", "--type", "process", "--overwrite")
         return self.command("--no-prompt", "deploy", "--prefect-file", str(file), "--all")
 
     def is_up(self) -> bool:
@@ -155,10 +147,8 @@ class Prefect:
         return found[0]
 
     def flow_runs(self, deployment: str) -> list[dict[str, Any]]:
-        runs: list[dict[str, Any]] = self.post(
-            "/flow_runs/filter", {"deployments": {"name": {"any_": [deployment]}}}
-        )
-        return runs
+        by_name = {"deployments": {"name": {"any_": [deployment]}}}
+        return list(self.post("/flow_runs/filter", by_name))
 
     def pause_nights(self) -> None:
         """Stops the schedule and takes back the runs that it has made."""
@@ -213,8 +203,7 @@ class FlowRun:
         self.name = str(made["name"])
 
     def read(self) -> dict[str, Any]:
-        run: dict[str, Any] = self._prefect.request("GET", f"/flow_runs/{self.id}")
-        return run
+        return dict(self._prefect.request("GET", f"/flow_runs/{self.id}"))
 
     def set_state(self, kind: str, *, force: bool = False, **more: object) -> str:
         """Asks for a state of a type, as the UI does, and returns what the server answers."""
@@ -269,7 +258,7 @@ class FlowRun:
 
     def processes(self) -> list[psutil.Process]:
         """Returns what lives of all that its flow run started."""
-        return living("PREFECT__FLOW_RUN_ID", self.id)
+        return programs.living("PREFECT__FLOW_RUN_ID", self.id)
 
     def main_process(self) -> psutil.Process:
         """Returns the process of the flow itself, which all others descend from."""

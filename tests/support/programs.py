@@ -39,6 +39,14 @@ def run(
     )
 
 
+def started(*command: str, cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Starts a command that goes on, in a process group of its own."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, cwd=cwd, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+
+
 def python(code: str, *arguments: object, **options: object) -> Done:
     """Runs Python code in a process of its own."""
     return run(sys.executable, "-c", code, *arguments, **options)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from flows.errors import RunFailedError
 from tests.flows.test_run import PROGRAM, Place
 from tests.support.harness import LIMIT_S, ROOT, FlowRun, Prefect
 from tests.support.listeners import hook
-from tests.support.programs import command_lines
+from tests.support.programs import command_lines, run, started
 from tests.support.waiting import wait_for
 
 _STOPPED_WITHIN_S = 300
@@ -43,15 +43,7 @@ class Served(Prefect):
         self.place = Place(folder, tiny_overrides)
 
     def serve(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*PROGRAM, "serve"],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        return started(*PROGRAM, "serve", cwd=self.folder, env=self.environment)
 
     def is_ready(self, since: datetime) -> bool:
         """Says whether a worker has polled for runs of the deployments."""
@@ -109,14 +101,8 @@ def test_it_serves_and_ctrl_c_stops_all_of_it(served):
     said = [process.stdout.readline() for _ in range(6)] if process.stdout else []
     hints = [line.partition("from another terminal: ")[2] for line in said]
     looks = "".join(hints).replace(" run ", " inspect ")
-    pasted = subprocess.run(
-        looks,
-        shell=True,
-        cwd="/",
-        env={"PATH": "/bin:/usr/bin", "DO_NOT_TRACK": "1"},
-        capture_output=True,
-        text=True,
-    )
+    bare = {"PATH": "/bin:/usr/bin", "DO_NOT_TRACK": "1"}
+    pasted = run("/bin/sh", "-c", looks, cwd="/", env=bare)
     assert "'flows.countdown_train.countdown_train'" in pasted.stdout, pasted.stderr
     second = served.serve()
     _, refused = second.communicate(timeout=LIMIT_S)
@@ -125,7 +111,7 @@ def test_it_serves_and_ctrl_c_stops_all_of_it(served):
     assert line.startswith(f"countdown-train: port {served.port} of 127.0.0.1 is not free")
     change_in_the_ui(served)
     served.post("/automations/", automation().model_dump(mode="json"))  # as a busy server may
-    run = begun(served, process)
+    flow_run = begun(served, process)
     os.killpg(process.pid, signal.SIGINT)
     code, out, err = served.ends(process)
     out = "".join([*said, out])
@@ -133,10 +119,9 @@ def test_it_serves_and_ctrl_c_stops_all_of_it(served):
     record = served.place.record()
     assert record["status"] == "interrupted"
     assert record["reason"].startswith("stopped by SIGTERM; ")
-    assert record["flow_run_id"] == run.id
-    assert (
-        f"run {record['run_id']} interrupted: " in (served.place.folder() / "log.txt").read_text()
-    )
+    assert record["flow_run_id"] == flow_run.id
+    log = (served.place.folder() / "log.txt").read_text()
+    assert f"run {record['run_id']} interrupted: " in log
     assert f"server       http://127.0.0.1:{served.port}\n" in out
     assert f"paste `cat {served.home}/countdown-train.login`\n" in out
     assert served.login not in out  # which somebody may keep as a log
@@ -158,11 +143,11 @@ def test_a_second_start_finds_all_as_it_was_and_server_and_worker_come_back(serv
     assert [each["name"] for each in automations] == ["countdown-train lost"]
     assert len(served.post("/deployments/filter", {})) == 4
 
-    run = begun(served, process)
+    flow_run = begun(served, process)
     killed = datetime.now(UTC)
     child(process, "server").kill()
     wait_for(lambda: served.is_ready(killed), process=process)
-    assert run.is_in("Running")
+    assert flow_run.is_in("Running")
 
     killed, before = datetime.now(UTC), len(served.place.steps())
     child(process, "worker").kill()
