@@ -209,15 +209,8 @@ def tiny_overrides(tiny_model_path: Path) -> list[str]:
     """Settings of a run with every real part (vLLM, Ray, learner, critic) that takes seconds."""
     return [
         f"model.path={tiny_model_path}",
-        "data.train_size=64",
-        "data.test_size=16",
-        "data.train_batch_size=8",
-        "data.max_prompt_length=600",
-        "data.max_response_length=24",
-        "actor.mini_batch_size=4",
-        "rollout.num_engines=1",
-        "resources.learner_threads=1",
-        "evaluation.samples_per_problem=2",
-        "trainer.save_freq=5",
-        "trainer.test_freq=5",
+        *("data.train_size=64", "data.test_size=16", "data.train_batch_size=8"),
+        *("data.max_prompt_length=600", "data.max_response_length=24", "actor.mini_batch_size=4"),
+        *("rollout.num_engines=1", "resources.learner_threads=1"),
+        *("evaluation.samples_per_problem=2", "trainer.save_freq=5", "trainer.test_freq=5"),
     ]

@@ -143,7 +143,6 @@ def test_tags_and_task_runs_say_what_ran(run_and_page):
 def test_the_graph_chains_the_stages(run_and_page):
     """As the page draws it: what stands behind what."""
     _, page = run_and_page
-    by_stage = {stage: f"{stage}_task" for stage in CHAIN}
 
     def edges() -> set[tuple[str, str]]:
         keys = {str(run.id): run.task_key.partition("-")[0] for run in page.task_runs()}
@@ -154,7 +153,7 @@ def test_the_graph_chains_the_stages(run_and_page):
             for parent in node["parents"]
         }
 
-    chain = {(by_stage[one], by_stage[next_]) for one, next_ in itertools.pairwise(CHAIN)}
+    chain = {(f"{one}_task", f"{other}_task") for one, other in itertools.pairwise(CHAIN)}
     wait_for(lambda: chain <= edges(), 60, seen=edges)
 
 

@@ -40,14 +40,8 @@ class Prefect:
         self.api = f"{self.url}/api"
         self.folder = folder
         self._csrf: dict[str, str] = {}
-        self.environment = {
-            **os.environ,
-            "PREFECT_HOME": str(folder / "prefect"),
-            "PREFECT_RESULTS_LOCAL_STORAGE_PATH": str(folder / "storage"),
-            "PREFECT_API_URL": self.api,
-            "PYTHONPATH": str(ROOT),
-            **settings,
-        }
+        own = {"PREFECT_API_URL": self.api, "PYTHONPATH": str(ROOT)}
+        self.environment = programs.own_prefect(folder / "prefect") | own | dict(settings)
 
     def command(self, *arguments: str, cwd: Path = ROOT) -> str:
         done = programs.run(PREFECT, *arguments, cwd=cwd, env=self.environment, timeout_s=LIMIT_S)
@@ -89,14 +83,9 @@ class Prefect:
             stop(process)
 
     def deploy(self, replacements: Mapping[str, str] = {}, **night: object) -> str:
-        """Makes the work pool and all deployments, or brings them up to date.
+        """Makes work pool and deployments, or brings them up to date; returns what is printed.
 
-        Args:
-            replacements: a text each of the deployments' file, and what stands there instead.
-            night: lines of the night's own file.
-
-        Returns:
-            What the command printed.
+        In the deployments' file texts are replaced, and `night` is what the night's own file holds.
         """
         own = self.folder / "night.yaml"
         own.write_text(json.dumps(night))
@@ -173,12 +162,7 @@ class Prefect:
 class FlowRun:
     """A run of a deployment, as its server and its processes show it.
 
-    Args:
-        prefect: its server.
-        deployment: name of a deployment, of which a run is made.
-        overrides: settings of the run.
-        environment: variables of its processes, beside the worker's own.
-        parameters: of the flow, beside the settings.
+    It is made here: its processes have these variables beside the worker's own.
     """
 
     def __init__(

@@ -31,12 +31,9 @@ _RAY_PORT = 6379
 
 
 class Machine:
-    """One machine; made by `ray_machines`.
+    """One machine, wired to a bridge; made by `ray_machines`.
 
-    Args:
-        number: from 1.
-        bridge: name of the bridge to which it is wired.
-        folder: where the disks of all machines lie, seen from outside, and where each has its own.
+    The disks of all machines lie in `folder`, seen from outside, and each has its own there.
     """
 
     def __init__(self, number: int, bridge: str, folder: Path) -> None:

@@ -91,12 +91,9 @@ def lives(process: psutil.Process) -> bool:
 
 
 def living(variable: str, value: str | None = None, part: str = "") -> list[psutil.Process]:
-    """Returns all other processes, of whatever parent, that inherited an environment variable.
+    """Returns all other processes, of any parent, that inherited a variable with this value.
 
-    Args:
-        variable: its name.
-        value: that it has there; None for any.
-        part: a text in their command line.
+    None is any value; `part` is a text in their command line.
     """
     found = []
     for process in psutil.process_iter():

@@ -55,15 +55,13 @@ def _rollouts() -> list[dict[str, Any]]:
 def _evaluation(model: str, step: int, mode: str, verdicts: dict[int, list[str]]) -> list[Any]:
     """Rows of one model; strictly, the third problem has no answer."""
     num_solutions = {0: 1, 1: 1, 2: 3, 3: 12}
+    same = {"run_id": "alpha", "model": model, "step": step, "mode": mode, "finish_reason": "stop"}
+    same |= {"data_source": "countdown", "evaluation": "whole", "num_problems": 4}
     return [
-        {
-            "run_id": "alpha",
-            "model": model,
-            "step": step,
+        same
+        | {
             "prompt_index": prompt_index,
-            "data_source": "countdown",
             "num_solutions": num_solutions[prompt_index],
-            "mode": mode,
             "sample_index": sample_index,
             "prompt": f"test prompt {prompt_index}",
             "response": f"{verdict} response",
@@ -71,14 +69,11 @@ def _evaluation(model: str, step: int, mode: str, verdicts: dict[int, list[str]]
             "verdict": verdict,
             "score": {YES: 1.0, WRONG: 0.1, NO: 0.0}[verdict],
             "response_tokens": 10 * (prompt_index + 1),
-            "finish_reason": "stop",
             "value": {YES: "10", WRONG: "7/2", NO: None}[verdict],
             "verdict_strict": NO if prompt_index == 2 else verdict,
             "verdict_lenient": verdict,
             "num_operands": 3 + prompt_index // 2,
             "ground_truth": '{"target": 10}',
-            "evaluation": "whole",
-            "num_problems": 4,
         }
         for prompt_index, answers in verdicts.items()
         for sample_index, verdict in enumerate(answers)

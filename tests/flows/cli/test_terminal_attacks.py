@@ -56,15 +56,11 @@ def test_no_command_passes_on_what_would_steer_a_terminal(tmp_path):
     )
     (tmp_path / "preset.yaml").write_text(json.dumps({"seed": ATTACK, ATTACK: 1}))
     root = f"storage.root={tmp_path}"
-    question = "select response, verdict from rollouts"
+    question = ["sql", "-q", "select response, verdict from rollouts", root]
     said = on_a_terminal(
         [
-            ["watch", "r", root],
-            ["sql", "-q", question, root],
-            ["sql", "-q", question, root, "--format", "csv"],
-            ["sql", "-q", question, root, "--format", "json"],
-            ["runs", root],
-            ["report", "r", root],
+            *(["watch", "r", root], ["runs", root], ["report", "r", root], question),
+            *([*question, "--format", name] for name in ("csv", "json")),
             ["import", str(script), "output=made.yaml"],
             ["config", "preset=preset.yaml"],
             ["config", f"trainer.wandb_project='{ATTACK}'"],

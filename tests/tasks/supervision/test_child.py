@@ -62,14 +62,9 @@ def test_a_watched_process_has_no_secrets_but_wandbs(tmp_path, monkeypatch, logs
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(traps := set_traps(tmp_path / "cwd"))
+    where = {"log_folder": tmp_path, "logger": logging.getLogger("test")}
     seen = call_supervised(
-        what_is_seen,
-        {},
-        name="spy",
-        log_folder=tmp_path,
-        stall_s=120,
-        logger=logging.getLogger("test"),
-        logs_to_wandb=logs_to_wandb,
+        what_is_seen, {}, name="spy", stall_s=120, logs_to_wandb=logs_to_wandb, **where
     )
     assert seen == (set(), {WANDB_KEY} if logs_to_wandb else set())
     assert sprung(traps) == ""
