@@ -7,9 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -49,31 +47,15 @@ class Place:
         (folder,) = (self.root / "runs").glob(f"*-{flow_run.name}")
         return RunFolder(folder)
 
-    def tasks(self, flow_run: FlowRun) -> dict[str, list[str]]:
-        """Returns the states' names of a flow run's task runs, by the task, oldest first."""
-        of_flow = {"flow_runs": {"id": {"any_": [flow_run.id]}}, "sort": "EXPECTED_START_TIME_ASC"}
-        found: dict[str, list[str]] = {}
-        for task in self.prefect.post("/task_runs/filter", of_flow):
-            name = task["task_key"].partition("_task")[0]
-            found.setdefault(name, []).append(task["state_name"])
-        return found
 
-    def shows(self, flow_run: FlowRun, expected: dict[str, list[str]]) -> None:
-        """Waits for the server, which hears of task runs a moment later than of flow runs."""
+def shows(flow_run: FlowRun, expected: dict[str, list[str]]) -> None:
+    """Waits for the server, which hears of task runs a moment later than of flow runs."""
 
-        def shown() -> dict[str, list[str] | None]:
-            there = self.tasks(flow_run)
-            return {name: there.get(name) for name in expected}
+    def shown() -> dict[str, list[str] | None]:
+        there = flow_run.tasks()
+        return {name: there.get(name) for name in expected}
 
-        with suppress(AssertionError):
-            wait_for(lambda: shown() == expected, limit_s=120)
-        assert shown() == expected
-
-    def artifact(self, flow_run: FlowRun, key: str) -> dict[str, Any]:
-        of_flow = {"flow_runs": {"id": {"any_": [flow_run.id]}}}
-        of_key = {"artifacts": {"key": {"any_": [key]}}}
-        (artifact,) = self.prefect.post("/artifacts/filter", of_flow | of_key)
-        return dict(artifact)
+    wait_for(lambda: shown() == expected, limit_s=120, seen=shown)
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +77,8 @@ def test_retrying_a_failed_night_does_only_what_failed(place):
 
     run = place.first = place.run(night)
     done = ["generate", "base_model", "validate", "train", "prune"]
-    place.shows(night, {**{name: ["Completed"] for name in done}, "evaluate": ["Failed"]})
-    assert "promote" not in place.tasks(night)
+    shows(night, {**{name: ["Completed"] for name in done}, "evaluate": ["Failed"]})
+    assert "promote" not in night.tasks()
     (told,) = place.hook.told
     assert (told["event"], told["run_id"], told["steps"]) == ("failed", run.run_id, 3)
     assert str(in_the_way) in told["reason"]
@@ -114,7 +96,7 @@ def test_retrying_a_failed_night_does_only_what_failed(place):
     night.ends()
     again = {name: ["Completed", "Cached"] for name in done}
     again |= {"evaluate": ["Failed", "Completed"], "promote": ["Completed"]}
-    place.shows(night, {**again, "report": ["Completed"]})
+    shows(night, {**again, "report": ["Completed"]})
     assert run.metrics.path.read_bytes() == metrics
     record = run.read()
     assert (record.status, record.steps) == ("finished", 3)
@@ -129,7 +111,7 @@ def test_any_checkpoint_is_evaluated_from_a_form(place):
     root = [f"storage.root={place.root}"]
     evaluation = FlowRun(place.prefect, "countdown-train-evaluate", root, **asked)
     evaluation.ends()
-    table = place.artifact(evaluation, "evaluation")
+    table = evaluation.artifacts()["evaluation"]
     columns = list(json.loads(table["data"])[0])
     assert columns == ["measure", f"{name}/step_000003", f"{name}/base"]
     assert f"{name}/step_000003 against {name}/base: cannot tell" in table["description"]
@@ -139,7 +121,7 @@ def test_pruning_leaves_what_must_stay_and_says_why(place):
     overrides = [f"storage.root={place.root}", "checkpoints.keep_last=0"]
     pruning = FlowRun(place.prefect, "countdown-train-prune", overrides)
     pruning.ends()
-    rows = json.loads(place.artifact(pruning, "pruned")["data"])
+    rows = json.loads(pruning.artifacts()["pruned"]["data"])
     assert {row["run"] for row in rows} == {place.first.run_id}
     kept = {row["what"] for row in rows if row["decision"] == "kept"}
     there = {path.name for path in (place.first.path / "checkpoints").glob("step_*")}
@@ -177,7 +159,7 @@ def test_a_killed_night_is_told_of_and_goes_on_from_the_same_champion(place, sur
     wait_for(lambda: night.read()["run_count"] == 2)
     night.ends()
     assert run.read().model == str(champion)
-    place.shows(night, {"start": ["Completed", "Cached"]})
+    shows(night, {"start": ["Completed", "Cached"]})
     assert steps() == list(range(21))
     log = (run.path / "log.txt").read_text()
     (resumed_at,) = map(int, re.findall(r"training goes on after step (\d+)", log))

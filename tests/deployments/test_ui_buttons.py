@@ -106,6 +106,6 @@ def test_cancelled_retried_and_without_a_server_it_equals_an_undisturbed_run(eve
     evening.compare(ROOT)
     artifacts = evening.flow_run.artifacts()  # those of the time without a server come in late
     assert artifacts.keys() >= ARTIFACTS
-    assert artifacts["training"] == 100
+    assert artifacts["training"]["data"] == 100
     survived("cancel", "UI", steps_lost=0)
     survived("SIGKILL", "Prefect server", steps_lost=0)

@@ -213,17 +213,20 @@ class FlowRun:
         asked = {"logs": {"flow_run_id": {"any_": [self.id]}}, "sort": "TIMESTAMP_ASC"}
         return [str(log["message"]) for log in self._prefect.post("/logs/filter", asked)]
 
-    def tasks(self) -> list[tuple[str, str]]:
-        """Returns name and state of all its task runs, oldest first."""
+    def tasks(self) -> dict[str, list[str]]:
+        """Returns the states' names of its task runs, by the task, oldest first."""
         asked = {"flow_runs": {"id": {"any_": [self.id]}}, "sort": "EXPECTED_START_TIME_ASC"}
-        found = self._prefect.post("/task_runs/filter", asked)
-        return [(task["name"], task["state_name"]) for task in found]
+        found: dict[str, list[str]] = {}
+        for task in self._prefect.post("/task_runs/filter", asked):
+            name = task["task_key"].partition("_task")[0]
+            found.setdefault(name, []).append(task["state_name"])
+        return found
 
     def artifacts(self) -> dict[str, Any]:
-        """Returns what its artifacts hold, by their keys; the newest where a key has several."""
+        """Returns its artifacts by their keys; the newest where a key has several."""
         asked = {"flow_runs": {"id": {"any_": [self.id]}}, "sort": "UPDATED_DESC"}
         found = self._prefect.post("/artifacts/filter", asked)
-        return {artifact["key"]: artifact["data"] for artifact in reversed(found)}
+        return {artifact["key"]: artifact for artifact in reversed(found)}
 
     def is_in(self, *names: str) -> bool:
         """Says whether the state has one of these names."""
