@@ -24,15 +24,11 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
     """A server on PostgreSQL."""
     with postgresql() as url:
         settings = {"PREFECT_API_DATABASE_CONNECTION_URL": url, "PREFECT_WORKER_QUERY_SECONDS": "2"}
-        prefect = Prefect(tmp_path_factory.mktemp("two-workers"), settings)
-        prefect.start_server()
-        try:
+        with Prefect(tmp_path_factory.mktemp("two-workers"), settings).up() as prefect:
             prefect.deploy()
             prefect.disable_automations()
             prefect.pause_nights()
             yield prefect
-        finally:
-            prefect.stop_server()
 
 
 Workers = dict[str, subprocess.Popen[bytes]]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import psutil
@@ -68,6 +68,15 @@ class Prefect:
 
     def stop_server(self) -> None:
         stop(self._server)
+
+    @contextmanager
+    def up(self) -> Iterator[Self]:
+        """Its server is up within the block."""
+        self.start_server()
+        try:
+            yield self
+        finally:
+            self.stop_server()
 
     def kill_server(self) -> None:
         os.killpg(self._server.pid, signal.SIGKILL)

@@ -27,19 +27,17 @@ _HEADLINES_PX = 760
 
 def main() -> None:
     """Runs the preset under a worker of its own server, and takes both pictures."""
-    with tempfile.TemporaryDirectory(prefix="pf-", ignore_cleanup_errors=True) as folder:
-        prefect = Prefect(Path(folder), {"TMPDIR": folder})
-        prefect.start_server()
-        try:
-            prefect.deploy()
-            # What takes the memory away sees one thread of a learner.
-            settings = ["resources.learner_threads=1"]
-            run = FlowRun(prefect, "countdown-train", settings, hungry_after(_STEPS))
-            with prefect.running(*WORKER):
-                run.ends(limit_s=7200)
-            take_pictures(prefect, run.id)
-        finally:
-            prefect.stop_server()
+    with (
+        tempfile.TemporaryDirectory(prefix="pf-", ignore_cleanup_errors=True) as folder,
+        Prefect(Path(folder), {"TMPDIR": folder}).up() as prefect,
+    ):
+        prefect.deploy()
+        # What takes the memory away sees one thread of a learner.
+        settings = ["resources.learner_threads=1"]
+        run = FlowRun(prefect, "countdown-train", settings, hungry_after(_STEPS))
+        with prefect.running(*WORKER):
+            run.ends(limit_s=7200)
+        take_pictures(prefect, run.id)
 
 
 def take_pictures(prefect: Prefect, flow_run_id: str) -> None:
