@@ -101,21 +101,12 @@ def build_tiny_model(folder: Path, *, seed: int = 0) -> None:
         model_input_names=["input_ids", "attention_mask"],
     ).save_pretrained(folder)
 
-    config = Qwen2Config(
-        vocab_size=len(tokens),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-        initializer_range=0.1,  # the default gives near-uniform logits: greedy would be a coin toss
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=1,
-        dtype="float32",
-    )
+    widths = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 1024}
+    numbers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    ids = {"vocab_size": len(tokens), "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+    # The default range gives near-uniform logits: greedy would be a coin toss.
+    weights = {"initializer_range": 0.1, "tie_word_embeddings": True, "dtype": "float32"}
+    config = Qwen2Config(**widths, **numbers, **ids, **weights)
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(config)

@@ -63,14 +63,9 @@ class FakeWandb(ThreadingHTTPServer):
         """Returns what a GraphQL operation is told."""
         name, entity = variables.get("name", ""), {"id": "e", "name": "me"}
         if operation == "RunResumeStatus":
-            return {
-                "model": {
-                    "id": "m",
-                    "name": variables["project"],
-                    "entity": entity,
-                    "bucket": self._resumed(name) if name in self.lines else None,
-                }
-            }
+            bucket = self._resumed(name) if name in self.lines else None
+            project = {"id": "m", "name": variables["project"], "entity": entity}
+            return {"model": project | {"bucket": bucket}}
         if operation == "UpsertBucket":
             inserted = name not in self.lines
             lines = self.lines.setdefault(name, {})

@@ -31,9 +31,8 @@ def test_weights_in_several_files_stay_in_several(tmp_path, tiny_model_path):
     model = AutoModelForCausalLM.from_pretrained(tiny_model_path)
     model.save_pretrained(folder, max_shard_size="100KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
-    to = export_model(
-        NamedModel("any", folder, None, 0), tmp_path, dtype="float32", to=tmp_path / "to"
-    )
+    named = NamedModel("any", folder, None, 0)
+    to = export_model(named, tmp_path, dtype="float32", to=tmp_path / "to")
     again = AutoModelForCausalLM.from_pretrained(to).state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 

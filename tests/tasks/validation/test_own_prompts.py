@@ -47,6 +47,10 @@ def turn_of(i: int) -> dict[str, str]:
     return {"role": "user", "content": asked(i)}
 
 
+def templated(i: int) -> str:
+    return f"<|im_start|>user\n{asked(i)}<|im_end|>\n<|im_start|>assistant\n"
+
+
 THINKING = {"role": "assistant", "content": "Let me think."}
 
 
@@ -54,11 +58,7 @@ THINKING = {"role": "assistant", "content": "Let me think."}
     ("prompt", "check", "remedy"),
     [
         (lambda i: json.dumps([turn_of(i)]), "prompt_no_json", "json.loads"),
-        (
-            lambda i: f"<|im_start|>user\n{asked(i)}<|im_end|>\n<|im_start|>assistant\n",
-            "prompt_no_tags",
-            "choose env.prompt_template=base",
-        ),
+        (templated, "prompt_no_tags", "choose env.prompt_template=base"),
         (lambda i: [turn_of(i), THINKING], "prompt_open_turn", "leave it out"),
     ],
     ids=["json", "tags", "closed"],
@@ -91,5 +91,4 @@ def test_sound_prompts_pass_and_the_first_is_shown(chat_model, tmp_path, capfd):
 
 
 def test_texts_that_are_templated_already_pass_as_texts(chat_model, tmp_path):
-    rows = rows_of(lambda i: f"<|im_start|>user\n{asked(i)}<|im_end|>\n<|im_start|>assistant\n")
-    assert validate(rows, tmp_path, chat_model, "env.prompt_template=base") == 0
+    assert validate(rows_of(templated), tmp_path, chat_model, "env.prompt_template=base") == 0
