@@ -62,14 +62,13 @@ class FakeWandb(ThreadingHTTPServer):
     def answer(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
         """Returns what a GraphQL operation is told."""
         name, entity = variables.get("name", ""), {"id": "e", "name": "me"}
+        project = {"id": "m", "name": variables.get("project"), "entity": entity}
         if operation == "RunResumeStatus":
             bucket = self._resumed(name) if name in self.lines else None
-            project = {"id": "m", "name": variables["project"], "entity": entity}
             return {"model": project | {"bucket": bucket}}
         if operation == "UpsertBucket":
             inserted = name not in self.lines
             lines = self.lines.setdefault(name, {})
-            project = {"id": "m", "name": variables["project"], "entity": entity}
             bucket = {"id": "b", "name": name, "displayName": name, "description": ""}
             bucket |= {"config": "{}", "sweepName": None, "project": project}
             bucket["historyLineCount"] = len(lines)

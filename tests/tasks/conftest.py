@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rl_core.runs.run_folder import RunFolder
-from rl_core.schema import EVALUATION, RESCORES, ROLLOUTS
+from rl_core.schema import EVALUATION, RESCORES
 from tasks.report_page.data import ReportData, gather
+from tests.support.runs import write_rollouts
 
 TWO_RUNS = Path(__file__).parent / "two_runs"
 """Records, metrics and manifests as they lie in a storage root, and the rollouts as a table."""
@@ -118,8 +119,7 @@ def _write_two_runs(root: Path) -> Path:
     data = pa.schema([("x", pa.int64())], metadata=made)
     _write(root / "data" / "tiny" / "test.parquet", [{"x": 1}] * 2, data)
     for (run_id, step), rows in groupby(_rollouts(), lambda row: (row["run_id"], row["step"])):
-        file = root / "runs" / run_id / "rollouts" / f"step_{step:06d}.parquet"
-        _write(file, list(rows), ROLLOUTS)
+        write_rollouts(root / "runs" / run_id, rows, step)
     alpha, beta = root / "runs" / "alpha", root / "runs" / "beta"
     (beta / "rollouts" / ".tmp-step_000002.parquet").write_bytes(b"PAR1 half a file")
     _write(alpha / "eval" / "evaluation.parquet", _evaluations(), EVALUATION)

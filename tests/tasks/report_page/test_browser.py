@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from rl_core.evaluation.rows import write_rows
 from tasks.report import write_report
 from tests.support.browser import open_browser
+from tests.support.runs import write_rollouts
 from tests.tasks.conftest import HOSTILE
 
 GUARD = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
@@ -40,11 +40,8 @@ def poison(run: Path) -> None:
         for file in sorted((run / "rollouts").glob("*.parquet"))
         for row in pq.read_table(file, partitioning=None).to_pylist()
     ]
-    schema = pq.read_schema(run / "rollouts" / "step_000001.parquet")
     for step in (1, 2, 3):
-        own = [row for row in rows if row["step"] == step]
-        file = run / "rollouts" / f"step_{step:06d}.parquet"
-        pq.write_table(pa.Table.from_pylist(own, schema=schema), file)
+        write_rollouts(run, [row for row in rows if row["step"] == step], step)
     evaluated = pq.read_table(run / "eval" / "evaluation.parquet").to_pylist()
     for step, verdict in ((0, HOSTILE), (3, "correct")):
         asked = {"prompt": HOSTILE, "response": f"<answer>{HOSTILE}</answer>", "answer": HOSTILE}
