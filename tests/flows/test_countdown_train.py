@@ -15,7 +15,7 @@ from flows.nightly import nightly
 from flows.runs.run_record import recorded
 from flows.settings.compose import PresetName
 from rl_core.checkpoints.store import save_checkpoint
-from rl_core.config.run import ResourcesConfig, RunConfig
+from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory, Stalled, WorkerDied
 from rl_core.resources.oom_recovery import in_words
 from rl_core.runs.run_folder import RunFolder
@@ -54,13 +54,7 @@ class Attempts:
 class Training:
     """The train task in a flow run, as `countdown_train` calls it, seen through Prefect's API."""
 
-    def __init__(
-        self,
-        root: Path,
-        attempts: Attempts,
-        monkeypatch: pytest.MonkeyPatch,
-        resources: ResourcesConfig = ResourcesConfig(),  # noqa: B008  # frozen
-    ) -> None:
+    def __init__(self, root: Path, attempts: Attempts, monkeypatch: Any, **resources: int) -> None:
         monkeypatch.setattr(train, "train_supervised", attempts)
         sections = {"storage": {"root": root}, "retry": {"delay_s": 0}, "resources": resources}
         self.config = RunConfig.model_validate({"run_id": "r"} | sections)
@@ -137,7 +131,7 @@ def test_each_retry_takes_the_next_recovery_step_and_says_which(tmp_path, monkey
 def test_a_ladder_that_is_exhausted_says_what_was_tried(tmp_path, monkeypatch, survived):
     no_room = OutOfMemory("save", "16 GiB")
     attempts = Attempts(*[no_room] * 9)
-    training = Training(tmp_path, attempts, monkeypatch, ResourcesConfig(rollout_gpus=1))
+    training = Training(tmp_path, attempts, monkeypatch, rollout_gpus=1)
     with pytest.raises(OutOfMemory) as caught:
         training()
     tried = "checkpoints.in_background=false"

@@ -109,9 +109,7 @@ def test_whatever_is_killed_the_rows_are_the_same(tmp_path, tiny_overrides, surv
         survived("SIGKILL", f"{name}, in evaluation")
 
 
-def test_a_stop_ends_the_evaluator_and_can_be_gone_on_from(
-    tmp_path, tiny_overrides, tiny_model_path
-):
+def test_a_stop_ends_the_evaluator_and_a_repeat_goes_on(tmp_path, tiny_overrides, tiny_model_path):
     changes = {"data.test_size": 400, "evaluation.samples_per_problem": 64}
     much = [text for text in tiny_overrides if text.partition("=")[0] not in changes]
     much += [f"{name}={value}" for name, value in changes.items()]

@@ -69,13 +69,10 @@ class Place:
         sizes = ("data.train_size=8", "data.test_size=8", "data.train_batch_size=4")
         self._overrides = (f"storage.root={root}", *sizes, "actor.mini_batch_size=4")
 
-    def night(
-        self, *overrides: str, model: Path | None = None, **parameters: Any
-    ) -> dict[str, Any]:
+    def night(self, *overrides: str, model: Path | None = None, **parameters: Any) -> Any:
         self._hook.told.clear()
         asked = (f"model.path={model or self._model}", *self._overrides, *overrides)
-        record: dict[str, Any] = nightly(overrides=asked, webhook=self._hook.url, **parameters)
-        return record
+        return nightly(overrides=asked, webhook=self._hook.url, **parameters)
 
     def newest(self) -> RunFolder:
         """Returns the run that was made last."""
