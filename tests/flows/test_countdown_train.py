@@ -1,8 +1,8 @@
-"""What the flow adds to its stages: retries with a condition, and a form with a list of presets."""
+"""What the flow adds to its stages: retries with a condition."""
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -10,10 +10,7 @@ from prefect import flow, get_client
 from prefect.runtime import flow_run
 
 from flows import countdown_train as module
-from flows.countdown_train import countdown_train
-from flows.nightly import nightly
 from flows.runs.run_record import recorded
-from flows.settings.compose import PresetName
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory, Stalled, WorkerDied
@@ -24,13 +21,7 @@ from tasks.prefect_ui.attempts import settings_in_force
 from tests.flows.test_flow_run_page import Page
 from tests.support.waiting import wait_for
 
-
-@pytest.mark.parametrize("form", [countdown_train, nightly], ids=lambda form: form.name)
-def test_a_form_offers_the_presets_and_explains_every_parameter(form):
-    schema = form.parameters.model_dump()
-    assert schema["properties"]["preset"]["enum"] == list(get_args(PresetName))
-    assert all(field["description"] for field in schema["properties"].values())
-    assert schema["required"] == []
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_harness")]
 
 
 class Attempts:
@@ -89,9 +80,7 @@ class Training:
 OUT_OF_MEMORY = OutOfMemory("update_actor", "tried to allocate 2.3 GiB")
 
 
-@pytest.mark.slow
 @pytest.mark.chaos
-@pytest.mark.usefixtures("prefect_harness")
 def test_each_retry_takes_the_next_recovery_step_and_says_which(tmp_path, monkeypatch, survived):
     attempts = Attempts(OUT_OF_MEMORY, OUT_OF_MEMORY, 300)
     training = Training(tmp_path, attempts, monkeypatch)
@@ -125,9 +114,7 @@ def test_each_retry_takes_the_next_recovery_step_and_says_which(tmp_path, monkey
     survived("OOM", "below the smallest micro-batch", rows_lost=len({100, 200, 300} - set(rows)))
 
 
-@pytest.mark.slow
 @pytest.mark.chaos
-@pytest.mark.usefixtures("prefect_harness")
 def test_a_ladder_that_is_exhausted_says_what_was_tried(tmp_path, monkeypatch, survived):
     no_room = OutOfMemory("save", "16 GiB")
     attempts = Attempts(*[no_room] * 9)
@@ -151,8 +138,6 @@ def test_a_ladder_that_is_exhausted_says_what_was_tried(tmp_path, monkeypatch, s
     survived("OOM", "an exhausted ladder", rows_lost=2 - len(training.run.metrics.read()))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_harness")
 @pytest.mark.parametrize(
     ("error", "last"),
     [
@@ -170,8 +155,6 @@ def test_only_a_second_death_costs_a_setting(tmp_path, monkeypatch, error, last)
     assert training.changes() == ["", "", last]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_harness")
 def test_a_mistake_is_not_retried(tmp_path, monkeypatch):
     attempts = Attempts(ValueError("a setting is wrong"))
     training = Training(tmp_path, attempts, monkeypatch)

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
@@ -96,11 +96,9 @@ def faulty_proxy(target: int) -> Iterator[FaultyProxy]:
 
 
 def _answers(port: int) -> bool:
-    try:
-        httpx.get(f"http://127.0.0.1:{port}/", timeout=5)
-    except httpx.HTTPError:
-        return False
-    return True
+    with suppress(httpx.HTTPError):
+        return bool(httpx.get(f"http://127.0.0.1:{port}/", timeout=5).status_code)
+    return False
 
 
 def clear(port: int) -> None:
