@@ -56,13 +56,9 @@ class Place:
         root = self._undisturbed
         with alone_in(root, wait=True):
             if not (root / "runs").exists():
-                subprocess.run(
-                    [*PROGRAM, "train", *self.overrides, f"storage.root={root}"],
-                    cwd=ROOT,
-                    env=self.prefect.environment,
-                    stdout=subprocess.DEVNULL,
-                    check=True,
-                )
+                words = ["train", *self.overrides, f"storage.root={root}"]
+                done = cli(*words, env=self.prefect.environment)
+                assert done.returncode == 0, done.stderr
         (run,) = RunFolder.all_under(root)
         return run
 
@@ -163,9 +159,8 @@ def test_nobody_is_left_to_say_that_worker_and_flow_run_were_killed(place):
 def test_a_lost_night_is_crashed_and_retried_equals_an_undisturbed_one(place, survived):
     place.retry_the_crashed()
     alone = place.run("alone").read().flow_run_id
-    wait_for(
-        lambda: place.prefect.request("GET", f"/flow_runs/{alone}")["state"]["name"] == "Crashed"
-    )
+    path = f"/flow_runs/{alone}"
+    wait_for(lambda: place.prefect.request("GET", path)["state"]["name"] == "Crashed")
     wait_for(lambda: place.night.is_in("Completed", "Failed"))  # it was Crashed
     place.night.ends()
     messages = [message for name, message in place.night.states() if name == "Crashed"]
