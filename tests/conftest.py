@@ -1,7 +1,5 @@
 """Process environment of the test session, and a tiny model folder that any test may load."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal
@@ -29,7 +27,6 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.support.chaos import Ledger, as_table, faults_of  # noqa: E402
-from tests.support.prefect_server import temporary_prefect_server  # noqa: E402
 
 # Other work on the machine makes single examples slow: time is measured in benchmarks/, not here.
 # What a person runs does not hang on luck: new examples are looked for by `make fuzz` only, which
@@ -61,9 +58,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def prefect_harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One temporary Prefect server for all flow tests, with results in a folder of its own."""
+    from prefect.events.worker import EventsWorker
+    from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+    from prefect.testing.utilities import prefect_test_harness
+
     results = tmp_path_factory.mktemp("results")
-    with temporary_prefect_server(results):
+    # Prefect keeps one sender of events per process, whatever the server: with that of the tests
+    # before, what a flow's tasks came to would go to their server.
+    EventsWorker.drain_all(timeout=30, at_exit=False)
+    with (
+        temporary_settings({PREFECT_LOCAL_STORAGE_PATH: results}),
+        prefect_test_harness(server_startup_timeout=120),
+    ):
         yield results
+    EventsWorker.drain_all(timeout=30, at_exit=False)
 
 
 @pytest.fixture
@@ -93,21 +101,12 @@ def build_tiny_model(folder: Path, *, seed: int = 0) -> None:
         model_input_names=["input_ids", "attention_mask"],
     ).save_pretrained(folder)
 
-    config = Qwen2Config(
-        vocab_size=len(tokens),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-        initializer_range=0.1,  # the default gives near-uniform logits: greedy would be a coin toss
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=1,
-        dtype="float32",
-    )
+    widths = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 1024}
+    numbers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    ids = {"vocab_size": len(tokens), "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+    # The default range gives near-uniform logits: greedy would be a coin toss.
+    weights = {"initializer_range": 0.1, "tie_word_embeddings": True, "dtype": "float32"}
+    config = Qwen2Config(**widths, **numbers, **ids, **weights)
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(config)
@@ -201,15 +200,8 @@ def tiny_overrides(tiny_model_path: Path) -> list[str]:
     """Settings of a run with every real part (vLLM, Ray, learner, critic) that takes seconds."""
     return [
         f"model.path={tiny_model_path}",
-        "data.train_size=64",
-        "data.test_size=16",
-        "data.train_batch_size=8",
-        "data.max_prompt_length=600",
-        "data.max_response_length=24",
-        "actor.mini_batch_size=4",
-        "rollout.num_engines=1",
-        "resources.learner_threads=1",
-        "evaluation.samples_per_problem=2",
-        "trainer.save_freq=5",
-        "trainer.test_freq=5",
+        *("data.train_size=64", "data.test_size=16", "data.train_batch_size=8"),
+        *("data.max_prompt_length=600", "data.max_response_length=24", "actor.mini_batch_size=4"),
+        *("rollout.num_engines=1", "resources.learner_threads=1"),
+        *("evaluation.samples_per_problem=2", "trainer.save_freq=5", "trainer.test_freq=5"),
     ]

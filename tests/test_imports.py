@@ -22,26 +22,32 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.rpartition("LOADED")[2].split())
 
 
-def test_the_light_modules_load_nothing_heavy():
-    modules = (
-        *("rl_core.config.run", "rl_core.types", "rl_core.schema", "rl_core.errors"),
-        *("rl_core.envs.countdown", "rl_core.envs.gsm8k"),
-        *("rl_core.runs.run_folder", "rl_core.checkpoints.store"),
-    )
-    assert loaded_by(f"import {', '.join(modules)}") == set()
+LIGHT = (
+    *("rl_core.config.run", "rl_core.types", "rl_core.schema", "rl_core.errors"),
+    *("rl_core.envs.countdown", "rl_core.envs.gsm8k"),
+    *("rl_core.runs.run_folder", "rl_core.checkpoints.store"),
+)
+HELP = "from flows.cli.main import run_command\ntry: run_command(['-h'])\nexcept SystemExit: pass"
 
 
-def test_settings_load_hydra_only():
-    assert loaded_by("from flows.settings.compose import compose; compose(['seed=1'])") == {"hydra"}
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        (f"import {', '.join(LIGHT)}", set()),
+        (HELP, set()),
+        ("from flows.cli.commands import suggestions; list(suggestions('run', ''))", set()),
+        ("from flows.settings.compose import compose; compose(['seed=1'])", {"hydra"}),
+        ("import rl_core.algos.advantages, rl_core.algos.losses", {"torch"}),
+    ],
+    ids=["light modules", "help", "a TAB", "settings", "algorithms"],
+)
+def test_what_is_light_loads_nothing_else_that_is_heavy(code, heavy):
+    assert loaded_by(code) == heavy
 
 
 def test_the_processes_around_the_models_have_no_torch():
     # The flow's, the trainer's and the evaluator's: 200 MB and 3 s of CPU time each.
     assert "torch" not in loaded_by("import flows.countdown_train, tasks.train, tasks.evaluate")
-
-
-def test_algorithms_load_torch_only():
-    assert loaded_by("import rl_core.algos.advantages, rl_core.algos.losses") == {"torch"}
 
 
 @pytest.mark.parametrize(
@@ -72,13 +78,6 @@ def test_quick_commands_take_little_cpu(arguments, bar_s, tmp_path):
         return used.ru_utime + used.ru_stime
 
     assert any(cpu_s() < bar_s for _ in range(3))
-
-
-def test_help_loads_nothing_heavy():
-    code = (
-        "from flows.cli.main import run_command\ntry: run_command(['-h'])\nexcept SystemExit: pass"
-    )
-    assert loaded_by(code) == set()
 
 
 def test_the_home_made_tokenizer_needs_no_torch(tmp_path):

@@ -19,17 +19,17 @@ Cluster, Split, Traffic, H100S = model.Cluster, model.Split, model.Traffic, mode
 QWEN_3B = known_shape("Qwen/Qwen2.5-3B")
 assert QWEN_3B is not None
 LENGTHS = Lengths(128, 256, 1_024)
+Sections = dict[str, dict[str, Any]]
+
+
+def merged(given: Sections, more: Sections) -> RunConfig:
+    names = given.keys() | more.keys()
+    return RunConfig.model_validate({n: given.get(n, {}) | more.get(n, {}) for n in names})
 
 
 def config(**sections: dict[str, Any]) -> RunConfig:
-    given: dict[str, dict[str, Any]] = {
-        "model": {"dtype": "bfloat16", "gradient_checkpointing": True},
-        "rollout": {"staleness": 1},
-    }
-    names = given.keys() | sections.keys()
-    return RunConfig.model_validate(
-        {name: given.get(name, {}) | sections.get(name, {}) for name in names}
-    )
+    model = {"dtype": "bfloat16", "gradient_checkpointing": True}
+    return merged({"model": model, "rollout": {"staleness": 1}}, sections)
 
 
 TINY = ModelShape(
@@ -50,9 +50,7 @@ def traffic(*, fills: float = 1.0, **sections: dict[str, Any]) -> Any:
         "actor": {"mini_batch_size": 4, "ppo_epochs": 3},
         "resources": {"learner_ranks": 2},
     }
-    names = settings.keys() | sections.keys()
-    merged = {name: settings.get(name, {}) | sections.get(name, {}) for name in names}
-    return model.rank_traffic(TINY, RunConfig.model_validate(merged), 5, fills)
+    return model.rank_traffic(TINY, merged(settings, sections), 5, fills)
 
 
 def test_ppo_gathers_for_each_pass_and_scatters_after_each_backward():

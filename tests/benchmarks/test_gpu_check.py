@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.metadata
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -132,8 +131,7 @@ def test_its_parts_import_only_what_it_asks_for():
 def test_the_whole_check_is_rehearsed_on_a_cpu(report, tmp_path):
     """The same code as on a card, by tiny shapes: only the device is new there."""
     file = tmp_path / "rows.jsonl"
-    command = [*COMMAND, "--device", "cpu", "--out", str(file)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = run(*COMMAND, "--device", "cpu", "--out", file, cwd=ROOT, timeout_s=900)
     rows = report.read(file)
     bad = [line for line in rows if line.get("ok") is False]
     assert bad == [], done.stderr

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile
@@ -16,13 +14,9 @@ _SETTINGS = {"PREFECT_WORKER_QUERY_SECONDS": "2"}
 @pytest.fixture(scope="session")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The PREFECT_HOME of a server with all deployments; only the nightly one is due soon."""
-    prefect = Prefect(tmp_path_factory.mktemp("deployed"), _SETTINGS)
-    prefect.start_server()
-    try:
+    with Prefect(tmp_path_factory.mktemp("deployed"), _SETTINGS).up() as prefect:
         noon = 'cron: "0 12 * * *"'
         prefect.deploy({noon: 'cron: "0 12 29 2 *"'}, at="* * * * *")
-    finally:
-        prefect.stop_server()
     return prefect.folder / "prefect"
 
 
@@ -45,8 +39,5 @@ def prefect(deployed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with tempfile.TemporaryDirectory(prefix="pf-", ignore_cleanup_errors=True) as temp_dir:
         prefect = Prefect(tmp_path_factory.mktemp("server"), {**_SETTINGS, "TMPDIR": temp_dir})
         shutil.copytree(deployed, prefect.folder / "prefect")
-        prefect.start_server()
-        try:
+        with prefect.up():
             yield prefect
-        finally:
-            prefect.stop_server()

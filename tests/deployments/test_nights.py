@@ -1,7 +1,5 @@
 """The other flows under a real worker: a night fails and is told of, retried, killed, pruned."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,24 +7,20 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flows.runs.lookup import settings_of_run
 from rl_core.runs.run_folder import RunFolder
 from tests.support.champions import crown
-from tests.support.chaos import Ledger
 from tests.support.harness import WORKER, FlowRun, Prefect
 from tests.support.listeners import SECRET, Hook, hook
-from tests.support.runs import steps_below
+from tests.support.runs import short, steps_below
 from tests.support.waiting import wait_for
 
 NIGHTLY = "countdown-train-nightly"
 _WORKERS_SAY_S = 5
-_DONE = ("Completed", "Failed", "Crashed", "Cancelled")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -53,62 +47,38 @@ class Place:
         (folder,) = (self.root / "runs").glob(f"*-{flow_run.name}")
         return RunFolder(folder)
 
-    def tasks(self, flow_run: FlowRun) -> dict[str, list[str]]:
-        """Returns the states' names of a flow run's task runs, by the task, oldest first."""
-        tasks = self.prefect.post(
-            "/task_runs/filter",
-            {"flow_runs": {"id": {"any_": [flow_run.id]}}, "sort": "EXPECTED_START_TIME_ASC"},
-        )
-        found: dict[str, list[str]] = {}
-        for task in tasks:
-            name = task["task_key"].partition("_task")[0]
-            found.setdefault(name, []).append(task["state_name"])
-        return found
 
-    def shows(self, flow_run: FlowRun, expected: dict[str, list[str]]) -> None:
-        """Waits for the server, which hears of task runs a moment later than of flow runs."""
+def shows(flow_run: FlowRun, expected: dict[str, list[str]]) -> None:
+    """Waits for the server, which hears of task runs a moment later than of flow runs."""
 
-        def shown() -> dict[str, list[str] | None]:
-            there = self.tasks(flow_run)
-            return {name: there.get(name) for name in expected}
+    def shown() -> dict[str, list[str] | None]:
+        there = flow_run.tasks()
+        return {name: there.get(name) for name in expected}
 
-        with suppress(AssertionError):
-            wait_for(lambda: shown() == expected, limit_s=120)
-        assert shown() == expected
-
-    def artifact(self, flow_run: FlowRun, key: str) -> dict[str, Any]:
-        asked = {
-            "flow_runs": {"id": {"any_": [flow_run.id]}},
-            "artifacts": {"key": {"any_": [key]}},
-        }
-        (artifact,) = self.prefect.post("/artifacts/filter", asked)
-        return dict(artifact)
+    wait_for(lambda: shown() == expected, limit_s=120, seen=shown)
 
 
 @pytest.fixture(scope="module")
 def place(prefect: Prefect, tiny_overrides: list[str]) -> Iterator[Place]:
-    tiny = [text for text in tiny_overrides if not text.startswith("trainer.")]
-    trainer = ["trainer.save_freq=1", "trainer.test_freq=100", "rollout.engine=hf"]
     prefect.pause_nights()
     with hook() as told_to:
         prefect.environment["NIGHT_HOOK"] = told_to.url
-        place = Place(prefect, told_to, [*tiny, *trainer])
+        place = Place(prefect, told_to, short(tiny_overrides, save_freq=1, test_freq=100))
         with prefect.running(*WORKER):
             yield place
         del prefect.environment["NIGHT_HOOK"]
 
 
-def test_retrying_a_failed_night_does_only_what_failed(place: Place) -> None:
+def test_retrying_a_failed_night_does_only_what_failed(place):
     in_the_way = place.root / "evaluations"
     in_the_way.touch()
     night = place.night("trainer.total_steps=3")
-    wait_for(lambda: night.is_in(*_DONE))
-    assert night.is_in("Failed"), place.prefect.logs()
+    night.ends("Failed")
 
     run = place.first = place.run(night)
     done = ["generate", "base_model", "validate", "train", "prune"]
-    place.shows(night, {**{name: ["Completed"] for name in done}, "evaluate": ["Failed"]})
-    assert "promote" not in place.tasks(night)
+    shows(night, {**{name: ["Completed"] for name in done}, "evaluate": ["Failed"]})
+    assert "promote" not in night.tasks()
     (told,) = place.hook.told
     assert (told["event"], told["run_id"], told["steps"]) == ("failed", run.run_id, 3)
     assert str(in_the_way) in told["reason"]
@@ -123,11 +93,10 @@ def test_retrying_a_failed_night_does_only_what_failed(place: Place) -> None:
     time.sleep(_WORKERS_SAY_S)
     assert night.retry() == "ACCEPT"
     wait_for(lambda: night.read()["run_count"] == 2)
-    wait_for(lambda: night.is_in(*_DONE))
-    assert night.is_in("Completed"), place.prefect.logs()
+    night.ends()
     again = {name: ["Completed", "Cached"] for name in done}
     again |= {"evaluate": ["Failed", "Completed"], "promote": ["Completed"]}
-    place.shows(night, {**again, "report": ["Completed"]})
+    shows(night, {**again, "report": ["Completed"]})
     assert run.metrics.path.read_bytes() == metrics
     record = run.read()
     assert (record.status, record.steps) == ("finished", 3)
@@ -136,29 +105,23 @@ def test_retrying_a_failed_night_does_only_what_failed(place: Place) -> None:
     assert [told["event"] for told in place.hook.told] == ["failed", "finished"]
 
 
-def test_any_checkpoint_is_evaluated_from_a_form(place: Place) -> None:
+def test_any_checkpoint_is_evaluated_from_a_form(place):
     name = place.first.run_id
-    evaluation = FlowRun(
-        place.prefect,
-        "countdown-train-evaluate",
-        [f"storage.root={place.root}"],
-        checkpoint=name,
-        against=f"{name}/base",
-    )
-    wait_for(lambda: evaluation.is_in(*_DONE))
-    assert evaluation.is_in("Completed"), place.prefect.logs()
-    table = place.artifact(evaluation, "evaluation")
+    asked = {"checkpoint": name, "against": f"{name}/base"}
+    root = [f"storage.root={place.root}"]
+    evaluation = FlowRun(place.prefect, "countdown-train-evaluate", root, **asked)
+    evaluation.ends()
+    table = evaluation.artifacts()["evaluation"]
     columns = list(json.loads(table["data"])[0])
     assert columns == ["measure", f"{name}/step_000003", f"{name}/base"]
     assert f"{name}/step_000003 against {name}/base: cannot tell" in table["description"]
 
 
-def test_pruning_leaves_what_must_stay_and_says_why(place: Place) -> None:
+def test_pruning_leaves_what_must_stay_and_says_why(place):
     overrides = [f"storage.root={place.root}", "checkpoints.keep_last=0"]
     pruning = FlowRun(place.prefect, "countdown-train-prune", overrides)
-    wait_for(lambda: pruning.is_in(*_DONE))
-    assert pruning.is_in("Completed"), place.prefect.logs()
-    rows = json.loads(place.artifact(pruning, "pruned")["data"])
+    pruning.ends()
+    rows = json.loads(pruning.artifacts()["pruned"]["data"])
     assert {row["run"] for row in rows} == {place.first.run_id}
     kept = {row["what"] for row in rows if row["decision"] == "kept"}
     there = {path.name for path in (place.first.path / "checkpoints").glob("step_*")}
@@ -167,9 +130,7 @@ def test_pruning_leaves_what_must_stay_and_says_why(place: Place) -> None:
 
 
 @pytest.mark.chaos
-def test_a_killed_night_is_told_of_by_the_worker_and_goes_on_from_the_same_champion(
-    place: Place, survived: Ledger
-) -> None:
+def test_a_killed_night_is_told_of_and_goes_on_from_the_same_champion(place, survived):
     config = settings_of_run(place.first)
     champion = crown(config, place.first, Path(str(place.first.read().data)))
     place.hook.told.clear()
@@ -196,17 +157,16 @@ def test_a_killed_night_is_told_of_by_the_worker_and_goes_on_from_the_same_champ
     wait_for(lambda: night.is_in("Crashed"))
     assert night.retry() == "ACCEPT"
     wait_for(lambda: night.read()["run_count"] == 2)
-    wait_for(lambda: night.is_in(*_DONE))
-    assert night.is_in("Completed"), place.prefect.logs()
+    night.ends()
     assert run.read().model == str(champion)
-    place.shows(night, {"start": ["Completed", "Cached"]})
+    shows(night, {"start": ["Completed", "Cached"]})
     assert steps() == list(range(21))
     log = (run.path / "log.txt").read_text()
     (resumed_at,) = map(int, re.findall(r"training goes on after step (\d+)", log))
     survived("SIGKILL", "flow run of a night", steps_lost=max(killed_at - resumed_at, 0))
 
 
-def test_the_webhooks_url_is_nowhere(place: Place) -> None:
+def test_the_webhooks_url_is_nowhere(place):
     assert all(path.endswith(SECRET) for path in place.hook.paths)
     parts = SECRET.split("/")
     logs = place.prefect.post("/logs/filter", {"limit": 200})

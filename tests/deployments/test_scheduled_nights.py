@@ -1,7 +1,5 @@
 """Nights that Prefect's own schedule starts, as the shipped preset and the night's file say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -75,7 +73,7 @@ def place(prefect: Prefect) -> Iterator[Place]:
     prefect.pause_nights()
 
 
-def test_each_night_starts_from_the_last_champion_with_a_seed_of_its_own(place: Place) -> None:
+def test_each_night_starts_from_the_last_champion_with_a_seed_of_its_own(place):
     first = place.finished("afresh: no champion of countdown in")
     nights = [first]
     for _ in range(2):
@@ -90,13 +88,13 @@ def test_each_night_starts_from_the_last_champion_with_a_seed_of_its_own(place: 
     assert asked[0] != asked[1] != asked[2]
 
 
-def test_the_runs_folder_carries_the_time_at_which_it_was_to_start(place: Place) -> None:
+def test_the_runs_folder_carries_the_time_at_which_it_was_to_start(place):
     for run in RunFolder.all_under(place.root):
         due = datetime.fromisoformat(str(run.read().night))
         assert run.run_id.startswith(f"{due:%Y%m%d-%H%M00}-")
 
 
-def test_each_night_is_told_of_once(place: Place) -> None:
+def test_each_night_is_told_of_once(place):
     told = [*place.told("finished"), *place.told("promoted")]
     nights = [message["run_id"] for message in told]
     assert len(nights) == len(set(nights)) >= 3

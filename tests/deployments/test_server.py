@@ -1,7 +1,5 @@
 """A real server takes the commands of docs/operations.md, and nobody without the login."""
 
-from __future__ import annotations
-
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -28,66 +26,57 @@ _PATIENCE_MS = 120_000
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-def answer(prefect: Prefect, path: str, **request: Any) -> httpx.Response:
-    return httpx.post(prefect.api + path, timeout=120, trust_env=False, **request)
+def answer(prefect: Prefect, path: str, method: str = "POST", **request: Any) -> httpx.Response:
+    return httpx.request(method, prefect.api + path, timeout=120, trust_env=False, **request)
 
 
-def test_nobody_makes_a_deployment_without_the_login(prefect: Prefect) -> None:
+def test_nobody_makes_a_deployment_without_the_login(prefect):
     deployment = prefect.deployment("countdown-train")
     body = {**DEPLOYMENT, "flow_id": deployment["flow_id"]}
-    token = httpx.get(f"{prefect.api}/csrf-token", params={"client": "x"}, trust_env=False)
+    token = answer(prefect, "/csrf-token", "GET", params={"client": "x"})
     assert token.status_code == 401
     made_up = {"Prefect-Csrf-Client": "x", "Prefect-Csrf-Token": "x"}
     for auth in (None, ("countdown-train", "guess"), ("", "")):
         for headers in ({}, made_up, {"Host": "rebound.example"}):
             refused = answer(prefect, "/deployments/", json=body, auth=auth, headers=headers)
             assert refused.status_code in (401, 403), (auth, headers)
-        read = httpx.get(f"{prefect.api}/deployments/{deployment['id']}", auth=auth)
+        read = answer(prefect, f"/deployments/{deployment['id']}", "GET", auth=auth)
         assert read.status_code == 401
     assert len(prefect.post("/deployments/filter", {})) == 4
 
 
-def test_a_page_that_makes_the_browser_send_the_login_along_changes_nothing(
-    prefect: Prefect,
-) -> None:
+def test_a_page_that_makes_the_browser_send_the_login_along_changes_nothing(prefect):
     """A form and `fetch` without a content type are sent without asking the server first."""
     login = httpx.BasicAuth(*prefect.login.split(":", 1))
     evil = {"Origin": "http://evil.example"}
     for simple in ({}, {"Content-Type": "text/plain"}):
         refused = answer(prefect, "/deployments/", content=b"{}", auth=login, headers=evil | simple)
         assert refused.status_code == 403
-    asked = httpx.options(
-        f"{prefect.api}/deployments/",
-        headers={**evil, "Access-Control-Request-Method": "POST"},
-        trust_env=False,
-    )
+    to_post = {**evil, "Access-Control-Request-Method": "POST"}
+    asked = answer(prefect, "/deployments/", "OPTIONS", headers=to_post)
     assert asked.status_code == 400
-    token = httpx.get(
-        f"{prefect.api}/csrf-token",
-        params={"client": "x"},
-        auth=login,
-        headers=evil,
-        trust_env=False,
-    )
+    given = {"params": {"client": "x"}, "auth": login, "headers": evil}
+    token = answer(prefect, "/csrf-token", "GET", **given)
     for said in (asked, token):
         assert "access-control-allow-origin" not in said.headers  # no page may read it
 
 
-def test_a_probe_needs_no_login(prefect: Prefect) -> None:
-    assert httpx.get(f"{prefect.api}/health", trust_env=False).json() is True
+def test_a_probe_needs_no_login(prefect):
+    assert answer(prefect, "/health", "GET").json() is True
 
 
-def test_the_page_asks_once(prefect: Prefect) -> None:
+def test_the_page_asks_once(prefect):
     with open_browser() as pages:
         page = pages.page
         page.goto(f"{prefect.url}/deployments")
         page.wait_for_url("**/login**")
         field = page.locator("input[type=password]")
+        button = page.get_by_role("button", name=re.compile("log ?in|sign in", re.IGNORECASE))
         field.fill("countdown-train:wrong")
-        page.get_by_role("button", name=re.compile("login|log in|sign in", re.IGNORECASE)).click()
+        button.click()
         expect(page.get_by_text("Authentication failed").first).to_be_visible(timeout=_PATIENCE_MS)
         field.fill(prefect.login)
-        page.get_by_role("button", name=re.compile("login|log in|sign in", re.IGNORECASE)).click()
+        button.click()
         listed = page.get_by_text("countdown-train-nightly").first
         page.goto(f"{prefect.url}/deployments")
         expect(listed).to_be_visible(timeout=_PATIENCE_MS)
@@ -96,7 +85,7 @@ def test_the_page_asks_once(prefect: Prefect) -> None:
         assert pages.elsewhere == []
 
 
-def test_many_polls_of_workers_never_find_the_database_locked(prefect: Prefect) -> None:
+def test_many_polls_of_workers_never_find_the_database_locked(prefect):
     def poll(_: int) -> None:
         prefect.post("/work_pools/countdown/get_scheduled_flow_runs", {})
 
@@ -106,7 +95,7 @@ def test_many_polls_of_workers_never_find_the_database_locked(prefect: Prefect) 
     assert "database is locked" not in log
 
 
-def test_the_nightly_schedule_makes_runs_within_a_minute(prefect: Prefect) -> None:
+def test_the_nightly_schedule_makes_runs_within_a_minute(prefect):
     """Prefect's scheduler fails silently with sqlalchemy 2.1: this notices."""
     wait_for(lambda: prefect.flow_runs("countdown-train-nightly") != [], limit_s=60)
     runs = prefect.flow_runs("countdown-train-nightly")
@@ -114,7 +103,7 @@ def test_the_nightly_schedule_makes_runs_within_a_minute(prefect: Prefect) -> No
     assert all(run["auto_scheduled"] for run in runs)
 
 
-def test_the_bare_name_makes_a_run_of_the_default_preset(prefect: Prefect) -> None:
+def test_the_bare_name_makes_a_run_of_the_default_preset(prefect):
     said = prefect.command("deployment", "run", "countdown-train")
     assert "for deployment 'countdown-train/countdown-train'" in said
     (run,) = prefect.flow_runs("countdown-train")
@@ -123,9 +112,7 @@ def test_the_bare_name_makes_a_run_of_the_default_preset(prefect: Prefect) -> No
     prefect.delete(run)
 
 
-def test_outside_of_the_repository_the_profile_teaches_bare_names(
-    prefect: Prefect, tmp_path: Path
-) -> None:
+def test_outside_of_the_repository_the_profile_teaches_bare_names(prefect, tmp_path):
     prefect.command("config", "set", "PREFECT_PLUGINS_ENABLED=true", cwd=tmp_path)
     said = prefect.command("deployment", "run", "countdown-train", cwd=tmp_path)
     assert "for deployment 'countdown-train/countdown-train'" in said
@@ -138,7 +125,7 @@ def test_outside_of_the_repository_the_profile_teaches_bare_names(
     assert "Traceback" not in str(unknown.value)
 
 
-def test_the_full_name_takes_overrides(prefect: Prefect) -> None:
+def test_the_full_name_takes_overrides(prefect):
     overrides = ["seed=1", "actor.lr=1e-4"]
     name = "countdown-train/countdown-train"
     prefect.command("deployment", "run", name, "--param", f"overrides={json.dumps(overrides)}")

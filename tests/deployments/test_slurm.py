@@ -1,7 +1,5 @@
 """slurm.sh with real Rays on loopback; commands of our own stand for Slurm's and for the run."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess
@@ -64,25 +62,15 @@ def allocation(tmp_path: Path) -> Iterator[dict[str, str]]:
     python.chmod(0o755)
     rays = tempfile.mkdtemp(prefix="sl-")  # short, for Ray's sockets
     port, client_port = free_ports(2)
-    yield environment_of_ray(
-        tmp_path,
-        RAYS=rays,
-        RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="1",
-        RAY_PORT=str(port),
-        CLIENT_PORT=str(client_port),
-        SLURM_CPUS_PER_TASK="3",
-        SLURM_JOB_ID="41",
-        SLURM_JOB_NODELIST="n[1-2]",
-        SLURM_SUBMIT_DIR=str(tmp_path),
-        **{MARK: str(tmp_path)},
-    )
+    ours = {"RAYS": rays, "CLIENT_PORT": str(client_port), MARK: str(tmp_path)}
+    ray = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1", "RAY_PORT": str(port)}
+    job = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CPUS_PER_TASK": "3"}
+    yield environment_of_ray(tmp_path, SLURM_SUBMIT_DIR=str(tmp_path), **ours, **ray, **job)
     shutil.rmtree(rays, ignore_errors=True)
     assert [process.cmdline() for process in living(MARK, str(tmp_path))] == []
 
 
-def test_all_nodes_join_with_a_token_the_run_is_told_of_the_end_and_nothing_stays(
-    allocation: dict[str, str], tmp_path: Path
-) -> None:
+def test_all_nodes_join_with_a_token_and_nothing_stays_at_the_end(allocation, tmp_path):
     with subprocess.Popen(
         [SCRIPT, "preset=quickstart", "wait=true"],
         env=allocation,

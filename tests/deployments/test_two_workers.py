@@ -1,19 +1,17 @@
 """Two workers on one pool, their server on PostgreSQL: each run is done by one of them, once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from rl_core.runs.run_folder import RunFolder
-from tests.deployments.test_faults import ON_DEMAND, short_run
+from tests.deployments.test_faults import ON_DEMAND
 from tests.support.harness import WORKER, FlowRun, Prefect, stop
 from tests.support.postgresql import postgresql
+from tests.support.runs import short
 from tests.support.waiting import wait_for
 
 NUM_STEPS = 4
@@ -26,15 +24,11 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
     """A server on PostgreSQL."""
     with postgresql() as url:
         settings = {"PREFECT_API_DATABASE_CONNECTION_URL": url, "PREFECT_WORKER_QUERY_SECONDS": "2"}
-        prefect = Prefect(tmp_path_factory.mktemp("two-workers"), settings)
-        prefect.start_server()
-        try:
+        with Prefect(tmp_path_factory.mktemp("two-workers"), settings).up() as prefect:
             prefect.deploy()
             prefect.disable_automations()
             prefect.pause_nights()
             yield prefect
-        finally:
-            prefect.stop_server()
 
 
 Workers = dict[str, subprocess.Popen[bytes]]
@@ -63,14 +57,8 @@ def _worker_of(run: FlowRun, workers: Workers) -> str:
     return name
 
 
-def test_two_runs_go_to_one_worker_each_and_the_next_to_the_one_that_lives(
-    prefect: Prefect, workers: Workers, tmp_path: Path, tiny_overrides: list[str]
-) -> None:
-    overrides = [
-        *(text for text in short_run(tiny_overrides) if "total_steps" not in text),
-        f"trainer.total_steps={NUM_STEPS}",
-        f"storage.root={tmp_path}",
-    ]
+def test_two_runs_go_to_one_worker_each(prefect, workers, tmp_path, tiny_overrides):
+    overrides = [*short(tiny_overrides, total_steps=NUM_STEPS), f"storage.root={tmp_path}"]
     # All wait before the first starts; the third for a worker that is free.
     first, second = (
         FlowRun(prefect, ON_DEMAND, [*overrides, f"run_id={name}"]) for name in ("first", "second")
@@ -85,7 +73,7 @@ def test_two_runs_go_to_one_worker_each_and_the_next_to_the_one_that_lives(
     assert _worker_of(third, {"other": workers["other"]}) == "other"
     assert not by["other"].processes()  # one at a time
     for run in (first, second, third):
-        wait_for(lambda run=run: run.is_in("Completed", "Failed", "Crashed"))
+        run.ends()
         # While it waits for a worker it may be Late, and Submitting is that worker's Pending.
         names = [name for name, _ in run.states() if name not in ("Late", "Submitting")]
         assert names == ["Scheduled", "Pending", "Running", "Completed"], run.logs()

@@ -1,43 +1,27 @@
-"""What the flow adds to its stages: retries with a condition, and a form with a list of presets."""
+"""What the flow adds to its stages: retries with a condition."""
 
 import json
-import time
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from uuid import UUID
 
 import pytest
 from prefect import flow, get_client
-from prefect.client.schemas.filters import (
-    ArtifactFilter,
-    ArtifactFilterKey,
-    FlowRunFilter,
-    FlowRunFilterId,
-)
-from prefect.client.schemas.sorting import ArtifactSort
 from prefect.runtime import flow_run
 
 from flows import countdown_train as module
-from flows.countdown_train import countdown_train
-from flows.nightly import nightly
 from flows.runs.run_record import recorded
-from flows.settings.compose import PresetName
 from rl_core.checkpoints.store import save_checkpoint
-from rl_core.config.operations import RetryConfig, StorageConfig
-from rl_core.config.run import ResourcesConfig, RunConfig
+from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory, Stalled, WorkerDied
 from rl_core.resources.oom_recovery import in_words
 from rl_core.runs.run_folder import RunFolder
 from tasks import train
 from tasks.prefect_ui.attempts import settings_in_force
+from tests.flows.test_flow_run_page import Page
+from tests.support.waiting import wait_for
 
-
-@pytest.mark.parametrize("form", [countdown_train, nightly], ids=lambda form: form.name)
-def test_a_form_offers_the_presets_and_explains_every_parameter(form):
-    schema = form.parameters.model_dump()
-    assert schema["properties"]["preset"]["enum"] == list(get_args(PresetName))
-    assert all(field["description"] for field in schema["properties"].values())
-    assert schema["required"] == []
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_harness")]
 
 
 class Attempts:
@@ -61,28 +45,17 @@ class Attempts:
 class Training:
     """The train task in a flow run, as `countdown_train` calls it, seen through Prefect's API."""
 
-    def __init__(
-        self,
-        root: Path,
-        attempts: Attempts,
-        monkeypatch: pytest.MonkeyPatch,
-        resources: ResourcesConfig = ResourcesConfig(),  # noqa: B008  # frozen
-    ) -> None:
+    def __init__(self, root: Path, attempts: Attempts, monkeypatch: Any, **resources: int) -> None:
         monkeypatch.setattr(train, "train_supervised", attempts)
-        self.config = RunConfig(
-            run_id="r",
-            storage=StorageConfig(root=root),
-            retry=RetryConfig(delay_s=0),
-            resources=resources,
-        )
+        sections = {"storage": {"root": root}, "retry": {"delay_s": 0}, "resources": resources}
+        self.config = RunConfig.model_validate({"run_id": "r"} | sections)
         self.run = RunFolder.create(self.config)
         self._root = root
-        self._flow_run_id: UUID | None = None
 
     def __call__(self) -> int:
         @flow
         def training() -> int:
-            self._flow_run_id = flow_run.get_id()
+            self._flow_run_id = UUID(flow_run.get_id())
             with recorded(self.run):
                 retried = module.retried_train(self.config, self.run)
                 return retried(self.config, self.run, self._root, self._root)
@@ -90,25 +63,15 @@ class Training:
         return training()
 
     def task_run_name(self) -> str:
-        of_flow = FlowRunFilter(id=FlowRunFilterId(any_=[self._flow_run_id]))
-        deadline = time.monotonic() + 30  # events are written a moment later
-        while True:
-            with get_client(sync_client=True) as client:
-                (task_run,) = client.read_task_runs(flow_run_filter=of_flow)
-            if task_run.state is not None and task_run.state.is_final():
-                return task_run.name
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        with get_client(sync_client=True) as client:
+            page = Page(self._flow_run_id, client)
+            wait_for(page.ended, 30)  # events are written a moment later
+            (name,) = page.names()
+        return name
 
     def artifact(self, key: str) -> Any:
-        """The latest of this flow run."""
         with get_client(sync_client=True) as client:
-            found = client.read_artifacts(
-                artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])),
-                flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[self._flow_run_id])),
-                sort=ArtifactSort.CREATED_DESC,
-            )
-        return found[0].data
+            return Page(self._flow_run_id, client).artifact(key).data
 
     def changes(self) -> list[str]:
         return [in_words(attempt.changes) for attempt in self.run.read().attempts]
@@ -117,12 +80,8 @@ class Training:
 OUT_OF_MEMORY = OutOfMemory("update_actor", "tried to allocate 2.3 GiB")
 
 
-@pytest.mark.slow
 @pytest.mark.chaos
-@pytest.mark.usefixtures("prefect_harness")
-def test_each_retry_takes_the_next_recovery_step_and_the_ui_says_which(
-    tmp_path, monkeypatch, survived
-):
+def test_each_retry_takes_the_next_recovery_step_and_says_which(tmp_path, monkeypatch, survived):
     attempts = Attempts(OUT_OF_MEMORY, OUT_OF_MEMORY, 300)
     training = Training(tmp_path, attempts, monkeypatch)
     assert training() == 300
@@ -133,10 +92,8 @@ def test_each_retry_takes_the_next_recovery_step_and_the_ui_says_which(
     assert (third.model.gradient_checkpointing, third.resources.learner_threads) == (True, 1)
     changes = ["", "model.gradient_checkpointing=true", "resources.learner_threads=1"]
     assert training.changes() == changes
-    assert training.task_run_name() == (
-        "train attempt 3 after out of memory in update_actor: "
-        "resources.learner_threads=1, from step 200"
-    )
+    name = "train attempt 3 after out of memory in update_actor: resources.learner_threads=1"
+    assert training.task_run_name() == f"{name}, from step 200"
     table = json.loads(training.artifact("attempts"))
     assert [row["attempt"] for row in table] == [1, 2, 3]
     assert [row["from step"] for row in table] == [0, 100, 200]
@@ -144,10 +101,8 @@ def test_each_retry_takes_the_next_recovery_step_and_the_ui_says_which(
     assert reasons == ["started", str(OUT_OF_MEMORY), str(OUT_OF_MEMORY)]
     assert [row["changed settings"] for row in table] == changes
     log = (training.run.path / "log.txt").read_text()
-    assert (
-        "WARNING prefect.task_runs: attempt 2, from step 100 with "
-        f"model.gradient_checkpointing=true: {OUT_OF_MEMORY}"
-    ) in log
+    told = f"attempt 2, from step 100 with model.gradient_checkpointing=true: {OUT_OF_MEMORY}"
+    assert f"WARNING prefect.task_runs: {told}" in log
     # Whoever goes on with the run, here or from the UI, starts where it had got to.
     again = settings_in_force(training.config, RunFolder.create(training.config))
     assert again == third
@@ -155,13 +110,11 @@ def test_each_retry_takes_the_next_recovery_step_and_the_ui_says_which(
     survived("OOM", "below the smallest micro-batch", rows_lost=len({100, 200, 300} - set(rows)))
 
 
-@pytest.mark.slow
 @pytest.mark.chaos
-@pytest.mark.usefixtures("prefect_harness")
 def test_a_ladder_that_is_exhausted_says_what_was_tried(tmp_path, monkeypatch, survived):
     no_room = OutOfMemory("save", "16 GiB")
     attempts = Attempts(*[no_room] * 9)
-    training = Training(tmp_path, attempts, monkeypatch, ResourcesConfig(rollout_gpus=1))
+    training = Training(tmp_path, attempts, monkeypatch, rollout_gpus=1)
     with pytest.raises(OutOfMemory) as caught:
         training()
     tried = "checkpoints.in_background=false"
@@ -181,8 +134,6 @@ def test_a_ladder_that_is_exhausted_says_what_was_tried(tmp_path, monkeypatch, s
     survived("OOM", "an exhausted ladder", rows_lost=2 - len(training.run.metrics.read()))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_harness")
 @pytest.mark.parametrize(
     ("error", "last"),
     [
@@ -192,9 +143,7 @@ def test_a_ladder_that_is_exhausted_says_what_was_tried(tmp_path, monkeypatch, s
     ],
     ids=["a process died", "Ray was slow", "a stall"],
 )
-def test_what_died_is_started_again_as_it_was_and_only_a_second_death_costs_a_setting(
-    tmp_path, monkeypatch, error, last
-):
+def test_only_a_second_death_costs_a_setting(tmp_path, monkeypatch, error, last):
     attempts = Attempts(error, error, 300)
     training = Training(tmp_path, attempts, monkeypatch)
     assert training() == 300
@@ -202,8 +151,6 @@ def test_what_died_is_started_again_as_it_was_and_only_a_second_death_costs_a_se
     assert training.changes() == ["", "", last]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_harness")
 def test_a_mistake_is_not_retried(tmp_path, monkeypatch):
     attempts = Attempts(ValueError("a setting is wrong"))
     training = Training(tmp_path, attempts, monkeypatch)

@@ -1,14 +1,6 @@
 """Evaluation whose processes are killed one after the other, or that is asked to stop."""
 
 import logging
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,7 +15,9 @@ from rl_core.data.dataset import write_dataset
 from rl_core.evaluation.rows import read_rows
 from rl_core.runs.run_folder import RunFolder
 from tests.conftest import build_tiny_model
-from tests.support.programs import living
+from tests.support.checkpoint_files import copying
+from tests.support.programs import MAIN, begun, cli, living
+from tests.support.waiting import wait_for
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,11 +25,8 @@ pytestmark = [
     pytest.mark.usefixtures("prefect_harness"),
 ]
 
-COMMAND = [sys.executable, "-c", "from flows.cli.main import main; main()"]
 MARKER = "TEST_EVALUATION_MARKER"
 VICTIMS = {"Ray's head": "gcs/gcs_server", "evaluator": "tasks.supervision.child evaluator"}
-
-
 ENGINE = "RolloutActor"
 
 
@@ -57,22 +48,9 @@ class Killer(logging.Handler):
             self._kill(ENGINE)
 
     def _kill(self, part: str) -> None:
-        deadline = time.monotonic() + 120
-        while not (found := living(MARKER, part=part)):
-            assert time.monotonic() < deadline, part
-            time.sleep(0.05)
-        for victim in found:
-            victim.send_signal(signal.SIGKILL)
-
-
-@contextmanager
-def listening(handler: logging.Handler) -> Iterator[None]:
-    logger = logging.getLogger("tasks.evaluate")
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
+        wait_for(lambda: living(MARKER, part=part), 120, poll_s=0.05, seen=lambda: part)
+        for victim in living(MARKER, part=part):
+            victim.kill()
 
 
 def trained(root: Path, overrides: list[str], checkpoint: Path) -> tuple[RunConfig, RunFolder]:
@@ -80,11 +58,7 @@ def trained(root: Path, overrides: list[str], checkpoint: Path) -> tuple[RunConf
     settings = [*overrides, "rollout.engine=hf", "retry.delay_s=0", "run_id=r"]
     config = compose([*settings, f"storage.root={root}"])
     run = RunFolder.create(config)
-
-    def write(folder: Path) -> None:
-        shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
-
-    save_checkpoint(run.path, 7, write, 0.5)
+    save_checkpoint(run.path, 7, copying(checkpoint), 0.5)
     return config, run
 
 
@@ -101,9 +75,7 @@ def evaluated(config: RunConfig, run: RunFolder, data: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_whatever_is_killed_the_retries_end_with_the_rows_of_an_undisturbed_evaluation(
-    tmp_path, tiny_overrides, survived, monkeypatch
-):
+def test_whatever_is_killed_the_rows_are_the_same(tmp_path, tiny_overrides, survived, monkeypatch):
     build_tiny_model(tmp_path / "trained", seed=1)
     whole, whole_run = trained(tmp_path / "whole", tiny_overrides, tmp_path / "trained")
     data = tmp_path / "data"
@@ -113,9 +85,12 @@ def test_whatever_is_killed_the_retries_end_with_the_rows_of_an_undisturbed_eval
 
     monkeypatch.setenv(MARKER, "1")
     config, run = trained(tmp_path / "killed", tiny_overrides, tmp_path / "trained")
-    killer = Killer()
-    with listening(killer):
+    killer, logger = Killer(), logging.getLogger("tasks.evaluate")
+    logger.addHandler(killer)
+    try:
         evaluated(config, run, data)
+    finally:
+        logger.removeHandler(killer)
     assert killer.left == []
     assert living(MARKER) == []
 
@@ -134,32 +109,30 @@ def test_whatever_is_killed_the_retries_end_with_the_rows_of_an_undisturbed_eval
         survived("SIGKILL", f"{name}, in evaluation")
 
 
-def test_a_stop_that_is_asked_for_ends_the_evaluator_and_the_command_goes_on_when_it_is_repeated(
-    tmp_path, tiny_overrides, tiny_model_path
-):
+def test_a_stop_ends_the_evaluator_and_a_repeat_goes_on(tmp_path, tiny_overrides, tiny_model_path):
     changes = {"data.test_size": 400, "evaluation.samples_per_problem": 64}
     much = [text for text in tiny_overrides if text.partition("=")[0] not in changes]
     much += [f"{name}={value}" for name, value in changes.items()]
     config, run = trained(tmp_path / "stopped", much, tiny_model_path)
     write_dataset(config.env, config.data, tmp_path / "data")
     run.update(model=str(tiny_model_path), data=str(tmp_path / "data"))
-    command = [*COMMAND, "evaluate", "run_id=r", f"storage.root={config.storage.root}"]
-    environment = os.environ | {"PYTHONPATH": str(Path.cwd()), MARKER: "1"}
+    command, more = ["evaluate", "run_id=r", f"storage.root={config.storage.root}"], {MARKER: "1"}
     output = tmp_path / "output"
     with (
         output.open("w") as file,
-        subprocess.Popen(command, env=environment, stdout=file, stderr=file) as process,
+        begun(MAIN, *command, more=more, stdout=file, stderr=file) as process,
     ):
-        while "engine_0 is ready" not in output.read_text():
-            assert process.poll() is None, output.read_text()
-            time.sleep(0.1)
+        wait_for(
+            lambda: "engine_0 is ready" in output.read_text() or process.poll() is not None,
+            seen=output.read_text,
+        )
         process.terminate()
-    assert process.returncode == 1
+        assert process.wait(120) == 1, output.read_text()
     assert output.read_text().endswith("countdown-train: interrupted: SIGTERM\n")
     assert living(MARKER) == []
 
     few = ["evaluation.samples_per_problem=2", "evaluation.max_problems=8"]
-    subprocess.run([*command, *few], env=environment, stdout=subprocess.DEVNULL, check=True)
+    assert cli(*command, *few, more=more).returncode == 0
     # Other settings than the run's own: beside its evaluation, which is still to come.
     (beside,) = (path for path in (run.path / "eval").iterdir() if path.is_dir())
     assert len(list(beside.glob("*.parquet"))) == 2

@@ -4,13 +4,10 @@ What the preset is worth is measured, not tested: `countdown-train run preset=gs
 accuracies, and `benchmarks/README.md` keeps them.
 """
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +24,7 @@ from prefect.client.schemas.filters import (
     LogFilter,
     LogFilterFlowRunId,
 )
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import State, TaskRun
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
@@ -70,12 +67,15 @@ SECRET = "secret-of-a-wandb"
 class Page:
     """A flow run on its server."""
 
-    id: UUID
+    id: UUID | None
     client: SyncPrefectClient
 
+    @property
+    def _this(self) -> FlowRunFilter:
+        return FlowRunFilter(id=FlowRunFilterId(any_=[self.id]))
+
     def artifacts(self) -> list[Any]:
-        this = FlowRunFilter(id=FlowRunFilterId(any_=[self.id]))
-        return self.client.read_artifacts(flow_run_filter=this)
+        return self.client.read_artifacts(flow_run_filter=self._this)
 
     def artifact(self, key: str) -> Any:
         return max((a for a in self.artifacts() if a.key == key), key=lambda a: a.created)
@@ -84,23 +84,28 @@ class Page:
         rows: list[dict[str, Any]] = json.loads(self.artifact(key).data)
         return rows
 
-    def task_runs(self) -> set[str]:
-        this = FlowRunFilter(id=FlowRunFilterId(any_=[self.id]))
-        return {run.name for run in self.client.read_task_runs(flow_run_filter=this)}
+    def task_runs(self) -> list[TaskRun]:
+        return self.client.read_task_runs(flow_run_filter=self._this)
+
+    def ended(self) -> list[State]:
+        states = [run.state for run in self.task_runs()]
+        return [state for state in states if state and state.is_final()]
+
+    def names(self) -> set[str]:
+        return {run.name for run in self.task_runs()}
 
     def logs(self) -> list[Any]:
         this = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[self.id]))
         return self.client.read_logs(this, limit=200)
 
-    def wait_for(self, what: str, message: str) -> Any:
+    def wait_for(self, message: str) -> Any:
         """Returns the first line of the log with such a message; lines are sent in batches."""
-        deadline = time.monotonic() + 30
-        while True:
-            for log in self.logs():
-                if message in log.message:
-                    return log
-            assert time.monotonic() < deadline, (what, [log.message for log in self.logs()])
-            time.sleep(0.2)
+
+        def found() -> list[Any]:
+            return [log for log in self.logs() if message in log.message]
+
+        wait_for(found, 30, seen=lambda: (message, [log.message for log in self.logs()]))
+        return found()[0]
 
 
 @pytest.fixture(scope="module")
@@ -108,24 +113,21 @@ def run_and_page(
     tmp_path_factory: pytest.TempPathFactory, prefect_harness: Path
 ) -> Iterator[tuple[RunFolder, Page]]:
     root = tmp_path_factory.mktemp("out")
-    seen: list[UUID] = []
-
-    def note(flow: Any, run: Any, state: Any) -> None:
-        seen.append(run.id)
-
-    named = countdown_train.with_options(on_completion=[note])
-    record = named(preset="gsm8k-toy", overrides=(*SMALL, f"storage.root={root}"))
+    words = (*SMALL, f"storage.root={root}")
+    state = countdown_train(preset="gsm8k-toy", overrides=words, return_state=True)
+    assert state.is_completed(), state.message
+    (run,) = RunFolder.all_under(root)
     with get_client(sync_client=True) as client:
-        yield RunFolder(root / "runs" / record["run_id"]), Page(seen[0], client)
+        yield run, Page(state.state_details.flow_run_id, client)
 
 
-def test_tags_and_task_runs_say_what_ran(run_and_page: tuple[RunFolder, Page]) -> None:
+def test_tags_and_task_runs_say_what_ran(run_and_page):
     run, page = run_and_page
     tags = page.client.read_flow_run(page.id).tags
     assert set(tags) == {"preset:gsm8k-toy", "env:gsm8k", "estimator:grpo"}
     # events are written a moment later
-    wait_for(lambda: len(page.task_runs()) >= 9, 30, seen=page.task_runs)
-    assert page.task_runs() == {
+    wait_for(lambda: len(page.names()) >= 9, 30, seen=page.names)
+    assert page.names() == {
         "check disk, engine and model",
         "generate 80 problems",
         "warm-start a base model: 40 steps",
@@ -138,17 +140,12 @@ def test_tags_and_task_runs_say_what_ran(run_and_page: tuple[RunFolder, Page]) -
     }
 
 
-def test_the_graph_chains_the_stages(run_and_page: tuple[RunFolder, Page]) -> None:
+def test_the_graph_chains_the_stages(run_and_page):
     """As the page draws it: what stands behind what."""
     _, page = run_and_page
-    by_stage = {stage: f"{stage}_task" for stage in CHAIN}
 
     def edges() -> set[tuple[str, str]]:
-        this = FlowRunFilter(id=FlowRunFilterId(any_=[page.id]))
-        keys = {
-            str(run.id): run.task_key.partition("-")[0]
-            for run in page.client.read_task_runs(flow_run_filter=this)
-        }
+        keys = {str(run.id): run.task_key.partition("-")[0] for run in page.task_runs()}
         graph = page.client.request("GET", f"/flow_runs/{page.id}/graph-v2").json()
         return {
             (keys[parent["id"]], keys[node_id])
@@ -156,13 +153,11 @@ def test_the_graph_chains_the_stages(run_and_page: tuple[RunFolder, Page]) -> No
             for parent in node["parents"]
         }
 
-    chain = {(by_stage[one], by_stage[next_]) for one, next_ in itertools.pairwise(CHAIN)}
+    chain = {(f"{one}_task", f"{other}_task") for one, other in itertools.pairwise(CHAIN)}
     wait_for(lambda: chain <= edges(), 60, seen=edges)
 
 
-def test_every_artifact_has_a_description_and_training_was_shown_live(
-    run_and_page: tuple[RunFolder, Page],
-) -> None:
+def test_every_artifact_has_a_description_and_training_was_shown_live(run_and_page):
     run, page = run_and_page
     described = {a.key: (a.type, a.description) for a in page.artifacts()}
     kinds = {
@@ -187,9 +182,7 @@ def test_every_artifact_has_a_description_and_training_was_shown_live(
     assert "\n### " in samples.data
 
 
-def test_tables_show_verdicts_first_and_the_report_is_linked(
-    run_and_page: tuple[RunFolder, Page],
-) -> None:
+def test_tables_show_verdicts_first_and_the_report_is_linked(run_and_page):
     run, page = run_and_page
     preflight = page.table("preflight")
     assert list(preflight[0]) == ["level", "check", "found", "what to do"]
@@ -204,21 +197,21 @@ def test_tables_show_verdicts_first_and_the_report_is_linked(
     assert f"[{report}](file://{report})" in page.artifact("report").data
 
 
-def test_the_log_has_what_stages_and_workers_say(run_and_page: tuple[RunFolder, Page]) -> None:
+def test_the_log_has_what_stages_and_workers_say(run_and_page):
     run, page = run_and_page
-    page.wait_for("the last line of all", "finished")
+    page.wait_for("finished")
     said = {log.name for log in page.logs()}
     assert {"tasks.generate", "tasks.validate", "tasks.evaluate", "prefect.task_runs"} <= said
     model = Path(str(run.read().model)).name
-    learner = page.wait_for("a worker", f"learner: {model} in float32, micro-batches of up to")
+    learner = page.wait_for(f"learner: {model} in float32, micro-batches of up to")
     assert (learner.level, learner.task_run_id is not None) == (logging.INFO, True)
-    engine = page.wait_for("another worker", "engine_0: ")
-    evaluated = page.wait_for("the evaluation", "base: greedy accuracy")
+    engine = page.wait_for("engine_0: ")
+    evaluated = page.wait_for("base: greedy accuracy")
     assert engine.task_run_id == learner.task_run_id != evaluated.task_run_id is not None
     assert not any("Warning" in log.message for log in page.logs())
 
 
-def test_groups_are_rolled_out_scored_and_compared(run_and_page: tuple[RunFolder, Page]) -> None:
+def test_groups_are_rolled_out_scored_and_compared(run_and_page):
     run, _ = run_and_page
     rollouts = pl.read_parquet(run.path / "rollouts" / "*.parquet")
     assert rollouts.height == 2 * 8 * 4
@@ -239,7 +232,7 @@ def test_groups_are_rolled_out_scored_and_compared(run_and_page: tuple[RunFolder
         assert score_response(row["response"], "1").answer == row["answer"]
 
 
-def test_both_models_are_evaluated_on_the_test_split(run_and_page: tuple[RunFolder, Page]) -> None:
+def test_both_models_are_evaluated_on_the_test_split(run_and_page):
     run, _ = run_and_page
     record = run.read()
     assert (record.status, record.steps, record.preset) == ("finished", 2, "gsm8k-toy")
@@ -251,9 +244,7 @@ def test_both_models_are_evaluated_on_the_test_split(run_and_page: tuple[RunFold
     assert counts == [(m, *c) for m in models for c in (("greedy", 16), ("sampled", 32))]
 
 
-def test_every_saved_question_has_an_answer_and_so_has_the_report(
-    run_and_page: tuple[RunFolder, Page],
-) -> None:
+def test_every_saved_question_has_an_answer_and_so_has_the_report(run_and_page):
     run, _ = run_and_page
     for query in list_queries():
         ask(query.name, root=run.root, run=run.run_id)
@@ -265,9 +256,8 @@ def test_every_saved_question_has_an_answer_and_so_has_the_report(
     assert "By number of solutions" not in page, "GSM8K has no such label"
 
 
-def test_secrets_stay_out_of_the_log_whoever_says_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_stay_out_of_the_log_whoever_says_them(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
-    seen: list[UUID] = []
 
     @task
     def telling() -> None:
@@ -276,15 +266,14 @@ def test_secrets_stay_out_of_the_log_whoever_says_them(monkeypatch: pytest.Monke
 
     @flow
     def tells() -> None:
-        seen.append(UUID(flow_run.get_id()))
         with logs_in_ui():
             telling()
 
-    tells()
+    state = tells(return_state=True)
     with get_client(sync_client=True) as client:
-        page = Page(seen[0], client)
-        assert page.wait_for("ours", "from ours").message == "from ours: ***"
-        assert page.wait_for("Prefect's", "from Prefect's").message == "from Prefect's: ***"
+        page = Page(state.state_details.flow_run_id, client)
+        assert page.wait_for("from ours").message == "from ours: ***"
+        assert page.wait_for("from Prefect's").message == "from Prefect's: ***"
         assert not any(SECRET in log.message for log in page.logs())
 
 
@@ -293,31 +282,21 @@ raise RuntimeError("GET https://me:{SECRET}@hub.example/x with {SECRET} gave 403
 """
 
 
-def test_no_page_of_a_failed_run_shows_the_secret_that_its_error_quotes(
-    tmp_path: Path, tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_page_shows_the_secret_in_an_error(tmp_path, tiny_overrides, monkeypatch):
     """ATTACK: a module that fails with a login and a token in its error, in the first stage."""
     (tmp_path / "leaky.py").write_text(LEAKY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    seen: list[State] = []
-
-    def note(flow: Any, run: Any, state: Any) -> None:
-        seen.append(state)
-
     words = (*tiny_overrides, f"storage.root={tmp_path}", "env.reward=leaky:score")
+    state = countdown_train(overrides=words, return_state=True)
     with pytest.raises(Exception, match="GET https://") as caught:
-        countdown_train.with_options(on_failure=[note])(overrides=words)
-    (state,) = seen
-    assert state.state_details.flow_run_id is not None
+        state.result()
     with get_client(sync_client=True) as client:
         page = Page(state.state_details.flow_run_id, client)
-        failed = page.wait_for("why it failed", "gave 403").message
-        this = FlowRunFilter(id=FlowRunFilterId(any_=[page.id]))
+        failed = page.wait_for("gave 403").message
 
         def states() -> list[str]:
-            runs = client.read_task_runs(flow_run_filter=this)
-            return [str(run.state.message) for run in runs if run.state and run.state.is_failed()]
+            return [str(state.message) for state in page.ended() if state.is_failed()]
 
         wait_for(states, 30)
         own = client.read_flow_run(page.id).state
@@ -332,14 +311,14 @@ def test_no_page_of_a_failed_run_shows_the_secret_that_its_error_quotes(
 
 
 @pytest.mark.parametrize("one", [countdown_train, nightly, evaluate, prune], ids=lambda f: f.name)
-def test_no_flow_lets_an_error_out_with_a_secret(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_flow_lets_an_error_out_with_a_secret(one, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
     state = one(overrides=(f"run_id='{SECRET}/x'",), return_state=True)
     assert state.is_failed()
     assert "run_id=***/x: String should match" in str(state.message)
 
 
-def test_a_live_artifact_is_one_that_changes() -> None:
+def test_a_live_artifact_is_one_that_changes():
     @task
     def showing() -> None:
         live = LiveArtifacts()
@@ -358,7 +337,7 @@ def test_a_live_artifact_is_one_that_changes() -> None:
         showing()
 
     with get_client(sync_client=True) as client:
-        page = Page(UUID(int=0), client)
+        page = Page(None, client)
         shows()
         (artifact,) = page.artifacts()
     assert (artifact.data, artifact.description) == ("fourth", "4")

@@ -6,15 +6,10 @@ import pytest
 from prefect import flow, task
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
-from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from tasks.prefect_ui.flow_run import once_per_flow_run, once_per_training
-
-
-def new_run(root: Path) -> tuple[RunConfig, RunFolder]:
-    config = RunConfig(run_id="r", storage=StorageConfig(root=root))
-    return config, RunFolder.create(config)
+from tests.support.runs import new_run
 
 
 class Stages:
@@ -22,7 +17,7 @@ class Stages:
 
     def __init__(self, root: Path, *, trains_on: bool = False) -> None:
         self.done: list[str] = []
-        config, run = new_run(root)
+        config, run = RunConfig(), new_run(root)
 
         @task(persist_result=True, result_serializer="json", cache_key_fn=once_per_flow_run)
         def train(config: RunConfig, run: RunFolder) -> int:
@@ -49,9 +44,7 @@ class Stages:
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
 @pytest.mark.parametrize("trains_on", [False, True])
-def test_a_retry_does_what_is_left_and_again_what_hangs_on_training_that_went_on(
-    tmp_path, trains_on
-):
+def test_a_retry_does_what_is_left_and_what_training_outdated(tmp_path, trains_on):
     stages = Stages(tmp_path, trains_on=trains_on)
     stages.run()
     once = ["train", "evaluate"]

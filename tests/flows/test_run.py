@@ -3,8 +3,6 @@
 In a working folder full of traps, from a shell full of secrets.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -21,8 +19,7 @@ import pytest
 
 from rl_core.checkpoints.store import latest
 from rl_core.evaluation.rows import read_rows
-from tests.support.chaos import Ledger
-from tests.support.programs import command_lines, living, own_prefect
+from tests.support.programs import command_lines, living, own_prefect, started
 from tests.support.runs import steps_below
 from tests.support.traps import SECRETS, addresses, secrets_of, set_traps, sprung
 from tests.support.waiting import wait_for
@@ -48,15 +45,8 @@ class Place:
     def start(self, *more: str, instead: Sequence[str] = ()) -> subprocess.Popen[str]:
         environment = own_prefect(self.home) | SECRETS | {"PYTHONPATH": str(ROOT)}
         environment["http_proxy"] = "http://127.0.0.1:9"  # nothing is there: loopback needs none
-        return subprocess.Popen(
-            [*PROGRAM, *(instead or self.arguments), *more],
-            cwd=self.traps,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        words = (*(instead or self.arguments), *more)
+        return started(*PROGRAM, *words, cwd=self.traps, env=environment)
 
     def run(self, *more: str, instead: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         process = self.start(*more, instead=instead)
@@ -130,9 +120,7 @@ def stop(place: Place, process: subprocess.Popen[str], kill: Callable[[], None])
 
 
 @pytest.mark.chaos
-def test_sigterm_stops_a_run_and_the_same_command_resumes_it(
-    place: Place, survived: Ledger
-) -> None:
+def test_sigterm_stops_a_run_and_the_same_command_resumes_it(place, survived):
     process = place.start()
     err = stop(place, process, lambda: os.kill(process.pid, signal.SIGTERM))
     assert err == "countdown-train: interrupted: SIGTERM\n"
@@ -140,7 +128,7 @@ def test_sigterm_stops_a_run_and_the_same_command_resumes_it(
 
 
 @pytest.mark.chaos
-def test_ctrl_c_reaches_the_whole_group_and_stops_it_too(place: Place, survived: Ledger) -> None:
+def test_ctrl_c_reaches_the_whole_group_and_stops_it_too(place, survived):
     """As in a terminal, where every process of the foreground group gets the signal."""
     process = place.start()
     err = stop(place, process, lambda: os.killpg(process.pid, signal.SIGINT))
@@ -149,7 +137,7 @@ def test_ctrl_c_reaches_the_whole_group_and_stops_it_too(place: Place, survived:
     survived("stop", "SIGINT")
 
 
-def test_the_resumed_run_finishes_with_every_step_once(place: Place) -> None:
+def test_the_resumed_run_finishes_with_every_step_once(place):
     done = place.run()
     assert done.returncode == 0, done.stderr
     assert "continuing" in done.stdout
@@ -176,7 +164,7 @@ def test_the_resumed_run_finishes_with_every_step_once(place: Place) -> None:
         assert line in done.stdout
 
 
-def test_the_engines_of_training_answered_as_new_ones_do(place: Place) -> None:
+def test_the_engines_of_training_answered_as_new_ones_do(place):
     folder = place.folder()
     log = folder / "workers" / "evaluator.log"
     assert not log.exists()  # the rows were known: nobody was started for them
@@ -191,7 +179,7 @@ def test_the_engines_of_training_answered_as_new_ones_do(place: Place) -> None:
         assert read_rows(folder / "eval" / name) == rows
 
 
-def test_a_truncated_data_set_fails_the_run_in_two_lines(place: Place) -> None:
+def test_a_truncated_data_set_fails_the_run_in_two_lines(place):
     (file,) = place.root.glob("data/*/train.parquet")
     file.write_bytes(file.read_bytes()[:1000])
     done = place.run("run_id=broken")

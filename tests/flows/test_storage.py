@@ -1,7 +1,5 @@
 """A run on S3 through faults of the store, gone on with on another machine, as a calm one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -16,9 +14,8 @@ from rl_core.storage.spool import files_of
 from tests.flows.test_run import LIMIT_S, PROGRAM, ROOT
 from tests.rl_core.test_trainer import comparable
 from tests.support import s3
-from tests.support.chaos import Ledger
-from tests.support.programs import own_prefect
-from tests.support.runs import steps_below
+from tests.support.programs import own_prefect, started
+from tests.support.runs import short, steps_below
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -27,10 +24,7 @@ FAULTS: tuple[s3.Fault, ...] = ("slow", "reset", "503", "gone")
 MORE_STEPS = 2
 SETTINGS = [
     "run_id=r",
-    "rollout.engine=hf",
     "actor.lr_schedule=constant",
-    "trainer.save_freq=1",
-    "trainer.test_freq=1000",
     "env.reward=tests.support.user_rewards:share_of_letters",
     "evaluation.max_problems=4",
 ]
@@ -41,15 +35,7 @@ def start(machine: Path, command: str, settings: list[str], port: int) -> subpro
     machine.mkdir()
     environment = own_prefect(machine / "prefect") | {"PYTHONPATH": str(ROOT)}
     environment |= s3.environment(port)
-    return subprocess.Popen(
-        [*PROGRAM, command, *settings],
-        cwd=machine,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return started(*PROGRAM, command, *settings, cwd=machine, env=environment)
 
 
 def spool(machine: Path) -> Path:
@@ -57,13 +43,8 @@ def spool(machine: Path) -> Path:
 
 
 @pytest.mark.chaos
-def test_a_run_on_s3_survives_its_faults_and_goes_on_elsewhere_as_if_nothing_was(
-    tmp_path: Path,
-    tiny_overrides: list[str],
-    s3_port: int,
-    survived: Ledger,
-) -> None:
-    settings = [x for x in tiny_overrides if not x.startswith("trainer.")] + SETTINGS
+def test_faults_of_s3_and_a_move_change_nothing(tmp_path, tiny_overrides, s3_port, survived):
+    settings = short(tiny_overrides, save_freq=1, test_freq=1000) + SETTINGS
     on_s3 = [*settings, f"storage.root={s3.URL}"]
     one, two, calm = (tmp_path / name for name in ("one", "two", "calm"))
     with s3.faulty_proxy(s3_port) as proxy:

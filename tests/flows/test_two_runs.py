@@ -7,33 +7,19 @@ import pytest
 
 from rl_core.system.atomic import TEMPORARY_PREFIX, TRASH_PREFIX
 from tests.flows.test_run import LIMIT_S, Place
+from tests.tasks.test_base_model import SMALL
 
 NUM_STEPS = 3
-SMALL_BASE_MODEL = {
-    "hidden_size": 32,
-    "num_heads": 1,
-    "intermediate_size": 32,
-    "num_layers": 1,
-    "steps": 2,
-    "batch_size": 2,
-    "warmup_steps": 1,
-    "max_response_tokens": 16,
-    "num_threads": 1,
-}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_both_finish_and_share_what_is_made_once(tmp_path, tiny_overrides):
-    place = Place(
-        tmp_path,
-        [
-            *(text for text in tiny_overrides if not text.startswith("model.path=")),
-            *(f"base_model.{name}={value}" for name, value in SMALL_BASE_MODEL.items()),
-            f"trainer.total_steps={NUM_STEPS}",
-            "rollout.engine=hf",
-        ],
-    )
+    small = SMALL.model_dump(exclude_unset=True)
+    overrides = [text for text in tiny_overrides if not text.startswith("model.path=")]
+    overrides += [f"base_model.{name}={value}" for name, value in small.items()]
+    overrides += [f"trainer.total_steps={NUM_STEPS}", "rollout.engine=hf"]
+    place = Place(tmp_path, overrides)
     both = [place.start(), place.start()]
     said = [process.communicate(timeout=LIMIT_S) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
@@ -57,8 +43,5 @@ def test_both_finish_and_share_what_is_made_once(tmp_path, tiny_overrides):
     logs = "".join((folder / "log.txt").read_text() for folder in folders)
     assert logs.count(" made in ") == 1
     assert logs.count("warm-starting the home-made base model") == 1
-    assert [
-        path
-        for path in place.root.rglob("*")
-        if path.name.startswith((TEMPORARY_PREFIX, TRASH_PREFIX))
-    ] == []
+    for path in place.root.rglob("*"):
+        assert not path.name.startswith((TEMPORARY_PREFIX, TRASH_PREFIX)), path

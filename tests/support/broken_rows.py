@@ -1,7 +1,12 @@
 """Ways to break a sound data set, a rule at a time, and the checks that must say so."""
 
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from rl_core.envs.countdown import render_messages
 from rl_core.envs.gsm8k import Gsm8kConfig
@@ -21,15 +26,27 @@ def breaks(*envs: str, **expected: int) -> Callable[[Break], Break]:
     return enter
 
 
-def restate(row: dict[str, Any], **changes: Any) -> None:
-    """Changes a problem everywhere it is written, so that it stays one sound problem."""
-    row.update(changes)
-    row["prompt"] = render_messages("base", row["nums"], row["target"])
-    row["reward_model"]["ground_truth"] = {"target": row["target"], "numbers": row["nums"]}
+def writing(name: str, values: dict[str, Any]) -> Break:
+    """Returns what puts each of these values into its place, as `train.0.prompt` names it."""
+
+    def change(train: Rows, test: Rows) -> None:
+        for place, value in values.items():
+            keys = [int(key) if key.strip("-").isdigit() else key for key in place.split(".")]
+            inside = reduce(getitem, keys[:-1], {"train": train, "test": test})
+            inside[keys[-1]] = value
+
+    change.__name__ = name
+    return change
+
+
+for name, case in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items():
+    breaks(*case["envs"], **case["finds"])(writing(name, case["writes"]))
 
 
 def solved(row: dict[str, Any], nums: list[int], target: int, solution: str) -> None:
-    restate(row, nums=nums, target=target)
+    """Changes a problem everywhere it is written, so that it stays one sound problem."""
+    row |= {"nums": nums, "target": target, "prompt": render_messages("base", nums, target)}
+    row["reward_model"]["ground_truth"] = {"target": target, "numbers": nums}
     row["extra_info"] |= {"solution": solution, "num_solutions": max(1, solve(nums, target)[1])}
 
 
@@ -64,12 +81,6 @@ def a_training_problem_in_test(train: Rows, test: Rows) -> None:
     solved(test[4], turned, twin["target"], twin["extra_info"]["solution"])
 
 
-@breaks("countdown", countdown_ground_truth=2)
-def the_truth_of_another_problem(train: Rows, test: Rows) -> None:
-    train[5]["reward_model"]["ground_truth"]["target"] = 98
-    test[5]["reward_model"]["ground_truth"]["numbers"] = [1, 2, 3]
-
-
 @breaks("countdown", countdown_prompt=9)
 def other_prompts(train: Rows, test: Rows) -> None:
     train[6]["prompt"] = train[7]["prompt"]
@@ -90,11 +101,6 @@ def wrong_solutions(train: Rows, test: Rows) -> None:
     solved(test[8], [2, 5, 2], 34, "2**5 + 2")  # what eval would accept
 
 
-@breaks("countdown", countdown_solution=1)
-def one_that_cannot_be_solved(train: Rows, test: Rows) -> None:
-    test[0]["extra_info"]["num_solutions"] = 0
-
-
 @breaks("countdown", row_count=1)
 def too_few_rows(train: Rows, test: Rows) -> None:
     train.pop()
@@ -103,54 +109,6 @@ def too_few_rows(train: Rows, test: Rows) -> None:
 @breaks("countdown", splits_not_empty=1)
 def no_rows(_: Rows, test: Rows) -> None:
     test.clear()
-
-
-@breaks("countdown", "gsm8k", labels=3)
-def other_labels(train: Rows, test: Rows) -> None:
-    train[0]["data_source"] = "mine"
-    train[1]["ability"] = "code"
-    test[0]["reward_model"]["style"] = "model"
-
-
-@breaks("countdown", index_gapless=2)
-def indices_with_gaps(train: Rows, test: Rows) -> None:
-    train[-1]["extra_info"]["index"] = len(train)  # one past the end
-    test[0]["extra_info"]["index"] = 1  # twice, so that 0 is missing
-
-
-@breaks("countdown", split_label=2)
-def the_other_split(train: Rows, test: Rows) -> None:
-    train[0]["extra_info"]["split"] = "test"
-    test[0]["extra_info"]["split"] = "train"
-
-
-@breaks(
-    "countdown",
-    countdown_no_nulls=5,
-    countdown_ground_truth=2,
-    labels=2,
-    countdown_prompt=2,
-    countdown_solution=2,
-)
-def nulls_in_countdown(train: Rows, test: Rows) -> None:
-    train[0]["nums"][0] = None
-    train[1]["extra_info"]["solution"] = None
-    train[2]["ability"] = None
-    test[0]["reward_model"] = None
-    test[1]["prompt"][0]["content"] = None
-
-
-@breaks("gsm8k", text_no_nulls=3, gsm8k_ground_truth=1, labels=1, gsm8k_prompt=1)
-def nulls_in_gsm8k(train: Rows, test: Rows) -> None:
-    train[0]["prompt"][0]["content"] = None
-    train[1]["extra_info"]["solution"] = None
-    test[0]["data_source"] = None
-
-
-@breaks("gsm8k", gsm8k_ground_truth=2)
-def other_truths(train: Rows, test: Rows) -> None:
-    train[0]["reward_model"]["ground_truth"] = "many"
-    train[1]["reward_model"]["ground_truth"] = "12"
 
 
 @breaks("gsm8k", gsm8k_prompt=3)
@@ -180,42 +138,9 @@ def a_training_prompt_in_test(train: Rows, test: Rows) -> None:
     test[0]["prompt"][0]["content"] = "  " + train[0]["prompt"][0]["content"]
 
 
-@breaks("custom", text_prompt=2)
-def silent_prompts(train: Rows, test: Rows) -> None:
-    train[0]["prompt"][0]["content"] = " \n"
-    test[0]["prompt"] = []
-
-
-@breaks("custom", text_no_nulls=2, text_prompt=1)
-def nothing_told(train: Rows, test: Rows) -> None:
-    train[0]["prompt"][0]["content"] = None
-    test[0]["reward_model"]["style"] = None
-
-
-@breaks("custom", custom_ground_truth=2)
-def truths_that_no_text_equals(train: Rows, test: Rows) -> None:
-    train[0]["reward_model"] = {"style": "json", "ground_truth": '{"city": "Paris"}'}
-    train[1]["reward_model"]["ground_truth"] = " "
-    test[0]["reward_model"] = {"style": "json", "ground_truth": "42"}
-
-
-@breaks("reasoning_gym", reasoning_gym_truth=3)
-def one_of_the_wrong_task(train: Rows, test: Rows) -> None:
-    train[0]["data_source"] = "reasoning_gym/lcm"
-    test[0]["reward_model"]["ground_truth"] = '{"task": "gcd"}'
-    test[1]["reward_model"]["style"] = "rule"
-
-
 @breaks("number_questions", "reasoning_gym", row_count=1)
 def a_row_less(train: Rows, _: Rows) -> None:
     train.pop()
-
-
-@breaks("number_questions", number_questions_truth=3)
-def other_answers(train: Rows, test: Rows) -> None:
-    train[0]["reward_model"]["ground_truth"] = "100"
-    train[1]["data_source"] = "number_questions/median"
-    test[0]["prompt"][0]["content"] = "Which of these numbers is the largest: 3?"
 
 
 @breaks("number_questions", number_questions_splits=1)

@@ -1,7 +1,5 @@
 """A headless Chromium that opens pages of this machine, and remembers what they asked for."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,13 +43,7 @@ class Pages:
 def open_browser(
     width: int = 1280, height: int = 900, *, logged_in: Prefect | None = None
 ) -> Iterator[Pages]:
-    """Yields a window, light, without any of the machine's own settings.
-
-    Args:
-        width: in pixels.
-        height: in pixels.
-        logged_in: a server that this browser was told the login of before.
-    """
+    """Yields a window of these pixels, light, that may have the login of a server."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     assert chromium, "these tests need Chromium: apt-get install chromium"
     arguments = [

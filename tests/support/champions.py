@@ -1,7 +1,5 @@
 """Makes a checkpoint champion by the real door, with rows that say it is good."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rl_core.checkpoints.champion import Contender
@@ -19,18 +17,12 @@ def crown(config: RunConfig, run: RunFolder, data: Path) -> Path:
     checkpoint = latest(run.path)
     assert checkpoint is not None
     root = config.storage.root
+    folder = str(checkpoint.path.relative_to(root))
+    which = {"run_id": run.run_id, "step": checkpoint.step, "checkpoint": folder}
+    measured = {"accuracy": 1.0, "num_problems": 8, "evaluation": {}, "rows": ""}
     promoted = promote(
         root,
-        Contender(
-            run_id=run.run_id,
-            step=checkpoint.step,
-            checkpoint=str(checkpoint.path.relative_to(root)),
-            model_digest=model_digest(checkpoint.path),
-            accuracy=1.0,
-            num_problems=8,
-            evaluation={},
-            rows="",
-        ),
+        Contender(model_digest=model_digest(checkpoint.path), **which, **measured),
         env=config.env.name,
         problems=Evaluator(config, data).problem_set,
         now="2026-11-21",

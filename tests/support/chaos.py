@@ -1,7 +1,5 @@
 """The ledger of injected faults: what tests of survival report, printed as a table at the end."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -57,12 +55,7 @@ def faults_of(reports: Iterable[pytest.TestReport]) -> list[Survived]:
 
 
 def as_table(survived: Sequence[Survived], died: Sequence[str]) -> list[str]:
-    """Returns a row per kind of fault, below it where it struck, the sum, and the failed tests.
-
-    Args:
-        survived: what the tests noted.
-        died: names of failed tests: a fault of each, at least, was not survived.
-    """
+    """Returns a row per kind of fault, below it where it struck, the sum, and the failed tests."""
     lines = [f"{'fault':20}{'injected':>10}{'survived':>10}{'steps redone':>14}{'data lost':>11}"]
 
     def row(name: str, faults: Sequence[Survived], num_died: int) -> str:

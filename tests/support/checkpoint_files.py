@@ -1,7 +1,5 @@
 """Hand-made checkpoints, and what lies in a run's folder."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Callable

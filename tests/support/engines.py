@@ -1,7 +1,5 @@
 """Engines of both kinds on real weights, and what transformers says of the same weights."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two responses with round numbers, from which experience can be computed by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -31,12 +31,7 @@ class FakeWandb(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(
-        self,
-        resets_after: int | None = None,
-        *,
-        takes_tables: bool = True,
-    ) -> None:
+    def __init__(self, resets_after: int | None = None, *, takes_tables: bool = True) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.resets_after = resets_after
@@ -67,19 +62,13 @@ class FakeWandb(ThreadingHTTPServer):
     def answer(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
         """Returns what a GraphQL operation is told."""
         name, entity = variables.get("name", ""), {"id": "e", "name": "me"}
+        project = {"id": "m", "name": variables.get("project"), "entity": entity}
         if operation == "RunResumeStatus":
-            return {
-                "model": {
-                    "id": "m",
-                    "name": variables["project"],
-                    "entity": entity,
-                    "bucket": self._resumed(name) if name in self.lines else None,
-                }
-            }
+            bucket = self._resumed(name) if name in self.lines else None
+            return {"model": project | {"bucket": bucket}}
         if operation == "UpsertBucket":
             inserted = name not in self.lines
             lines = self.lines.setdefault(name, {})
-            project = {"id": "m", "name": variables["project"], "entity": entity}
             bucket = {"id": "b", "name": name, "displayName": name, "description": ""}
             bucket |= {"config": "{}", "sweepName": None, "project": project}
             bucket["historyLineCount"] = len(lines)

@@ -1,7 +1,5 @@
 """Real disks that fill up and real processes that die, for the tests of what lands on disk."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -49,23 +47,29 @@ def leave_files(disk: Path, num_files: int) -> None:
     subprocess.run(["mount", "-o", f"remount,nr_inodes={most}", str(disk)], check=True)
 
 
-def run_and_kill_at_event(action: Callable[[], object], event_number: int) -> bool:
-    """Runs an action in a child that SIGKILLs itself at its n-th system event, and tells if it did.
+def die_at_event(number: int) -> Callable[[], int]:
+    """This process gets SIGKILL at its n-th system event; returns what tells how many there were.
 
     Events are what Python audits: each open, mkdir, chmod, rename, symlink, unlink and listing.
     """
+    seen = 0
+
+    def count(event: str, _: tuple[object, ...]) -> None:
+        nonlocal seen
+        if event == "open" or event.startswith(("os.", "shutil.")):
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    return lambda: seen
+
+
+def run_and_kill_at_event(action: Callable[[], object], event_number: int) -> bool:
+    """Runs an action in a child that dies at its n-th system event, and tells if it did."""
     child = os.fork()
     if child == 0:
-        seen = 0
-
-        def count(event: str, _: tuple[object, ...]) -> None:
-            nonlocal seen
-            if event == "open" or event.startswith(("os.", "shutil.")):
-                seen += 1
-                if seen == event_number:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(count)
+        die_at_event(event_number)
         try:
             action()
         finally:

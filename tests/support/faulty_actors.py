@@ -1,7 +1,5 @@
 """An engine's process into which a fault can be put, for tests with a real Ray."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Collection

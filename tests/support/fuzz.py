@@ -4,8 +4,6 @@ It prints a failing example as a line to paste above the test, `@example(text='0
 example kills the process, that is the last one which the test began when it runs alone.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A Prefect server of the test's own, its workers, and what runs under them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -14,13 +12,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import psutil
 
 from flows.prefect_patches.login import login_file
-from tests.support.programs import living
+from tests.support import programs
 from tests.support.ray_head import free_ports
 from tests.support.waiting import wait_for
 
@@ -42,24 +40,11 @@ class Prefect:
         self.api = f"{self.url}/api"
         self.folder = folder
         self._csrf: dict[str, str] = {}
-        self.environment = {
-            **os.environ,
-            "PREFECT_HOME": str(folder / "prefect"),
-            "PREFECT_RESULTS_LOCAL_STORAGE_PATH": str(folder / "storage"),
-            "PREFECT_API_URL": self.api,
-            "PYTHONPATH": str(ROOT),
-            **settings,
-        }
+        own = {"PREFECT_API_URL": self.api, "PYTHONPATH": str(ROOT)}
+        self.environment = programs.own_prefect(folder / "prefect") | own | dict(settings)
 
     def command(self, *arguments: str, cwd: Path = ROOT) -> str:
-        done = subprocess.run(
-            [PREFECT, *arguments],
-            cwd=cwd,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
+        done = programs.run(PREFECT, *arguments, cwd=cwd, env=self.environment, timeout_s=LIMIT_S)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -84,6 +69,15 @@ class Prefect:
     def stop_server(self) -> None:
         stop(self._server)
 
+    @contextmanager
+    def up(self) -> Iterator[Self]:
+        """Its server is up within the block."""
+        self.start_server()
+        try:
+            yield self
+        finally:
+            self.stop_server()
+
     def kill_server(self) -> None:
         os.killpg(self._server.pid, signal.SIGKILL)
         self._server.wait()
@@ -98,21 +92,15 @@ class Prefect:
             stop(process)
 
     def deploy(self, replacements: Mapping[str, str] = {}, **night: object) -> str:
-        """Makes the work pool and all deployments, or brings them up to date.
+        """Makes work pool and deployments, or brings them up to date; returns what is printed.
 
-        Args:
-            replacements: a text each of the deployments' file, and what stands there instead.
-            night: lines of the night's own file.
-
-        Returns:
-            What the command printed.
+        In the deployments' file texts are replaced, and `night` is what the night's own file holds.
         """
         own = self.folder / "night.yaml"
         own.write_text(json.dumps(night))
         texts = {"{{ $PWD }}/deployments/night.yaml": str(own), **replacements}
         file = edited(ROOT / "deployments" / "prefect.yaml", self.folder, texts)
-        make = ("work-pool", "create", "countdown", "--type", "process", "--overwrite")
-        self.command(*make)
+        self.command("work-pool", "create", "countdown", "--type", "process", "--overwrite")
         return self.command("--no-prompt", "deploy", "--prefect-file", str(file), "--all")
 
     def is_up(self) -> bool:
@@ -157,10 +145,8 @@ class Prefect:
         return found[0]
 
     def flow_runs(self, deployment: str) -> list[dict[str, Any]]:
-        runs: list[dict[str, Any]] = self.post(
-            "/flow_runs/filter", {"deployments": {"name": {"any_": [deployment]}}}
-        )
-        return runs
+        by_name = {"deployments": {"name": {"any_": [deployment]}}}
+        return list(self.post("/flow_runs/filter", by_name))
 
     def pause_nights(self) -> None:
         """Stops the schedule and takes back the runs that it has made."""
@@ -185,12 +171,7 @@ class Prefect:
 class FlowRun:
     """A run of a deployment, as its server and its processes show it.
 
-    Args:
-        prefect: its server.
-        deployment: name of a deployment, of which a run is made.
-        overrides: settings of the run.
-        environment: variables of its processes, beside the worker's own.
-        parameters: of the flow, beside the settings.
+    It is made here: its processes have these variables beside the worker's own.
     """
 
     def __init__(
@@ -215,8 +196,7 @@ class FlowRun:
         self.name = str(made["name"])
 
     def read(self) -> dict[str, Any]:
-        run: dict[str, Any] = self._prefect.request("GET", f"/flow_runs/{self.id}")
-        return run
+        return dict(self._prefect.request("GET", f"/flow_runs/{self.id}"))
 
     def set_state(self, kind: str, *, force: bool = False, **more: object) -> str:
         """Asks for a state of a type, as the UI does, and returns what the server answers."""
@@ -242,21 +222,29 @@ class FlowRun:
         asked = {"logs": {"flow_run_id": {"any_": [self.id]}}, "sort": "TIMESTAMP_ASC"}
         return [str(log["message"]) for log in self._prefect.post("/logs/filter", asked)]
 
-    def tasks(self) -> list[tuple[str, str]]:
-        """Returns name and state of all its task runs, oldest first."""
+    def tasks(self) -> dict[str, list[str]]:
+        """Returns the states' names of its task runs, by the task, oldest first."""
         asked = {"flow_runs": {"id": {"any_": [self.id]}}, "sort": "EXPECTED_START_TIME_ASC"}
-        found = self._prefect.post("/task_runs/filter", asked)
-        return [(task["name"], task["state_name"]) for task in found]
+        found: dict[str, list[str]] = {}
+        for task in self._prefect.post("/task_runs/filter", asked):
+            name = task["task_key"].partition("_task")[0]
+            found.setdefault(name, []).append(task["state_name"])
+        return found
 
     def artifacts(self) -> dict[str, Any]:
-        """Returns what its artifacts hold, by their keys; the newest where a key has several."""
+        """Returns its artifacts by their keys; the newest where a key has several."""
         asked = {"flow_runs": {"id": {"any_": [self.id]}}, "sort": "UPDATED_DESC"}
         found = self._prefect.post("/artifacts/filter", asked)
-        return {artifact["key"]: artifact["data"] for artifact in reversed(found)}
+        return {artifact["key"]: artifact for artifact in reversed(found)}
 
     def is_in(self, *names: str) -> bool:
         """Says whether the state has one of these names."""
         return self.read()["state"]["name"] in names
+
+    def ends(self, state: str = "Completed", limit_s: float = LIMIT_S) -> None:
+        """Waits for its end, which must be in this state."""
+        wait_for(lambda: self.is_in("Completed", "Failed", "Crashed", "Cancelled"), limit_s)
+        assert self.is_in(state), self._prefect.logs()
 
     def states(self) -> list[tuple[str, str]]:
         """Returns name and message of all its states, oldest first."""
@@ -266,7 +254,7 @@ class FlowRun:
 
     def processes(self) -> list[psutil.Process]:
         """Returns what lives of all that its flow run started."""
-        return living("PREFECT__FLOW_RUN_ID", self.id)
+        return programs.living("PREFECT__FLOW_RUN_ID", self.id)
 
     def main_process(self) -> psutil.Process:
         """Returns the process of the flow itself, which all others descend from."""

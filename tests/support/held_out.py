@@ -1,7 +1,5 @@
 """A test split of tiny Countdown problems, and engines that answer it as they are told."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pyarrow.parquet as pq
 from rl_core.data.prompts import load_tokenizer
 from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
+from tests.support.own_data import tinyzero_row
 
 Puzzle = tuple[str, list[int], int, str, int]
 """A prompt, its numbers, target, solution, and how many solutions there are."""
@@ -24,18 +23,12 @@ def write_test_split(folder: Path, prompts: Iterable[str]) -> Path:
 
 def write_puzzles(folder: Path, puzzles: Iterable[Puzzle]) -> Path:
     folder.mkdir()
-    rows = [
-        {
-            "nums": nums,
-            "target": target,
-            "data_source": "countdown",
-            "prompt": [{"role": "user", "content": prompt}],
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": {"target": target, "numbers": nums}},
-            "extra_info": {"split": "test", "index": i, "num_solutions": n, "solution": solution},
-        }
-        for i, (prompt, nums, target, solution, n) in enumerate(puzzles)
-    ]
+    rows = []
+    for i, (prompt, nums, target, solution, num_solutions) in enumerate(puzzles):
+        row = tinyzero_row(nums, target, i, split="test")
+        row["prompt"] = [{"role": "user", "content": prompt}]
+        row["extra_info"] |= {"num_solutions": num_solutions, "solution": solution}
+        rows.append(row)
     pq.write_table(pa.Table.from_pylist(rows, COUNTDOWN_DATASET), folder / "test.parquet")
     return folder
 

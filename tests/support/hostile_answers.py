@@ -4,11 +4,7 @@ from pathlib import Path
 
 
 def attacks(target: Path) -> list[str]:
-    """Returns answers that create a file, or change a scorer, where somebody evaluates them.
-
-    Args:
-        target: the file that an answer that is executed makes.
-    """
+    """Returns answers that create this file, or change a scorer, where somebody evaluates them."""
     path = repr(str(target))
     run = f"__import__('pathlib').Path({path}).touch()"
     scorer = "__import__('reasoning_gym.factory',fromlist=['x']).DATASETS"

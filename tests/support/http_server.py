@@ -1,7 +1,5 @@
 """A small HTTP server on loopback: the tests' hubs, webhooks and stand-ins are handlers for it."""
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

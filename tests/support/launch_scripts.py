@@ -1,7 +1,5 @@
 """Launch scripts in verl's and TinyZero's form, written for the tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What tests of the learner compare, and slow ways to its gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A webhook's other end: a real server on a loopback port that takes, hangs, drips or resets."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

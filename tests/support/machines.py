@@ -31,12 +31,9 @@ _RAY_PORT = 6379
 
 
 class Machine:
-    """One machine; made by `machines`.
+    """One machine, wired to a bridge; made by `ray_machines`.
 
-    Args:
-        number: from 1.
-        bridge: name of the bridge to which it is wired.
-        folder: where the disks of all machines lie, seen from outside, and where each has its own.
+    The disks of all machines lie in `folder`, seen from outside, and each has its own there.
     """
 
     def __init__(self, number: int, bridge: str, folder: Path) -> None:
@@ -50,11 +47,6 @@ class Machine:
         self._network, self._wire = f"{bridge}n{number}", f"{bridge}w{number}"
         self._log = folder / f"{self.name}.log"
         self._started: list[subprocess.Popen[bytes]] = []
-
-    @property
-    def home(self) -> Path:
-        """The home of its user, where it is."""
-        return self.disk / "home"
 
     def plug_in(self) -> None:
         """Wires it to the bridge."""
@@ -150,10 +142,16 @@ class Machine:
 
 
 @contextmanager
-def machines(folder: Path, number: int) -> Iterator[list[Machine]]:
-    """Yields machines that reach each other, and leaves nothing of them behind but their disks.
+def ray_machines(
+    folder: Path, num_cpus: Sequence[int]
+) -> Iterator[tuple[list[Machine], dict[str, str]]]:
+    """Yields machines with a Ray on them, its head on the first, and the environment of its users.
 
     Skips where namespaces are refused, but in CI, which must not lose the test.
+
+    Args:
+        folder: where nothing of them is left behind but their disks.
+        num_cpus: of each machine, as Ray counts them.
     """
     bridge = f"ct{os.getpid()}"
     made = subprocess.run(
@@ -166,28 +164,14 @@ def machines(folder: Path, number: int) -> Iterator[list[Machine]]:
     with ExitStack() as made_up:
         made_up.callback(_ip, "link", "del", bridge)
         _ip("link", "set", bridge, "up")
-        found = [Machine(i + 1, bridge, folder) for i in range(number)]
+        found = [Machine(i + 1, bridge, folder) for i in range(len(num_cpus))]
         for machine in found:
             made_up.callback(machine.unplug)
             machine.plug_in()
             machine.boot()
             made_up.callback(machine.kill)
-        yield found
-
-
-@contextmanager
-def ray_machines(
-    folder: Path, num_cpus: Sequence[int]
-) -> Iterator[tuple[list[Machine], dict[str, str]]]:
-    """Yields machines with a Ray on them, its head on the first, and the environment of its users.
-
-    Args:
-        folder: see `machines`.
-        num_cpus: of each machine, as Ray counts them.
-    """
-    with machines(folder, len(num_cpus)) as found:
         environment = environment_of_ray(
-            found[0].home,
+            found[0].disk / "home",
             PYTHONPATH=str(ROOT),
             RAY_AUTH_MODE="token",
             RAY_AUTH_TOKEN="t" * 40,

@@ -1,7 +1,5 @@
 """torch's own out-of-memory errors, raised in the middle of chosen passes of a real learner."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager

@@ -1,12 +1,6 @@
 """What `config.json` says of models that people train."""
 
-QWEN_05B = {
-    "model_type": "qwen2",
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151_936,
-    "tie_word_embeddings": True,
-}
+from rl_core.resources.known_shapes import known_config
+
+QWEN_05B = known_config("Qwen/Qwen2.5-0.5B")
+assert QWEN_05B is not None

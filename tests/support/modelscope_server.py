@@ -46,18 +46,16 @@ class _Handler(Handler):
         elif parts.path == "/api/v1/models/someone/tiny/repo":
             (path,) = parse_qs(parts.query)["FilePath"]
             self._note(path)
-            self._send_file(self.hub.files[path])
+            data = self.hub.files[path]
+            start = int(self.headers.get("Range", "bytes=0-")[len("bytes=") : -1])
+            part = {"Content_Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if start else {}
+            self.answer(206 if start else 200, data[start:], **part)
         else:  # another model, or the question whether this is a machine of Alibaba's cloud
             text = "not found, " * 20
             self.answer(404, {"Code": 10010205001, "Message": text})
 
     def _note(self, path: str) -> None:
         self.hub.asked.append((path, dict(self.headers)))
-
-    def _send_file(self, data: bytes) -> None:
-        start = int(self.headers.get("Range", "bytes=0-")[len("bytes=") : -1])
-        headers = {"Content_Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if start else {}
-        self.answer(206 if start else 200, data[start:], **headers)
 
 
 @contextmanager

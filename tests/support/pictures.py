@@ -3,8 +3,6 @@
 python -m tests.support.pictures      (five minutes on two cores)
 """
 
-from __future__ import annotations
-
 import tempfile
 from io import BytesIO
 from pathlib import Path
@@ -14,7 +12,6 @@ from playwright.sync_api import FloatRect, Page
 
 from tests.support.browser import open_browser
 from tests.support.harness import ROOT, WORKER, FlowRun, Prefect, hungry_after
-from tests.support.waiting import wait_for
 
 IMAGES = ROOT / "deployments" / "images"
 _STEPS = 12
@@ -30,20 +27,17 @@ _HEADLINES_PX = 760
 
 def main() -> None:
     """Runs the preset under a worker of its own server, and takes both pictures."""
-    with tempfile.TemporaryDirectory(prefix="pf-", ignore_cleanup_errors=True) as folder:
-        prefect = Prefect(Path(folder), {"TMPDIR": folder})
-        prefect.start_server()
-        try:
-            prefect.deploy()
-            # What takes the memory away sees one thread of a learner.
-            settings = ["resources.learner_threads=1"]
-            run = FlowRun(prefect, "countdown-train", settings, hungry_after(_STEPS))
-            with prefect.running(*WORKER):
-                wait_for(lambda: run.is_in("Completed", "Failed", "Crashed"), limit_s=7200)
-            assert run.is_in("Completed"), prefect.logs()
-            take_pictures(prefect, run.id)
-        finally:
-            prefect.stop_server()
+    with (
+        tempfile.TemporaryDirectory(prefix="pf-", ignore_cleanup_errors=True) as folder,
+        Prefect(Path(folder), {"TMPDIR": folder}).up() as prefect,
+    ):
+        prefect.deploy()
+        # What takes the memory away sees one thread of a learner.
+        settings = ["resources.learner_threads=1"]
+        run = FlowRun(prefect, "countdown-train", settings, hungry_after(_STEPS))
+        with prefect.running(*WORKER):
+            run.ends(limit_s=7200)
+        take_pictures(prefect, run.id)
 
 
 def take_pictures(prefect: Prefect, flow_run_id: str) -> None:

@@ -1,7 +1,5 @@
 """A PostgreSQL cluster of a test's own, on a free loopback port, to keep Prefect's records in."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Programs that run to their end, what they wrote, and what lives of them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -13,6 +11,8 @@ from pathlib import Path
 import psutil
 
 Done = subprocess.CompletedProcess[str]
+MAIN = "from flows.cli.main import main; main()"
+PROGRAM = [sys.executable, "-c", MAIN]
 
 
 def own_prefect(home: Path) -> dict[str, str]:
@@ -36,6 +36,14 @@ def run(
         capture_output=True,
         text=True,
         timeout=timeout_s,
+    )
+
+
+def started(*command: str, cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Starts a command that goes on, in a process group of its own."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, cwd=cwd, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True
     )
 
 
@@ -63,7 +71,7 @@ def begun(
 
 def cli(*words: object, **options: object) -> Done:
     """Runs a command of ours as a person's shell would."""
-    return python("from flows.cli.main import main; main()", *words, **options)
+    return python(MAIN, *words, **options)
 
 
 def command_lines(processes: Iterable[psutil.Process]) -> dict[psutil.Process, str]:
@@ -83,12 +91,9 @@ def lives(process: psutil.Process) -> bool:
 
 
 def living(variable: str, value: str | None = None, part: str = "") -> list[psutil.Process]:
-    """Returns all other processes, of whatever parent, that inherited an environment variable.
+    """Returns all other processes, of any parent, that inherited a variable with this value.
 
-    Args:
-        variable: its name.
-        value: that it has there; None for any.
-        part: a text in their command line.
+    None is any value; `part` is a text in their command line.
     """
     found = []
     for process in psutil.process_iter():

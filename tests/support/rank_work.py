@@ -1,7 +1,5 @@
 """What tests have learner ranks do: functions that a rank's process can import."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A Ray cluster of a test's own: a head on loopback that needs a token."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

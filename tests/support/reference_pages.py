@@ -3,8 +3,6 @@
 python -m tests.support.reference_pages
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap
@@ -51,7 +49,8 @@ def pages() -> dict[str, str]:
 def settings_page() -> str:
     """Returns all settings, section by section, in the order of the models."""
     lines = [_SETTINGS]
-    for (section, env), settings in groupby(all_settings(), key=_section):
+    by_section = groupby(all_settings(), key=lambda one: (one.key.rpartition(".")[0], one.env))
+    for (section, env), settings in by_section:
         lines += [*_heading(section, env), *map(_item, settings), ""]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -81,10 +80,6 @@ def verl_page() -> str:
             "",
         ]
     )
-
-
-def _section(setting: Setting) -> tuple[str, str | None]:
-    return setting.key.rpartition(".")[0], setting.env
 
 
 def _heading(section: str, env: str | None) -> Iterator[str]:

@@ -1,17 +1,37 @@
 """A run's folder with the record and the settings of one that has begun."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
+from rl_core.schema import ROLLOUTS
 
 
 def new_run(root: Path, run_id: str = "r", **sections: Any) -> RunFolder:
     settings = {"run_id": run_id, "storage": {"root": root}} | sections
     return RunFolder.create(RunConfig.model_validate(settings))
+
+
+def write_rollouts(run: Path, rows: Iterable[dict[str, Any]], step: int = 1) -> Path:
+    """Writes a step's rollouts: of each row what is not the same in all of them."""
+    same = {"run_id": run.name, "step": step, "group_id": 0, "sample_index": 0, "score": 0.0}
+    same |= {"generated_at": datetime(2026, 11, 21, tzinfo=UTC)}
+    file = run / "rollouts" / f"step_{step:06d}.parquet"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist([same | row for row in rows], schema=ROLLOUTS), file)
+    return file
+
+
+def short(overrides: Iterable[str], **trainer: int) -> list[str]:
+    """Returns settings with only these of `trainer`, and with the engine that starts soonest."""
+    others = (text for text in overrides if not text.startswith("trainer."))
+    return [*others, *(f"trainer.{name}={n}" for name, n in trainer.items()), "rollout.engine=hf"]
 
 
 def steps_below(root: Path, run_id: str = "*") -> list[int]:

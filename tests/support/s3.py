@@ -1,12 +1,10 @@
 """A real S3 server of a test's own, on loopback, and a proxy before it that can be at fault."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
@@ -98,11 +96,9 @@ def faulty_proxy(target: int) -> Iterator[FaultyProxy]:
 
 
 def _answers(port: int) -> bool:
-    try:
-        httpx.get(f"http://127.0.0.1:{port}/", timeout=5)
-    except httpx.HTTPError:
-        return False
-    return True
+    with suppress(httpx.HTTPError):
+        return bool(httpx.get(f"http://127.0.0.1:{port}/", timeout=5).status_code)
+    return False
 
 
 def clear(port: int) -> None:

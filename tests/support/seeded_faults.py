@@ -3,8 +3,6 @@
 Each is put into a copy of the tree alone, and the tests named beside it run there until one fails.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 And secrets of the shell, of which a process may see only those that it needs.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

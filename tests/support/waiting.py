@@ -1,7 +1,5 @@
 """Waits for what other processes and threads do."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable
@@ -17,14 +15,9 @@ def wait_for(
     poll_s: float = 0.1,
     seen: Callable[[], object] = lambda: "it did not come",
 ) -> float:
-    """Returns the seconds that it took.
+    """Returns the seconds that it took until a condition held.
 
-    Args:
-        condition: asked until it holds.
-        limit_s: seconds after which the test fails.
-        process: if this one ends meanwhile, the test fails at once.
-        poll_s: between two looks.
-        seen: what a failure says.
+    After `limit_s` the test fails, and says what was `seen`; if `process` ends meanwhile, at once.
     """
     start = time.monotonic()
     while not condition():

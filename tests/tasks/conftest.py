@@ -1,7 +1,5 @@
 """Two small runs, to work out by hand: `alpha` finished, `beta` is being written."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 from datetime import UTC, datetime
@@ -14,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rl_core.runs.run_folder import RunFolder
-from rl_core.schema import EVALUATION, RESCORES, ROLLOUTS
+from rl_core.schema import EVALUATION, RESCORES
 from tasks.report_page.data import ReportData, gather
+from tests.support.runs import write_rollouts
 
 TWO_RUNS = Path(__file__).parent / "two_runs"
 """Records, metrics and manifests as they lie in a storage root, and the rollouts as a table."""
@@ -57,15 +56,13 @@ def _rollouts() -> list[dict[str, Any]]:
 def _evaluation(model: str, step: int, mode: str, verdicts: dict[int, list[str]]) -> list[Any]:
     """Rows of one model; strictly, the third problem has no answer."""
     num_solutions = {0: 1, 1: 1, 2: 3, 3: 12}
+    same = {"run_id": "alpha", "model": model, "step": step, "mode": mode, "finish_reason": "stop"}
+    same |= {"data_source": "countdown", "evaluation": "whole", "num_problems": 4}
     return [
-        {
-            "run_id": "alpha",
-            "model": model,
-            "step": step,
+        same
+        | {
             "prompt_index": prompt_index,
-            "data_source": "countdown",
             "num_solutions": num_solutions[prompt_index],
-            "mode": mode,
             "sample_index": sample_index,
             "prompt": f"test prompt {prompt_index}",
             "response": f"{verdict} response",
@@ -73,14 +70,11 @@ def _evaluation(model: str, step: int, mode: str, verdicts: dict[int, list[str]]
             "verdict": verdict,
             "score": {YES: 1.0, WRONG: 0.1, NO: 0.0}[verdict],
             "response_tokens": 10 * (prompt_index + 1),
-            "finish_reason": "stop",
             "value": {YES: "10", WRONG: "7/2", NO: None}[verdict],
             "verdict_strict": NO if prompt_index == 2 else verdict,
             "verdict_lenient": verdict,
             "num_operands": 3 + prompt_index // 2,
             "ground_truth": '{"target": 10}',
-            "evaluation": "whole",
-            "num_problems": 4,
         }
         for prompt_index, answers in verdicts.items()
         for sample_index, verdict in enumerate(answers)
@@ -125,8 +119,7 @@ def _write_two_runs(root: Path) -> Path:
     data = pa.schema([("x", pa.int64())], metadata=made)
     _write(root / "data" / "tiny" / "test.parquet", [{"x": 1}] * 2, data)
     for (run_id, step), rows in groupby(_rollouts(), lambda row: (row["run_id"], row["step"])):
-        file = root / "runs" / run_id / "rollouts" / f"step_{step:06d}.parquet"
-        _write(file, list(rows), ROLLOUTS)
+        write_rollouts(root / "runs" / run_id, rows, step)
     alpha, beta = root / "runs" / "alpha", root / "runs" / "beta"
     (beta / "rollouts" / ".tmp-step_000002.parquet").write_bytes(b"PAR1 half a file")
     _write(alpha / "eval" / "evaluation.parquet", _evaluations(), EVALUATION)

@@ -23,17 +23,9 @@ from tasks.base_model import (
 from tasks.generate import generate_dataset
 
 ENV = CountdownConfig(min_operands=3, max_operands=3, max_number=20)
-SMALL = BaseModelConfig(
-    hidden_size=32,
-    num_heads=1,
-    intermediate_size=32,
-    num_layers=1,
-    steps=2,
-    batch_size=2,
-    warmup_steps=1,
-    max_response_tokens=16,
-    num_threads=1,
-)
+_WIDTHS = {"hidden_size": 32, "intermediate_size": 32, "num_heads": 1, "num_layers": 1}
+_STEPS = {"steps": 2, "batch_size": 2, "warmup_steps": 1, "max_response_tokens": 16}
+SMALL = BaseModelConfig(**_WIDTHS, **_STEPS, num_threads=1)
 
 
 def settings(root: Path, **changes: object) -> RunConfig:
@@ -143,9 +135,7 @@ def test_a_tuned_model_has_a_folder_by_all_that_it_depends_on(tmp_path, tiny_mod
 
 
 @pytest.mark.slow
-def test_a_model_is_tuned_in_a_process_of_its_own_and_then_found(
-    tmp_path, tiny_model_path, rows, caplog
-):
+def test_a_model_is_tuned_once_and_then_found(tmp_path, tiny_model_path, rows, caplog):
     caplog.set_level(logging.INFO, logger="tasks.base_model")
     config = tuned_settings(tmp_path, tiny_model_path, rows, lr=1e-2)
     folder = base_model(config, tmp_path / "unused")

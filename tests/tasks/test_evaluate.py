@@ -7,19 +7,13 @@ import pytest
 from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
+from rl_core.data.prompts import load_tokenizer
 from rl_core.evaluation.rows import read_rows
 from rl_core.evaluation.statistics import wilson_interval
 from rl_core.evaluator import Evaluator
 from rl_core.runs.run_folder import RunFolder
-from tasks.evaluate import (
-    evaluate_models,
-    evaluate_run,
-    evaluate_with,
-    group_table,
-    summary_table,
-)
+from tasks.evaluate import evaluate_models, evaluate_run, evaluate_with, group_table, summary_table
 from tasks.queries.checkpoint_names import find_model
-from tests.support.added_tokens import add_a_token
 from tests.support.checkpoint_files import copying
 from tests.support.held_out import AnsweringEngines, write_puzzles
 
@@ -74,15 +68,17 @@ class KnowingEngines(AnsweringEngines):
 
 
 def test_a_token_without_a_row_in_the_model_is_named(tmp_path, tiny_model_path):
-    model = add_a_token(tiny_model_path, tmp_path / "model", "Use")
+    """As fine-tuning by hand may leave one: the embedding gets no row for the new token."""
+    model = shutil.copytree(tiny_model_path, tmp_path / "model")
+    tokenizer = load_tokenizer(str(model))
+    tokenizer.add_tokens(["Use"])
+    tokenizer.save_pretrained(model)
     evaluator = Evaluator(settings(tmp_path / "out"), write_data(tmp_path / "data"))
     with pytest.raises(ValueError, match=r"'Use', which prompts hold, is token"):
         evaluator.ask(KnowingEngines(tiny_model_path), "base", model)
 
 
-def test_both_models_are_scored_on_disk_and_in_the_runs_record(
-    tmp_path, tiny_model_path, monkeypatch
-):
+def test_both_models_are_scored_on_disk_and_in_the_record(tmp_path, tiny_model_path, monkeypatch):
     data = write_data(tmp_path / "data")
     config = settings(tmp_path / "out")
     run = finished_run(config, tiny_model_path)
@@ -118,13 +114,9 @@ def test_both_models_are_scored_on_disk_and_in_the_runs_record(
     assert table["pass@2"][1] == f"1.000 ({sampled.low:.3f} to {sampled.high:.3f})"
     assert table["tokens"][0] == before.response_tokens.as_text(1)
     groups = group_table(found)
-    assert [(row["problems"], row["number"]) for row in groups] == [
-        ("3 numbers", 4),
-        ("1 solution", 1),
-        ("2 solutions", 1),
-        ("3 solutions", 1),
-        ("5 solutions", 1),
-    ]
+    names = ["3 numbers", "1 solution", "2 solutions", "3 solutions", "5 solutions"]
+    assert [row["problems"] for row in groups] == names
+    assert [row["number"] for row in groups] == [4, 1, 1, 1, 1]
     assert [row["base"][:5] for row in groups] == ["0.250", "1.000", "0.000", "0.000", "0.000"]
     assert [row["step_000007"][:5] for row in groups] == ["1.000"] * 5
 
@@ -166,9 +158,7 @@ def test_fewer_problems_and_no_checkpoint(tmp_path, tiny_model_path, caplog):
     assert (record.accuracy_before, record.accuracy_after) == (0.5, None)
 
 
-def test_a_checkpoint_stays_from_when_it_is_chosen_until_its_rows_are_there(
-    tmp_path, tiny_model_path
-):
+def test_a_checkpoint_stays_until_its_rows_are_there(tmp_path, tiny_model_path):
     """A newer one is saved and all others pruned just before and just after it is loaded."""
     config = settings(tmp_path / "out")
     run = finished_run(config, tiny_model_path)
@@ -210,9 +200,7 @@ def test_a_damaged_checkpoint_is_not_evaluated_under_any_name(tmp_path, tiny_mod
     assert before.model == "base"
 
 
-def test_answers_that_another_version_of_the_users_reward_judged_stay(
-    tmp_path, tiny_model_path, monkeypatch
-):
+def test_answers_that_another_reward_judged_stay(tmp_path, tiny_model_path, monkeypatch):
     """The function has the same name, so only its source tells the two evaluations apart."""
     monkeypatch.chdir(tmp_path)
     reward = tmp_path / "own_reward_of_this_test.py"

@@ -1,6 +1,5 @@
 """Any model to numbers with real engines: one checkpoint gives the same rows, byte for byte."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,9 @@ from tasks import evaluate
 from tasks.evaluate import evaluate_models
 from tasks.queries.checkpoint_names import find_model
 from tests.conftest import build_tiny_model
+from tests.support.checkpoint_files import copying
 from tests.support.held_out import write_test_split
+from tests.tasks.test_evaluate import settings as settings_of_a_run
 
 
 def write_data(folder: Path, num_problems: int) -> Path:
@@ -25,15 +26,10 @@ def write_data(folder: Path, num_problems: int) -> Path:
 
 
 def settings(root: Path, **evaluation: int) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "run_id": "r",
-            "storage": {"root": root},
-            "data": {"max_prompt_length": 48, "max_response_length": 16},
-            "evaluation": {"samples_per_problem": 3} | evaluation,
-            "rollout": {"engine": "vllm", "kv_cache_mib": 16, "max_num_seqs": 8},
-        }
-    )
+    data = {"max_prompt_length": 48, "max_response_length": 16}
+    rollout = {"engine": "vllm", "kv_cache_mib": 16, "max_num_seqs": 8}
+    evaluation = {"samples_per_problem": 3} | evaluation
+    return settings_of_a_run(root, data=data, rollout=rollout, evaluation=evaluation)
 
 
 LABELS = ("run_id", "model", "step", "evaluation", "num_problems")
@@ -44,18 +40,14 @@ def without_labels(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_the_same_checkpoint_gives_the_same_rows_and_is_as_good_as_itself(
-    tmp_path, tiny_model_path
-):
+def test_a_checkpoint_gives_the_same_rows_and_is_as_good_as_itself(tmp_path, tiny_model_path):
     data = write_data(tmp_path / "data", 6)
     trained = tmp_path / "trained"
     build_tiny_model(trained, seed=1)
     config = settings(tmp_path / "out")
     run = RunFolder.create(config)
     run.update(model=str(tiny_model_path), data=str(data))
-    save_checkpoint(
-        run.path, 7, lambda folder: shutil.copytree(trained, folder, dirs_exist_ok=True), 0.5
-    )
+    save_checkpoint(run.path, 7, copying(trained), 0.5)
     # The checkpoint is the folder gone through a save; both are asked in processes of their own.
     checkpoint, folder = find_model("r", config.storage.root), find_model(str(trained), tmp_path)
     result = evaluate_models(config, data, checkpoint, folder)
@@ -79,9 +71,7 @@ def test_the_same_checkpoint_gives_the_same_rows_and_is_as_good_as_itself(
     assert without_labels(read_rows(file)) == without_labels(first_four)
 
 
-def test_prune_leaves_the_checkpoint_that_is_evaluated_and_takes_it_after(
-    cli, tmp_path, monkeypatch
-):
+def test_prune_leaves_the_checkpoint_that_is_evaluated(cli, tmp_path, monkeypatch):
     """ATTACK: a prune that begins when the engines do."""
     config = settings(tmp_path)
     run = RunFolder.create(config)

@@ -33,9 +33,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.chaos
-def test_a_full_disk_costs_rows_and_report_but_no_number_and_not_the_run(
-    tmp_path, disk, tiny_model_path, survived
-):
+def test_a_full_disk_costs_rows_and_report_only(tmp_path, disk, tiny_model_path, survived):
     data = write_data(tmp_path / "data")
     config = settings(disk)
     run = finished_run(config, tiny_model_path)
@@ -51,16 +49,12 @@ def test_a_full_disk_costs_rows_and_report_but_no_number_and_not_the_run(
     record = run.read()
     assert (record.status, record.accuracy_before, record.accuracy_after) == ("finished", 0.25, 1.0)
     assert promotion.reason == "not promoted: the rows of its evaluation were not kept"
-    said = record.reason.split("; ")
-    for sentence, product, command in zip(
-        said,
-        ("eval/base.parquet", "eval/step_000007.parquet", "report.html"),
-        ("evaluate run_id=r", "evaluate run_id=r", "report r"),
-        strict=True,
-    ):
+    rows = ("eval/base.parquet", "eval/step_000007.parquet")
+    lost = dict.fromkeys(rows, "evaluate run_id=r") | {"report.html": "report r"}
+    for sentence, product in zip(record.reason.split("; "), lost, strict=True):
         assert sentence.startswith(f"{product} was not written, the disk of {run.path} is full (")
         assert sentence.endswith(
-            f"delete other runs or files there, then `countdown-train {command}` writes it"
+            f"delete other runs or files there, then `countdown-train {lost[product]}` writes it"
         )
     assert files(disk) == before  # nothing new, no halves, nothing gone
     assert "eval/base.parquet was not written" in (run.path / "log.txt").read_text()

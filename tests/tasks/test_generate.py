@@ -78,28 +78,20 @@ def test_damage_is_said_and_never_repaired_in_silence(tmp_path):
 
 
 GENERATE = """
-import os, pathlib, signal, sys
+import pathlib, sys
 from tasks.generate import generate_dataset
+from tests.support.faults import die_at_event
 from tests.tasks.test_generate import settings
 
-root, fatal_event, seen = pathlib.Path(sys.argv[1]), int(sys.argv[2]), 0
-
-def count(event, _):
-    global seen
-    if event == "open" or event.startswith(("os.", "shutil.")):
-        seen += 1
-        if seen == fatal_event:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-sys.addaudithook(count)
+num_events = die_at_event(int(sys.argv[2]))
 print("starting", flush=True)
-generate_dataset(settings(root, train_size=12_000))
-print(seen, flush=True)
+generate_dataset(settings(pathlib.Path(sys.argv[1]), train_size=12_000))
+print(num_events(), flush=True)
 """
 
 
 def start_generating(root: Path, fatal_event: int = 0) -> subprocess.Popen[str]:
-    """Generates in a process that SIGKILLs itself at an event (an open, mkdir, rename), if any."""
+    """Generates in a process that SIGKILLs itself at a system event, if any."""
     command = [sys.executable, "-c", GENERATE, str(root), str(fatal_event)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
     assert process.stdout.readline() == "starting\n"

@@ -1,15 +1,11 @@
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from rl_core.config.run import RunConfig
 from tasks.generate import generate_dataset
 from tasks.validate import check_dataset
 from tests.support.own_data import SOLVABLE, tinyzero_row
-
-
-def ten_tokens(prompts: Sequence[object]) -> list[int]:
-    return [10] * len(prompts)
+from tests.tasks.test_validate import ten_tokens
 
 
 def prepared(root: Path, rows: list[dict[str, object]], **env: object) -> tuple[RunConfig, Path]:

@@ -16,6 +16,7 @@ from tasks.promote import champion_table, promote_run
 from tasks.queries.checkpoint_names import find_model
 from tests.support.checkpoint_files import copying
 from tests.support.held_out import AnsweringEngines, write_test_split
+from tests.tasks.test_evaluate import settings
 
 NUM_PROBLEMS = 12
 
@@ -48,14 +49,8 @@ class Place:
         self.data = write_data(root / "data")
 
     def config(self, run_id: str, **evaluation: int) -> RunConfig:
-        return RunConfig.model_validate(
-            {
-                "run_id": run_id,
-                "storage": {"root": self.root},
-                "data": {"max_response_length": 32},
-                "evaluation": {"samples_per_problem": 1} | evaluation,
-            }
-        )
+        changes = {"data": {"max_response_length": 32}, "run_id": run_id}
+        return settings(self.root, evaluation={"samples_per_problem": 1} | evaluation, **changes)
 
     def trained(self, run_id: str, skill: int) -> RunFolder:
         run = RunFolder.create(self.config(run_id))

@@ -1,4 +1,3 @@
-import json
 import re
 import threading
 from pathlib import Path
@@ -9,11 +8,12 @@ import pytest
 
 from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import list_checkpoints, save_checkpoint
-from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.run_folder import Attempt, RunFolder
 from tasks.queries import run_tables
 from tasks.report import Report, make_report, write_report
 from tasks.report_page.data import gather
 from tasks.report_page.page import charts
+from tests.support.runs import new_run
 from tests.tasks.report_page.test_browser import text_of
 
 
@@ -125,27 +125,14 @@ def test_a_run_that_is_still_going_is_reported_as_far_as_it_is(two_runs):
 
 
 def test_a_run_without_a_step_is_reported_too(tmp_path):
-    run = tmp_path / "runs" / "gamma"
-    run.mkdir(parents=True)
-    record = {
-        "run_id": "gamma",
-        "preset": "quickstart",
-        "status": "failed",
-        "reason": "<b>model folder is missing</b>",
-        "next_step": "look for it",
-        "started_at": "2026-11-20T20:00:00.000+00:00",
-        "attempts": [
-            {"started_at": "2026-11-20T20:00:00.000+00:00", "reason": "started"},
-            {
-                "started_at": "2026-11-20T20:10:00.000+00:00",
-                "reason": "out of memory in gen",
-                "from_step": 40,
-                "changes": {"rollout.kv_cache_mib": [128, 64], "resources.offload": [False, True]},
-            },
-        ],
-    }
-    (run / "run.json").write_text(json.dumps(record))
-    report = write_report(run)
+    run = new_run(tmp_path, "gamma")
+    changes = {"rollout.kv_cache_mib": (128, 64), "resources.offload": (False, True)}
+    day, reason = "2026-11-20T20:10:00.000+00:00", "out of memory in gen"
+    retry = Attempt(started_at=day, reason=reason, from_step=40, changes=changes)
+    run.update(attempts=(*run.read().attempts, retry))
+    why = {"reason": "<b>model folder is missing</b>", "next_step": "look for it"}
+    run.update(status="failed", **why)
+    report = write_report(run.path)
     text = text_of(report.html.read_text())
     assert "gamma failed <b>model folder is missing</b> What to do next: look for it" in text
     retried = "from step 40 with rollout.kv_cache_mib=64 resources.offload=true"

@@ -1,7 +1,5 @@
-from datetime import UTC, datetime
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -9,9 +7,9 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems, write_dataset
 from rl_core.envs.countdown import CountdownConfig
 from rl_core.runs.run_folder import RunFolder
-from rl_core.schema import ROLLOUTS
 from tasks.queries import sql
 from tasks.rescore import rescore_run
+from tests.support.runs import write_rollouts
 
 SOLVED = "<answer>{}</answer>"
 
@@ -30,21 +28,15 @@ def run(tmp_path: Path) -> RunFolder:
     first, second = read_problems(data / "train.parquet")[:2]
     rows = [
         {
-            "run_id": "one",
-            "step": 1,
             "prompt_index": problem.index,
             "group_id": i,
-            "sample_index": 0,
             "response": SOLVED.format(about[i]["solution"]) + after,
             "verdict": "correct",
             "score": 1.0,
-            "generated_at": datetime(2026, 11, 21, tzinfo=UTC),
         }
         for i, (problem, after) in enumerate([(first, ""), (second, "\nThat is it.")])
     ]
-    file = run.path / "rollouts" / "step_000001.parquet"
-    file.parent.mkdir(exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows, schema=ROLLOUTS), file)
+    write_rollouts(run.path, rows)
     return run
 
 
@@ -82,8 +74,7 @@ def test_scores_of_rollouts_that_aged_out_are_kept(cli, run, tmp_path):
     """Nobody can score them anew; those of rollouts that are there are replaced."""
     first = run.path / "rollouts" / "step_000001.parquet"
     later = [row | {"step": 2} for row in pq.read_table(first).to_pylist()]
-    second = first.with_name("step_000002.parquet")
-    pq.write_table(pa.Table.from_pylist(later, schema=ROLLOUTS), second)
+    write_rollouts(run.path, later, step=2)
     cli("rescore", "one", "env.answer_from=last_line")
     question = "select step, verdict from rescores order by step, group_id"
     before = sql.run_query(question, root=tmp_path).rows()

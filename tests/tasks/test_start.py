@@ -88,9 +88,7 @@ def _no_champion(checkpoint: Path) -> None:
         (None, {"model": {}}, "is not of the size that the settings ask for: "),
     ],
 )
-def test_a_champion_that_cannot_be_used_is_not_taken_and_says_why(
-    tmp_path, tiny_model_path, harm, asked, words
-):
+def test_why_a_champion_cannot_be_used(tmp_path, tiny_model_path, harm, asked, words):
     champion = make_champion(settings(tmp_path, tiny_model_path), tiny_model_path)
     if harm is not None:
         harm(champion)

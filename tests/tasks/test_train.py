@@ -12,9 +12,7 @@ from tests.support.programs import cli
 
 @pytest.mark.slow
 @pytest.mark.chaos
-def test_a_budget_stops_training_with_a_checkpoint_and_a_silent_wandb_is_a_line_in_the_log(
-    tmp_path, tiny_overrides, survived
-):
+def test_a_budget_stops_training_and_a_silent_wandb_is_a_line(tmp_path, tiny_overrides, survived):
     # A step of the tiny model takes some tenths of a second: 400 of them are more than 3.6 s.
     settings = [
         *tiny_overrides,

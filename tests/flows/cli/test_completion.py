@@ -10,7 +10,6 @@ import pytest
 
 from flows.cli.main import run_command
 from tests.support.programs import run
-from tests.test_imports import loaded_by
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = (
@@ -57,8 +56,3 @@ def test_each_shell_gets_a_script_that_it_can_read(capsys, tmp_path, shell):
     assert "countdown-train" in script.read_text()
     if shutil.which(shell):
         subprocess.run([shell, "-n", str(script)], check=True, timeout=60)
-
-
-def test_a_tab_loads_nothing_heavy():
-    code = "from flows.cli.commands import suggestions; list(suggestions('run', ''))"
-    assert loaded_by(code) == set()

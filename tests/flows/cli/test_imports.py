@@ -69,9 +69,7 @@ def verl_gsm8k(file: Path, num_rows: int, first: int) -> None:
     pq.write_table(pa.Table.from_pylist(rows), file)
 
 
-def test_a_gsm8k_script_and_verls_files_pass_the_stages_before_training(
-    cli, script_to_preset, tmp_path, tiny_model_path
-):
+def test_verls_files_pass_until_training(cli, script_to_preset, tmp_path, tiny_model_path):
     verl_gsm8k(tmp_path / "gsm8k" / "train.parquet", 300, 0)
     verl_gsm8k(tmp_path / "gsm8k" / "test.parquet", 20, 1_000)
     model = shutil.copytree(tiny_model_path, tmp_path / "Qwen-tiny")

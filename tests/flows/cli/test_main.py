@@ -3,17 +3,15 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import flows
 from flows.cli.commands import COMMANDS, GROUPS, parse
 from flows.cli.main import run_command
 from rl_core.checkpoints.store import save_checkpoint
-from rl_core.types import Completion, Problem, Rollout, ScoredText
 from tests.support import programs
 from tests.support.checkpoint_files import steps, writer
-from tests.support.runs import new_run
+from tests.support.runs import new_run, write_rollouts
 
 
 @pytest.mark.parametrize("command", ["run", "generate", "validate", "train"])
@@ -51,14 +49,13 @@ def test_validate_shows_prompt_lengths_and_what_limit_would_do(cli, tiny_overrid
     assert "all 80 prompts are rejected by data.max_prompt_length=128" in said
 
 
-def test_what_is_no_command_ends_with_2_and_one_line(cli):
-    for arguments in (["nope"], ["-x"], ["sql", "--format", "xml"], ["run", "--fast"]):
-        assert len(cli(*arguments, code=2, root=None).err.splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["nope"], "unknown command 'nope'"),
+        (["-x"], "unknown option -x"),
+        (["sql", "--format", "xml"], "xml"),
+        (["run", "--fast"], "--fast"),
         (["rnu"], "unknown command 'rnu'; did you mean run?"),
         (["evalute", "alpha"], "did you mean evaluate?"),
         (["runs", "--hepl"], "unknown option --hepl; did you mean --help?"),
@@ -66,8 +63,9 @@ def test_what_is_no_command_ends_with_2_and_one_line(cli):
         (["--vresion"], "did you mean --version?"),
     ],
 )
-def test_what_is_mistyped_names_the_nearest(cli, arguments, said):
-    assert said in cli(*arguments, code=2, root=None).err
+def test_what_is_no_command_is_one_line_that_names_the_nearest(cli, arguments, said):
+    (line,) = cli(*arguments, code=2, root=None).err.splitlines()
+    assert said in line
 
 
 @pytest.mark.parametrize("words", [["-h"], ["--help"], ["help"], []])
@@ -99,16 +97,26 @@ def test_the_version_and_a_commands_own_help(cli):
         (["runs", "alpah"], "did you mean alpha?"),
         (["sql", "learning_curve", "alpah"], "did you mean alpha?"),
         (["sql", "learning_curve", "alpha", "--run", "beta"], "sql takes one RUN, not alpha and"),
+        (["sql"], "NAME"),
+        (["sql", "learning_curve", "-q", "select 1"], "NAME"),
+        (["sql", "-q", "selec 1"], "selec"),
+        (["sql", "longest_responses", "-p", "limit"], "KEY=VALUE"),
+        (["sql", "learning_curve", "--run", "nobody"], "no run 'nobody'"),
+        (["report", "nobody"], "no run 'nobody'"),
+        (["report", "alpha", "run_id=alpha"], "report takes one RUN"),
+        (["watch", "alpha", "beta"], "watch takes one RUN"),
+        (["prune", "run_id=nobody"], "no run 'nobody'"),
     ],
 )
-def test_a_run_may_stand_alone_in_each_command_that_reads_one(fails, tmp_path, arguments, words):
+def test_commands_that_read_a_run_say_why_they_cannot(fails, tmp_path, arguments, words):
     new_run(tmp_path, "alpha")
     new_run(tmp_path, "beta")
     assert words in fails(*arguments)
 
 
-def test_runs_sql_and_prune_take_a_run(cli, tmp_path):
+def test_runs_sql_and_prune_take_a_run(cli, fails, tmp_path):
     assert "no rows" in cli("runs").out
+    assert "no run in" in fails("evaluate")
     for run_id in ("alpha", "beta"):
         new_run(tmp_path, run_id).metrics.append(1, {"reward/accuracy": 0.5})
     for words in (["runs"], ["sql", "learning_curve"], ["sql", "-q", "select run_id from metrics"]):
@@ -133,11 +141,7 @@ def test_a_run_whose_record_is_cut_short_is_listed_as_unreadable(cli, tmp_path):
 def test_a_value_that_no_row_has_names_those_that_are_there(cli, fails, tmp_path):
     run = new_run(tmp_path, "alpha")
     run.metrics.append(1, {"critic/kl": 0.1})
-    problem = Problem(5, "countdown", ({"role": "user", "content": "?"},), {}, 1)
-    completion = Completion(np.arange(1), np.float32([-0.1]), "stop")
-    scored = ScoredText(0.1, "wrong_value", "1 + 2")
-    rollout = Rollout(problem, 0, 0, "?", (1, 2), completion, "1 + 2", scored)
-    run.rollouts.write(1, 1, [rollout], {})
+    write_rollouts(run.path, [{"verdict": "wrong_value"}])
     said = cli("sql", "samples_of_a_verdict", "-p", "verdict=wrong_valeu").err
     assert "verdict=wrong_valeu: no row of rollouts has it; did you mean wrong_value?" in said
     assert "there are: wrong_value" in said
@@ -198,27 +202,6 @@ def test_sql_writes_a_parquet_file_as_it_is(capsysbinary, tmp_path):
     question = ["sql", "-q", "select 1 as n", "--format", "parquet", f"storage.root={tmp_path}"]
     assert run_command(question) == 0
     assert capsysbinary.readouterr().out[:4] == b"PAR1"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["sql"], "NAME"),
-        (["sql", "learning_curve", "-q", "select 1"], "NAME"),
-        (["sql", "-q", "selec 1"], "selec"),
-        (["sql", "longest_responses", "-p", "limit"], "KEY=VALUE"),
-        (["sql", "learning_curve", "--run", "nobody"], "no run 'nobody'"),
-        (["report", "nobody"], "no run 'nobody'"),
-        (["report", "alpha", "run_id=alpha"], "report takes one RUN"),
-        (["watch", "alpha", "beta"], "watch takes one RUN"),
-        (["prune", "run_id=nobody"], "no run 'nobody'"),
-        (["evaluate"], "no run in"),
-    ],
-)
-def test_questions_about_nothing_end_with_2(fails, tmp_path, arguments, words):
-    if "nobody" in " ".join(arguments):
-        new_run(tmp_path, "alpha")
-    assert words in fails(*arguments)
 
 
 def test_prune_and_report_take_the_latest_run_under_its_own_settings(cli, fails, tmp_path):

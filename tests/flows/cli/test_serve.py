@@ -3,8 +3,6 @@
 And `notify test`, which sends what a night would.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -27,7 +25,7 @@ from flows.errors import RunFailedError
 from tests.flows.test_run import PROGRAM, Place
 from tests.support.harness import LIMIT_S, ROOT, FlowRun, Prefect
 from tests.support.listeners import hook
-from tests.support.programs import command_lines
+from tests.support.programs import command_lines, run, started
 from tests.support.waiting import wait_for
 
 _STOPPED_WITHIN_S = 300
@@ -45,15 +43,7 @@ class Served(Prefect):
         self.place = Place(folder, tiny_overrides)
 
     def serve(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*PROGRAM, "serve"],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        return started(*PROGRAM, "serve", cwd=self.folder, env=self.environment)
 
     def is_ready(self, since: datetime) -> bool:
         """Says whether a worker has polled for runs of the deployments."""
@@ -82,12 +72,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) 
 def ready(served: Served) -> subprocess.Popen[str]:
     started = datetime.now(UTC)
     process = served.serve()
-
-    def is_ready() -> bool:
-        assert process.poll() is None, process.communicate()
-        return served.is_ready(started)
-
-    wait_for(is_ready)
+    wait_for(lambda: served.is_ready(started), process=process)
     return process
 
 
@@ -111,19 +96,13 @@ def change_in_the_ui(served: Served) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_it_serves_and_ctrl_c_stops_all_of_it(served: Served) -> None:
+def test_it_serves_and_ctrl_c_stops_all_of_it(served):
     process = ready(served)
     said = [process.stdout.readline() for _ in range(6)] if process.stdout else []
     hints = [line.partition("from another terminal: ")[2] for line in said]
     looks = "".join(hints).replace(" run ", " inspect ")
-    pasted = subprocess.run(
-        looks,
-        shell=True,
-        cwd="/",
-        env={"PATH": "/bin:/usr/bin", "DO_NOT_TRACK": "1"},
-        capture_output=True,
-        text=True,
-    )
+    bare = {"PATH": "/bin:/usr/bin", "DO_NOT_TRACK": "1"}
+    pasted = run("/bin/sh", "-c", looks, cwd="/", env=bare)
     assert "'flows.countdown_train.countdown_train'" in pasted.stdout, pasted.stderr
     second = served.serve()
     _, refused = second.communicate(timeout=LIMIT_S)
@@ -132,7 +111,7 @@ def test_it_serves_and_ctrl_c_stops_all_of_it(served: Served) -> None:
     assert line.startswith(f"countdown-train: port {served.port} of 127.0.0.1 is not free")
     change_in_the_ui(served)
     served.post("/automations/", automation().model_dump(mode="json"))  # as a busy server may
-    run = begun(served, process)
+    flow_run = begun(served, process)
     os.killpg(process.pid, signal.SIGINT)
     code, out, err = served.ends(process)
     out = "".join([*said, out])
@@ -140,10 +119,9 @@ def test_it_serves_and_ctrl_c_stops_all_of_it(served: Served) -> None:
     record = served.place.record()
     assert record["status"] == "interrupted"
     assert record["reason"].startswith("stopped by SIGTERM; ")
-    assert record["flow_run_id"] == run.id
-    assert (
-        f"run {record['run_id']} interrupted: " in (served.place.folder() / "log.txt").read_text()
-    )
+    assert record["flow_run_id"] == flow_run.id
+    log = (served.place.folder() / "log.txt").read_text()
+    assert f"run {record['run_id']} interrupted: " in log
     assert f"server       http://127.0.0.1:{served.port}\n" in out
     assert f"paste `cat {served.home}/countdown-train.login`\n" in out
     assert served.login not in out  # which somebody may keep as a log
@@ -159,19 +137,17 @@ def child(process: subprocess.Popen[str], name: str) -> psutil.Process:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_second_start_finds_all_as_it_was_and_server_and_worker_come_back(
-    served: Served,
-) -> None:
+def test_a_second_start_finds_all_as_it_was_and_server_and_worker_come_back(served):
     process = ready(served)
     automations = served.post("/automations/filter", {})
     assert [each["name"] for each in automations] == ["countdown-train lost"]
     assert len(served.post("/deployments/filter", {})) == 4
 
-    run = begun(served, process)
+    flow_run = begun(served, process)
     killed = datetime.now(UTC)
     child(process, "server").kill()
     wait_for(lambda: served.is_ready(killed), process=process)
-    assert run.is_in("Running")
+    assert flow_run.is_in("Running")
 
     killed, before = datetime.now(UTC), len(served.place.steps())
     child(process, "worker").kill()
@@ -193,9 +169,7 @@ def test_a_second_start_finds_all_as_it_was_and_server_and_worker_come_back(
 
 
 @pytest.mark.parametrize("name", ["server", "worker"])
-def test_what_ends_again_and_again_is_given_up(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_ends_again_and_again_is_given_up(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(serve, "_PREFECT", (sys.executable, "-c", "raise SystemExit('broken')"))
     monkeypatch.setattr(serve, "_POLL_S", 0.05)
     monkeypatch.setattr(serve, "_STOPS", ())
@@ -216,7 +190,7 @@ def automation(**changes: Any) -> AutomationCore:
     return AutomationCore.model_validate(lost | changes)
 
 
-def test_only_an_automation_that_says_something_else_is_changed() -> None:
+def test_only_an_automation_that_says_something_else_is_changed():
     """A change makes the server forget for which runs' heartbeats it waits."""
     assert serve.says_the_same(automation(), automation())
     assert serve.says_the_same(automation(enabled=False), automation())
@@ -237,9 +211,7 @@ def notify(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return run
 
 
-def test_a_message_comes_to_all_whom_the_file_names(
-    notify: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_comes_to_all_whom_the_file_names(notify, tmp_path, monkeypatch):
     code = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
     command = [sys.executable, "-c", code, str(tmp_path / "told")]
     with hook() as server:
@@ -254,9 +226,7 @@ def test_a_message_comes_to_all_whom_the_file_names(
     ]
 
 
-def test_who_did_not_get_it_is_an_error_and_so_is_nobody(
-    notify: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_did_not_get_it_is_an_error_and_so_is_nobody(notify, monkeypatch):
     with hook(500) as server:
         monkeypatch.setenv("NIGHT_HOOK", server.url)
         assert "the webhook: 127.0.0.1 answered 500" in notify(1, webhook="NIGHT_HOOK").out

@@ -7,14 +7,9 @@ import pty
 import subprocess
 import sys
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from rl_core.schema import ROLLOUTS
-from tests.support.runs import new_run
+from tests.support.runs import new_run, write_rollouts
 
 ATTACK = "\x1b]52;c;ZXZpbA==\x07 \x9b2J \x7f \u202egnp.exe \x1b[8mhidden \u2066x"
 STEERING = ("\x1b]", "\x07", "\x9b", "\x7f", "\u202e", "\u2066", "\x1b[8m")
@@ -49,12 +44,7 @@ def on_a_terminal(commands: list[list[str]], folder: Path) -> str:
 def test_no_command_passes_on_what_would_steer_a_terminal(tmp_path):
     run = new_run(tmp_path)
     run.metrics.append(1, {"critic/score/mean": 0.5, f"memory/peak_gib/{ATTACK}": 1.0})
-    row = {"run_id": "r", "step": 1, "group_id": 0, "sample_index": 0, "verdict": ATTACK}
-    row |= {"score": 0.0, "response": ATTACK, "generated_at": datetime(2026, 11, 21, tzinfo=UTC)}
-    run.rollouts.folder.mkdir()
-    pq.write_table(
-        pa.Table.from_pylist([row], schema=ROLLOUTS), run.rollouts.folder / "step_000001.parquet"
-    )
+    write_rollouts(run.path, [{"verdict": ATTACK, "response": ATTACK}])
     with run.log_to_file():
         logging.getLogger("rl_core").warning("a model said %s", ATTACK)
     run.update(status="failed", reason=f"RuntimeError: {ATTACK}")
@@ -66,15 +56,11 @@ def test_no_command_passes_on_what_would_steer_a_terminal(tmp_path):
     )
     (tmp_path / "preset.yaml").write_text(json.dumps({"seed": ATTACK, ATTACK: 1}))
     root = f"storage.root={tmp_path}"
-    question = "select response, verdict from rollouts"
+    question = ["sql", "-q", "select response, verdict from rollouts", root]
     said = on_a_terminal(
         [
-            ["watch", "r", root],
-            ["sql", "-q", question, root],
-            ["sql", "-q", question, root, "--format", "csv"],
-            ["sql", "-q", question, root, "--format", "json"],
-            ["runs", root],
-            ["report", "r", root],
+            *(["watch", "r", root], ["runs", root], ["report", "r", root], question),
+            *([*question, "--format", name] for name in ("csv", "json")),
             ["import", str(script), "output=made.yaml"],
             ["config", "preset=preset.yaml"],
             ["config", f"trainer.wandb_project='{ATTACK}'"],

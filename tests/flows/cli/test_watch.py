@@ -1,18 +1,14 @@
 import json
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
 from flows.cli.watch import spark, view
 from rl_core.runs.lock import owned
 from rl_core.runs.run_folder import RunFolder
-from rl_core.schema import ROLLOUTS
-from tests.support.runs import new_run
+from tests.support.runs import new_run, write_rollouts
 
 HOSTILE = "\x1b[2Jgone\n[bold]bold[/bold]"
 
@@ -28,20 +24,9 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def write_rollout(run: RunFolder, response: str) -> None:
-    row = {
-        "run_id": "one",
-        "step": 10,
-        "group_id": 0,
-        "sample_index": 0,
-        "verdict": "no_answer",
-        "score": 0.0,
-        "response": response,
-        "truth": json.dumps({"numbers": [3, 14, 7], "target": 35}),
-        "generated_at": datetime(2026, 11, 21, tzinfo=UTC),
-    }
-    file = run.path / "rollouts" / "step_000010.parquet"
-    file.parent.mkdir(exist_ok=True)
-    pq.write_table(pa.Table.from_pylist([row], schema=ROLLOUTS), file)
+    truth = json.dumps({"numbers": [3, 14, 7], "target": 35})
+    row = {"verdict": "no_answer", "response": response, "truth": truth}
+    write_rollouts(run.path, [row], step=10)
 
 
 def shown(run: RunFolder) -> str:

@@ -13,6 +13,7 @@ from flows.prefect_patches.login import login_file, login_for, own_login, server
 from tests.support.ray_head import free_ports
 
 URL = "http://127.0.0.1:{}/api"
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 NOBODY = 65534
 
 
@@ -66,7 +67,7 @@ def test_the_login_is_given_to_this_machines_servers_only(settings):
     (port,) = free_ports(1)
     assert login_for(URL.format(port), settings) is None  # there is none yet
     login = own_login(settings.home)
-    for host in ("127.0.0.1", "localhost", "[::1]"):
+    for host in LOOPBACK:
         assert login_for(f"http://{host}:{port}/api", settings) == login
     for elsewhere in (None, "https://api.prefect.cloud/api", f"http://10.0.0.1:{port}/api"):
         assert login_for(elsewhere, settings) is None
@@ -85,11 +86,8 @@ def test_what_the_user_set_for_a_server_stands(settings, monkeypatch):
     mine = server_environment(settings)
     assert mine.pop("PREFECT_SERVER_API_AUTH_STRING") == own_login(settings.home)
     origins = mine.pop("PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS").split(",")
-    assert {origin.rpartition(":")[0] for origin in origins} == {
-        "http://127.0.0.1",
-        "http://localhost",
-        "http://[::1]",
-    }
+    hosts = {f"http://{host}" for host in LOOPBACK}
+    assert {origin.rpartition(":")[0] for origin in origins} == hosts
     assert mine == {"PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true"}
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "me:mine")
     monkeypatch.setenv("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", "https://pages")

@@ -1,7 +1,5 @@
 import importlib.metadata
 import logging
-import subprocess
-import sys
 
 import anyio
 import pytest
@@ -13,6 +11,7 @@ from prefect.settings import PREFECT_HOME, temporary_settings
 
 from flows.prefect_patches.login import login_file
 from flows.prefect_patches.plugin import accept_bare_names, setup_environment
+from tests.support.programs import python
 
 CONTEXT = HookContext(prefect_version="3", api_url=None, logger_factory=logging.getLogger)
 
@@ -61,7 +60,8 @@ for _ in range(20):
     time.sleep(0.002)  # they are numbered by milliseconds
 assert made == sorted(made), made
 """
-    subprocess.run([sys.executable, "-c", numbers], check=True)
+    done = python(numbers)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -1,4 +1,3 @@
-import os
 import sqlite3
 import subprocess
 import sys
@@ -7,6 +6,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.support.programs import own_prefect, python
 
 START = """
 from flows.prefect_patches.private_server import start_private_server
@@ -27,20 +28,29 @@ assert login[1] not in told
 
 
 def environment_of(home: Path) -> dict[str, str]:
-    own = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
-    return {**own, "PREFECT_HOME": str(home), "http_proxy": "http://127.0.0.1:9"}
+    return own_prefect(home) | {"http_proxy": "http://127.0.0.1:9"}
 
 
 @pytest.mark.slow
-def test_only_its_run_can_use_it(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", f"{START}\n{ATTACK}"],
+def test_only_its_run_can_use_it_and_it_ends_with_one_that_is_killed(tmp_path):
+    wait = "print(server._process.pid, flush=True); input()"
+    run = subprocess.Popen(
+        [sys.executable, "-c", START + ATTACK + wait],
         env=environment_of(tmp_path / "prefect"),
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=300,
     )
-    assert done.stdout.split() == ["401", "401", "201"], done.stderr
+    with run:
+        assert run.stdout is not None
+        *answers, pid = (run.stdout.readline().strip() for _ in range(4))
+        assert answers == ["401", "401", "201"]
+        server = psutil.Process(int(pid))
+        run.kill()
+    _, left = psutil.wait_procs([server], timeout=120)
+    for process in left:
+        process.kill()
+    assert not left
 
 
 @pytest.mark.slow
@@ -54,13 +64,7 @@ def test_a_server_that_does_not_start_says_why_and_what_to_do(tmp_path):
         database.commit()
     said = {"of_a_newer_prefect": newer, "Not a directory": file / "home"}
     for why, home in said.items():
-        done = subprocess.run(
-            [sys.executable, "-c", START],
-            env=environment_of(home),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        done = python(START, env=environment_of(home), timeout_s=300)
         *_, reason, remedy = done.stderr.splitlines()
         assert "the private Prefect server did not start: " in reason
         assert why in reason
@@ -78,24 +82,3 @@ def test_the_first_two_runs_on_a_machine_may_start_at_once(tmp_path):
     ]
     said = [run.communicate(timeout=300)[1] for run in runs]
     assert [run.returncode for run in runs] == [0, 0], said
-
-
-@pytest.mark.slow
-def test_a_server_ends_with_a_run_that_is_killed(tmp_path):
-    environment = environment_of(tmp_path / "prefect")
-    wait = "print(server._process.pid, flush=True); input()"
-    run = subprocess.Popen(
-        [sys.executable, "-c", START + wait],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with run:
-        assert run.stdout is not None
-        server = psutil.Process(int(run.stdout.readline()))
-        run.kill()
-    _, left = psutil.wait_procs([server], timeout=120)
-    for process in left:
-        process.kill()
-    assert not left

@@ -10,17 +10,13 @@ from prefect.flow_engine import run_flow
 from flows.runs.run_record import as_markdown, last_metrics, memory_timeline, next_step, recorded
 from flows.runs.summary import summary_lines
 from rl_core.checkpoints.store import save_checkpoint
-from rl_core.errors import OutOfMemory, WorkerDied
+from rl_core.errors import OutOfMemory, Stalled, WorkerDied
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from tests.support.faults import leave_free, mounted_small_disk
 from tests.support.runs import new_run
 
 METRICS = {"reward/accuracy": 0.25, "critic/kl": 0.01}
-
-
-class Stalled(RuntimeError):  # noqa: N818  # by its name
-    """Stands for the watchdog's error."""
 
 
 def saved_run(root: Path, *, checkpoint: int | None = 400) -> RunFolder:
@@ -44,7 +40,7 @@ def saved_run(root: Path, *, checkpoint: int | None = 400) -> RunFolder:
             "whether the kernel wanted its memory; {again} {outcome}",
         ),
         (
-            Stalled("gen: no progress for 600 s"),
+            Stalled("gen", "no progress for 600 s"),
             "see in {run}/workers/*.log where every thread stood (a phase that is only slow "
             "needs a larger watchdog.stall_s); {again} {outcome}",
         ),

@@ -45,25 +45,17 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "line",
     [
-        ["evaluate", "run_id=r"],
-        ["evaluate", "checkpoint=r"],
-        ["prune", "run_id=r"],
-        ["rescore", "r", "env.full_score=2"],
-        ["ask", "r", "1"],
-        ["report", "r"],
-        ["watch", "r"],
-        ["runs"],
-        ["export", "r"],
-        ["sync", "run_id=r"],
+        *("evaluate run_id=r", "evaluate checkpoint=r", "prune run_id=r", "ask r 1", "export r"),
+        *("rescore r env.full_score=2", "report r", "watch r", "runs", "sync run_id=r"),
     ],
 )
-def test_no_command_imports_what_a_runs_folder_names(words, imported, capsys):
-    code = run_command([*words, f"storage.root={imported.parent}"])
+def test_no_command_imports_what_a_runs_folder_names(line, imported, capsys):
+    code = run_command([*line.split(), f"storage.root={imported.parent}"])
     assert not imported.exists()
     said = capsys.readouterr().err
-    if words[0] in ("evaluate", "prune", "rescore") and "checkpoint=r" not in words:
+    if line.startswith(("evaluate run_id", "prune", "rescore")):
         assert code == 2
         assert "add env=trap_env:ENV to the command if you trust it" in said
 

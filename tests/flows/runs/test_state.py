@@ -1,10 +1,7 @@
 """States that the server has of a running flow run, and what that run makes of them and logs."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -76,9 +73,7 @@ def said() -> Iterator[list[str]]:
         ("model.path=/nothing/here", "model.path=/nothing/here: there is no such folder"),
     ],
 )
-def test_a_mistake_in_the_settings_is_one_line_without_a_traceback(
-    override: str, line: str, said: list[str], tmp_path: Path
-) -> None:
+def test_a_mistake_in_the_settings_is_one_line_without_a_traceback(override, line, said, tmp_path):
     overrides = (override, f"storage.root={tmp_path}")
     for _ in range(2):  # a Retry tells it again
         said.clear()
@@ -100,7 +95,7 @@ def test_a_mistake_in_the_settings_is_one_line_without_a_traceback(
         ),
     ],
 )
-def test_a_run_that_goes_on_is_running_in_words(state: State, said: str) -> None:
+def test_a_run_that_goes_on_is_running_in_words(state, said):
     @flow
     def works() -> None:
         with heeding_the_server():
@@ -111,7 +106,7 @@ def test_a_run_that_goes_on_is_running_in_words(state: State, said: str) -> None
     assert works(return_state=True).is_completed()
 
 
-def test_suspend_leaves_in_the_middle_of_a_task_and_resume_does_that_again() -> None:
+def test_suspend_leaves_in_the_middle_of_a_task_and_resume_does_that_again():
     started: list[bool] = []
 
     @task
@@ -143,9 +138,7 @@ def test_suspend_leaves_in_the_middle_of_a_task_and_resume_does_that_again() -> 
     assert started == [False, True, False, False]
 
 
-def test_cancel_is_heeded_where_the_worker_hears_nothing_and_told_as_no_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
-) -> None:
+def test_cancel_is_heeded_without_a_worker_and_told_as_no_crash(tmp_path, monkeypatch, said):
     """A worker gives up listening when its server was away for half a minute."""
     monkeypatch.setattr(flow_run_state, "_WORKERS_TURN_S", 1.0)
     run = RunFolder.create(config_in(tmp_path))
@@ -172,9 +165,7 @@ def test_cancel_is_heeded_where_the_worker_hears_nothing_and_told_as_no_crash(
     assert not any("Crash detected" in text for text in said)
 
 
-def test_what_ends_while_the_server_is_away_waits_to_tell_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_ends_while_the_server_is_away_waits_to_tell_it(monkeypatch, caplog):
     away = iter([ConnectionError(), ConnectionError()])
     monkeypatch.setattr(
         "prefect.client.orchestration.SyncPrefectClient.api_healthcheck",
@@ -192,7 +183,7 @@ def test_what_ends_while_the_server_is_away_waits_to_tell_it(
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_run_that_goes_on_closes_the_flow_run_that_died(tmp_path: Path, is_there: bool) -> None:
+def test_a_run_that_goes_on_closes_the_flow_run_that_died(tmp_path, is_there):
     run = RunFolder.create(config_in(tmp_path))
 
     @flow

@@ -5,6 +5,8 @@ import pytest
 import yaml
 
 import flows
+from flows.countdown_train import countdown_train
+from flows.nightly import nightly
 from flows.settings.compose import PresetName, SettingsError, compose, own_settings
 from rl_core.config.run import RunConfig
 from rl_core.envs.countdown import CountdownConfig
@@ -19,6 +21,14 @@ CONF = Path(flows.__file__).parent / "settings" / "conf"
 
 def test_the_literal_lists_exactly_the_preset_files():
     assert sorted(PRESETS) == sorted(path.stem for path in (CONF / "preset").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("form", [countdown_train, nightly], ids=lambda form: form.name)
+def test_a_form_offers_the_presets_and_explains_every_parameter(form):
+    schema = form.parameters.model_dump()
+    assert schema["properties"]["preset"]["enum"] == list(PRESETS)
+    assert all(field["description"] for field in schema["properties"].values())
+    assert schema["required"] == []
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -39,7 +49,7 @@ def test_a_preset_holds_differences_only_and_says_for_what_hardware(preset):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_preset_of_a_laptop_is_planned_for_8_gb(smollm2: Path, dtype):
+def test_the_preset_of_a_laptop_is_planned_for_8_gb(smollm2, dtype):
     """Measured: three seeds within 8,000,000,000 bytes (benchmarks/README.md)."""
     config = compose(["preset=smollm2-laptop", f"model.dtype={dtype}"])
     need = machine_need(ModelShape.from_folder(smollm2), config)

@@ -1,7 +1,5 @@
 """The env `echo`: a problem is a letter, and a response that says it first is right."""
 
-from __future__ import annotations
-
 import random
 import string
 from pathlib import Path

@@ -31,9 +31,8 @@ def test_weights_in_several_files_stay_in_several(tmp_path, tiny_model_path):
     model = AutoModelForCausalLM.from_pretrained(tiny_model_path)
     model.save_pretrained(folder, max_shard_size="100KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
-    to = export_model(
-        NamedModel("any", folder, None, 0), tmp_path, dtype="float32", to=tmp_path / "to"
-    )
+    named = NamedModel("any", folder, None, 0)
+    to = export_model(named, tmp_path, dtype="float32", to=tmp_path / "to")
     again = AutoModelForCausalLM.from_pretrained(to).state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -82,9 +81,7 @@ def test_the_card_says_data_settings_and_accuracy(two_runs, tiny_model_path):
         (["nothing/here/at/all", "to={tmp}/to"], "nothing/here/at/all"),
     ],
 )
-def test_what_cannot_be_exported_ends_with_2(
-    cli, monkeypatch, tmp_path, tiny_model_path, words, said
-):
+def test_no_export_ends_with_2(cli, monkeypatch, tmp_path, tiny_model_path, words, said):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "file").touch()
     given = [word.format(model=tiny_model_path, tmp=tmp_path) for word in words]

@@ -8,6 +8,7 @@ import pytest
 from tasks.importers.launch_script import Imported, import_script
 
 RAW = "A conversation between User and Assistant.\nUser: Make 4.\nAssistant: Let me think.\n<think>"
+FOUR = {"target": 4, "numbers": [1, 3]}
 
 
 def parquet(file: Path, source: str, prompt: str, truth: Any) -> Path:
@@ -33,14 +34,9 @@ def warnings(result: Imported) -> str:
     ("source", "prompt", "truth", "expected"),
     [
         ("openai/gsm8k", "What is 9 and 9?", "18", ("gsm8k", None)),
-        ("countdown", RAW, {"target": 4, "numbers": [1, 3]}, ("countdown", None)),
-        (
-            "countdown",
-            "<|im_start|>user\nMake 4.",
-            {"target": 4, "numbers": [1, 3]},
-            ("countdown", "qwen-instruct"),
-        ),
-        ("countdown", "Make 4 of 1, 3.", {"target": 4, "numbers": [1, 3]}, ("countdown", "chat")),
+        ("countdown", RAW, FOUR, ("countdown", None)),
+        ("countdown", "<|im_start|>user\nMake 4.", FOUR, ("countdown", "qwen-instruct")),
+        ("countdown", "Make 4 of 1, 3.", FOUR, ("countdown", "chat")),
     ],
 )
 def test_rows_say_what_the_problems_are(tmp_path, source, prompt, truth, expected):

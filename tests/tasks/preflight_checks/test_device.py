@@ -53,11 +53,7 @@ def test_a_build_has_kernels_for_a_card_or_not(capability, arches, runs):
             ["50% of its memory is in use by others (python, 4096 MiB)"],
         ),
         (facts((8, 6), CU126), "ok", []),
-        (
-            DeviceFacts("2.13.0+cu128", CU128, (), None, ()),
-            "fatal",
-            ["no NVIDIA driver found"],
-        ),
+        (DeviceFacts("2.13.0+cu128", CU128, (), None, ()), "fatal", ["no NVIDIA driver found"]),
     ],
 )
 def test_a_card_is_judged_with_its_remedy(found, level, words):

@@ -11,11 +11,7 @@ from rl_core.config.run import ResourcesConfig, RunConfig
 from rl_core.workers import ray_auth
 from tasks.preflight_checks import Finding
 from tasks.preflight_checks import surroundings as module
-from tasks.preflight_checks.surroundings import (
-    cluster_findings,
-    left_processes,
-    leftover_findings,
-)
+from tasks.preflight_checks.surroundings import cluster_findings, left_processes, leftover_findings
 from tests.support.faults import leave_free, mounted_small_disk
 from tests.support.http_server import Handler, serving
 

@@ -24,7 +24,7 @@ from rl_core.types import Completion, Problem, Rollout, ScoredText
 from tasks.queries import saved_questions, sql
 from tasks.queries.render import render
 from tests.support.checkpoint_files import writer
-from tests.support.runs import new_run
+from tests.support.runs import new_run, write_rollouts
 
 ANSWERS = yaml.safe_load((Path(__file__).parent / "answers.yaml").read_text())
 
@@ -39,9 +39,7 @@ def rounded(rows: Iterable[Iterable[Any]]) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("query", saved_questions.list_queries(), ids=lambda query: query.name)
-def test_saved_question_says_what_it_is_and_gives_the_hand_computed_answer(
-    query, tested_runs, tmp_path, capsys
-):
+def test_saved_question_gives_the_hand_computed_answer(query, tested_runs, tmp_path, capsys):
     expected = ANSWERS[query.name]
     answer = sql.ask(query.name, expected.get("ask", {}), root=tested_runs)
     assert rounded(answer.select(expected["columns"]).rows()) == rounded(expected["rows"])
@@ -199,14 +197,11 @@ def test_a_name_given_as_a_value_reads_its_view_too(shared_runs):
 
 def test_files_of_older_versions_and_odd_folders_answer(tmp_path):
     root = tmp_path / "it's [odd]*"
-    for run, columns in (("old", ["step", "verdict", "response_tokens"]), ("new", ROLLOUTS.names)):
-        folder = root / "runs" / run / "rollouts"
-        folder.mkdir(parents=True)
-        row = {"run_id": run, "step": 1, "verdict": "correct", "response_tokens": 3, "epoch": 0}
-        table = pa.Table.from_pylist([row], schema=ROLLOUTS).select(
-            list(dict.fromkeys(["run_id", *columns]))
-        )
-        pq.write_table(table, folder / "step_000001.parquet")
+    row = {"verdict": "correct", "response_tokens": 3, "epoch": 0}
+    write_rollouts(root / "runs" / "new", [row])
+    file = write_rollouts(root / "runs" / "old", [row])
+    few = pq.read_table(file, columns=["run_id", "step", "verdict", "response_tokens"])
+    pq.write_table(few, file)
     both = [("new", 0, 1, 3), ("old", None, 1, 3)]
     spent = sql.ask("tokens_spent", root=root)
     assert spent.select("run_id", "epoch", "rollouts", "response_tokens").rows() == both
@@ -242,9 +237,7 @@ def test_how_far_off_wrong_answers_are_can_be_asked(tmp_path):
     assert truths.rows() == [('{"numbers": [3, 14, 7], "target": 35}', 35.0)]
 
 
-def test_a_saved_question_writes_nothing_and_opens_no_other_file(
-    shared_runs, tmp_path, monkeypatch
-):
+def test_a_saved_question_writes_and_opens_no_file(shared_runs, tmp_path, monkeypatch):
     """Even if its words were a stranger's."""
     secret = tmp_path / "secret.parquet"
     pq.write_table(pa.table({"x": [1]}), secret)
@@ -286,9 +279,7 @@ def test_reads_what_a_run_really_writes_while_it_writes(tmp_path):
 
 
 @pytest.mark.parametrize(("last_score", "best"), [(0.2, 2), (0.3, 2), (0.4, 4)])
-def test_of_equal_tests_the_higher_score_is_the_best_as_the_pointer_has_it(
-    two_runs, last_score, best
-):
+def test_of_equal_tests_the_higher_score_is_the_best(two_runs, last_score, best):
     """Not the test before the first step, which has no checkpoint."""
     metrics = RunFolder(two_runs / "runs" / "beta").metrics
     metrics.cut_after(1)  # and half a line that is being written
@@ -298,9 +289,7 @@ def test_of_equal_tests_the_higher_score_is_the_best_as_the_pointer_has_it(
     assert (row["best_test"], row["best_at_step"]) == (0.125, best)
 
 
-def test_what_a_question_spills_lies_in_a_folder_that_nobody_foresees_or_reads(
-    tmp_path, monkeypatch
-):
+def test_a_question_spills_into_a_folder_that_nobody_foresees_or_reads(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     names = set()
     for _ in range(2):
@@ -317,11 +306,8 @@ def test_what_a_question_spills_lies_in_a_folder_that_nobody_foresees_or_reads(
 def test_a_query_sees_each_row_once_while_files_are_cut(tmp_path):
     logs = [RolloutLog(tmp_path / "runs" / f"r{i}" / "rollouts", f"r{i}") for i in range(4)]
     for log in logs:
-        log.folder.mkdir(parents=True)
         for step in range(1, 13):
-            row = {"run_id": log.run_id, "step": step, "prompt_index": 0, "group_id": 0}
-            file = log.folder / f"step_{step:06d}.parquet"
-            pq.write_table(pa.Table.from_pylist([row] * 3, schema=ROLLOUTS), file)
+            write_rollouts(log.folder.parent, [{"prompt_index": 0}] * 3, step)
     code = f"""
 from pathlib import Path
 from rl_core.runs.rollout_log import RolloutLog

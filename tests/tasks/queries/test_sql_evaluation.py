@@ -83,19 +83,13 @@ def test_models_of_different_runs_are_compared_on_the_same_problems(tmp_path):
     """Of 18 equal problems one model alone solves 10 and the other alone 2; one is not equal."""
 
     def write(run_id: str, solved: set[int], last_prompt: str) -> list[dict[str, Any]]:
+        same = {"run_id": run_id, "model": "step_000001", "mode": "greedy"}
+        same |= {"evaluation": "whole", "num_problems": 19}
+        prompts = [*(f"p{i}" for i in range(18)), last_prompt]
+        verdicts = ["correct" if i in solved else "no_answer" for i in range(19)]
         rows = [
-            {
-                "run_id": run_id,
-                "model": "step_000001",
-                "prompt_index": i,
-                "mode": "greedy",
-                "prompt": f"p{i}" if i < 18 else last_prompt,
-                "verdict": "correct" if i in solved else "no_answer",
-                "ground_truth": f"t{i}",
-                "evaluation": "whole",
-                "num_problems": 19,
-            }
-            for i in range(19)
+            same | {"prompt_index": i, "prompt": p, "verdict": v, "ground_truth": f"t{i}"}
+            for i, (p, v) in enumerate(zip(prompts, verdicts, strict=True))
         ]
         file = tmp_path / "runs" / run_id / "eval" / "step_000001.parquet"
         file.parent.mkdir(parents=True)
@@ -104,15 +98,6 @@ def test_models_of_different_runs_are_compared_on_the_same_problems(tmp_path):
 
     one = write("one", {*range(13), 18}, "here")
     two = write("two", {0, 1, 2, 13, 14}, "there")
-    assert sql.ask("compare_models", root=tmp_path).to_dicts() == [
-        {
-            "run_id": "one",
-            "model": "step_000001",
-            "other_run_id": "two",
-            "other_model": "step_000001",
-            "problems": 18,
-            "won": 10,
-            "lost": 2,
-            "p_value": pytest.approx(compare(one[:18], two[:18]).p_value),
-        }
-    ]
+    (row,) = sql.ask("compare_models", root=tmp_path).rows()
+    p_value = pytest.approx(compare(one[:18], two[:18]).p_value)
+    assert row == ("one", "step_000001", "two", "step_000001", 18, 10, 2, p_value)

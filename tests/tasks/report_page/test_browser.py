@@ -3,17 +3,16 @@
 import html
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from rl_core.evaluation.rows import write_rows
 from tasks.report import write_report
+from tests.support.browser import open_browser
+from tests.support.runs import write_rollouts
 from tests.tasks.conftest import HOSTILE
 
 GUARD = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
@@ -25,35 +24,13 @@ def text_of(page: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
-def dump_dom(page: Path, folder: Path) -> tuple[str, str, set[str]]:
-    """Opens a page in Chromium; returns its final DOM, its console and every URL it fetched."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert browser, "these tests need Chromium: apt-get install chromium"
-    folder.mkdir()
-    command = [
-        browser,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--disable-dev-shm-usage",
-        "--host-resolver-rules=MAP * ~NOTFOUND",
-        f"--user-data-dir={folder / 'profile'}",
-        f"--log-net-log={folder / 'net.json'}",
-        "--enable-logging=stderr",
-        "--virtual-time-budget=2000",
-        "--dump-dom",
-        page.as_uri(),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    console = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
-    requests = re.findall(
-        r'"initiator":"([^"]+)".*?"url":"([^"]+)"', (folder / "net.json").read_text()
-    )  # the browser's own requests (updates, clock) have no origin
-    return done.stdout, console, {url for origin, url in requests if origin != "not an origin"}
+def opened(page: Path) -> tuple[str, str, set[str]]:
+    """Opens a page in Chromium; returns its final DOM, its errors and every URL it fetched."""
+    fetched = set()
+    with open_browser() as pages:
+        pages.page.on("request", lambda request: fetched.add(request.url))
+        pages.page.goto(page.as_uri(), wait_until="networkidle")
+        return pages.page.content(), "\n".join(pages.errors), fetched - {page.as_uri()}
 
 
 def poison(run: Path) -> None:
@@ -63,11 +40,8 @@ def poison(run: Path) -> None:
         for file in sorted((run / "rollouts").glob("*.parquet"))
         for row in pq.read_table(file, partitioning=None).to_pylist()
     ]
-    schema = pq.read_schema(run / "rollouts" / "step_000001.parquet")
     for step in (1, 2, 3):
-        own = [row for row in rows if row["step"] == step]
-        file = run / "rollouts" / f"step_{step:06d}.parquet"
-        pq.write_table(pa.Table.from_pylist(own, schema=schema), file)
+        write_rollouts(run, [row for row in rows if row["step"] == step], step)
     evaluated = pq.read_table(run / "eval" / "evaluation.parquet").to_pylist()
     for step, verdict in ((0, HOSTILE), (3, "correct")):
         asked = {"prompt": HOSTILE, "response": f"<answer>{HOSTILE}</answer>", "answer": HOSTILE}
@@ -102,21 +76,21 @@ def test_a_hostile_run_does_nothing_in_a_real_browser(two_runs, tmp_path):
     run = two_runs / "runs" / "alpha"
     poison(run)
     page = write_report(run).html
-    dom, console, urls = dump_dom(page, tmp_path / "report")
+    dom, errors, urls = opened(page)
     assert f"<title>{html.escape(HOSTILE, quote=False)} · countdown-train</title>" in dom
     assert "wall time" in text_of(dom)
-    assert console == ""
+    assert errors == ""
     assert urls == set()
 
     unescaped = html.unescape(page.read_text())  # as a careless template would have it
     guarded = tmp_path / "guarded.html"
     guarded.write_text(unescaped)
-    dom, console, _ = dump_dom(guarded, tmp_path / "guarded")
+    dom, errors, _ = opened(guarded)
     assert not re.search(r"<title>(hacked|1)</title>", dom), "the policy stops it, too"
-    assert "Content Security Policy" in console
+    assert "Content Security Policy" in errors
 
     careless = tmp_path / "careless.html"  # shows that the browser would have told
     careless.write_text(GUARD.sub("", unescaped) + '<img src="http://example.invalid/pixel.png">')
-    dom, console, urls = dump_dom(careless, tmp_path / "careless")
+    dom, _, urls = opened(careless)
     assert re.search(r"<title>(hacked|1)</title>", dom)
     assert "http://example.invalid/pixel.png" in urls

@@ -58,20 +58,13 @@ def test_a_reporter_tells_what_happens_and_outlives_its_listener():
 
 
 @pytest.mark.parametrize("logs_to_wandb", [False, True])
-def test_a_watched_process_has_no_secrets_and_lends_wandbs_to_the_one_that_needs_it(
-    tmp_path, monkeypatch, logs_to_wandb
-):
+def test_a_watched_process_has_no_secrets_but_wandbs(tmp_path, monkeypatch, logs_to_wandb):
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(traps := set_traps(tmp_path / "cwd"))
+    where = {"log_folder": tmp_path, "logger": logging.getLogger("test")}
     seen = call_supervised(
-        what_is_seen,
-        {},
-        name="spy",
-        log_folder=tmp_path,
-        stall_s=120,
-        logger=logging.getLogger("test"),
-        logs_to_wandb=logs_to_wandb,
+        what_is_seen, {}, name="spy", stall_s=120, logs_to_wandb=logs_to_wandb, **where
     )
     assert seen == (set(), {WANDB_KEY} if logs_to_wandb else set())
     assert sprung(traps) == ""

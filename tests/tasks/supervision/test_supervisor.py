@@ -1,7 +1,5 @@
 """Training that is killed and stalled in every part, and the processes that must not outlive it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import random
@@ -26,8 +24,8 @@ from rl_core.runs.run_folder import RunFolder
 from tasks.supervision import supervisor as supervision
 from tasks.train import train_supervised
 from tests.rl_core.test_trainer import comparable, rollouts
-from tests.support.chaos import Ledger
 from tests.support.programs import living
+from tests.support.runs import short
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -70,12 +68,8 @@ def shared_memory() -> set[str]:
 def place(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) -> Iterator[Place]:
     root = tmp_path_factory.mktemp("out")
     overrides = [
-        *(text for text in tiny_overrides if not text.startswith("trainer.")),
+        *short(tiny_overrides, total_steps=STEPS, save_freq=2, test_freq=8),
         f"storage.root={root}",
-        "rollout.engine=hf",
-        f"trainer.total_steps={STEPS}",
-        "trainer.save_freq=2",
-        "trainer.test_freq=8",
         # What a resume must also take up: problems passed over, a step ahead, groups replaced.
         *("data.curriculum=pass_rate", "rollout.staleness=1", "algorithm.resample_rounds=1"),
         *("algorithm.estimator=grpo", "algorithm.group_size=2", "algorithm.kl_coef=0"),
@@ -183,12 +177,7 @@ def check_equal(run: RunFolder, undisturbed: RunFolder) -> None:
 
 
 @pytest.mark.chaos
-def test_whatever_is_killed_or_stalls_the_retries_end_as_if_nothing_had_happened(
-    place: Place,
-    undisturbed: RunFolder,
-    survived: Ledger,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kills_and_stalls_change_nothing(place, undisturbed, survived, monkeypatch):
     chance = random.Random(5)
     config = place.config("killed")
     run = RunFolder.create(config)

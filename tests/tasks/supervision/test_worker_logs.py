@@ -24,9 +24,7 @@ def test_lines_of_loggers_are_told_apart_from_noise():
     assert told == {line: said and tuple(said) for line, said in LINES.items()}
 
 
-def test_a_process_is_heard_while_it_lives_once_per_thing_and_without_secrets(
-    tmp_path, caplog, monkeypatch
-):
+def test_a_process_is_heard_while_it_lives_and_without_secrets(tmp_path, caplog, monkeypatch):
     """A real process that writes as a worker does, and half a line before it goes on."""
     monkeypatch.setenv("TEST_API_KEY", "a-secret-of-eight")
     monkeypatch.setattr(module, "_POLL_S", 0.05)

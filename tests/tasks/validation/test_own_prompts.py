@@ -47,6 +47,10 @@ def turn_of(i: int) -> dict[str, str]:
     return {"role": "user", "content": asked(i)}
 
 
+def templated(i: int) -> str:
+    return f"<|im_start|>user\n{asked(i)}<|im_end|>\n<|im_start|>assistant\n"
+
+
 THINKING = {"role": "assistant", "content": "Let me think."}
 
 
@@ -54,18 +58,12 @@ THINKING = {"role": "assistant", "content": "Let me think."}
     ("prompt", "check", "remedy"),
     [
         (lambda i: json.dumps([turn_of(i)]), "prompt_no_json", "json.loads"),
-        (
-            lambda i: f"<|im_start|>user\n{asked(i)}<|im_end|>\n<|im_start|>assistant\n",
-            "prompt_no_tags",
-            "choose env.prompt_template=base",
-        ),
+        (templated, "prompt_no_tags", "choose env.prompt_template=base"),
         (lambda i: [turn_of(i), THINKING], "prompt_open_turn", "leave it out"),
     ],
     ids=["json", "tags", "closed"],
 )
-def test_prompts_that_the_model_would_see_otherwise_are_refused(
-    prompt, check, remedy, chat_model, tmp_path, capfd
-):
+def test_prompts_seen_otherwise_are_refused(prompt, check, remedy, chat_model, tmp_path, capfd):
     assert validate(rows_of(prompt), tmp_path, chat_model) != 0
     said = capfd.readouterr().err
     assert f"check {check} failed on 12 rows" in said
@@ -73,9 +71,7 @@ def test_prompts_that_the_model_would_see_otherwise_are_refused(
     assert '"split": "t' in said
 
 
-def test_prompts_that_ask_for_another_form_than_the_rule_reads_are_a_warning(
-    chat_model, tmp_path, capfd
-):
+def test_prompts_that_ask_for_another_form_are_a_warning(chat_model, tmp_path, capfd):
     rows = rows_of(lambda i: asked(i, "The last line must be Answer: $Answer. "))
     assert validate(rows, tmp_path, chat_model) == 0
     said = capfd.readouterr().out
@@ -83,9 +79,7 @@ def test_prompts_that_ask_for_another_form_than_the_rule_reads_are_a_warning(
     assert "warnings: prompt_asks_for_answer" in said
 
 
-def test_sound_prompts_pass_and_the_first_is_shown_as_the_model_reads_it(
-    chat_model, tmp_path, capfd
-):
+def test_sound_prompts_pass_and_the_first_is_shown(chat_model, tmp_path, capfd):
     assert validate(rows_of(asked), tmp_path, chat_model) == 0
     said = capfd.readouterr().out
     assert "all checks passed" in said
@@ -97,5 +91,4 @@ def test_sound_prompts_pass_and_the_first_is_shown_as_the_model_reads_it(
 
 
 def test_texts_that_are_templated_already_pass_as_texts(chat_model, tmp_path):
-    rows = rows_of(lambda i: f"<|im_start|>user\n{asked(i)}<|im_end|>\n<|im_start|>assistant\n")
-    assert validate(rows, tmp_path, chat_model, "env.prompt_template=base") == 0
+    assert validate(rows_of(templated), tmp_path, chat_model, "env.prompt_template=base") == 0
