@@ -39,6 +39,7 @@ from rl_core.learner.metrics import rollout_columns  # noqa: E402
 from rl_core.rollout.adaptive_engine import build_engine  # noqa: E402
 from rl_core.rollout.collector import build_requests  # noqa: E402
 from rl_core.rollout.protocol import RolloutEngine, in_order  # noqa: E402
+from rl_core.system.heap import give_back_heap  # noqa: E402
 from rl_core.types import (  # noqa: E402
     Completion,
     Problem,
@@ -47,10 +48,11 @@ from rl_core.types import (  # noqa: E402
     SamplingSettings,
     ScoredText,
 )
-from rl_core.workers.actors import PAD_ID  # noqa: E402
 
 MICRO_BATCH_TOKENS = {"3m": 1_300, "135m": 700}
 """Two groups of eight and one: as fast as more tokens on the machines at hand, in less memory."""
+CHECKPOINTING = {"3m": False, "135m": "selective"}
+PAD_ID = 0
 
 
 def settings(
@@ -79,7 +81,10 @@ def settings(
             "micro_batch_tokens": micro_batch_tokens,
         },
         "critic": {"lr": LEARNING_RATE},
-        "model": {"dtype": "bfloat16" if variant.in_bfloat16 else "float32"},
+        "model": {
+            "dtype": "bfloat16" if variant.in_bfloat16 else "float32",
+            "gradient_checkpointing": CHECKPOINTING[variant.model],
+        },
         "rollout": {"engine": engine, "max_num_seqs": variant.completions},
         "resources": {"learner_threads": num_threads, "rollout_threads": num_threads},
     }
@@ -135,6 +140,7 @@ def run(
         with gate.phase("prepare"):
             experience, metrics = learner.make_experience(collate(made, PAD_ID))
         with gate.phase("update"):
+            give_back_heap()  # as the learner's actor does before each phase
             metrics |= learner.update(experience)
             rollout_columns(experience)
         with gate.phase("sync"):

@@ -150,15 +150,16 @@ def apply_defaults() -> None:
 
 
 def hide_cuda_only_packages() -> None:
-    """Hides CUDA builds of torchvision and the like from transformers and vLLM beside torch+cpu.
+    """Hides what is for cards from transformers, torch and vLLM beside torch+cpu.
 
     torchvision has no CPU build for this torch: a CUDA build beside torch+cpu breaks `import vllm`.
+    triton, which vLLM brings along, takes 70 MB of each process that imports transformers' models.
     """
     from rl_core.system.versions import version_of  # not at the start of every command: it is slow
 
     if not (version_of("torch") or "").endswith("+cpu"):
         return
-    for package in ("torchvision", "torchaudio", "torchcodec"):
+    for package in ("torchvision", "torchaudio", "torchcodec", "triton"):
         version = version_of(package)
         if version and not version.endswith("+cpu"):
             sys.modules.setdefault(package, None)  # type: ignore[arg-type]  # None blocks imports

@@ -98,7 +98,7 @@ def test_states_and_every_gradient_are_those_of_rows_alone(make_rollout, data):
     model, batch = data.draw(models()).double(), data.draw(batches(make_rollout))
     plain = copy.deepcopy(model).get_decoder()
     packing.allow_packing(model)
-    loading.checkpoint_gradients(model)
+    loading.checkpoint_gradients(model, True)
     backbone = model.get_decoder()
     results = []
     for module, states in (
@@ -143,7 +143,7 @@ def test_checkpointed_groups_keep_their_prompt_once(tiny_model_path, make_rollou
     """8 responses of 4 tokens to a prompt of 65 keep 64 + 8 * 4 of 8 * 69 tokens."""
     batch = collate([make_rollout([7] * 65, [8, 9, 10, 11 + i]) for i in range(8)], pad_id=0)
     model = loading.load_actor(tiny_model_path, CPU)
-    loading.checkpoint_gradients(model)
+    loading.checkpoint_gradients(model, True)
     kept_bytes, logprobs = [], []
     for allowed in (False, True):
         if allowed:
@@ -189,7 +189,7 @@ def test_sdpa_is_handed_no_mask_on_a_card(make_batch, monkeypatch, kind, group_s
     ).eval()  # fmt: skip
     packing.allow_packing(model)
     if checkpointed:
-        loading.checkpoint_gradients(model)
+        loading.checkpoint_gradients(model, True)
     batch = make_batch(group_size=group_size)
     batch = replace(batch, input_ids=batch.input_ids % VOCAB)
     out = forward_pass(batch, actor=model, with_entropy=True, compute_dtype=torch.float32)
