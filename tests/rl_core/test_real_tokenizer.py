@@ -1,7 +1,5 @@
 """Where SmolLM2's tokenizer may differ from the home-made one."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

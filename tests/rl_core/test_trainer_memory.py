@@ -74,7 +74,7 @@ def train_locally(
         last = Trainer(
             config,
             read,
-            workers,  # type: ignore[arg-type]  # stands in for Ray's
+            workers,  # stands in for Ray's
             rewards,
             run,
             saves,

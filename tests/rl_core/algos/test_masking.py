@@ -74,7 +74,7 @@ def test_a_mini_batch_without_tokens_is_refused():
     ],
 )
 def test_aggregations_by_hand(aggregation, expected):
-    result = aggregate(VALUES, MASK, aggregation, count_denominators(MASK))  # type: ignore[arg-type]
+    result = aggregate(VALUES, MASK, aggregation, count_denominators(MASK))
     assert result.item() == expected
 
 
@@ -90,8 +90,8 @@ def test_the_shares_of_parts_add_up_to_the_whole(aggregation, lengths, cut, seed
     values = torch.randn(mask.shape, dtype=torch.float64, generator=generator)
     whole = count_denominators(mask)
     parts = [
-        aggregate(values[rows], mask[rows], aggregation, whole)  # type: ignore[arg-type]
+        aggregate(values[rows], mask[rows], aggregation, whole)
         for rows in (slice(None, cut), slice(cut, None))
     ]
-    expected = aggregate(values, mask, aggregation, whole)  # type: ignore[arg-type]
+    expected = aggregate(values, mask, aggregation, whole)
     torch.testing.assert_close(sum(parts), expected)

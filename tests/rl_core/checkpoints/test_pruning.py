@@ -28,8 +28,7 @@ def test_a_prune_killed_at_any_system_event_leaves_only_whole_checkpoints(small_
         for step, accuracy in ((1, 0.1), (2, 0.9), (3, 0.2)):
             save_checkpoint(run, step, writer(), accuracy)
         killed = run_and_kill_at_event(
-            lambda run=run: prune(run, keep_last=0, quota_bytes=10),  # type: ignore[misc]
-            event_number,
+            lambda run=run: prune(run, keep_last=0, quota_bytes=10), event_number
         )
         assert {2, 3} <= set(steps(run))
         assert {find_damage(path) for path in (run / "checkpoints").glob("step_*")} == {None}

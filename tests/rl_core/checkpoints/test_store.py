@@ -136,8 +136,7 @@ def test_a_save_killed_at_any_system_event_is_whole_or_absent(small_disk):
         run = small_disk / str(event_number)
         save_checkpoint(run, 1, writer(), 0.5)
         killed = run_and_kill_at_event(
-            lambda run=run: save_checkpoint(run, 2, writer(), 0.9),  # type: ignore[misc]
-            event_number,
+            lambda run=run: save_checkpoint(run, 2, writer(), 0.9), event_number
         )
         outcomes.append(latest(run).step)
         assert steps(run) == list(range(1, outcomes[-1] + 1))

@@ -93,9 +93,7 @@ def write_llama(file: Path, *, begins: bool | None, named: bool, pre: str = "") 
 
 @pytest.mark.parametrize("pre", ["", "llama-bpe", "tekken", "qwen2"])
 @pytest.mark.parametrize(("begins", "named"), [(True, 1), (False, 1), (None, 1), (True, 0)])
-def test_texts_begin_as_the_file_says(
-    tmp_path: Path, begins: bool | None, named: int, pre: str
-) -> None:
+def test_texts_begin_as_the_file_says(tmp_path, begins, named, pre):
     """llama.cpp takes a missing word for yes of SentencePiece, Llama 3 and Tekken."""
     file = write_llama(tmp_path / "m.gguf", begins=begins, named=bool(named), pre=pre)
     folder = unpack_model(str(file), tmp_path)
@@ -106,7 +104,7 @@ def test_texts_begin_as_the_file_says(
     assert ids == (*first, *((67, 259, 67) if pre else (259, 260, 259, 260, 260)))
 
 
-def test_what_transformers_cannot_read_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_what_transformers_cannot_read_is_refused_by_its_name(tmp_path):
     root = tmp_path / "outputs"
     unknown = refusal(write(tmp_path / "a.gguf", "plamo"), root)
     assert "cannot read the architecture 'plamo': take the model's Hugging Face folder" in unknown
@@ -122,7 +120,7 @@ def test_what_transformers_cannot_read_is_refused_by_its_name(tmp_path: Path) ->
     assert "no whole model: llama.block_count=2147483647, and it holds 1 tensors" in many
 
 
-def test_what_is_no_file_or_package_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_file_or_package_is_refused(tmp_path):
     root = tmp_path / "outputs"
     (tmp_path / "text.gguf").write_text("not a model")
     assert "there is no such file" in refusal(tmp_path / "missing.gguf", root)
@@ -135,7 +133,7 @@ def test_what_is_no_file_or_package_is_refused(tmp_path: Path) -> None:
     assert local_folder("package:no_such_package", root) == Path("package:no_such_package")
 
 
-def test_a_cut_or_hostile_file_is_refused_and_takes_no_memory(tmp_path: Path) -> None:
+def test_a_cut_or_hostile_file_is_refused_and_takes_no_memory(tmp_path):
     file, root = tmp_path / "bad.gguf", tmp_path / "outputs"
     whole = write(tmp_path / "whole.gguf", "plamo").read_bytes()  # refused before weights are read
     limits = resource.getrlimit(resource.RLIMIT_AS)
@@ -154,9 +152,7 @@ def own_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-def test_a_package_may_hold_a_model_folder(
-    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_may_hold_a_model_folder(tiny_model_path, tmp_path, monkeypatch):
     package = tmp_path / "site" / "holds_a_model"
     shutil.copytree(tiny_model_path, package / "model")
     (package / "__init__.py").write_text("raise SystemExit('nothing of a package runs')")
@@ -167,7 +163,7 @@ def test_a_package_may_hold_a_model_folder(
 
 
 @pytest.mark.slow
-def test_a_file_is_unpacked_once_into_plain_weights(smollm2: Path) -> None:
+def test_a_file_is_unpacked_once_into_plain_weights(smollm2):
     folder, root = smollm2, smollm2.parent.parent
     assert folder.parent == root / "models"
     assert local_folder(PACKAGE, root) == folder
@@ -182,7 +178,7 @@ def test_a_file_is_unpacked_once_into_plain_weights(smollm2: Path) -> None:
 
 
 @pytest.mark.slow
-def test_texts_are_read_and_written_as_the_model_was_taught(smollm2: Path) -> None:
+def test_texts_are_read_and_written_as_the_model_was_taught(smollm2):
     tokenizer = load_tokenizer(str(smollm2))
     ids = tokenizer.encode(PAGE, add_special_tokens=False)
     assert tokenizer.decode(ids) == PAGE
@@ -202,7 +198,7 @@ def test_texts_are_read_and_written_as_the_model_was_taught(smollm2: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_model_is_that_of_the_file(smollm2: Path) -> None:
+def test_the_model_is_that_of_the_file(smollm2):
     import torch
     import transformers
 
@@ -241,7 +237,7 @@ def _places() -> list[str]:
 
 
 @pytest.mark.slow
-def test_gemma_is_read_by_another_architecture(tmp_path: Path) -> None:
+def test_gemma_is_read_by_another_architecture(tmp_path):
     """Its package joins four parts to one file; without its first token it repeats one word."""
     import torch
 

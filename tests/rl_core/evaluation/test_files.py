@@ -57,8 +57,7 @@ def test_a_write_killed_at_any_system_event_loses_no_evaluation(tmp_path):
         for model in ("base", "best"):
             files.write(rows(model, "a", 9), is_own=True)
         killed = run_and_kill_at_event(
-            lambda files=files: files.write(rows("base", "b", 2), is_own=True),  # type: ignore[misc]
-            event_number,
+            lambda files=files: files.write(rows("base", "b", 2), is_own=True), event_number
         )
         kept = [files.find(model, "a") for model in ("base", "best")]
         assert [len(read_rows(file)) for file in kept if file is not None] == [9, 9]

@@ -194,8 +194,7 @@ def test_a_promotion_killed_at_any_system_event_leaves_the_old_or_the_new_champi
         challenge(root, contender(root, "one"), 20)
         two = contender(root, "two", step=6, fill=b"2")
         killed = run_and_kill_at_event(
-            lambda root=root, two=two: challenge(root, two, 30, champion_solved=20),  # type: ignore[misc]
-            event_number,
+            lambda root=root, two=two: challenge(root, two, 30, champion_solved=20), event_number
         )
         (champion,) = all_champions(root)
         assert champion.current.run_id in ("one", "two")

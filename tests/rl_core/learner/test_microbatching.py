@@ -108,10 +108,7 @@ def test_what_did_not_fit_leaves_no_trace_in_the_result(tiny_model_path, make_ba
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "run",
-    [
-        "ppo on 2 threads, 2 epochs",
-        "grpo on 2 threads, on-policy, checkpointed, prompts shared",
-    ],
+    ["ppo on 2 threads, 2 epochs", "grpo on 2 threads, on-policy, checkpointed, prompts shared"],
     indirect=True,
 )
 def test_a_step_done_again_is_bit_for_bit_one_that_was_split_so_at_once(

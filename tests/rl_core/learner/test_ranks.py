@@ -14,12 +14,7 @@ from rl_core.learner.ranks import ALONE, enter_meeting, open_meeting
 from tests.support.learners import assert_bitwise_equal, without_timings
 from tests.support.memory_faults import SAID
 from tests.support.rank_processes import on_ranks
-from tests.support.rank_work import (
-    divide,
-    go_on,
-    learn,
-    run_out_of_memory,
-)
+from tests.support.rank_work import divide, go_on, learn, run_out_of_memory
 
 MakeBatch = Callable[..., TrainBatch]
 MakeSettings = Callable[..., RunConfig]

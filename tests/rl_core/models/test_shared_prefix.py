@@ -25,7 +25,7 @@ def counted(backbone: torch.nn.Module, batch: TrainBatch) -> tuple[Tensor, int, 
     backbone.zero_grad()
     states = response_states(backbone, batch)
     weights = torch.linspace(-1, 1, states.numel()).reshape(states.shape)
-    (states * weights).sum().backward()  # type: ignore[no-untyped-call]
+    (states * weights).sum().backward()
     hook.remove()
     gradient = torch.cat([p.grad.flatten() for p in backbone.parameters() if p.grad is not None])
     return states.detach(), num_tokens, gradient

@@ -11,13 +11,7 @@ from pydantic import TypeAdapter
 
 from rl_core.errors import OutOfMemory, WorkerDied
 from rl_core.system.process_env import is_credential, is_secret_name
-from rl_core.system.redaction import (
-    is_secret,
-    redact,
-    redact_all,
-    redact_error,
-    redacting_errors,
-)
+from rl_core.system.redaction import is_secret, redact, redact_all, redact_error, redacting_errors
 
 TABLES = yaml.safe_load(Path(__file__).with_name("redaction.yaml").read_text())
 SECRET = "aV3ry/Long+Secret=="

@@ -119,11 +119,7 @@ def test_a_resumed_runs_curve_goes_on_and_has_each_step_once(tmp_path, monkeypat
 def test_no_other_user_and_no_reader_of_command_lines_gets_in(tmp_path, monkeypatch):
     """ATTACK: sockets, command lines and files of wandb's processes, while they are online."""
     config, run = a_run(tmp_path)
-    with (
-        wandb_server(monkeypatch) as server,
-        run.log_to_file(),
-        wandb_tracking(config, run.path),
-    ):
+    with wandb_server(monkeypatch) as server, run.log_to_file(), wandb_tracking(config, run.path):
         do_steps(run, 0, 3)
         wait_for(lambda: "my-run" in server.lines, LIMIT_S)
         family = beside_us()

@@ -1,7 +1,5 @@
 """Real Ray, real engines, a real learner: all slow, and nothing may be left running."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -23,13 +21,7 @@ from ray._private.internal_api import memory_summary
 
 from rl_core.config.operations import StorageConfig
 from rl_core.config.rollout import RolloutConfig
-from rl_core.config.run import (
-    ActorConfig,
-    CriticConfig,
-    DataConfig,
-    ResourcesConfig,
-    RunConfig,
-)
+from rl_core.config.run import ActorConfig, CriticConfig, DataConfig, ResourcesConfig, RunConfig
 from rl_core.errors import OutOfMemory, WorkerDied
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import in_order
@@ -148,9 +140,7 @@ def rollouts(completions: list[Completion]) -> list[Rollout]:
 
 
 class TestOneSession:
-    def test_two_engines_answer_an_odd_batch_in_order(
-        self, workers: Workers, tiny_model_path: Path
-    ) -> None:
+    def test_two_engines_answer_an_odd_batch_in_order(self, workers, tiny_model_path):
         workers.engines.load_weights(tiny_model_path)
         answered = workers.engines.generate(REQUESTS, GREEDY)
         expected = locally(tiny_model_path)
@@ -160,8 +150,8 @@ class TestOneSession:
         assert tokens(workers.engines.generate(REQUESTS[:1], GREEDY)) == tokens(expected[:1])
 
     def test_a_learned_step_reaches_every_engine_and_the_checkpoint(
-        self, workers: Workers, tiny_model_path: Path, tmp_path: Path
-    ) -> None:
+        self, workers, tiny_model_path, tmp_path
+    ):
         workers.engines.load_weights(tiny_model_path)
         sampled = workers.engines.generate(REQUESTS, SamplingSettings(16, 1.0))
         metrics, columns = workers.learn(rollouts(sampled), step=1)
@@ -211,9 +201,7 @@ class TestOneSession:
         (folder / "config.json").unlink()
         (folder / "config.json").write_text(model_config)
 
-    def test_old_weights_have_left_rays_store_when_new_ones_come(
-        self, workers: Workers, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_old_weights_have_left_rays_store_when_new_ones_come(self, workers, monkeypatch):
         stored, weights = [], workers.weights
 
         def counted() -> Any:
@@ -227,7 +215,7 @@ class TestOneSession:
             workers.sync_weights()
         assert stored[1:] == [0, 0]
 
-    def test_nobody_else_reaches_its_ray(self, workers: Workers) -> None:
+    def test_nobody_else_reaches_its_ray(self, workers):
         family = [psutil.Process(), *psutil.Process().children(recursive=True)]
         lines = command_lines(family)
         assert {"gcs_server", "raylet", "ray::LearnerActor"} <= {*re.findall(r"[\w:]+", str(lines))}
@@ -242,12 +230,12 @@ class TestOneSession:
         for file in (*folder.rglob("*"), *Path.home().rglob("*"), *workers._log_folder.rglob("*")):
             assert not file.is_file() or token.encode() not in file.read_bytes(), file
 
-    def test_an_actors_value_error_arrives_as_it_is(self, workers: Workers, tmp_path: Path) -> None:
+    def test_an_actors_value_error_arrives_as_it_is(self, workers, tmp_path):
         with pytest.raises(ValueError, match=r"holds no \*\.safetensors") as caught:
             workers.engines.load_weights(tmp_path)
         assert "\n" not in str(caught.value)
 
-    def test_an_exception_that_cannot_be_sent_is_no_death(self, workers: Workers) -> None:
+    def test_an_exception_that_cannot_be_sent_is_no_death(self, workers):
         def raise_it(actor: object) -> None:
             raise ValueError(threading.Lock())
 
@@ -258,7 +246,7 @@ class TestOneSession:
         assert not isinstance(caught.value, WorkerDied)
 
 
-def test_an_engine_that_does_not_fit_is_out_of_memory(tiny_model_path: Path, marker: str) -> None:
+def test_an_engine_that_does_not_fit_is_out_of_memory(tiny_model_path, marker):
     with (
         pytest.raises(OutOfMemory) as caught,
         Workers.start(config(kv_cache_mib=10**9), tiny_model_path, learner=False),
@@ -268,8 +256,8 @@ def test_an_engine_that_does_not_fit_is_out_of_memory(tiny_model_path: Path, mar
 
 
 def test_a_ray_too_slow_to_start_is_worth_another_attempt_and_leaves_its_logs(
-    tiny_model_path: Path, marker: str, tmp_path: Path
-) -> None:
+    tiny_model_path, marker, tmp_path
+):
     done = threading.Event()
 
     def suspend_raylet() -> None:

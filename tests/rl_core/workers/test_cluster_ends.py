@@ -1,7 +1,5 @@
 """A driver that is stopped or killed leaves no process of its Ray behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -106,12 +104,8 @@ def wait_until_none_is_left(value: str, *, deadline: float) -> None:
     ],
 )
 def test_a_signal_in_mid_generation_leaves_no_process(
-    handler: str,
-    number: signal.Signals,
-    expected_code: int,
-    tiny_model_path: Path,
-    short_temp_dir: str,
-) -> None:
+    handler, number, expected_code, tiny_model_path, short_temp_dir
+):
     with driver_process(tiny_model_path, handler, short_temp_dir) as (driver, value):
         assert driver.stdout.readline() == "generating\n"
         of_run = living("TEST_DRIVER_MARKER", value)
@@ -131,14 +125,10 @@ def test_a_signal_in_mid_generation_leaves_no_process(
         wait_until_none_is_left(value, deadline=deadline)
 
 
-def test_a_sigterm_while_ray_starts_reaches_our_own_handler(
-    tiny_model_path: Path, short_temp_dir: str
-) -> None:
+def test_a_sigterm_while_ray_starts_reaches_our_own_handler(tiny_model_path, short_temp_dir):
     with driver_process(tiny_model_path, "own handler", short_temp_dir) as (driver, value):
         wait_for(  # Ray's first process
-            lambda: len(living("TEST_DRIVER_MARKER", value)) > 1,
-            process=driver,
-            poll_s=0.05,
+            lambda: len(living("TEST_DRIVER_MARKER", value)) > 1, process=driver, poll_s=0.05
         )
         driver.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + GONE_WITHIN_S

@@ -1,7 +1,5 @@
 """Engines that are killed: the responses stay what they would have been."""
 
-from __future__ import annotations
-
 import logging
 import random
 import threading
@@ -23,7 +21,6 @@ from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from rl_core.workers.cluster import Workers
 from tests.conftest import build_tiny_model
 from tests.rl_core.test_trainer import comparable, rollouts, settings, train_until
-from tests.support.chaos import Ledger
 from tests.support.programs import command_lines
 from tests.support.waiting import wait_for
 
@@ -95,8 +92,8 @@ def check_same(got: list[Completion], expected: list[Completion]) -> None:
 
 @pytest.mark.chaos
 def test_whenever_an_engine_is_killed_the_responses_are_those_of_the_weights_given_last(
-    tiny_model_path: Path, tmp_path: Path, heard: Heard, survived: Ledger
-) -> None:
+    tiny_model_path, tmp_path, heard, survived
+):
     chance = random.Random(3)
     build_tiny_model(tmp_path / "other", seed=1)
     with Workers.start(with_engines(2, "vllm"), tiny_model_path, learner=False) as workers:
@@ -152,7 +149,7 @@ def killing_those_that_start(number: int) -> Iterator[None]:
         killer.join()
 
 
-def test_an_engine_killed_while_it_loads_loads_again(tiny_model_path: Path) -> None:
+def test_an_engine_killed_while_it_loads_loads_again(tiny_model_path):
     with (
         killing_those_that_start(1),
         Workers.start(with_engines(1, "hf"), tiny_model_path, learner=False) as workers,
@@ -163,7 +160,7 @@ def test_an_engine_killed_while_it_loads_loads_again(tiny_model_path: Path) -> N
         list(workers.engines.stream(REQUESTS, SAMPLED))
 
 
-def test_an_engine_that_dies_again_and_again_ends_the_attempt(tiny_model_path: Path) -> None:
+def test_an_engine_that_dies_again_and_again_ends_the_attempt(tiny_model_path):
     words = r"engine_0 died: 3 times without coming through a step; its process is gone \(killed"
     with (
         killing_those_that_start(3),
@@ -190,8 +187,8 @@ def long_run(root: Path, run_id: str) -> RunConfig:
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 def test_engines_killed_at_any_moment_of_a_step_change_nothing(
-    tmp_path: Path, tiny_model_path: Path, heard: Heard, survived: Ledger
-) -> None:
+    tmp_path, tiny_model_path, heard, survived
+):
     calm = train_until(long_run(tmp_path, "calm"), tiny_model_path)
     step_s = float(np.median(calm.metrics.values("timing_s/step")))
     chance, kills = random.Random(7), 0

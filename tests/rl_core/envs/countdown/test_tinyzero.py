@@ -57,14 +57,14 @@ DIFFERENCES = [
 
 
 @pytest.mark.parametrize("row", DIFFERENCES, ids=lambda row: row.what)
-def test_each_deliberate_difference(row: Difference) -> None:
+def test_each_deliberate_difference(row):
     scored = score_response(row.response, row.numbers, row.target, answer_from="last_line")
     assert (scored.score, scored.verdict) == (row.ours, row.verdict)
     assert tinyzero_score(row.response, row.numbers, row.target) == row.tinyzero
     assert row.ours != row.tinyzero
 
 
-def test_the_table_of_the_docs_has_these_rows() -> None:
+def test_the_table_of_the_docs_has_these_rows():
     lines = (PEER.parents[2] / "docs" / "rewards.md").read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if "| TinyZero | here |" in line) + 2
     for row, line in zip(DIFFERENCES, lines[start:], strict=False):
@@ -75,7 +75,7 @@ def test_the_table_of_the_docs_has_these_rows() -> None:
         assert verdict == f"`{row.verdict}`", what
 
 
-def test_what_hangs_tinyzero_is_scored() -> None:
+def test_what_hangs_tinyzero_is_scored():
     towers = score_response("<answer>9**9**9</answer>", [9, 9, 9], 9, answer_from="last_line")
     assert (towers.score, towers.verdict) == (0.1, "bad_syntax")
     tags = score_response("<answer>" * 100_000, [9], 9, answer_from="last_line")
@@ -112,7 +112,7 @@ frames = st.sampled_from(
 
 
 @given(answers, frames, st.integers(-1, 1), st.booleans())
-def test_equal_on_ordinary_completions(answer: str, frame: str, off: int, drops: bool) -> None:
+def test_equal_on_ordinary_completions(answer, frame, off, drops):
     numbers = [int(digits) for digits in re.findall(r"\d+", answer)]
     value = peer.evaluate(answer)
     target = (0 if value is None else round(value)) + off
