@@ -13,6 +13,7 @@ import pytest
 from rl_core.config.run import RunConfig
 from rl_core.types import Completion, Problem, Rollout, ScoredText
 from tests.support.faults import mounted_small_disk
+from tests.support.runs import merged, run_config
 
 if TYPE_CHECKING:
     from rl_core.batch import TrainBatch
@@ -94,16 +95,13 @@ def make_batch(random_rollouts: Callable[..., list[Rollout]]) -> Callable[..., T
 
 def _small_settings(**sections: dict[str, Any]) -> RunConfig:
     """Small settings: 8 prompts per step in two mini-batches, micro-batches of 32 padded tokens."""
-    defaults: dict[str, dict[str, Any]] = {
+    defaults = {
         "data": {"train_batch_size": 8},
         "actor": {"mini_batch_size": 4, "micro_batch_tokens": 32, "lr": 1e-3},
         "critic": {"lr": 1e-3},
         "algorithm": {"kl_coef": 0.05},
     }
-    names = defaults.keys() | sections.keys()
-    return RunConfig.model_validate(
-        {name: defaults.get(name, {}) | sections.get(name, {}) for name in names}
-    )
+    return run_config(**merged(defaults, sections))
 
 
 @pytest.fixture(scope="session")

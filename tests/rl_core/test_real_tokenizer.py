@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rl_core.config.run import RunConfig
 from rl_core.data.prompt_lengths import measure_all, measure_by_parts
 from rl_core.data.prompts import count_tokens, encode_prompt, load_tokenizer, text_codec
 from rl_core.envs.countdown import render_messages
@@ -24,6 +23,7 @@ from tasks.prefect_ui.progress import latest_samples
 from tasks.report import write_report
 from tests.rl_core.data.test_prompt_lengths import rows_of
 from tests.rl_core.rollout.test_turns import EchoConfig, echo_that_answers  # noqa: F401
+from tests.support.runs import run_config
 
 pytestmark = pytest.mark.slow  # whoever is first unpacks the model
 
@@ -143,7 +143,7 @@ def test_prompts_with_the_models_own_tags_are_shown_whole_and_mean_nothing(
     decode, encode = text_codec(tokenizer)
     response = decode(encode("<|im_start|>assistant\n80 is [the] *largest*<|im_end|>"))
     assert response == "assistant\n80 is [the] *largest*"
-    run = RunFolder.create(RunConfig.model_validate({"run_id": "a", "storage": {"root": tmp_path}}))
+    run = RunFolder.create(run_config(run_id="a", storage={"root": tmp_path}))
     rollout = make_rollout([1], [2], verdict="several_numbers")
     rollout = replace(rollout, prompt_ids=ids, prompt_text=prompt, response_text=response)
     run.rollouts.write(1, 0, [rollout], {})

@@ -33,6 +33,7 @@ from rl_core.workers.engines import Engines
 from tests.support.checkpoint_files import saved_files
 from tests.support.faults import leave_free, mounted_small_disk
 from tests.support.programs import command_lines
+from tests.support.runs import run_config
 from tests.support.waiting import LIMIT_S
 
 STEPS = 4
@@ -49,22 +50,15 @@ NOT_COMPARED = (
 
 
 def settings(root: Path, run_id: str, engine: str, staleness: int = 0) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "run_id": run_id,
-            "storage": {"root": root},
-            "data": {"train_batch_size": 4, "max_prompt_length": 64, "max_response_length": 12},
-            "actor": {"mini_batch_size": 2, "lr": 1e-3},
-            "critic": {"lr": 1e-3},
-            "rollout": {
-                "engine": engine,
-                "kv_cache_mib": 16,
-                "max_num_seqs": 8,
-                "staleness": staleness,
-            },
-            "resources": {"learner_threads": 1},
-            "trainer": {"total_steps": STEPS, "save_freq": 2, "test_freq": 2, "test_problems": 3},
-        }
+    return run_config(
+        run_id=run_id,
+        storage={"root": root},
+        data={"train_batch_size": 4, "max_prompt_length": 64, "max_response_length": 12},
+        actor={"mini_batch_size": 2, "lr": 1e-3},
+        critic={"lr": 1e-3},
+        rollout={"engine": engine, "kv_cache_mib": 16, "max_num_seqs": 8, "staleness": staleness},
+        resources={"learner_threads": 1},
+        trainer={"total_steps": STEPS, "save_freq": 2, "test_freq": 2, "test_problems": 3},
     )
 
 

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import best, find_damage, latest, list_checkpoints, save_checkpoint
-from tests.support.checkpoint_files import DAMAGES, hidden, pointers, steps, writer
+from tests.support.checkpoint_files import DAMAGES, hidden, pointers, save_steps, steps, writer
 from tests.support.faults import leave_free, run_and_kill_at_event
 
 
@@ -80,13 +80,16 @@ def test_nothing_is_there_before_the_first_save(tmp_path):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_newest_is_skipped_in_words_and_never_costs_a_sound_one(tmp_path, caplog, damage):
-    save_checkpoint(tmp_path, 1, writer(), 0.5)
-    save_checkpoint(tmp_path, 2, writer(), 0.4)
-    words = damage(save_checkpoint(tmp_path, 3, writer(), 0.3))
-    assert latest(tmp_path).step == 2
-    assert f"checkpoint step_000003 is damaged ({words}): using the one before it" in caplog.text
+    save_steps(tmp_path, {1: 0.5, 2: 0.1, 3: 0.1})
+    words = damage(save_checkpoint(tmp_path, 4, writer(), 0.1))
+    assert latest(tmp_path).step == 3
+    assert f"checkpoint step_000004 is damaged ({words}): using the one before it" in caplog.text
+    # Best, the newest beside it, latest, and evidence.
+    prune(tmp_path, keep_last=1, quota_bytes=10**9)
+    assert steps(tmp_path)[:3] == [1, 2, 3]
+    assert (tmp_path / "checkpoints" / "step_000004").exists()
     prune(tmp_path, keep_last=0, quota_bytes=1)
-    assert latest(tmp_path).step == 2
+    assert latest(tmp_path).step == 3
     assert 1 in steps(tmp_path)
 
 

@@ -22,6 +22,7 @@ from rl_core.data.sampling import (
     total_steps,
 )
 from rl_core.envs.countdown import CountdownConfig
+from tests.support.runs import run_config
 
 
 def chosen(*, seed: int, step: int, num_problems: int, batch_size: int) -> list[int]:
@@ -52,12 +53,10 @@ def test_any_stops_and_batch_sizes_ask_each_problem_once_per_epoch(num_problems,
         asked: dict[int, list[int]] = {}
         left_by, step, checkpoint = {}, 0, None
         for num_steps, batch_size in parts:
-            config = RunConfig.model_validate(
-                {
-                    "seed": 5 + step,  # of the responses alone, once the run has begun
-                    "data": {"train_batch_size": batch_size},
-                    "actor": {"mini_batch_size": batch_size},
-                }
+            config = run_config(
+                seed=5 + step,  # of the responses alone, once the run has begun
+                data={"train_batch_size": batch_size},
+                actor={"mini_batch_size": batch_size},
             )
             order = ProblemOrder(read_place(config, num_problems, step, checkpoint), batch_size)
             for step in range(step + 1, step + num_steps + 1):  # noqa: B020
@@ -87,9 +86,7 @@ def test_batch_sizes_that_fit_leave_no_problem_out_and_the_last_step_follows(tmp
     asked = [first.choose(step) for step in range(1, 9)]
     first.hold(8)
     first.save(tmp_path)
-    config = RunConfig.model_validate(
-        {"data": {"train_batch_size": 16}, "actor": {"mini_batch_size": 16}}
-    )
+    config = run_config(data={"train_batch_size": 16}, actor={"mini_batch_size": 16})
     then = ProblemOrder(read_place(config, 64, 8, tmp_path), 16)
     assert then.last_step(total_epochs=3, total_steps=None) == 16
     assert then.last_step(total_epochs=3, total_steps=9) == 9
@@ -100,9 +97,7 @@ def test_batch_sizes_that_fit_leave_no_problem_out_and_the_last_step_follows(tmp
 
 
 def test_a_checkpoint_without_a_place_goes_on_as_it_did(tmp_path):
-    config = RunConfig.model_validate(
-        {"seed": 2, "data": {"train_batch_size": 4}, "actor": {"mini_batch_size": 4}}
-    )
+    config = run_config(seed=2, data={"train_batch_size": 4}, actor={"mini_batch_size": 4})
     order = ProblemOrder(read_place(config, 10, 3, tmp_path), 4)
     for step in range(4, 12):
         assert order.choose(step) == by_steps(seed=2, step=step, num_problems=10, batch_size=4)

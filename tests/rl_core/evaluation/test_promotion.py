@@ -18,7 +18,7 @@ from rl_core.checkpoints.manifest import model_digest
 from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import list_checkpoints, save_checkpoint
 from rl_core.evaluation.promotion import Promotion, promote
-from tests.support.checkpoint_files import writer
+from tests.support.checkpoint_files import save_steps, writer
 from tests.support.faults import run_and_kill_at_event
 
 PROBLEMS = "5eed" * 16
@@ -140,26 +140,21 @@ def test_a_champion_whose_files_are_gone_leaves_the_place_and_is_reported(tmp_pa
     assert challenge(tmp_path, gone, 30).reason == "not promoted: three/step_000009 is gone"
 
 
-def test_another_model_in_the_champions_folder_is_not_the_champion(tmp_path):
-    challenge(tmp_path, contender(tmp_path, "one"), 20)
-    (champion,) = all_champions(tmp_path)
-    assert champion.is_there(tmp_path)
-    contender(tmp_path, "one", fill=b"x")  # the same step, trained otherwise
-    assert not champion.is_there(tmp_path)
-
-
-def test_each_set_of_problems_has_its_own(tmp_path):
+def test_each_set_of_problems_has_a_champion_which_is_that_very_model(tmp_path):
     challenge(tmp_path, contender(tmp_path, "one"), 20)
     challenge(tmp_path, contender(tmp_path, "two", step=6), 20, problems="ab" * 32)
-    assert [c.current.run_id for c in all_champions(tmp_path)] == ["one", "two"]
+    one, two = all_champions(tmp_path)
+    assert (one.current.run_id, two.current.run_id) == ("one", "two")
+    assert one.is_there(tmp_path)
+    contender(tmp_path, "one", fill=b"x")  # the same step, trained otherwise
+    assert not one.is_there(tmp_path)
 
 
 def test_a_champion_is_never_pruned_and_a_former_one_is(tmp_path):
     run = tmp_path / "runs" / "one"
     one = contender(tmp_path, "one", step=1, fill=b"1")
     challenge(tmp_path, one, 20)
-    for step, accuracy in ((2, 0.9), (3, 0.1), (4, 0.2)):
-        save_checkpoint(run, step, writer(), accuracy)
+    save_steps(run, {2: 0.9, 3: 0.1, 4: 0.2})
     assert champion_steps(run) == {1}
     decisions = prune(run, keep_last=0, quota_bytes=1)
     assert [(d.checkpoint.step, d.keep, d.reason) for d in decisions] == [
@@ -178,8 +173,7 @@ def test_a_champion_is_never_pruned_and_a_former_one_is(tmp_path):
 
 def test_where_the_champion_is_not_known_nothing_is_deleted(tmp_path, caplog):
     run = tmp_path / "runs" / "one"
-    for step in (1, 2, 3):
-        save_checkpoint(run, step, writer(), 0.5)
+    save_steps(run, {1: 0.5, 2: 0.5, 3: 0.5})
     (tmp_path / "champions").mkdir()
     (tmp_path / "champions" / "countdown-0.json").write_text('{"half')
     assert all(decision.keep for decision in prune(run, keep_last=0, quota_bytes=1))

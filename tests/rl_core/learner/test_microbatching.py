@@ -23,9 +23,9 @@ from rl_core.learner.microbatching import Microbatching
 from rl_core.system.threads import MicroBatchThreads
 from tests.support.learners import all_weights, assert_bitwise_equal, assert_close, without_timings
 from tests.support.memory_faults import MESSAGE, SAID, out_of_memory
+from tests.support.runs import merged
 
 MakeSettings = Callable[..., RunConfig]
-Sections = dict[str, dict[str, Any]]
 
 EVALUATIONS = ("old_log_prob", "ref", "values")
 UPDATES = ("update_critic", "update_actor")
@@ -37,14 +37,12 @@ def run(request: pytest.FixtureRequest, settings: MakeSettings) -> tuple[RunConf
     """A kind of run, and its phases."""
     sections, phases = RUNS[request.param]["settings"], set(RUNS[request.param]["phases"])
     # Small, for where a gradient is next to 0, Adam makes a whole step of its rounding.
-    common: Sections = {
+    common = {
         "actor": {"micro_batch_tokens": 60, "lr": 1e-5},
         "critic": {"lr": 1e-5},
         "resources": {"learner_threads": 1},
     }
-    names = common.keys() | sections.keys()
-    merged = {name: common.get(name, {}) | sections.get(name, {}) for name in names}
-    return settings(**merged), phases
+    return settings(**merged(common, sections)), phases
 
 
 def make_learner(

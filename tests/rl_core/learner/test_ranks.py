@@ -15,6 +15,7 @@ from tests.support.learners import assert_bitwise_equal, without_timings
 from tests.support.memory_faults import SAID
 from tests.support.rank_processes import on_ranks
 from tests.support.rank_work import divide, go_on, learn, run_out_of_memory
+from tests.support.runs import merged
 
 MakeBatch = Callable[..., TrainBatch]
 MakeSettings = Callable[..., RunConfig]
@@ -57,15 +58,7 @@ def variants(
 ) -> tuple[list[Any], list[Any]]:
     # AdamW makes steps of the learning rate even of a gradient that is nothing but rounding.
     slow = {"actor": {"lr": 1e-5}, "critic": {"lr": 1e-5}}
-    configs = [
-        settings(
-            **{
-                name: slow.get(name, {}) | sections.get(name, {})
-                for name in slow.keys() | sections.keys()
-            }
-        )
-        for sections in map(VARIANTS.__getitem__, names)
-    ]
+    configs = [settings(**merged(slow, VARIANTS[name])) for name in names]
     batches = [make_batch(group_size=config.algorithm.group_size) for config in configs]
     return configs, batches
 

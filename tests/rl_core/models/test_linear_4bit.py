@@ -6,13 +6,13 @@ import torch
 import transformers
 from torch import nn
 
-from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
 from rl_core.models import bitsandbytes, loading
 from rl_core.models.linear_4bit import Linear4bit, pack_linear_layers
 from rl_core.models.lora import add_adapters, merged_state
 from rl_core.resources.memory_plan import ModelShape, frozen_bytes, memory_plan
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
+from tests.support.runs import run_config
 
 CPU = torch.device("cpu")
 QLORA = {"lora_rank": 4, "load_in_4bit": True}
@@ -134,7 +134,7 @@ def test_frozen_weights_take_what_is_planned(tiny_model_path, settings):
 
 def test_what_cannot_be_packed_is_refused_in_a_line(tiny_model_path, monkeypatch):
     with pytest.raises(ValueError, match=r"model\.load_in_4bit=true has weights that cannot lea"):
-        RunConfig.model_validate({"model": {"load_in_4bit": True}})
+        run_config(model={"load_in_4bit": True})
     gpt = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(vocab_size=30, n_embd=8, n_layer=1, n_head=2)
     )

@@ -22,6 +22,7 @@ from rl_core.resources.memory_plan import (
     resting_learner,
 )
 from tests.support.model_shapes import QWEN_05B
+from tests.support.runs import run_config
 from tests.support.solving import let_countdown_answer
 
 ALL, HEAD = 494_032_768, 897
@@ -83,7 +84,7 @@ def test_the_optimizer_holds_what_learns_and_weights_are_held_once(sections, lea
 def test_ranks_divide_what_rests_and_gather_the_layers_that_compute():
     """Of 2 ranks; the reference is cut as well, and beside adapters nothing that stands still."""
     learning = 2 * ALL + HEAD
-    config = RunConfig.model_validate({"resources": {"learner_ranks": 2}})
+    config = run_config(resources={"learner_ranks": 2})
     shape = ModelShape.from_config(QWEN_05B)
     first, critic, actor, _ = memory_plan(shape, config)
     half = math.ceil(learning / 2)
@@ -224,22 +225,16 @@ SMALL = {
 def test_measured_peaks_fit_into_the_plan_and_fill_half_of_it(tmp_path, dtype, threads, lora_rank):
     # Many CPUs emulate bfloat16: of short rows, or one step takes minutes.
     rows, prompt, response = (16, 64, 192) if dtype == "float32" else (8, 32, 96)
-    config = RunConfig.model_validate(
-        {
-            "data": {
-                "train_batch_size": rows,
-                "max_prompt_length": prompt,
-                "max_response_length": response,
-            },
-            "actor": {"mini_batch_size": rows // 2, "micro_batch_tokens": 4 * (prompt + response)},
-            "algorithm": {"kl_mode": "loss", "kl_estimator": "k3"},
-            "model": {
-                "dtype": dtype,
-                "gradient_checkpointing": lora_rank > 0,
-                "lora_rank": lora_rank,
-            },
-            "resources": {"learner_threads": threads},
-        }
+    config = run_config(
+        data={
+            "train_batch_size": rows,
+            "max_prompt_length": prompt,
+            "max_response_length": response,
+        },
+        actor={"mini_batch_size": rows // 2, "micro_batch_tokens": 4 * (prompt + response)},
+        algorithm={"kl_mode": "loss", "kl_estimator": "k3"},
+        model={"dtype": dtype, "gradient_checkpointing": lora_rank > 0, "lora_rank": lora_rank},
+        resources={"learner_threads": threads},
     )
     (measured,) = measured_peaks(tmp_path, SMALL, config)
     plan = memory_plan(ModelShape.from_folder(tmp_path), config)
@@ -263,12 +258,10 @@ def test_each_ranks_peaks_are_within_a_tenth_of_the_plan(tmp_path):
         "num_hidden_layers": 4,
         "num_attention_heads": 8,
     }
-    config = RunConfig.model_validate(
-        {
-            "data": {"train_batch_size": 16, "max_prompt_length": 64, "max_response_length": 192},
-            "actor": {"mini_batch_size": 8, "micro_batch_tokens": 512},
-            "resources": {"learner_threads": 1, "learner_ranks": 2},
-        }
+    config = run_config(
+        data={"train_batch_size": 16, "max_prompt_length": 64, "max_response_length": 192},
+        actor={"mini_batch_size": 8, "micro_batch_tokens": 512},
+        resources={"learner_threads": 1, "learner_ranks": 2},
     )
     phases = memory_plan(ModelShape.from_config(shape | {"model_type": "qwen2"}), config)
     for rank, measured in enumerate(measured_peaks(tmp_path, shape, config)):
@@ -334,8 +327,8 @@ def test_transformers_read_all_that_was_said_in_further_turns(monkeypatch):
     shape = ModelShape.from_config(QWEN_05B)
 
     def activations(max_turns: int) -> int:
-        config = RunConfig.model_validate(
-            {"rollout": {"engine": "hf"}, "env": {"name": "countdown", "max_turns": max_turns}}
+        config = run_config(
+            rollout={"engine": "hf"}, env={"name": "countdown", "max_turns": max_turns}
         )
         return memory_plan(shape, config)[-1].parts["activations"]
 

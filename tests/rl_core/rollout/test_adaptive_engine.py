@@ -15,6 +15,7 @@ from rl_core.rollout.model_files import read_weights
 from rl_core.rollout.protocol import in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from tests.support.memory_faults import SAID, engine_out_of_memory
+from tests.support.runs import run_config
 
 SAMPLED, GREEDY = (SamplingSettings(24, temperature) for temperature in (1.0, 0.0))
 REQUESTS = [GenerationRequest(tuple(range(5 + i, 25 + 2 * i)), seed=i) for i in range(20)]
@@ -22,12 +23,10 @@ REQUESTS = [GenerationRequest(tuple(range(5 + i, 25 + 2 * i)), seed=i) for i in 
 
 
 def settings(engine: str, **rollout: int) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "data": {"train_batch_size": 8, "max_prompt_length": 96, "max_response_length": 32},
-            "actor": {"mini_batch_size": 8},
-            "rollout": {"engine": engine, "kv_cache_mib": 16, "max_num_seqs": 8} | rollout,
-        }
+    return run_config(
+        data={"train_batch_size": 8, "max_prompt_length": 96, "max_response_length": 32},
+        actor={"mini_batch_size": 8},
+        rollout={"engine": engine, "kv_cache_mib": 16, "max_num_seqs": 8} | rollout,
     )
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.config.run import RunConfig
 from rl_core.envs.text_env import EnvTurn
 from rl_core.rollout.turns import TurnTaking, within_bounds
 from rl_core.types import (
@@ -21,6 +20,7 @@ from rl_core.types import (
     Turn,
 )
 from tests.support.echo.env import EchoConfig
+from tests.support.runs import run_config
 
 
 def reply(env: EchoConfig, response: str, truth: Any) -> EnvTurn | None:
@@ -143,7 +143,7 @@ def test_with_one_turn_the_engine_is_asked_as_it_ever_was():
 
 def test_an_env_that_answers_nothing_has_one_turn():
     with pytest.raises(ValueError, match=r"env\.max_turns=2: env=gsm8k answers no response"):
-        RunConfig.model_validate({"env": {"name": "gsm8k", "max_turns": 2}})
+        run_config(env={"name": "gsm8k", "max_turns": 2})
 
 
 def earned(score: float, rewards: Sequence[float], full_score: float = 1.0) -> list[float]:

@@ -14,6 +14,7 @@ from rl_core.errors import OutOfMemory
 from rl_core.models.packing import takes_packed_rows
 from rl_core.sft.fit import Example, Fitting
 from rl_core.sft.tune import _prepared, tune_model
+from tests.support.runs import merged, run_config
 
 LOGGER = logging.getLogger("test")
 
@@ -32,15 +33,13 @@ def tuned(
 ) -> tuple[SimpleNamespace, dict[str, torch.Tensor]]:
     """Fine-tunes for some steps; returns report and weights, `steps` gets the losses."""
     folder.mkdir(exist_ok=True)
-    sections: dict[str, Any] = {
+    sections = {
         "sft": {"data": str(rows), "steps": 8, "batch_size": 8, "lr": 1e-2, "save_freq": 2},
         "model": {"path": str(base)},
         "resources": {"learner_threads": 1},
     }
-    for name, section in changes.items():
-        sections[name] = sections.get(name, {}) | section
     tune_model(
-        RunConfig.model_validate(sections),
+        run_config(**merged(sections, changes)),
         model_path=base,
         data=folder,
         folder=folder / "model",

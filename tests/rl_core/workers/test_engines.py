@@ -22,6 +22,7 @@ from rl_core.workers.cluster import Workers
 from tests.conftest import build_tiny_model
 from tests.rl_core.test_trainer import comparable, rollouts, settings, train_until
 from tests.support.programs import command_lines
+from tests.support.runs import run_config
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -32,17 +33,10 @@ NOTICED_WITHIN_S = 10.0
 
 
 def with_engines(number: int, engine: str) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "data": {"max_prompt_length": 64, "max_response_length": 64},
-            # Few at a time, so that a kill finds some that have not begun.
-            "rollout": {
-                "engine": engine,
-                "num_engines": number,
-                "kv_cache_mib": 16,
-                "max_num_seqs": 2,
-            },
-        }
+    return run_config(
+        data={"max_prompt_length": 64, "max_response_length": 64},
+        # Few at a time, so that a kill finds some that have not begun.
+        rollout={"engine": engine, "num_engines": number, "kv_cache_mib": 16, "max_num_seqs": 2},
     )
 
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from rl_core.config.run import RunConfig
 from rl_core.errors import WorkerDied
 from rl_core.workers import reservation
 from rl_core.workers.reservation import Reservation
+from tests.support.runs import run_config
 
 pytestmark = pytest.mark.slow
 
@@ -22,8 +22,8 @@ def two_cpus() -> Iterator[None]:
 
 
 def reserve(heard: list[str], num_engines: int = 1, **resources: float) -> Reservation:
-    config = RunConfig.model_validate(
-        {"rollout": {"num_engines": num_engines}, "resources": {"learner_threads": 1, **resources}}
+    config = run_config(
+        rollout={"num_engines": num_engines}, resources={"learner_threads": 1, **resources}
     )
     return Reservation(config, learner=True, report=heard.append)
 
