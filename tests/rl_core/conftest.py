@@ -16,6 +16,8 @@ from tests.support.faults import mounted_small_disk
 from tests.support.runs import merged, run_config
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from rl_core.batch import TrainBatch
     from rl_core.learner.learner import Learner
 
@@ -118,6 +120,16 @@ def new_learner(tiny_model_path: Path) -> Callable[..., Learner]:
         return Learner(_small_settings(**sections), tiny_model_path, resume_from=resume_from)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def actor(tiny_model_path: Path) -> PreTrainedModel:
+    """The tiny model as a learner loads it: read only, please."""
+    import torch
+
+    from rl_core.models.loading import load_actor
+
+    return load_actor(tiny_model_path, torch.device("cpu"))
 
 
 @pytest.fixture

@@ -20,8 +20,9 @@ LORA = {"lora_rank": 4, "lora_alpha": 8.0}
         {"model": LORA, "actor": {"ppo_epochs": 2}, "critic": {"warmup_steps": 1}},
         {"model": LORA, "algorithm": GROUPS},
         {"actor": {"optimizer": "adamw_8bit"}},
+        {"model": LORA | {"load_in_4bit": True}, "actor": {"optimizer": "adamw_8bit"}},
     ],
-    ids=["gae", "grpo", "gae with adapters", "grpo with adapters", "moments of 8 bits"],
+    ids=["gae", "grpo", "gae with adapters", "grpo with adapters", "8 bits", "4 and 8 bits"],
 )
 def test_saving_and_resuming_equals_no_stop_bit_for_bit(
     tiny_model_path, tmp_path, make_batch, sections, settings
