@@ -1,12 +1,29 @@
-"""An engine's process into which a fault can be put, for tests with a real Ray."""
+"""An engine's process into which a fault can be put, and what its driver says of that."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import time
 from collections.abc import Collection
 
 from rl_core.workers.actors import RolloutActor
+
+
+class Heard(logging.Handler):
+    """What the engines' driver says, and when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[float, str]] = []
+        logging.getLogger("rl_core.workers").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((time.monotonic(), record.getMessage()))
+
+    def times(self, words: str) -> list[float]:
+        return [time for time, line in self.lines if words in line]
 
 
 class FaultyRolloutActor(RolloutActor):

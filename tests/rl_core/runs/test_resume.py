@@ -69,16 +69,15 @@ def killed(tmp_path_factory: pytest.TempPathFactory, tiny_model_path: Path) -> P
 
 def six_steps(root: Path) -> RunConfig:
     """With all state that moves: momenta, both schedules, the KL controller, three epochs."""
-    config = settings(root, "r", "hf")
     controller = {"kl_controller": "adaptive", "kl_target": 0.01, "kl_horizon": 50}
-    changes: dict[str, dict[str, Any]] = {
-        "actor": {"lr_schedule": "cosine", "warmup_steps": 2},
-        "critic": {"lr_schedule": "linear"},
-        "algorithm": {"kl_coef": 0.05, **controller},
-        "trainer": {"total_steps": 6},
-    }
-    sections = {k: getattr(config, k).model_copy(update=new) for k, new in changes.items()}
-    return config.model_copy(update=sections)
+    return settings(
+        root,
+        "r",
+        actor={"lr_schedule": "cosine", "warmup_steps": 2},
+        critic={"lr_schedule": "linear"},
+        algorithm={"kl_coef": 0.05, **controller},
+        trainer={"total_steps": 6},
+    )
 
 
 @pytest.mark.chaos

@@ -7,9 +7,10 @@ import stat
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +21,18 @@ import ray
 from ray._private.internal_api import memory_summary
 
 from rl_core.config.operations import StorageConfig
-from rl_core.config.rollout import RolloutConfig
-from rl_core.config.run import ActorConfig, CriticConfig, DataConfig, ResourcesConfig, RunConfig
+from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory, WorkerDied
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import in_order
 from rl_core.system.process_group import PROCESS_GROUP
-from rl_core.types import (
-    Completion,
-    GenerationRequest,
-    Problem,
-    Rollout,
-    SamplingSettings,
-    ScoredText,
-)
+from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers import cluster as workers_module
 from rl_core.workers.cluster import Workers
 from rl_core.workers.ray_auth import _accepts
 from tests.support.faulty_actors import FaultyRolloutActor
 from tests.support.programs import command_lines, living
+from tests.support.runs import run_config
 from tests.support.traps import addresses
 
 pytestmark = pytest.mark.slow
@@ -50,14 +44,12 @@ REQUESTS = [GenerationRequest(tuple(range(5 + i, 25 + 3 * i)), seed=i) for i in 
 
 
 def config(engine: str = "vllm", num_engines: int = 1, kv_cache_mib: int = 16) -> RunConfig:
-    return RunConfig(
-        data=DataConfig(train_batch_size=6, max_prompt_length=64, max_response_length=64),
-        actor=ActorConfig(lr=1e-2, mini_batch_size=3),
-        critic=CriticConfig(lr=1e-2),
-        rollout=RolloutConfig.model_validate(
-            {"engine": engine, "num_engines": num_engines, "kv_cache_mib": kv_cache_mib}
-        ),
-        resources=ResourcesConfig(learner_threads=1),
+    return run_config(
+        data={"train_batch_size": 6, "max_prompt_length": 64, "max_response_length": 64},
+        actor={"lr": 1e-2, "mini_batch_size": 3},
+        critic={"lr": 1e-2},
+        rollout={"engine": engine, "num_engines": num_engines, "kv_cache_mib": kv_cache_mib},
+        resources={"learner_threads": 1},
     )
 
 
@@ -98,11 +90,8 @@ def workers(
     alone = config(num_engines=2).model_copy(update={"storage": storage})
     with Workers.start(alone, tiny_model_path, log_folder=logs, report=heard.append) as started:
         assert sorted(heard[1:]) == ["engine_0 is ready", "engine_1 is ready", "learner is ready"]
-        assert sorted(f.name for f in logs.iterdir()) == [
-            "engine_0.log",
-            "engine_1.log",
-            "learner.log",
-        ]
+        names = {"engine_0.log", "engine_1.log", "learner.log"}
+        assert {file.name for file in logs.iterdir()} == names
         assert signal.getsignal(signal.SIGINT) == before[signal.SIGINT]
         yield started
     assert {n: signal.getsignal(n) for n in before} == before
@@ -123,20 +112,13 @@ def locally(folder: Path) -> list[Completion]:
     return in_order(engine.generate(REQUESTS, GREEDY))
 
 
-def rollouts(completions: list[Completion]) -> list[Rollout]:
-    return [
-        Rollout(
-            problem=Problem(i, "countdown", (), {"target": 1, "numbers": [1]}, 1),
-            group_id=i,
-            sample_index=0,
-            prompt_text="",
-            prompt_ids=request.prompt_ids,
-            completion=completion,
-            response_text="",
-            scored=ScoredText(float(i % 2), "correct" if i % 2 else "wrong_value", None),
-        )
-        for i, (request, completion) in enumerate(zip(REQUESTS[:6], completions, strict=False))
-    ]
+def rollouts(make_rollout: Callable[..., Rollout], completions: list[Completion]) -> list[Rollout]:
+    made = []
+    for i, request in enumerate(REQUESTS[:6]):
+        scored = {"score": float(i % 2), "verdict": "correct" if i % 2 else "wrong_value"}
+        rollout = make_rollout(request.prompt_ids, [], group_id=i, **scored)
+        made.append(replace(rollout, completion=completions[i]))
+    return made
 
 
 class TestOneSession:
@@ -150,11 +132,12 @@ class TestOneSession:
         assert tokens(workers.engines.generate(REQUESTS[:1], GREEDY)) == tokens(expected[:1])
 
     def test_a_learned_step_reaches_every_engine_and_the_checkpoint(
-        self, workers, tiny_model_path, tmp_path
+        self, workers, tiny_model_path, tmp_path, make_rollout
     ):
         workers.engines.load_weights(tiny_model_path)
         sampled = workers.engines.generate(REQUESTS, SamplingSettings(16, 1.0))
-        metrics, columns = workers.learn(rollouts(sampled), step=1)
+        learned_from = rollouts(make_rollout, sampled)
+        metrics, columns = workers.learn(learned_from, step=1)
         assert metrics["actor/grad_norm"] > 0
         assert len(columns["advantage_mean"]) == 6
         # The learner recomputes what the engines returned: float32 against float32.
@@ -162,7 +145,7 @@ class TestOneSession:
         unsynced = workers.engines.generate(REQUESTS, GREEDY)
         workers.sync_weights()
         synced = workers.engines.generate(REQUESTS, GREEDY)
-        self._learn_while_a_snapshot_is_written(workers, tmp_path / "checkpoint", sampled)
+        self._learn_while_a_snapshot_is_written(workers, tmp_path / "checkpoint", learned_from)
         assert tokens(unsynced) == tokens(locally(tiny_model_path))
         assert tokens(synced) == tokens(locally(tmp_path / "checkpoint"))
         assert all(a != b for a, b in zip(tokens(synced), tokens(unsynced), strict=True))
@@ -186,7 +169,7 @@ class TestOneSession:
         }
 
     def _learn_while_a_snapshot_is_written(
-        self, workers: Workers, folder: Path, sampled: list[Completion]
+        self, workers: Workers, folder: Path, learned_from: list[Rollout]
     ) -> None:
         """The write waits at a pipe, which only this process empties, until a step is learned."""
         folder.mkdir()
@@ -194,7 +177,7 @@ class TestOneSession:
         workers.snapshot()
         with ThreadPoolExecutor(1) as pool:
             writing = pool.submit(workers.write_snapshot, folder)
-            workers.learn(rollouts(sampled), step=2)
+            workers.learn(learned_from, step=2)
             assert not writing.done()
             model_config = (folder / "config.json").read_text()
             writing.result(timeout=60)

@@ -3,9 +3,7 @@
 import os
 import signal
 import subprocess
-import sys
 import tempfile
-import textwrap
 import time
 import uuid
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ import psutil
 import pytest
 
 from tests.rl_core.workers.test_cluster import ZERO_COPY
-from tests.support.programs import command_lines, living
+from tests.support.programs import begun, command_lines, living
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -69,19 +67,10 @@ def short_temp_dir() -> Iterator[str]:
 def driver_process(model: Path, handler: str, temp_dir: str) -> Iterator[tuple[Any, str]]:
     """Runs DRIVER; yields the process, and the marker that all its descendants inherit."""
     value = uuid.uuid4().hex
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(DRIVER), str(model), handler],
-        env={**os.environ, "TEST_DRIVER_MARKER": value, "TMPDIR": temp_dir}
-        | {"PYTHONPATH": str(Path.cwd())},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    ) as driver:
-        try:
-            yield driver, value
-        finally:
-            driver.kill()  # or a failed test would wait for it for ever
+    variables = {"TEST_DRIVER_MARKER": value, "TMPDIR": temp_dir, "PYTHONPATH": str(Path.cwd())}
+    options = {"stderr": subprocess.DEVNULL, "start_new_session": True}
+    with begun(DRIVER, model, handler, more=variables, **options) as driver:
+        yield driver, value
 
 
 def has_torch(process: psutil.Process) -> bool:

@@ -21,6 +21,8 @@ from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from rl_core.workers.cluster import Workers
 from tests.conftest import build_tiny_model
 from tests.rl_core.test_trainer import comparable, rollouts, settings, train_until
+from tests.support.faulty_actors import Heard
+from tests.support.learners import assert_close
 from tests.support.programs import command_lines
 from tests.support.runs import run_config
 from tests.support.waiting import wait_for
@@ -51,26 +53,11 @@ def kill_one(chance: random.Random) -> None:
     chance.choice(oldest).kill()
 
 
-class Heard(logging.Handler):
-    """What the engines' driver says, and when."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[tuple[float, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append((time.monotonic(), record.getMessage()))
-
-    def times(self, words: str) -> list[float]:
-        return [time for time, line in self.lines if words in line]
-
-
 @pytest.fixture
 def heard() -> Iterator[Heard]:
-    handler, logger = Heard(), logging.getLogger("rl_core.workers")
-    logger.addHandler(handler)
+    handler = Heard()
     yield handler
-    logger.removeHandler(handler)
+    logging.getLogger("rl_core.workers").removeHandler(handler)
 
 
 def answers_of(folder: Path) -> list[Completion]:
@@ -167,15 +154,11 @@ def test_an_engine_that_dies_again_and_again_ends_the_attempt(tiny_model_path):
 STEPS, KILLS, ENGINES = 10, 4, 3
 
 
-def long_run(root: Path, run_id: str) -> RunConfig:
-    base = settings(root, run_id, "hf").model_dump()
-    trainer = {"total_steps": STEPS, "save_freq": STEPS, "test_freq": STEPS}
-    return RunConfig.model_validate(
-        base
-        | {"rollout": base["rollout"] | {"num_engines": ENGINES, "max_num_seqs": 1}}
-        | {"data": base["data"] | {"max_response_length": 32}}
-        | {"trainer": base["trainer"] | trainer}
-    )
+LONG_RUN = {
+    "rollout": {"num_engines": ENGINES, "max_num_seqs": 1},
+    "data": {"max_response_length": 32},
+    "trainer": {"total_steps": STEPS, "save_freq": STEPS, "test_freq": STEPS},
+}
 
 
 @pytest.mark.chaos
@@ -183,7 +166,7 @@ def long_run(root: Path, run_id: str) -> RunConfig:
 def test_engines_killed_at_any_moment_of_a_step_change_nothing(
     tmp_path, tiny_model_path, heard, survived
 ):
-    calm = train_until(long_run(tmp_path, "calm"), tiny_model_path)
+    calm = train_until(settings(tmp_path, "calm", **LONG_RUN), tiny_model_path)
     step_s = float(np.median(calm.metrics.values("timing_s/step")))
     chance, kills = random.Random(7), 0
 
@@ -195,7 +178,8 @@ def test_engines_killed_at_any_moment_of_a_step_change_nothing(
             kills += 1
             threading.Timer(chance.uniform(0, step_s), kill_one, [chance]).start()
 
-    struck = train_until(long_run(tmp_path, "struck"), tiny_model_path, on_step=strike)
+    config = settings(tmp_path, "struck", **LONG_RUN)
+    struck = train_until(config, tiny_model_path, on_step=strike)
     restarts = struck.metrics.values("rollout/engine_restarts")
     assert kills == KILLS
     assert sum(restarts) == KILLS
@@ -204,7 +188,8 @@ def test_engines_killed_at_any_moment_of_a_step_change_nothing(
         assert got == pytest.approx(expected, rel=1e-4, abs=1e-7)
     same = ["step", "group_id", "sample_index", "response", "score", "response_tokens"]
     assert rollouts(struck).select(same).equals(rollouts(calm).select(same))
-    for name, tensor in load_file(calm.path / "checkpoints/latest/model.safetensors").items():
-        other = load_file(struck.path / "checkpoints/latest/model.safetensors")[name]
-        np.testing.assert_allclose(other.numpy(), tensor.numpy(), atol=1e-6)
+    weights, expected = (
+        load_file(run.path / "checkpoints/latest/model.safetensors") for run in (struck, calm)
+    )
+    assert_close(weights, expected, atol=1e-6)
     survived("SIGKILL", f"one of {ENGINES} engines, {KILLS} times in {STEPS} steps")
