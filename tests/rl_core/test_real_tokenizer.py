@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from rl_core.data.prompt_lengths import measure_all, measure_by_parts
 from rl_core.data.prompts import count_tokens, encode_prompt, load_tokenizer, text_codec
 from rl_core.envs.countdown import render_messages
-from rl_core.envs.number_questions import NumberQuestionsConfig
 from rl_core.rollout.hf_engine import StopTexts
 from rl_core.rollout.turns import TurnTaking
 from rl_core.runs.run_folder import RunFolder
@@ -112,25 +111,6 @@ def test_in_several_turns_the_env_reads_text_and_its_words_are_no_samples(tokeni
     assert decode(ids[~whole.sampled].tolist()) == "[x]"
     assert decode(ids.tolist()) == " 12 is x?[x]it was 3."
     assert whole.num_sampled == len(encode(" 12 is x?")) + len(encode("it was 3.<|im_end|>"))
-
-
-@pytest.mark.parametrize(
-    ("response", "verdict"),
-    [
-        ("To find the largest number, we need to find the largest multiple of", "no_answer"),
-        ("The largest is 49.<|im_end|>", "correct"),
-        ("49 49 49 49 49 49", "correct"),
-        ("The number 34 is less than 49", "several_numbers"),
-        ("\u6700\u5927\u7684\u6570\u662f49\u3002", "correct"),
-        ("Largest: forty-nine", "no_answer"),
-        ("49,", "correct"),
-        ("4 9", "several_numbers"),
-    ],
-)
-def test_what_a_small_model_says_gets_a_verdict_that_says_something(tokenizer, response, verdict):
-    decode, encode = text_codec(tokenizer)
-    text = decode(encode(response))
-    assert NumberQuestionsConfig().score(text, "49").verdict == verdict
 
 
 def test_prompts_with_the_models_own_tags_are_shown_whole_and_mean_nothing(

@@ -1,9 +1,6 @@
 """Data sets on disk: the schema, the same bytes again, reuse only of what was asked for, damage."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from rl_core.data.dataset import (
 from rl_core.envs.countdown import CountdownConfig, render_messages
 from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
 from tests.support.own_data import SOLVABLE, TINYZERO, write_tinyzero
+from tests.support.programs import python
 
 ENV = CountdownConfig(max_operands=3, max_number=20)
 DATA = DataConfig(train_size=60, test_size=20, seed=5)
@@ -119,9 +117,8 @@ def test_bytes_do_not_depend_on_the_number_of_cores(tmp_path):
     made: list[dict[str, bytes]] = []
     for threads in ("1", "2", "7"):
         folder = tmp_path / threads
-        environment = os.environ | dict.fromkeys(variables, threads)
-        command = [sys.executable, "-c", code, str(folder), threads]
-        subprocess.run(command, check=True, env=environment)
+        done = python(code, folder, threads, more=dict.fromkeys(variables, threads))
+        assert done.returncode == 0, done.stderr
         made.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert pq.read_metadata(tmp_path / "1" / "train.parquet").num_row_groups == 2
     assert made[0] == made[1] == made[2]

@@ -104,32 +104,26 @@ def test_texts_begin_as_the_file_says(tmp_path, begins, named, pre):
     assert ids == (*first, *((67, 259, 67) if pre else (259, 260, 259, 260, 260)))
 
 
-def test_what_transformers_cannot_read_is_refused_by_its_name(tmp_path):
-    root = tmp_path / "outputs"
-    unknown = refusal(write(tmp_path / "a.gguf", "plamo"), root)
-    assert "cannot read the architecture 'plamo': take the model's Hugging Face folder" in unknown
-    packed = refusal(write(tmp_path / "b.gguf", "llama", tensor=False), root)
-    assert "cannot read the quantisation Q8_1:" in packed
-    split = refusal(write(tmp_path / "c.gguf", "llama", pre="olmo"), root)
-    assert "cannot read the splitting of texts 'olmo':" in split
-    # Of a default size: 7B without its layers, which nobody's memory should meet.
-    small = refusal(write(tmp_path / "d.gguf", "llama"), root)
-    assert "transformers cannot read it (it describes " in small
-    assert "weights and holds 64)" in small
-    many = refusal(write(tmp_path / "e.gguf", "llama", layers=2**31 - 1), root)
-    assert "no whole model: llama.block_count=2147483647, and it holds 1 tensors" in many
-
-
-def test_what_is_no_file_or_package_is_refused(tmp_path):
-    root = tmp_path / "outputs"
-    (tmp_path / "text.gguf").write_text("not a model")
-    assert "there is no such file" in refusal(tmp_path / "missing.gguf", root)
-    assert "no whole GGUF file" in refusal(tmp_path / "text.gguf", root)
-    assert "the package no_such_package is not installed" in refusal(
-        "package:no_such_package", root
-    )
-    assert "write package:NAME" in refusal("package:../../etc", root)
-    assert "it holds 0 (none)" in refusal("package:yaml", root)
+def test_what_is_no_model_that_transformers_read_is_refused_by_its_name(tmp_path):
+    root, text = tmp_path / "outputs", tmp_path / "text.gguf"
+    text.write_text("not a model")
+    for source, said in (
+        (write(tmp_path / "a.gguf", "plamo"), "the architecture 'plamo': take the model's Hugging"),
+        (write(tmp_path / "b.gguf", "llama", tensor=False), "cannot read the quantisation Q8_1:"),
+        (write(tmp_path / "c.gguf", "llama", pre="olmo"), "read the splitting of texts 'olmo':"),
+        # Of a default size: 7B without its layers, which nobody's memory should meet.
+        (write(tmp_path / "d.gguf", "llama"), "weights and holds 64)"),
+        (
+            write(tmp_path / "e.gguf", "llama", layers=2**31 - 1),
+            "no whole model: llama.block_count=2147483647, and it holds 1 tensors",
+        ),
+        (tmp_path / "missing.gguf", "there is no such file"),
+        (text, "no whole GGUF file"),
+        ("package:no_such_package", "the package no_such_package is not installed"),
+        ("package:../../etc", "write package:NAME"),
+        ("package:yaml", "it holds 0 (none)"),
+    ):
+        assert said in refusal(source, root)
     assert local_folder("package:no_such_package", root) == Path("package:no_such_package")
 
 

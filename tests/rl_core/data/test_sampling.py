@@ -25,6 +25,11 @@ from rl_core.envs.countdown import CountdownConfig
 from tests.support.runs import run_config
 
 
+def of_batches(size: int, **settings: object) -> RunConfig:
+    data, actor = {"train_batch_size": size}, {"mini_batch_size": size}
+    return run_config(data=data, actor=actor, **settings)
+
+
 def chosen(*, seed: int, step: int, num_problems: int, batch_size: int) -> list[int]:
     return ProblemOrder(Place(seed, num_problems), batch_size).choose(step)
 
@@ -53,11 +58,8 @@ def test_any_stops_and_batch_sizes_ask_each_problem_once_per_epoch(num_problems,
         asked: dict[int, list[int]] = {}
         left_by, step, checkpoint = {}, 0, None
         for num_steps, batch_size in parts:
-            config = run_config(
-                seed=5 + step,  # of the responses alone, once the run has begun
-                data={"train_batch_size": batch_size},
-                actor={"mini_batch_size": batch_size},
-            )
+            # Another seed is of the responses alone, once the run has begun.
+            config = of_batches(batch_size, seed=5 + step)
             order = ProblemOrder(read_place(config, num_problems, step, checkpoint), batch_size)
             for step in range(step + 1, step + num_steps + 1):  # noqa: B020
                 epoch = order.before(step).epoch
@@ -86,8 +88,7 @@ def test_batch_sizes_that_fit_leave_no_problem_out_and_the_last_step_follows(tmp
     asked = [first.choose(step) for step in range(1, 9)]
     first.hold(8)
     first.save(tmp_path)
-    config = run_config(data={"train_batch_size": 16}, actor={"mini_batch_size": 16})
-    then = ProblemOrder(read_place(config, 64, 8, tmp_path), 16)
+    then = ProblemOrder(read_place(of_batches(16), 64, 8, tmp_path), 16)
     assert then.last_step(total_epochs=3, total_steps=None) == 16
     assert then.last_step(total_epochs=3, total_steps=9) == 9
     assert then.last_step(total_epochs=1, total_steps=None) == 8
@@ -97,8 +98,7 @@ def test_batch_sizes_that_fit_leave_no_problem_out_and_the_last_step_follows(tmp
 
 
 def test_a_checkpoint_without_a_place_goes_on_as_it_did(tmp_path):
-    config = run_config(seed=2, data={"train_batch_size": 4}, actor={"mini_batch_size": 4})
-    order = ProblemOrder(read_place(config, 10, 3, tmp_path), 4)
+    order = ProblemOrder(read_place(of_batches(4, seed=2), 10, 3, tmp_path), 4)
     for step in range(4, 12):
         assert order.choose(step) == by_steps(seed=2, step=step, num_problems=10, batch_size=4)
 
@@ -115,12 +115,7 @@ def test_epochs_and_seeds_differ_while_a_repeated_step_does_not():
 
 def test_total_steps_is_the_smaller_of_epochs_and_steps():
     def steps(**trainer: int) -> int:
-        settings = {
-            "data": {"train_batch_size": 32, "train_size": 100},
-            "actor": {"mini_batch_size": 32},
-            "trainer": trainer,
-        }
-        return total_steps(RunConfig.model_validate(settings), 100)
+        return total_steps(of_batches(32, trainer=trainer), 100)
 
     assert steps(total_epochs=4) == 12
     assert steps(total_epochs=4, total_steps=5) == 5

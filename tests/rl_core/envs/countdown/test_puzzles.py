@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from rl_core.envs.countdown import CountdownConfig, render_messages
+from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.countdown import puzzles as module
 from rl_core.envs.countdown.forms import Ints
 from rl_core.envs.countdown.puzzles import (
@@ -20,6 +20,7 @@ from rl_core.envs.countdown.puzzles import (
 )
 from rl_core.envs.countdown.scoring import evaluate, parse
 from rl_core.envs.countdown.solver import solve_range
+from tests.support.own_data import tinyzero_row
 from tests.support.solving import solve
 
 
@@ -166,23 +167,9 @@ def test_rows_equal_a_plain_loop(template, monkeypatch):
     table = countdown_table(puzzles, split="test", template=template)
     assert table.schema == COUNTDOWN_DATASET
     table.validate(full=True)
-    assert table.to_pylist() == [
-        {
-            "nums": numbers,
-            "target": target,
-            "data_source": "countdown",
-            "prompt": render_messages(template, numbers, target),
-            "ability": "math",
-            "reward_model": {
-                "style": "rule",
-                "ground_truth": {"target": target, "numbers": numbers},
-            },
-            "extra_info": {
-                "split": "test",
-                "index": index,
-                "num_solutions": num_solutions,
-                "solution": solution,
-            },
-        }
-        for index, (numbers, target, solution, num_solutions) in enumerate(puzzles.iter_rows())
-    ]
+    rows = []
+    for index, (numbers, target, solution, num_solutions) in enumerate(puzzles.iter_rows()):
+        row = tinyzero_row(numbers, target, index, template, split="test")
+        row["extra_info"] |= {"num_solutions": num_solutions, "solution": solution}
+        rows.append(row)
+    assert table.to_pylist() == rows

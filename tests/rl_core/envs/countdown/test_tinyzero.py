@@ -41,19 +41,7 @@ class Difference(NamedTuple):
     why: str
 
 
-DIFFERENCES = [
-    *(Difference(*row) for row in TABLES["differences"]),
-    Difference(
-        "very long",
-        "<answer>2+3*4" + " " * 250 + "+0" + "</answer>",
-        [2, 3, 4, 0],
-        14,
-        1.0,
-        0.1,
-        "too_long",
-        "at most 256 characters",
-    ),
-]
+DIFFERENCES = [Difference(*row) for row in TABLES["differences"]]
 
 
 @pytest.mark.parametrize("row", DIFFERENCES, ids=lambda row: row.what)
@@ -73,13 +61,6 @@ def test_the_table_of_the_docs_has_these_rows():
         score, verdict = ours.split()
         assert (float(theirs), float(score)) == (row.tinyzero, row.ours), what
         assert verdict == f"`{row.verdict}`", what
-
-
-def test_what_hangs_tinyzero_is_scored():
-    towers = score_response("<answer>9**9**9</answer>", [9, 9, 9], 9, answer_from="last_line")
-    assert (towers.score, towers.verdict) == (0.1, "bad_syntax")
-    tags = score_response("<answer>" * 100_000, [9], 9, answer_from="last_line")
-    assert (tags.score, tags.verdict) == (0.0, "no_answer")
 
 
 expressions = st.recursive(
