@@ -29,12 +29,17 @@ def two_responses(make_rollout: Callable[..., Rollout]) -> TrainBatch:
 
 
 def experience_of(
-    batch: TrainBatch, *, ref: Tensor | None = REF, values: Tensor | None = VALUES, **algorithm: Any
+    batch: TrainBatch,
+    *,
+    old: Tensor = OLD,
+    ref: Tensor | None = REF,
+    values: Tensor | None = VALUES,
+    **algorithm: Any,
 ) -> Experience:
     width = batch.rollout_logprobs.shape[1]
     return assemble(
         batch,
-        old_logprobs=OLD[:, :width],
+        old_logprobs=old[:, :width],
         ref_logprobs=None if ref is None else ref[:, :width],
         values=None if values is None else values[:, :width],
         algorithm=AlgorithmConfig.model_validate(algorithm),

@@ -1,9 +1,6 @@
-import itertools
 import logging
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,8 @@ from rl_core.checkpoints.manifest import find_damage
 from rl_core.checkpoints.pruning import plan_pruning, prune
 from rl_core.checkpoints.store import Checkpoint, save_checkpoint
 from tests.support.checkpoint_files import hidden, pointers, save_steps, steps, writer
-from tests.support.faults import leave_free, run_and_kill_at_event
+from tests.support.faults import kills_at_each_event, leave_free
+from tests.support.programs import begun
 
 
 def some_checkpoint(step: int, size_bytes: int = 10, accuracy: float | None = None) -> Checkpoint:
@@ -23,22 +21,15 @@ def some_checkpoint(step: int, size_bytes: int = 10, accuracy: float | None = No
 
 
 def test_a_prune_killed_at_any_system_event_leaves_only_whole_checkpoints(small_disk):
-    for event_number in itertools.count(1):
-        run = small_disk / str(event_number)
+    for run, kill in kills_at_each_event(small_disk, more_than=20):
         save_steps(run, {1: 0.1, 2: 0.9, 3: 0.2})
-        killed = run_and_kill_at_event(
-            lambda run=run: prune(run, keep_last=0, quota_bytes=10), event_number
-        )
+        kill(partial(prune, run, keep_last=0, quota_bytes=10))
         assert {2, 3} <= set(steps(run))
         assert {find_damage(path) for path in (run / "checkpoints").glob("step_*")} == {None}
         assert pointers(run) == ("step_000003", "step_000002")
         prune(run, keep_last=0, quota_bytes=10)
         assert steps(run) == [2, 3]
         assert hidden(run) == []
-        shutil.rmtree(run)
-        if not killed:
-            break
-    assert event_number > 20
 
 
 def planned(steps: Iterable[int], size: int, **rules: Any) -> list[tuple[int, bool, str]]:
@@ -185,27 +176,29 @@ print(num_read)
 """
 
 
-@pytest.mark.chaos
-def test_two_pruners_a_saver_and_a_reader_at_the_same_time(tmp_path, survived):
-    """Each pruner by another rule; what stays is whole, and latest and best are among it."""
-    prunes = f"""
+PRUNES = """
+import sys
 from pathlib import Path
 from rl_core.checkpoints.pruning import prune
 for _ in range(40):
-    prune(Path({str(tmp_path)!r}), keep_last=KEEP, quota_bytes=10**9)
+    prune(Path(sys.argv[1]), keep_last=int(sys.argv[2]), quota_bytes=10**9)
 """
+
+
+@pytest.mark.chaos
+def test_two_pruners_a_saver_and_a_reader_at_the_same_time(tmp_path, survived):
+    """Each pruner by another rule; what stays is whole, and latest and best are among it."""
     save_steps(tmp_path, {1: 0.1, 2: 0.1, 3: 0.9, 4: 0.1, 5: 0.1})
-    commands = [[sys.executable, "-c", prunes.replace("KEEP", keep)] for keep in ("0", "2")]
-    pruners = [subprocess.Popen(command) for command in commands]
-    reader = subprocess.Popen(
-        [sys.executable, "-c", READS, str(tmp_path), "25"], stdout=subprocess.PIPE, text=True
-    )
-    for step in range(6, 26):
-        save_checkpoint(tmp_path, step, writer(), 0.1)
-        assert steps(tmp_path)[-1] == step
-    assert int(reader.communicate(timeout=60)[0]) > 0
-    assert reader.returncode == 0
-    assert [pruner.wait(60) for pruner in pruners] == [0, 0]
+    with (
+        begun(PRUNES, tmp_path, 0) as one,
+        begun(PRUNES, tmp_path, 2) as other,
+        begun(READS, tmp_path, 25) as reader,
+    ):
+        for step in range(6, 26):
+            save_checkpoint(tmp_path, step, writer(), 0.1)
+            assert steps(tmp_path)[-1] == step
+        assert int(reader.communicate(timeout=60)[0]) > 0
+        assert [process.wait(60) for process in (reader, one, other)] == [0, 0, 0]
     assert {3, 25} <= set(steps(tmp_path))
     assert {find_damage(path) for path in (tmp_path / "checkpoints").glob("step_*")} == {None}
     assert pointers(tmp_path) == ("step_000025", "step_000003")

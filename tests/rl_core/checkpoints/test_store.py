@@ -1,7 +1,6 @@
 import errno
-import itertools
 import json
-import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from safetensors.numpy import save_file
 from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import best, find_damage, latest, list_checkpoints, save_checkpoint
 from tests.support.checkpoint_files import DAMAGES, hidden, pointers, save_steps, steps, writer
-from tests.support.faults import leave_free, run_and_kill_at_event
+from tests.support.faults import kills_at_each_event, leave_free
 
 
 def test_the_manifest_lists_every_file_with_size_and_checksum(tmp_path):
@@ -123,21 +122,14 @@ def test_a_full_disk_is_an_oserror_whoever_writes(small_disk, write):
 
 def test_a_save_killed_at_any_system_event_is_whole_or_absent(small_disk):
     outcomes = []
-    for event_number in itertools.count(1):
-        run = small_disk / str(event_number)
+    for run, kill in kills_at_each_event(small_disk, more_than=15):
         save_checkpoint(run, 1, writer(), 0.5)
-        killed = run_and_kill_at_event(
-            lambda run=run: save_checkpoint(run, 2, writer(), 0.9), event_number
-        )
+        kill(partial(save_checkpoint, run, 2, writer(), 0.9))
         outcomes.append(latest(run).step)
         assert steps(run) == list(range(1, outcomes[-1] + 1))
         pointers(run)
         save_checkpoint(run, 3, writer(), 0.1)
         assert hidden(run) == []
         assert pointers(run) == ("step_000003", best(run).path.name)
-        shutil.rmtree(run)
-        if not killed:
-            break
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {1, 2}
-    assert len(outcomes) > 15

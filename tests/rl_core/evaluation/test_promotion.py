@@ -2,6 +2,7 @@ import itertools
 import json
 import multiprocessing
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import list_checkpoints, save_checkpoint
 from rl_core.evaluation.promotion import Promotion, promote
 from tests.support.checkpoint_files import save_steps, writer
-from tests.support.faults import run_and_kill_at_event
+from tests.support.faults import kills_at_each_event
 
 PROBLEMS = "5eed" * 16
 
@@ -183,22 +184,15 @@ def test_where_the_champion_is_not_known_nothing_is_deleted(tmp_path, caplog):
 
 
 def test_a_promotion_killed_at_any_system_event_leaves_the_old_or_the_new_champion(tmp_path):
-    for event_number in itertools.count(1):
-        root = tmp_path / str(event_number)
+    for root, kill in kills_at_each_event(tmp_path, more_than=5):
         challenge(root, contender(root, "one"), 20)
         two = contender(root, "two", step=6, fill=b"2")
-        killed = run_and_kill_at_event(
-            lambda root=root, two=two: challenge(root, two, 30, champion_solved=20), event_number
-        )
+        kill(partial(challenge, root, two, 30, champion_solved=20))
         (champion,) = all_champions(root)
         assert champion.current.run_id in ("one", "two")
         assert challenge(root, two, 30, champion_solved=20).is_champion
         (champion,) = all_champions(root)
         assert (champion.current.run_id, len(champion.history)) == ("two", 1)
-        shutil.rmtree(root)
-        if not killed:
-            break
-    assert event_number > 5
 
 
 def test_two_runs_that_end_at_once_become_champion_one_after_the_other(tmp_path):

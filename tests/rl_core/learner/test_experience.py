@@ -1,13 +1,10 @@
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
 from rl_core.batch import TrainBatch, collate
-from rl_core.config.run import AlgorithmConfig
-from rl_core.learner.experience import assemble
 from rl_core.learner.metrics import kl_per_response, rollout_columns
 from rl_core.types import Rollout
 from tests.support.experiences import experience_of, two_responses
@@ -69,17 +66,10 @@ def test_the_gate_closes_groups_that_all_fail(make_rollout, estimator):
         make_rollout([1], [3], score=0.1, group_id=1),
     ]
     batch = collate(rollouts, 0)
-    settings: dict[str, Any] = {"estimator": estimator, "kl_mode": "none", "group_size": 2}
-    zeros = torch.zeros(4, 1)
+    settings = {"estimator": estimator, "kl_mode": "none", "group_size": 2}
+    inputs = {"old": torch.zeros(4, 1), "ref": None, "values": None}
     gated, ungated = (
-        assemble(
-            batch,
-            old_logprobs=zeros,
-            ref_logprobs=None,
-            values=None,
-            algorithm=AlgorithmConfig.model_validate(settings | {"outcome_gate": gate}),
-            kl_coef=0.0,
-        ).advantages.flatten()
+        experience_of(batch, **inputs, **settings, outcome_gate=gate).advantages.flatten()
         for gate in (True, False)
     )
     assert gated[:2].tolist() == [0.0, 0.0]

@@ -47,15 +47,16 @@ def source_of(settings: BaseModelConfig, *, train, test) -> SearchExamples:
     return SearchExamples(settings.give_up_prob, train, test)
 
 
-def make(folder: Path, settings: BaseModelConfig = TINY) -> tuple[dict[str, float], list[float]]:
+def make(folder: Path, stop_after: int | None = None) -> tuple[dict[str, float], list[float]]:
     losses: list[float] = []
-    measured = make_base_model(
-        settings,
-        source_of(settings, train=some_problems(60, seed=1), test=some_problems(4, seed=2)),
-        folder=folder,
-        on_step=lambda _step, _steps, loss: losses.append(loss),
-    )
-    return measured, losses
+
+    def on_step(step: int, num_steps: int, loss: float) -> None:
+        losses.append(loss)
+        if len(losses) == stop_after:
+            raise KeyboardInterrupt
+
+    source = source_of(TINY, train=some_problems(60, seed=1), test=some_problems(4, seed=2))
+    return make_base_model(TINY, source, folder=folder, on_step=on_step), losses
 
 
 @pytest.fixture(scope="module")
@@ -110,17 +111,8 @@ def test_the_report_lies_beside_the_weights_and_nothing_else_is_left(made):
 
 
 def test_an_interruption_leaves_nothing(tmp_path):
-    def stop(_step: int, _steps: int, _loss: float) -> None:
-        raise KeyboardInterrupt
-
-    problems = some_problems(5, seed=1)
     with pytest.raises(KeyboardInterrupt):
-        make_base_model(
-            TINY,
-            source_of(TINY, train=problems, test=problems),
-            folder=tmp_path / "model",
-            on_step=stop,
-        )
+        make(tmp_path / "model", stop_after=1)
     assert list(tmp_path.iterdir()) == []
 
 
