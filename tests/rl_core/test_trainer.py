@@ -61,16 +61,10 @@ def inputs(model_path: Path) -> TrainInputs:
     tokenizer = load_tokenizer(str(model_path))
 
     def prompted(index: int) -> PromptedProblem:
-        problem = Problem(
-            index=index,
-            data_source="countdown",
-            messages=({"role": "user", "content": f"make {index + 10}: <think>"},),
-            ground_truth={"target": index + 10, "numbers": [1, 2, index]},
-            num_solutions=1,
-        )
-        return PromptedProblem(
-            problem, *encode_prompt(problem.messages, tokenizer, chat_template=False)
-        )
+        messages = ({"role": "user", "content": f"make {index + 10}: <think>"},)
+        truth = {"target": index + 10, "numbers": [1, 2, index]}
+        problem = Problem(index, "countdown", messages, truth, num_solutions=1)
+        return PromptedProblem(problem, *encode_prompt(messages, tokenizer, chat_template=False))
 
     return TrainInputs(
         train=[prompted(i) for i in range(10)],
@@ -80,8 +74,13 @@ def inputs(model_path: Path) -> TrainInputs:
     )
 
 
-def problem_order(config: RunConfig, read: TrainInputs) -> ProblemOrder:
-    return ProblemOrder(Place(config.seed, len(read.train)), config.data.train_batch_size)
+def trainer_of(
+    config: RunConfig, model_path: Path, *parts: Any, observers: list[StepObserver], **more: Any
+) -> Trainer:
+    """Its parts are the workers, the rewards, the run and its saves."""
+    read = inputs(model_path)
+    order = ProblemOrder(Place(config.seed, len(read.train)), config.data.train_batch_size)
+    return Trainer(config, read, *parts, order, observers, **more)
 
 
 def stopper(after: int | None, heard: Callable[[int], None]) -> StepObserver:
@@ -123,17 +122,9 @@ def train_until(
             StepObserver(measure=lambda: {"disk/free_gib": run.free_gib()}),
             stopper(stop_after if interruptible is nullcontext else None, on_step),
         ]
-        read = inputs(model_path)
-        trainer = Trainer(
-            config,
-            read,
-            workers,
-            rewards,
-            run,
-            saves,
-            problem_order(config, read),
-            observers,
-            interruptible=interruptible,
+        parts = workers, rewards, run, saves
+        trainer = trainer_of(
+            config, model_path, *parts, observers=observers, interruptible=interruptible
         )
         last = trainer.train(start_step)
     assert last == (stop_after or config.trainer.total_steps)

@@ -17,10 +17,9 @@ from rl_core.rewards.scoring import start_rewards
 from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.observers import OnStep, StepObserver
-from rl_core.trainer import Trainer
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers.actors import PAD_ID
-from tests.rl_core.test_trainer import comparable, inputs, problem_order, rollouts, settings
+from tests.rl_core.test_trainer import comparable, rollouts, settings, trainer_of
 from tests.support.learners import assert_close
 from tests.support.memory_faults import engine_out_of_memory, out_of_memory
 
@@ -65,23 +64,15 @@ class LocalWorkers:
 def train_locally(
     workers: LocalWorkers, run: RunFolder, model_path: Path, on_step: OnStep, start_step: int = 0
 ) -> None:
-    config, read = workers.config, inputs(model_path)
+    config = workers.config
     with (
         BackgroundSave(
             config.checkpoints, run.path, workers.snapshot, workers.write_snapshot
         ) as saves,
         start_rewards(config.env) as rewards,
     ):
-        last = Trainer(
-            config,
-            read,
-            workers,  # stands in for Ray's
-            rewards,
-            run,
-            saves,
-            problem_order(config, read),
-            [StepObserver(on_step=on_step)],
-        ).train(start_step)
+        parts, observers = (workers, rewards, run, saves), [StepObserver(on_step=on_step)]
+        last = trainer_of(config, model_path, *parts, observers=observers).train(start_step)
     assert last == config.trainer.total_steps
 
 

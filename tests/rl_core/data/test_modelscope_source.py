@@ -117,21 +117,18 @@ def test_a_file_that_would_lie_outside_the_cache_is_refused(hub, tmp_path):
     assert list(tmp_path.rglob("outside.json")) == []
 
 
-def test_a_name_or_a_server_that_is_not_there_is_one_line(hub, monkeypatch):
+def test_what_modelscope_has_not_is_one_line(hub, monkeypatch):
     monkeypatch.setenv("MODELSCOPE_API_TOKEN", TOKEN)
     line = refusal("modelscope:someone/else")
     assert "404" in line
     assert "check the name" in line
     assert TOKEN not in line
+    hub.files = {"README.md": b"# Soon"}
+    assert "no config.json" in refusal()
     hub.asked.clear()
     monkeypatch.setenv("MODELSCOPE_ENDPOINT", "http://127.0.0.1:9")
     assert "http://127.0.0.1:9 does not answer" in refusal()
     assert hub.asked == []
-
-
-def test_a_repository_without_a_model_is_told_so(hub):
-    hub.files = {"README.md": b"# Soon"}
-    assert "no config.json" in refusal()
 
 
 @pytest.mark.parametrize("name", ["", "tiny", "a/b/c", "/b", "a/", "../b", "a/..", "a/b@v1"])

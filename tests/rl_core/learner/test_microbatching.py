@@ -128,13 +128,8 @@ def test_a_step_done_again_is_bit_for_bit_one_that_was_split_so_at_once(
 
 
 def test_metrics_tell_what_did_not_fit_and_what_holds_from_now_on(new_learner, make_batch):
-    learner, batch = (
-        new_learner(
-            actor={"micro_batch_tokens": 10_000, "mini_batch_size": 8},
-            resources={"learner_threads": 1},
-        ),
-        make_batch(1),
-    )
+    actor, batch = {"micro_batch_tokens": 10_000, "mini_batch_size": 8}, make_batch(1)
+    learner = new_learner(actor=actor, resources={"learner_threads": 1})
     all_tokens = 8 * int(batch.lengths.max())
     with out_of_memory(learner, "update_actor", {0, 1}):
         metrics, _ = learner.learn(batch)

@@ -1,10 +1,12 @@
 """Two and four learner ranks, real gloo between processes, against one."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -20,34 +22,7 @@ from tests.support.runs import merged
 MakeBatch = Callable[..., TrainBatch]
 MakeSettings = Callable[..., RunConfig]
 
-GROUPS = {"group_size": 2, "kl_mode": "loss", "kl_estimator": "k3"}
-VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "gae": {},
-    "gae, one update": {"actor": {"mini_batch_size": 8}, "algorithm": {"kl_mode": "none"}},
-    "gae, threads": {"resources": {"learner_threads": 2}},
-    "warm-up": {"critic": {"warmup_steps": 1}},
-    "adapters": {"model": {"lora_rank": 4}},
-    "adapters beside 4 bits": {"model": {"lora_rank": 4, "load_in_4bit": True}},
-    "offloaded": {"resources": {"offload": True}},
-    "offloaded, adapters": {"resources": {"offload": True}, "model": {"lora_rank": 4}},
-    "8 bits": {"actor": {"optimizer": "adamw_8bit"}},
-    "checkpointed": {"model": {"gradient_checkpointing": True}},
-    "grpo": {"algorithm": {"estimator": "grpo", **GROUPS}},
-    "dr_grpo": {"algorithm": {"estimator": "dr_grpo", **GROUPS}},
-    "groups that teach nothing": {
-        "algorithm": {"estimator": "grpo", "group_size": 2, "kl_mode": "none"},
-        "actor": {"micro_batch_tokens": 16},
-    },
-    "rloo": {"algorithm": {"estimator": "rloo", **GROUPS}},
-    "reinforce_plus_plus": {"algorithm": {"estimator": "reinforce_plus_plus"}},
-    "reinforce_plus_plus_baseline": {
-        "algorithm": {"estimator": "reinforce_plus_plus_baseline", **GROUPS}
-    },
-    "one update, grouped": {
-        "algorithm": {"estimator": "grpo", **GROUPS},
-        "data": {"train_batch_size": 4},
-    },
-}
+VARIANTS = yaml.safe_load(Path(__file__).with_name("runs.yaml").read_text())["ranks"]
 
 OF_FOUR = ("gae", "adapters", "grpo")
 """What four ranks may do differently: how tensors and rows fall to them."""
@@ -103,11 +78,8 @@ def assert_equal_to_rounding(
 def test_ranks_learn_what_one_process_learns(tiny_model_path, settings, make_batch, size, names):
     configs, batches = variants(settings, make_batch, names)
     expected = learn(ALONE, configs, tiny_model_path, batches)
-    once_more = configs[:1], batches[:1]
-    of_ranks = on_ranks(
-        size, learn, configs + once_more[0], tiny_model_path, batches + once_more[1]
-    )
-    for results in of_ranks:
+    asked = configs + configs[:1], tiny_model_path, batches + batches[:1]
+    for results in on_ranks(size, learn, *asked):
         for name, of_variant, one_process in zip(names, results, expected, strict=False):
             # Products beside 4 bits are torch's own, which adds in another order by their size.
             within = 5e-6 if "4 bits" in name else 1e-6

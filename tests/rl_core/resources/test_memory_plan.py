@@ -152,11 +152,11 @@ def memory(field):
     status = Path("/proc/self/status").read_text()
     return int(re.search(field + r":\\s+(\\d+) kB", status)[1]) * 1024
 
-def peak(work):
+def peak(model, kl_coef):
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
-    result = work()
-    return result, memory("VmHWM") - memory("RssFile") - base
+    learner.updater.run_epochs(model, experience, kl_coef)
+    return memory("VmHWM") - memory("RssFile") - base
 
 size = config.algorithm.group_size
 rows = config.data.train_batch_size * size
@@ -179,10 +179,8 @@ experience, metrics = learner.make_experience(batch)  # measures each of its pha
 gib = max(x for name, x in metrics.items() if name.startswith("memory/peak_gib/"))
 peaks = {"log_probs": int(gib * 2**30) - base}
 if learner.models.critic is not None:
-    work = lambda: learner.updater.run_epochs("critic", experience, 0.0)
-    peaks["update_critic"] = peak(work)[1]
-work = lambda: learner.updater.run_epochs("actor", experience, config.algorithm.kl_coef)
-peaks["update_actor"] = peak(work)[1]
+    peaks["update_critic"] = peak("critic", 0.0)
+peaks["update_actor"] = peak("actor", config.algorithm.kl_coef)
 print(json.dumps(peaks))
 """
 

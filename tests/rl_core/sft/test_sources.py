@@ -93,15 +93,12 @@ def test_each_pass_takes_every_row_once_in_an_order_of_its_own(tokenizer, tmp_pa
         ({"prompt": "2" * 90, "response": "4" * 9}, r"row 2: 100 tokens are above sft.max_length="),
     ],
 )
-def test_a_bad_row_is_refused_by_its_line(tokenizer, tmp_path, row, said):
+def test_a_bad_row_is_refused_by_its_line_and_one_row_is_too_few(tokenizer, tmp_path, row, said):
     good = {"prompt": "2+2=", "response": "4"}
     with pytest.raises(ValueError, match=said):
         source_of(tokenizer, tmp_path, good, row, max_length=99)
-
-
-def test_one_row_is_too_few(tokenizer, tmp_path):
     with pytest.raises(ValueError, match="has 1 rows: at least 2"):
-        source_of(tokenizer, tmp_path, {"prompt": "2+2=", "response": "4"})
+        source_of(tokenizer, tmp_path, good)
 
 
 def traces(
