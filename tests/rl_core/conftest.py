@@ -95,6 +95,17 @@ def make_batch(random_rollouts: Callable[..., list[Rollout]]) -> Callable[..., T
     return make
 
 
+@pytest.fixture
+def two_responses(make_rollout: MakeRollout) -> TrainBatch:
+    from rl_core.batch import collate
+
+    rollouts = [
+        make_rollout([1, 2], [3, 4], logprobs=[-1.1, -2.0], score=1.0, verdict="correct"),
+        make_rollout([1], [5], logprobs=[-2.0], score=0.1, group_id=1, finish_reason="length"),
+    ]
+    return collate(rollouts, pad_id=0)
+
+
 def _small_settings(**sections: dict[str, Any]) -> RunConfig:
     """Small settings: 8 prompts per step in two mini-batches, micro-batches of 32 padded tokens."""
     defaults = {

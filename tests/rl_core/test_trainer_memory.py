@@ -83,46 +83,33 @@ def train_with_a_log(workers: LocalWorkers, model_path: Path) -> RunFolder:
 
 
 @pytest.mark.chaos
-def test_a_step_that_ran_out_of_memory_is_in_the_log_and_in_the_metrics(
-    tiny_model_path, tmp_path, caplog, survived
-):
-    workers = LocalWorkers(settings(tmp_path, "run"), tiny_model_path)
-    with (
-        out_of_memory(workers.learner, "update_critic", {3}),  # two in a step
-        caplog.at_level(logging.WARNING, logger="rl_core"),
-    ):
-        run = train_with_a_log(workers, tiny_model_path)
-    rows = run.metrics.read()
-    assert [row.get("memory/oom/update_critic") for row in rows] == [None, 0, 1, 0, 0]
-    failed, now = (
-        int(rows[2][f"memory/{name}/update_critic"]) for name in ("oom_tokens", "budget_tokens")
-    )
-    # A thread that tells Prefect's server may outlive the test that began it.
-    assert [r.getMessage() for r in caplog.records if r.name.startswith("rl_core")] == [
-        f"step 2: update_critic ran out of memory at {failed} tokens; {now} from now on, the "
-        "step's result is unchanged"
-    ]
-    assert now == failed // 2
-    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
-    survived("OOM", "update_critic in a run")
-
-
-@pytest.mark.chaos
-def test_an_engine_that_ran_out_of_memory_leaves_the_run_as_an_undisturbed_one(
+def test_what_ran_out_of_memory_is_in_log_and_metrics_and_leaves_the_run_as_an_undisturbed_one(
     tiny_model_path, tmp_path, caplog, survived
 ):
     runs = {}
-    for name, failing_calls in (("whole", {}), ("injured", {2: 9, 6: 5})):
+    # Of the engine in the second step, and in the test after the last; of the critic in the second
+    # step, of two updates each.
+    for name, of_engine, of_critic in (("whole", {}, ()), ("injured", {2: 9, 6: 5}, {3})):
         # Adam makes of a gradient that is all rounding as much as of any: 1e-6 needs small steps.
         workers = LocalWorkers(settings(tmp_path, name, actor={"lr": 1e-4}), tiny_model_path)
-        workers.failing_calls = failing_calls  # in the second step, and in the test after the last
-        with caplog.at_level(logging.WARNING, logger="rl_core.resources.token_budgets"):
+        workers.failing_calls = of_engine
+        with (
+            out_of_memory(workers.learner, "update_critic", of_critic),
+            caplog.at_level(logging.WARNING, logger="rl_core.resources.token_budgets"),
+        ):
             runs[name] = train_with_a_log(workers, tiny_model_path)
-    assert [m for m in caplog.messages if m.startswith("step")] == [
+    rows = runs["injured"].metrics.read()
+    failed, now = (
+        int(rows[2][f"memory/{name}/update_critic"]) for name in ("oom_tokens", "budget_tokens")
+    )
+    assert now == failed // 2
+    assert sorted(m for m in caplog.messages if m.startswith("step")) == [
         "step 2: out of memory in gen: 4 -> 2 responses at a time, nothing was lost",
+        f"step 2: update_critic ran out of memory at {failed} tokens; {now} from now on, the "
+        "step's result is unchanged",
         "step 4: out of memory in evaluate: 2 -> 1 responses at a time, nothing was lost",
     ]
-    rows = runs["injured"].metrics.read()
+    assert [row.get("memory/oom/update_critic") for row in rows] == [None, 0, 1, 0, 0]
     assert [row.get("memory/oom/gen", 0) for row in rows] == [0, 0, 1, 0, 0]
     assert [row.get("memory/oom/evaluate", 0) for row in rows] == [0, 0, 0, 0, 1]
     assert [row["memory/budget_seqs/gen"] for row in rows] == [8, 8, 2, 2, 1]
@@ -134,5 +121,5 @@ def test_an_engine_that_ran_out_of_memory_leaves_the_run_as_an_undisturbed_one(
     assert_close(weights["injured"], weights["whole"], atol=1e-6)
     before = load_file(tiny_model_path / "model.safetensors")
     assert max((weights["whole"][name] - before[name]).abs().max() for name in before) > 1e-4
-    survived("OOM", "gen")
-    survived("OOM", "evaluate")
+    for phase in ("gen", "evaluate", "update_critic in a run"):
+        survived("OOM", phase)

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rl_core.batch import TrainBatch, collate
+from rl_core.batch import TrainBatch
 from rl_core.config.run import AlgorithmConfig
 from rl_core.learner.experience import Experience, assemble
-from rl_core.types import Rollout
 
 OLD = torch.tensor([[-1.0, -2.0, 0.0], [-3.0, 0.0, 0.0]])
 REF = torch.tensor([[-1.5, -1.0, 0.0], [-5.0, 0.0, 0.0]])
 VALUES = torch.tensor([[0.5, 0.25, 0.0], [1.0, 0.0, 0.0]])
-
-
-def two_responses(make_rollout: Callable[..., Rollout]) -> TrainBatch:
-    return collate(
-        [
-            make_rollout([1, 2], [3, 4], logprobs=[-1.1, -2.0], score=1.0, verdict="correct"),
-            make_rollout([1], [5], logprobs=[-2.0], score=0.1, group_id=1, finish_reason="length"),
-        ],
-        pad_id=0,
-    )
 
 
 def experience_of(

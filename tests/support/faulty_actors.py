@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Collection
 
 from rl_core.workers.actors import RolloutActor
 
@@ -27,14 +26,7 @@ class Heard(logging.Handler):
 
 
 class FaultyRolloutActor(RolloutActor):
-    """A rollout engine's process that runs out of memory, or dies, when it is told to."""
-
-    def fail_at(self, calls: Collection[int]) -> None:
-        """From now on the n-th pass fails, for n in `calls`."""
-        from tests.support.memory_faults import engine_out_of_memory
-
-        self._fault = engine_out_of_memory(calls)
-        self._fault.__enter__()  # until the process ends
+    """A rollout engine's process that dies when it is told to."""
 
     def die_at_weights(self) -> None:
         """It dies when the next weights come, before it has taken them."""

@@ -3,31 +3,20 @@
 Wherever torch picks the device, it picks `meta`, whose tensors hold nothing: what meets them fails.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from rl_core.batch import TrainBatch
 from rl_core.learner.learner import Learner
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
+from tests.rl_core.learner.test_turns import with_turns
 from tests.support.learners import without_timings
 
 CASES = yaml.safe_load(Path(__file__).with_name("runs.yaml").read_text())["devices"]
 SEVERAL_TURNS = ("checkpointing", "rloo, gspo")
-
-
-def with_turns(batch: TrainBatch) -> TrainBatch:
-    """The same rollouts, of which the env wrote the second token where there are three or more."""
-    env_mask = torch.zeros_like(batch.response_mask)
-    env_mask[:, 1] = batch.response_lengths > 2
-    logprobs = batch.rollout_logprobs.masked_fill(env_mask, 0.0)
-    turn_rewards = torch.zeros_like(logprobs)
-    turn_rewards[:, 0] = 0.1
-    return replace(batch, env_mask=env_mask, rollout_logprobs=logprobs, turn_rewards=turn_rewards)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -80,8 +80,8 @@ def test_the_same_seed_makes_the_same_weights_and_leaves_torch_alone(made, tmp_p
     assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_the_folder_loads_with_the_auto_classes(made):
-    _, _, folder = made
+def test_the_folder_loads_with_the_auto_classes_and_holds_the_report_and_nothing_else(made):
+    measured, losses, folder = made
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert type(model).__name__ == "Qwen2ForCausalLM"
@@ -94,19 +94,12 @@ def test_the_folder_loads_with_the_auto_classes(made):
     text = render_prompt((3, 15, 9), 44)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert [tokenizer.decode([i]) for i in tokenizer.encode("12")] == ["12"]
-
-
-def test_the_report_lies_beside_the_weights_and_nothing_else_is_left(made):
-    measured, losses, folder = made
     assert len(losses) == TINY.steps
     assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
-    written = json.loads((folder / "warm_start.json").read_text())
-    assert written["final_loss"] == losses[-1]  # of 20 steps
-    assert measured.items() <= written.items()
-    assert tuple(written["failed_gates"]) == SearchExamples.failed_gates(measured) != ()
-    assert written["num_parameters"] == sum(
-        p.numel() for p in AutoModelForCausalLM.from_pretrained(folder).parameters()
-    )
+    assert report["final_loss"] == losses[-1]  # of 20 steps
+    assert measured.items() <= report.items()
+    assert tuple(report["failed_gates"]) == SearchExamples.failed_gates(measured) != ()
+    assert report["num_parameters"] == sum(p.numel() for p in model.parameters())
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 

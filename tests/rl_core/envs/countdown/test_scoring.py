@@ -12,25 +12,7 @@ from rl_core.envs.countdown import render_messages, score_response
 
 TABLES = yaml.safe_load(Path(__file__).with_name("scoring.yaml").read_text())
 
-BASE = (
-    "A conversation between User and Assistant. The user asks a question, and the Ass"
-    "istant solves it. The assistant first thinks about the reasoning process in the "
-    "mind and then provides the user with the answer.\nUser: Using the numbers [19, 36"
-    ", 55, 7], create an equation that equals 65. You can use basic arithmetic operat"
-    "ions (+, -, *, /) and each number can only be used once. Show your work in <thin"
-    "k> </think> tags. And return the final answer in <answer> </answer> tags, for ex"
-    "ample <answer> (1 + 2) / 3 </answer>.\nAssistant: Let me solve this step by step."
-    "\n<think>"
-)
-QWEN = (
-    "<|im_start|>system\nYou are a helpful assistant. You first thinks about the reaso"
-    "ning process in the mind and then provides the user with the answer.<|im_end|>\n<"
-    "|im_start|>user\n Using the numbers [19, 36, 55, 7], create an equation that equa"
-    "ls 65. You can use basic arithmetic operations (+, -, *, /) and each number can "
-    "only be used once. Show your work in <think> </think> tags. And return the final"
-    " answer in <answer> </answer> tags, for example <answer> (1 + 2) / 3 </answer>.<"
-    "|im_end|>\n<|im_start|>assistant\nLet me solve this step by step.\n<think>"
-)
+BASE, QWEN = TABLES["prompts"]
 
 
 def test_base_and_qwen_prompts_are_byte_exact():

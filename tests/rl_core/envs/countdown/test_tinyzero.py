@@ -76,20 +76,7 @@ answers = st.one_of(
     expressions.map(lambda text: f"{text} = 24"),
     st.sampled_from(["x + 1", "(1 + 2", "1 + ", "2 3", "I do not know", "5(3)", "1,000", "7 x 8"]),
 )
-frames = st.sampled_from(
-    [
-        "{}",
-        "so we get\n{}",
-        "\n\n{} done",
-        "{}\n",
-        "{}\nthat is it",
-        "no answer",
-        "<answer>1</answer> or rather {}",
-        "{} or rather <answer>",
-        "first\n<answer>1</answer>\n{}",
-        "<think> 3 < 4 </think>\n{}",
-    ]
-)
+frames = st.sampled_from(TABLES["frames"])
 
 
 @given(answers, frames, st.integers(-1, 1), st.booleans())
