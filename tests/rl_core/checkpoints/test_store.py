@@ -98,11 +98,7 @@ def write_with_safetensors(folder: Path) -> None:
     save_file({"weight": np.zeros(150_000, np.float32)}, folder / "model.safetensors")
 
 
-def write_plainly(folder: Path) -> None:
-    (folder / "model.bin").write_bytes(b"x" * 600_000)
-
-
-@pytest.mark.parametrize("write", [write_with_safetensors, write_plainly])
+@pytest.mark.parametrize("write", [write_with_safetensors, writer(size=600_000)])
 def test_a_full_disk_is_an_oserror_whoever_writes(small_disk, write):
     save_checkpoint(small_disk, 1, write, 0.5)
     leave_free(small_disk, 300_000)

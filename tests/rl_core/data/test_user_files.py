@@ -55,17 +55,7 @@ def facts(folder: Path) -> Row:
     return stored
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"numbers": [3, 14, 7], "target": 35},
-        {"nums": [3.0, 14.0, 7.0], "target": 35.0},
-        {"nums": "[3, 14, 7]", "target": "35"},
-        {"nums": ["3", "14", "7"], "target": 35},
-        {"reward_model": {"ground_truth": {"numbers": [3.0, 14.0, 7.0], "target": 35.0}}},
-        {"reward_model": {"ground_truth": '{"numbers": [3, 14, 7], "target": 35}'}},
-    ],
-)
+@pytest.mark.parametrize("row", TABLES["rows as people have them"])
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_countdown_rows_are_read_as_people_have_them(tmp_path, row, ending):
     other = {"nums": [1, 2], "target": 3}

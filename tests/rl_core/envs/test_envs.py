@@ -20,6 +20,7 @@ def test_options_come_from_the_settings():
     right = "<answer> 2 + 3 * 4 </answer>"
     assert env.score(right, TRUTH) == ScoredText(2.0, "correct", "2 + 3 * 4", "14")
     assert env.score("<answer>2</answer>", TRUTH) == ScoredText(0.2, "wrong_numbers", "2")
+    assert env.score("nothing", TRUTH) == ScoredText(0.0, "no_answer", None)
     lenient = Gsm8kConfig(answer_from="lenient", format_score=0.1, full_score=3.0)
     assert lenient.score("so 18", "18") == ScoredText(3.0, "correct", "18", "18")
     assert lenient.score("so 17", "18") == ScoredText(0.1, "wrong_value", "17", "17")

@@ -3,7 +3,6 @@
 import gc
 import itertools
 import weakref
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,15 +24,13 @@ from tests.support.learners import all_weights, assert_bitwise_equal, assert_clo
 from tests.support.memory_faults import MESSAGE, SAID, out_of_memory
 from tests.support.runs import merged
 
-MakeSettings = Callable[..., RunConfig]
-
 EVALUATIONS = ("old_log_prob", "ref", "values")
 UPDATES = ("update_critic", "update_actor")
 RUNS = yaml.safe_load(Path(__file__).with_name("runs.yaml").read_text())["out of memory"]
 
 
 @pytest.fixture(params=RUNS)
-def run(request: pytest.FixtureRequest, settings: MakeSettings) -> tuple[RunConfig, set[str]]:
+def run(request: pytest.FixtureRequest, settings: Any) -> tuple[RunConfig, set[str]]:
     """A kind of run, and its phases."""
     sections, phases = RUNS[request.param]["settings"], set(RUNS[request.param]["phases"])
     # Small, for where a gradient is next to 0, Adam makes a whole step of its rounding.

@@ -49,11 +49,8 @@ def test_the_engines_log_probs_serve_a_penalty_that_is_wanted_before_the_only_up
         learner.learn(make_batch(1))  # away from the reference
         batch = make_batch()
         with torch.no_grad():
-            batch.rollout_logprobs.copy_(
-                forward_pass(
-                    batch, actor=learner.models.actor, compute_dtype=torch.float32
-                ).logprobs
-            )
+            said = forward_pass(batch, actor=learner.models.actor, compute_dtype=torch.float32)
+        batch.rollout_logprobs.copy_(said.logprobs)
         if is_recomputed:
             monkeypatch.setattr(Learner, "next_update_is_on_policy", lambda self: False)
         metrics, columns = learner.learn(batch)

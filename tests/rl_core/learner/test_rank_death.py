@@ -55,7 +55,8 @@ def test_two_ranks_are_one_learner_until_one_of_them_dies(
             actual, wanted = (read_weights(tmp_path / name / part) for name in ("two", "one"))
             assert_close(actual, wanted, atol=1e-5)
 
-        pid = _pid(workers, "learner_1")
+        asked = workers.ranks["learner_1"].__ray_call__.remote(lambda actor: os.getpid())
+        pid = asked.future().result()
         os.kill(pid, signal.SIGSTOP)  # so that the other is in the step when it dies
         with ThreadPoolExecutor(1) as pool:
             step = pool.submit(workers.learn, rollouts, 2)
@@ -65,9 +66,3 @@ def test_two_ranks_are_one_learner_until_one_of_them_dies(
             with pytest.raises(WorkerDied, match=r"learner_1 died: .*learner_1\.log ends with"):
                 step.result(timeout=30)
     survived("SIGKILL", "one of two learner ranks in mid-step", steps_lost=1)
-
-
-def _pid(workers: Workers, name: str) -> int:
-    asked = workers.ranks[name].__ray_call__.remote(lambda actor: os.getpid())
-    pid: int = asked.future().result()
-    return pid

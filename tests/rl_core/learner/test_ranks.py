@@ -1,6 +1,5 @@
 """Two and four learner ranks, real gloo between processes, against one."""
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,12 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rl_core.batch import TrainBatch
-from rl_core.config.run import RunConfig
 from rl_core.learner.ranks import ALONE, enter_meeting, open_meeting
 from tests.support.learners import assert_bitwise_equal, without_timings
 from tests.support.memory_faults import SAID
 from tests.support.rank_processes import on_ranks
 from tests.support.rank_work import divide, go_on, learn, run_out_of_memory
 from tests.support.runs import merged
-
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
 
 VARIANTS = yaml.safe_load(Path(__file__).with_name("runs.yaml").read_text())["ranks"]
 
@@ -32,16 +26,6 @@ WITHIN = {
 """To what tensors and numbers are equal: else to 1e-6."""
 OF_FOUR = ("gae", "adapters", "grpo")
 """What four ranks may do differently: how tensors and rows fall to them."""
-
-
-def variants(
-    settings: MakeSettings, make_batch: MakeBatch, names: Iterable[str] = VARIANTS
-) -> tuple[list[Any], list[Any]]:
-    # AdamW makes steps of the learning rate even of a gradient that is nothing but rounding.
-    slow = {"actor": {"lr": 1e-5}, "critic": {"lr": 1e-5}}
-    configs = [settings(**merged(slow, VARIANTS[name])) for name in names]
-    batches = [make_batch(group_size=config.algorithm.group_size) for config in configs]
-    return configs, batches
 
 
 def comparable(metrics: dict[str, float]) -> dict[str, float]:
@@ -78,7 +62,10 @@ def assert_equal_to_rounding(
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "names"), [(2, tuple(VARIANTS)), (4, OF_FOUR)])
 def test_ranks_learn_what_one_process_learns(tiny_model_path, settings, make_batch, size, names):
-    configs, batches = variants(settings, make_batch, names)
+    # AdamW makes steps of the learning rate even of a gradient that is nothing but rounding.
+    slow = {"actor": {"lr": 1e-5}, "critic": {"lr": 1e-5}}
+    configs = [settings(**merged(slow, VARIANTS[name])) for name in names]
+    batches = [make_batch(group_size=config.algorithm.group_size) for config in configs]
     expected = learn(ALONE, configs, tiny_model_path, batches)
     asked = configs + configs[:1], tiny_model_path, batches + batches[:1]
     for results in on_ranks(size, learn, *asked):

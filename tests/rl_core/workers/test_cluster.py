@@ -198,13 +198,12 @@ class TestOneSession:
         for file in (*folder.rglob("*"), *Path.home().rglob("*"), *workers._log_folder.rglob("*")):
             assert not file.is_file() or token.encode() not in file.read_bytes(), file
 
-    def test_an_actors_value_error_arrives_as_it_is(self, workers, tmp_path):
+    def test_an_actors_error_arrives_as_it_is_and_is_no_death(self, workers, tmp_path):
         with pytest.raises(ValueError, match=r"holds no \*\.safetensors") as caught:
             workers.engines.load_weights(tmp_path)
         assert "\n" not in str(caught.value)
 
-    def test_an_exception_that_cannot_be_sent_is_no_death(self, workers):
-        def raise_it(actor: object) -> None:
+        def raise_it(actor: object) -> None:  # what cannot be sent
             raise ValueError(threading.Lock())
 
         raised = workers.ranks["learner"].__ray_call__.remote(raise_it).future()

@@ -63,12 +63,6 @@ def test_last_line_sees_only_the_last_line(response, verdict):
     assert score(response, answer_from="last_line").verdict == verdict
 
 
-def test_scores_are_settings():
-    assert score("<answer>2+3*4</answer>", full_score=5.0).score == 5.0
-    assert score("<answer>2</answer>", format_score=0.25).score == 0.25
-    assert score("nothing", format_score=0.25).score == 0.0
-
-
 @given(st.text(alphabet="<answer>/\n1+", max_size=80))
 def test_the_answer_is_what_a_slow_search_finds(response):
     """Oracle: of all (opening, closing) pairs, the last closing one and its nearest opening."""

@@ -50,8 +50,7 @@ def test_a_whole_solution_and_one_that_stops_after_its_first_step():
     assert score_response(whole, "41").verdict == "correct"
     assert score_response(cut, "41").verdict == "wrong_value"
 
-
-def test_a_line_without_an_annotation_is_no_place_to_stop():
+    # A line without an annotation is no place to stop.
     written = write_response("First think.\nThen 1,800.\n#### 1,800", Draws(), stop_prob=1.0)
     assert written == "\nFirst think.\nThen 1,800.</think>\n#### 1800"
 

@@ -31,10 +31,10 @@ EXECUTED = (
 ENV = ReasoningGymConfig(reward_timeout_s=300)  # of a busy machine: CPU seconds are the limit
 
 
-def truths(task: str, count: int = 1) -> list[dict[str, Any]]:
-    dataset, config = open_task(task, ENV, seed=3, num_rows=count)
-    found = [_truth(task, config, dataset[index]) for index in range(count)]
-    return [{**truth, "answer": truth["answer"] or "?"} for truth in found]
+def first_truth(task: str) -> dict[str, Any]:
+    dataset, config = open_task(task, ENV, seed=3, num_rows=1)
+    truth = _truth(task, config, dataset[0])
+    return {**truth, "answer": truth["answer"] or "?"}
 
 
 def verdicts(rewards: Rewards, truth: dict[str, Any], answers: list[str]) -> list[str]:
@@ -51,8 +51,7 @@ def rewards() -> Iterator[Rewards]:
 
 def check(rewards: Rewards, task: str, folder: Path, costly: tuple[str, ...]) -> None:
     """Has a worker score all of it: no effect, no `reward_error`, no restart, nothing correct."""
-    target = folder / "made"
-    (truth,) = truths(task)
+    target, truth = folder / "made", first_truth(task)
     workers = psutil.Process().children()
     assert set(verdicts(rewards, truth, [*attacks(target), *costly])) == {"incorrect"}
     assert verdicts(rewards, truth, ["nonsense"]) == ["incorrect"]

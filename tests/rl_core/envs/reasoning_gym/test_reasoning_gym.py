@@ -1,9 +1,6 @@
 """Tasks of reasoning-gym: made, mixed, kept apart between the splits, and scored by themselves."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from rl_core.types import Problem
 
 pytest.importorskip("reasoning_gym", reason="make env leaves it out without a C compiler")
 from rl_core.envs.reasoning_gym.scoring import compute_score
+from tests.support.programs import begun
 
 TABLES = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text())
 EVERY_TASK = """
@@ -61,16 +59,11 @@ def test_tasks_are_mixed_by_weight_and_no_question_is_in_both_splits(tmp_path):
 
 @pytest.mark.slow
 def test_a_seed_gives_the_same_questions_in_each_process():
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", EVERY_TASK],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for hash_seed in ("1", "2")
-    ]
-    one, other = (process.communicate()[0].splitlines() for process in processes)
+    with (
+        begun(EVERY_TASK, more={"PYTHONHASHSEED": "1"}) as first,
+        begun(EVERY_TASK, more={"PYTHONHASHSEED": "2"}) as second,
+    ):
+        one, other = (process.communicate()[0].splitlines() for process in (first, second))
     assert len(one) > 450
     assert one == other
 
@@ -99,13 +92,7 @@ def test_levels_and_single_settings_change_the_questions(tmp_path):
     assert most_animals(difficulty=9, config={"leg_counting": {"max_animals": 2}}) == 2
 
 
-@pytest.mark.parametrize(
-    ("task", "config"),
-    [
-        ("word_sorting", {"transformation": "uppercase"}),
-        ("aiw", {"task_types": ["siblings"], "task_type_weights": [1.0]}),
-    ],
-)
+@pytest.mark.parametrize(("task", "config"), TABLES["one of several words"])
 def test_a_setting_that_is_one_of_several_words_is_taken_and_scored(tmp_path, task, config):
     for row in made(tmp_path, task=task, config={task: config})["train"][:3]:
         answer = f"<answer>{row.ground_truth['answer']}</answer>"
