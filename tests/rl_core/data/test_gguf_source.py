@@ -113,6 +113,7 @@ def test_what_is_no_model_that_transformers_read_is_refused_by_its_name(tmp_path
         (write(tmp_path / "c.gguf", "llama", pre="olmo"), "read the splitting of texts 'olmo':"),
         # Of a default size: 7B without its layers, which nobody's memory should meet.
         (write(tmp_path / "d.gguf", "llama"), "weights and holds 64)"),
+        (tmp_path / "d.gguf", "transformers cannot read it (it describes "),
         (
             write(tmp_path / "e.gguf", "llama", layers=2**31 - 1),
             "no whole model: llama.block_count=2147483647, and it holds 1 tensors",

@@ -25,8 +25,8 @@ CARDS = {name: ("here", name) for name in "ABC"}
 def run_config(
     learner: float, engine: float, num_engines: int = 1, *, ranks: int = 1, parts: int = 1
 ) -> RunConfig:
-    resources = {"learner_gpus": learner, "rollout_gpus": engine, "learner_threads": 1}
-    resources |= {"learner_ranks": ranks}
+    gpus = {"learner_gpus": learner, "rollout_gpus": engine}
+    resources = {**gpus, "learner_ranks": ranks, "learner_threads": 1}
     rollout = {"num_engines": num_engines, "tensor_parallel_size": parts}
     return RunConfig.model_validate({"resources": resources, "rollout": rollout})
 
