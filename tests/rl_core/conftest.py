@@ -13,8 +13,11 @@ import pytest
 from rl_core.config.run import RunConfig
 from rl_core.types import Completion, Problem, Rollout, ScoredText
 from tests.support.faults import mounted_small_disk
+from tests.support.runs import merged, run_config
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from rl_core.batch import TrainBatch
     from rl_core.learner.learner import Learner
 
@@ -92,18 +95,26 @@ def make_batch(random_rollouts: Callable[..., list[Rollout]]) -> Callable[..., T
     return make
 
 
+@pytest.fixture
+def two_responses(make_rollout: MakeRollout) -> TrainBatch:
+    from rl_core.batch import collate
+
+    rollouts = [
+        make_rollout([1, 2], [3, 4], logprobs=[-1.1, -2.0], score=1.0, verdict="correct"),
+        make_rollout([1], [5], logprobs=[-2.0], score=0.1, group_id=1, finish_reason="length"),
+    ]
+    return collate(rollouts, pad_id=0)
+
+
 def _small_settings(**sections: dict[str, Any]) -> RunConfig:
     """Small settings: 8 prompts per step in two mini-batches, micro-batches of 32 padded tokens."""
-    defaults: dict[str, dict[str, Any]] = {
+    defaults = {
         "data": {"train_batch_size": 8},
         "actor": {"mini_batch_size": 4, "micro_batch_tokens": 32, "lr": 1e-3},
         "critic": {"lr": 1e-3},
         "algorithm": {"kl_coef": 0.05},
     }
-    names = defaults.keys() | sections.keys()
-    return RunConfig.model_validate(
-        {name: defaults.get(name, {}) | sections.get(name, {}) for name in names}
-    )
+    return run_config(**merged(defaults, sections))
 
 
 @pytest.fixture(scope="session")
@@ -120,6 +131,16 @@ def new_learner(tiny_model_path: Path) -> Callable[..., Learner]:
         return Learner(_small_settings(**sections), tiny_model_path, resume_from=resume_from)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def actor(tiny_model_path: Path) -> PreTrainedModel:
+    """The tiny model as a learner loads it: read only, please."""
+    import torch
+
+    from rl_core.models.loading import load_actor
+
+    return load_actor(tiny_model_path, torch.device("cpu"))
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Where SmolLM2's tokenizer may differ from the home-made one."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -12,11 +10,9 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rl_core.config.run import RunConfig
 from rl_core.data.prompt_lengths import measure_all, measure_by_parts
 from rl_core.data.prompts import count_tokens, encode_prompt, load_tokenizer, text_codec
 from rl_core.envs.countdown import render_messages
-from rl_core.envs.number_questions import NumberQuestionsConfig
 from rl_core.rollout.hf_engine import StopTexts
 from rl_core.rollout.turns import TurnTaking
 from rl_core.runs.run_folder import RunFolder
@@ -26,6 +22,7 @@ from tasks.prefect_ui.progress import latest_samples
 from tasks.report import write_report
 from tests.rl_core.data.test_prompt_lengths import rows_of
 from tests.rl_core.rollout.test_turns import EchoConfig, echo_that_answers  # noqa: F401
+from tests.support.runs import run_config
 
 pytestmark = pytest.mark.slow  # whoever is first unpacks the model
 
@@ -116,25 +113,6 @@ def test_in_several_turns_the_env_reads_text_and_its_words_are_no_samples(tokeni
     assert whole.num_sampled == len(encode(" 12 is x?")) + len(encode("it was 3.<|im_end|>"))
 
 
-@pytest.mark.parametrize(
-    ("response", "verdict"),
-    [
-        ("To find the largest number, we need to find the largest multiple of", "no_answer"),
-        ("The largest is 49.<|im_end|>", "correct"),
-        ("49 49 49 49 49 49", "correct"),
-        ("The number 34 is less than 49", "several_numbers"),
-        ("\u6700\u5927\u7684\u6570\u662f49\u3002", "correct"),
-        ("Largest: forty-nine", "no_answer"),
-        ("49,", "correct"),
-        ("4 9", "several_numbers"),
-    ],
-)
-def test_what_a_small_model_says_gets_a_verdict_that_says_something(tokenizer, response, verdict):
-    decode, encode = text_codec(tokenizer)
-    text = decode(encode(response))
-    assert NumberQuestionsConfig().score(text, "49").verdict == verdict
-
-
 def test_prompts_with_the_models_own_tags_are_shown_whole_and_mean_nothing(
     tokenizer, tmp_path, cli, make_rollout
 ):
@@ -145,7 +123,7 @@ def test_prompts_with_the_models_own_tags_are_shown_whole_and_mean_nothing(
     decode, encode = text_codec(tokenizer)
     response = decode(encode("<|im_start|>assistant\n80 is [the] *largest*<|im_end|>"))
     assert response == "assistant\n80 is [the] *largest*"
-    run = RunFolder.create(RunConfig.model_validate({"run_id": "a", "storage": {"root": tmp_path}}))
+    run = RunFolder.create(run_config(run_id="a", storage={"root": tmp_path}))
     rollout = make_rollout([1], [2], verdict="several_numbers")
     rollout = replace(rollout, prompt_ids=ids, prompt_text=prompt, response_text=response)
     run.rollouts.write(1, 0, [rollout], {})

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from rl_core.config.run import RunConfig
 from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.text_env import EnvTurn
 from tests.rl_core.test_trainer import comparable, rollouts, settings, train_until
@@ -31,21 +30,20 @@ def test_a_run_of_several_turns_loses_an_engine_as_if_undisturbed(
     monkeypatch.setattr(CountdownConfig, "stop", tuple(string.ascii_letters))
     monkeypatch.setattr(CountdownConfig, "reply", reply)
 
-    def config(run_id: str) -> RunConfig:
-        base = settings(tmp_path, run_id, "hf").model_dump()
-        more = {"env": base["env"] | {"max_turns": 3}}
-        more["data"] = base["data"] | {"max_response_length": 60}
+    more = {
+        "env": {"name": "countdown", "max_turns": 3},
+        "data": {"max_response_length": 60},
         # A response at a time: what it is computed with does not change with who computes it.
-        more["rollout"] = base["rollout"] | {"num_engines": 2, "max_num_seqs": 1}
-        return RunConfig.model_validate(base | more)
+        "rollout": {"num_engines": 2, "max_num_seqs": 1},
+    }
 
-    whole = train_until(config("whole"), tiny_model_path)
+    whole = train_until(settings(tmp_path, "whole", **more), tiny_model_path)
 
     def strike(step: int) -> None:
         nonlocal left
         left = 3 if step == 0 else left
 
-    struck = train_until(config("struck"), tiny_model_path, on_step=strike)
+    struck = train_until(settings(tmp_path, "struck", **more), tiny_model_path, on_step=strike)
     assert sum(struck.metrics.values("rollout/engine_restarts")) == 1
     assert comparable(struck) == comparable(whole)
     assert rollouts(struck).equals(rollouts(whole))

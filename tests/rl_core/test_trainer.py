@@ -33,55 +33,38 @@ from rl_core.workers.engines import Engines
 from tests.support.checkpoint_files import saved_files
 from tests.support.faults import leave_free, mounted_small_disk
 from tests.support.programs import command_lines
+from tests.support.runs import merged, run_config
 from tests.support.waiting import LIMIT_S
+
+pytestmark = pytest.mark.slow
 
 STEPS = 4
 NOT_COMPARED = (
-    "timing_s/",
-    "timing_per_token_ms/",
-    "rollout/tokens_per_s",
-    "rollout/engine_restarts",
-    "time",
-    "mfu/",
-    "memory/",
-    "disk/",
+    *("time", "timing_s/", "timing_per_token_ms/", "mfu/", "memory/", "disk/"),
+    *("rollout/tokens_per_s", "rollout/engine_restarts"),
 )
 
 
-def settings(root: Path, run_id: str, engine: str, staleness: int = 0) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "run_id": run_id,
-            "storage": {"root": root},
-            "data": {"train_batch_size": 4, "max_prompt_length": 64, "max_response_length": 12},
-            "actor": {"mini_batch_size": 2, "lr": 1e-3},
-            "critic": {"lr": 1e-3},
-            "rollout": {
-                "engine": engine,
-                "kv_cache_mib": 16,
-                "max_num_seqs": 8,
-                "staleness": staleness,
-            },
-            "resources": {"learner_threads": 1},
-            "trainer": {"total_steps": STEPS, "save_freq": 2, "test_freq": 2, "test_problems": 3},
-        }
-    )
+def settings(root: Path, run_id: str, **sections: Any) -> RunConfig:
+    defaults = {
+        "data": {"train_batch_size": 4, "max_prompt_length": 64, "max_response_length": 12},
+        "actor": {"mini_batch_size": 2, "lr": 1e-3},
+        "critic": {"lr": 1e-3},
+        "rollout": {"engine": "hf", "kv_cache_mib": 16, "max_num_seqs": 8},
+        "resources": {"learner_threads": 1},
+        "trainer": {"total_steps": STEPS, "save_freq": 2, "test_freq": 2, "test_problems": 3},
+    }
+    return run_config(run_id=run_id, storage={"root": root}, **merged(defaults, sections))
 
 
 def inputs(model_path: Path) -> TrainInputs:
     tokenizer = load_tokenizer(str(model_path))
 
     def prompted(index: int) -> PromptedProblem:
-        problem = Problem(
-            index=index,
-            data_source="countdown",
-            messages=({"role": "user", "content": f"make {index + 10}: <think>"},),
-            ground_truth={"target": index + 10, "numbers": [1, 2, index]},
-            num_solutions=1,
-        )
-        return PromptedProblem(
-            problem, *encode_prompt(problem.messages, tokenizer, chat_template=False)
-        )
+        messages = ({"role": "user", "content": f"make {index + 10}: <think>"},)
+        truth = {"target": index + 10, "numbers": [1, 2, index]}
+        problem = Problem(index, "countdown", messages, truth, num_solutions=1)
+        return PromptedProblem(problem, *encode_prompt(messages, tokenizer, chat_template=False))
 
     return TrainInputs(
         train=[prompted(i) for i in range(10)],
@@ -91,8 +74,13 @@ def inputs(model_path: Path) -> TrainInputs:
     )
 
 
-def problem_order(config: RunConfig, read: TrainInputs) -> ProblemOrder:
-    return ProblemOrder(Place(config.seed, len(read.train)), config.data.train_batch_size)
+def trainer_of(
+    config: RunConfig, model_path: Path, *parts: Any, observers: list[StepObserver], **more: Any
+) -> Trainer:
+    """Its parts are the workers, the rewards, the run and its saves."""
+    read = inputs(model_path)
+    order = ProblemOrder(Place(config.seed, len(read.train)), config.data.train_batch_size)
+    return Trainer(config, read, *parts, order, observers, **more)
 
 
 def stopper(after: int | None, heard: Callable[[int], None]) -> StepObserver:
@@ -134,17 +122,9 @@ def train_until(
             StepObserver(measure=lambda: {"disk/free_gib": run.free_gib()}),
             stopper(stop_after if interruptible is nullcontext else None, on_step),
         ]
-        read = inputs(model_path)
-        trainer = Trainer(
-            config,
-            read,
-            workers,
-            rewards,
-            run,
-            saves,
-            problem_order(config, read),
-            observers,
-            interruptible=interruptible,
+        parts = workers, rewards, run, saves
+        trainer = trainer_of(
+            config, model_path, *parts, observers=observers, interruptible=interruptible
         )
         last = trainer.train(start_step)
     assert last == (stop_after or config.trainer.total_steps)
@@ -181,10 +161,9 @@ def rollouts(run: RunFolder) -> pl.DataFrame:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, tiny_model_path):
     """A run that nothing disturbed: read only."""
-    return train_until(settings(tmp_path_factory.mktemp("out"), "whole", "hf"), tiny_model_path)
+    return train_until(settings(tmp_path_factory.mktemp("out"), "whole"), tiny_model_path)
 
 
-@pytest.mark.slow
 def test_an_undisturbed_run_logs_and_times_each_step_and_saves_what_it_learned(
     tiny_model_path, whole
 ):
@@ -198,30 +177,24 @@ def test_an_undisturbed_run_logs_and_times_each_step_and_saves_what_it_learned(
     assert any(not before[name].equal(learned[name]) for name in before)
 
 
-@pytest.mark.slow
 @pytest.mark.chaos
 def test_a_disk_full_for_two_steps_costs_two_rollout_files_and_a_checkpoint(
     tmp_path, tiny_model_path, whole, caplog, survived
 ):
     with mounted_small_disk(tmp_path, RESERVE_BYTES + 24 * 2**20) as disk:
-        done: list[int] = []
         reserve = disk / "runs" / "full" / RESERVE
 
         def on_step(step: int) -> None:
-            done.append(step)
             if step == 1:
                 assert reserve.stat().st_size == RESERVE_BYTES
                 leave_free(disk, 0)
             if step == 3:
                 (disk / "ballast").unlink()
 
-        config = settings(disk, "full", "hf")
         # At the end of a step its save is done: what `on_step` does to the disk meets no other.
-        checkpoints = config.checkpoints.model_copy(update={"in_background": False})
-        config = config.model_copy(update={"checkpoints": checkpoints})
+        config = settings(disk, "full", checkpoints={"in_background": False})
         run = train_until(config, tiny_model_path, on_step=on_step)
-        rows = comparable(run)
-        assert rows == comparable(whole)
+        assert comparable(run) == comparable(whole)
         assert [file.last_step for file in step_files(run.rollouts.folder)] == [1, 4]
         assert [c.step for c in list_checkpoints(run.path)] == [4]
         after = saved_files(run.path / "checkpoints" / "latest")
@@ -234,12 +207,7 @@ def test_a_disk_full_for_two_steps_costs_two_rollout_files_and_a_checkpoint(
         "the rollouts of step 3 could not be written",
     ):
         assert words in caplog.text
-    survived(
-        "ENOSPC",
-        "two steps of a run",
-        steps_lost=len(done) - len(set(done)),
-        rows_lost=STEPS + 1 - len(rows),
-    )
+    survived("ENOSPC", "two steps of a run")
 
 
 def sigterm_in_generation(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -262,7 +230,6 @@ class StoppedError(Exception):
     """What this process makes of SIGTERM."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_stop_while_responses_are_written_saves_at_once_and_resumes_exactly(
     tmp_path, tiny_model_path, monkeypatch, request, staleness
@@ -270,7 +237,7 @@ def test_a_stop_while_responses_are_written_saves_at_once_and_resumes_exactly(
     def stop(number: int, frame: object) -> None:
         raise StoppedError
 
-    config = settings(tmp_path, "stopped", "hf", staleness)
+    config = settings(tmp_path, "stopped", rollout={"staleness": staleness})
     last = 3 - 2 * staleness  # ahead, one of two is collected while the other is learned from
     with monkeypatch.context() as patch:
         sigterm_in_generation(patch, last + 1)
@@ -298,11 +265,10 @@ def test_a_stop_while_responses_are_written_saves_at_once_and_resumes_exactly(
         assert latest_of[0] == latest_of[1]
 
 
-@pytest.mark.slow
 def test_one_step_ahead_learns_from_the_policy_before_but_never_across_a_checkpoint(
     tmp_path, tiny_model_path
 ):
-    config = settings(tmp_path, "ahead", "hf", staleness=1)
+    config = settings(tmp_path, "ahead", rollout={"staleness": 1})
     run = train_until(config, tiny_model_path)
     versions = rollouts(run).group_by("step").agg(pl.col("policy_version").unique()).sort("step")
     # Steps 2 and 4 save: what follows a save waits for it, and what precedes it need not.
@@ -311,19 +277,16 @@ def test_one_step_ahead_learns_from_the_policy_before_but_never_across_a_checkpo
     assert max(gaps[1], gaps[3]) < 1e-5 < 1e-4 < min(gaps[2], gaps[4])
     check_timings(run)
     assert [row.get("rollout/staleness_mean") for row in comparable(run)] == [None, 0, 1, 0, 1]
-    stopped = settings(tmp_path, "stopped", "hf", staleness=1)
+    stopped = settings(tmp_path, "stopped", rollout={"staleness": 1})
     train_until(stopped, tiny_model_path, stop_after=2)
     assert comparable(train_until(stopped, tiny_model_path)) == comparable(run)
 
 
-@pytest.mark.slow
 def test_tests_during_training_use_the_running_engine_and_choose_the_best(
     tmp_path, tiny_model_path, monkeypatch
 ):
     """The accuracies are put in, everything else is real; a test starts and loads nothing."""
-    config = settings(tmp_path, "tested", "hf")
-    trainer = config.trainer.model_copy(update={"save_freq": 1, "test_freq": 1})
-    config = config.model_copy(update={"trainer": trainer})
+    config = settings(tmp_path, "tested", trainer={"save_freq": 1, "test_freq": 1})
     accuracies, seen, alive = {0: 0.1, 1: 0.3, 2: 0.7, 3: 0.7, 4: 0.2}, [], []
     test_greedily = Trainer.test_greedily
 
@@ -356,12 +319,9 @@ def test_tests_during_training_use_the_running_engine_and_choose_the_best(
     assert all(row["prompt"] and row["verdict"] and row["mode"] == "greedy" for row in kept)
 
 
-@pytest.mark.slow
 def test_with_fewer_bits_engines_sample_from_the_very_policy_that_learns(tmp_path, tiny_model_path):
-    plain = settings(tmp_path, "bits", "hf").model_dump()
-    plain["model"] |= {"lora_rank": 4, "load_in_4bit": True}
-    plain["actor"]["optimizer"] = "adamw_8bit"
-    config = RunConfig.model_validate(plain)
+    model = {"lora_rank": 4, "load_in_4bit": True}
+    config = settings(tmp_path, "bits", model=model, actor={"optimizer": "adamw_8bit"})
     train_until(config, tiny_model_path, stop_after=2)
     run = train_until(config, tiny_model_path)
     gaps = [row["rollout/logprob_gap_max"] for row in comparable(run)[1:]]

@@ -17,10 +17,10 @@ from rl_core.rewards.scoring import start_rewards
 from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.observers import OnStep, StepObserver
-from rl_core.trainer import Trainer
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers.actors import PAD_ID
-from tests.rl_core.test_trainer import comparable, inputs, problem_order, rollouts, settings
+from tests.rl_core.test_trainer import comparable, rollouts, settings, trainer_of
+from tests.support.learners import assert_close
 from tests.support.memory_faults import engine_out_of_memory, out_of_memory
 
 LATEST = "checkpoints/latest/model.safetensors"
@@ -64,23 +64,15 @@ class LocalWorkers:
 def train_locally(
     workers: LocalWorkers, run: RunFolder, model_path: Path, on_step: OnStep, start_step: int = 0
 ) -> None:
-    config, read = workers.config, inputs(model_path)
+    config = workers.config
     with (
         BackgroundSave(
             config.checkpoints, run.path, workers.snapshot, workers.write_snapshot
         ) as saves,
         start_rewards(config.env) as rewards,
     ):
-        last = Trainer(
-            config,
-            read,
-            workers,  # type: ignore[arg-type]  # stands in for Ray's
-            rewards,
-            run,
-            saves,
-            problem_order(config, read),
-            [StepObserver(on_step=on_step)],
-        ).train(start_step)
+        parts, observers = (workers, rewards, run, saves), [StepObserver(on_step=on_step)]
+        last = trainer_of(config, model_path, *parts, observers=observers).train(start_step)
     assert last == config.trainer.total_steps
 
 
@@ -91,53 +83,33 @@ def train_with_a_log(workers: LocalWorkers, model_path: Path) -> RunFolder:
 
 
 @pytest.mark.chaos
-def test_a_step_that_ran_out_of_memory_is_in_the_log_and_in_the_metrics(
-    tiny_model_path, tmp_path, caplog, survived
-):
-    config = settings(tmp_path, "run", "hf")
-    workers = LocalWorkers(config, tiny_model_path)
-    with (
-        out_of_memory(workers.learner, "update_critic", {3}),  # two in a step
-        caplog.at_level(logging.WARNING, logger="rl_core"),
-    ):
-        run = train_with_a_log(workers, tiny_model_path)
-    rows = run.metrics.read()
-    assert [row.get("memory/oom/update_critic") for row in rows] == [None, 0, 1, 0, 0]
-    failed, now = (
-        int(rows[2][f"memory/{name}/update_critic"]) for name in ("oom_tokens", "budget_tokens")
-    )
-    # A thread that tells Prefect's server may outlive the test that began it.
-    assert [r.getMessage() for r in caplog.records if r.name.startswith("rl_core")] == [
-        f"step 2: update_critic ran out of memory at {failed} tokens; {now} from now on, the "
-        "step's result is unchanged"
-    ]
-    assert now == failed // 2
-    steps = [row["step"] for row in rows]
-    lost = config.trainer.total_steps + 1 - len(rows) if config.trainer.total_steps else 0
-    survived(
-        "OOM", "update_critic in a run", steps_lost=len(steps) - len(set(steps)), rows_lost=lost
-    )
-
-
-@pytest.mark.chaos
-def test_an_engine_that_ran_out_of_memory_leaves_the_run_as_an_undisturbed_one(
+def test_what_ran_out_of_memory_is_in_log_and_metrics_and_leaves_the_run_as_an_undisturbed_one(
     tiny_model_path, tmp_path, caplog, survived
 ):
     runs = {}
-    for name, failing_calls in (("whole", {}), ("injured", {2: 9, 6: 5})):
-        config = settings(tmp_path, name, "hf")
+    # Of the engine in the second step, and in the test after the last; of the critic in the second
+    # step, of two updates each.
+    for name, of_engine, of_critic in (("whole", {}, ()), ("injured", {2: 9, 6: 5}, {3})):
         # Adam makes of a gradient that is all rounding as much as of any: 1e-6 needs small steps.
-        gentle = config.actor.model_copy(update={"lr": 1e-4})
-        config = config.model_copy(update={"actor": gentle})
-        workers = LocalWorkers(config, tiny_model_path)
-        workers.failing_calls = failing_calls  # in the second step, and in the test after the last
-        with caplog.at_level(logging.WARNING, logger="rl_core.resources.token_budgets"):
+        workers = LocalWorkers(settings(tmp_path, name, actor={"lr": 1e-4}), tiny_model_path)
+        workers.failing_calls = of_engine
+        with (
+            out_of_memory(workers.learner, "update_critic", of_critic),
+            caplog.at_level(logging.WARNING, logger="rl_core.resources.token_budgets"),
+        ):
             runs[name] = train_with_a_log(workers, tiny_model_path)
-    assert [m for m in caplog.messages if m.startswith("step")] == [
+    rows = runs["injured"].metrics.read()
+    failed, now = (
+        int(rows[2][f"memory/{name}/update_critic"]) for name in ("oom_tokens", "budget_tokens")
+    )
+    assert now == failed // 2
+    assert sorted(m for m in caplog.messages if m.startswith("step")) == [
         "step 2: out of memory in gen: 4 -> 2 responses at a time, nothing was lost",
+        f"step 2: update_critic ran out of memory at {failed} tokens; {now} from now on, the "
+        "step's result is unchanged",
         "step 4: out of memory in evaluate: 2 -> 1 responses at a time, nothing was lost",
     ]
-    rows = runs["injured"].metrics.read()
+    assert [row.get("memory/oom/update_critic") for row in rows] == [None, 0, 1, 0, 0]
     assert [row.get("memory/oom/gen", 0) for row in rows] == [0, 0, 1, 0, 0]
     assert [row.get("memory/oom/evaluate", 0) for row in rows] == [0, 0, 0, 0, 1]
     assert [row["memory/budget_seqs/gen"] for row in rows] == [8, 8, 2, 2, 1]
@@ -146,11 +118,8 @@ def test_an_engine_that_ran_out_of_memory_leaves_the_run_as_an_undisturbed_one(
     written = {name: rollouts(run)["response"].to_list() for name, run in runs.items()}
     assert written["injured"] == written["whole"]
     weights = {name: load_file(run.path / LATEST) for name, run in runs.items()}
-    for name, tensor in weights["whole"].items():
-        assert (weights["injured"][name] - tensor).abs().max() < 1e-6, name
+    assert_close(weights["injured"], weights["whole"], atol=1e-6)
     before = load_file(tiny_model_path / "model.safetensors")
     assert max((weights["whole"][name] - before[name]).abs().max() for name in before) > 1e-4
-    steps = [row["step"] for row in rows]
-    lost = len(written["whole"]) - len(written["injured"])
-    survived("OOM", "gen", steps_lost=len(steps) - len(set(steps)), rows_lost=lost)
-    survived("OOM", "evaluate", steps_lost=len(steps) - len(set(steps)), rows_lost=lost)
+    for phase in ("gen", "evaluate", "update_critic in a run"):
+        survived("OOM", phase)

@@ -2,11 +2,11 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rl_core.checkpoints.manifest import MANIFEST, find_damage
-from rl_core.checkpoints.store import list_checkpoints
+from rl_core.checkpoints.store import list_checkpoints, save_checkpoint
 
 
 def writer(*, size: int = 1_000, fill: bytes = b"w") -> Callable[[Path], None]:
@@ -29,6 +29,12 @@ def copying(model: Path, change: Callable[[Path], object] | None = None) -> Call
             change(folder)
 
     return write
+
+
+def save_steps(run: Path, accuracies: Mapping[int, float], *, size: int = 1_000) -> None:
+    """Saves a checkpoint of each step, with its accuracy."""
+    for step, accuracy in accuracies.items():
+        save_checkpoint(run, step, writer(size=size), accuracy)
 
 
 def steps(run: Path) -> list[int]:

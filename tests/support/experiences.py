@@ -1,38 +1,31 @@
 """Two responses with round numbers, from which experience can be computed by hand."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rl_core.batch import TrainBatch, collate
+from rl_core.batch import TrainBatch
 from rl_core.config.run import AlgorithmConfig
 from rl_core.learner.experience import Experience, assemble
-from rl_core.types import Rollout
 
 OLD = torch.tensor([[-1.0, -2.0, 0.0], [-3.0, 0.0, 0.0]])
 REF = torch.tensor([[-1.5, -1.0, 0.0], [-5.0, 0.0, 0.0]])
 VALUES = torch.tensor([[0.5, 0.25, 0.0], [1.0, 0.0, 0.0]])
 
 
-def two_responses(make_rollout: Callable[..., Rollout]) -> TrainBatch:
-    return collate(
-        [
-            make_rollout([1, 2], [3, 4], logprobs=[-1.1, -2.0], score=1.0, verdict="correct"),
-            make_rollout([1], [5], logprobs=[-2.0], score=0.1, group_id=1, finish_reason="length"),
-        ],
-        pad_id=0,
-    )
-
-
 def experience_of(
-    batch: TrainBatch, *, ref: Tensor | None = REF, values: Tensor | None = VALUES, **algorithm: Any
+    batch: TrainBatch,
+    *,
+    old: Tensor = OLD,
+    ref: Tensor | None = REF,
+    values: Tensor | None = VALUES,
+    **algorithm: Any,
 ) -> Experience:
     width = batch.rollout_logprobs.shape[1]
     return assemble(
         batch,
-        old_logprobs=OLD[:, :width],
+        old_logprobs=old[:, :width],
         ref_logprobs=None if ref is None else ref[:, :width],
         values=None if values is None else values[:, :width],
         algorithm=AlgorithmConfig.model_validate(algorithm),

@@ -1,6 +1,8 @@
 """Real disks that fill up and real processes that die, for the tests of what lands on disk."""
 
+import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,6 +78,28 @@ def run_and_kill_at_event(action: Callable[[], object], event_number: int) -> bo
             os._exit(0)
     _, status = os.waitpid(child, 0)
     return os.WIFSIGNALED(status)
+
+
+def kills_at_each_event(
+    parent: Path, *, more_than: int
+) -> Iterator[tuple[Path, Callable[[Callable[[], object]], None]]]:
+    """Yields a new folder, and what kills an action in it: at its first event, its second, ...
+
+    The last action is not killed; it has more events than `more_than`.
+    """
+    is_killed = True
+
+    def kill(action: Callable[[], object]) -> None:
+        nonlocal is_killed
+        is_killed = run_and_kill_at_event(action, event_number)
+
+    for event_number in itertools.count(1):
+        folder = parent / str(event_number)
+        yield folder, kill
+        shutil.rmtree(folder)
+        if not is_killed:
+            break
+    assert event_number > more_than
 
 
 def found_after_kills(

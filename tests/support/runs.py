@@ -1,4 +1,4 @@
-"""A run's folder with the record and the settings of one that has begun."""
+"""A run's settings, and its folder with the record of one that has begun."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -13,9 +13,18 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import ROLLOUTS
 
 
+def run_config(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate(sections)
+
+
+def merged(defaults: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
+    """Sections of settings: each has its defaults, and what is given in their place."""
+    names = defaults.keys() | sections.keys()
+    return {name: defaults.get(name, {}) | sections.get(name, {}) for name in names}
+
+
 def new_run(root: Path, run_id: str = "r", **sections: Any) -> RunFolder:
-    settings = {"run_id": run_id, "storage": {"root": root}} | sections
-    return RunFolder.create(RunConfig.model_validate(settings))
+    return RunFolder.create(run_config(run_id=run_id, storage={"root": root}, **sections))
 
 
 def write_rollouts(run: Path, rows: Iterable[dict[str, Any]], step: int = 1) -> Path:

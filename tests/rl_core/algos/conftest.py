@@ -1,7 +1,5 @@
 """verl's own numbers as tensors; see tests/golden/README.md for their conventions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

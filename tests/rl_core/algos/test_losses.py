@@ -98,19 +98,17 @@ def golden_loss(
     return result, logprobs.grad
 
 
-def golden_cases() -> list[tuple[str, Aggregation, dict[str, Any]]]:
-    cases: list[tuple[str, Aggregation, dict[str, Any]]] = [
-        (f"ppo.{aggregation}", aggregation, {}) for aggregation in AGGREGATIONS
-    ]
-    cases.append(("clip_higher.token-mean", "token-mean", {"clip_eps_high": 0.28}))
-    cases.append(("tis.token-mean", "token-mean", {"importance_weights": None}))
-    narrow = {"clip_eps_low": 3e-4, "clip_eps_high": 4e-4}
-    cases.append(("gspo.seq-mean-token-mean", "seq-mean-token-mean", {"kind": "gspo"} | narrow))
-    cases.append(("cispo.token-mean", "token-mean", {"kind": "cispo"}))
-    return cases
+NARROW = {"clip_eps_low": 3e-4, "clip_eps_high": 4e-4}
+GOLDEN: list[tuple[str, Aggregation, dict[str, Any]]] = [
+    *((f"ppo.{aggregation}", aggregation, {}) for aggregation in AGGREGATIONS),
+    ("clip_higher.token-mean", "token-mean", {"clip_eps_high": 0.28}),
+    ("tis.token-mean", "token-mean", {"importance_weights": None}),
+    ("gspo.seq-mean-token-mean", "seq-mean-token-mean", {"kind": "gspo"} | NARROW),
+    ("cispo.token-mean", "token-mean", {"kind": "cispo"}),
+]
 
 
-@pytest.mark.parametrize(("name", "aggregation", "settings"), golden_cases())
+@pytest.mark.parametrize(("name", "aggregation", "settings"), GOLDEN)
 def test_policy_loss_and_gradient_agree_with_verl(golden, name, aggregation, settings):
     if "importance_weights" in settings:
         settings = {"importance_weights": golden["in.importance_weights"]}

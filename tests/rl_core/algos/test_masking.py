@@ -17,14 +17,11 @@ MASK = torch.tensor([[True, True, False], [True, False, False]])
 VALUES = torch.tensor([[1.0, 3.0, NAN], [8.0, NAN, NAN]])
 
 
-def test_sums_and_means_ignore_what_is_masked():
+def test_sums_means_and_gradients_ignore_what_is_masked():
     assert masked_sum(VALUES, MASK).item() == 12.0
     assert masked_sum(VALUES, MASK, dim=-1).tolist() == [4.0, 8.0]
     assert masked_mean(VALUES, MASK).item() == 4.0
     assert masked_mean(VALUES, torch.zeros_like(MASK)).item() == 0.0
-
-
-def test_no_gradient_reaches_what_is_masked():
     values = VALUES.clone().requires_grad_()
     masked_mean(values, MASK).backward()
     expected = torch.tensor([[1 / 3, 1 / 3, 0.0], [1 / 3, 0.0, 0.0]])
@@ -55,12 +52,9 @@ def test_whitened_values_have_mean_0_and_variance_1_and_forget_scale(numbers, sc
     torch.testing.assert_close(whiten(values * scale + 3.0, mask), whitened, atol=1e-4, rtol=1e-4)
 
 
-def test_denominators_count_tokens_and_responses_with_tokens():
+def test_denominators_count_tokens_and_responses_with_tokens_of_which_there_must_be_some():
     mask = torch.tensor([[True, True, False], [False, False, False], [True, False, False]])
     assert count_denominators(mask) == Denominators(num_tokens=3, num_sequences=2)
-
-
-def test_a_mini_batch_without_tokens_is_refused():
     with pytest.raises(ValueError, match="no response token"):
         count_denominators(torch.zeros(2, 3, dtype=torch.bool))
 
@@ -74,7 +68,7 @@ def test_a_mini_batch_without_tokens_is_refused():
     ],
 )
 def test_aggregations_by_hand(aggregation, expected):
-    result = aggregate(VALUES, MASK, aggregation, count_denominators(MASK))  # type: ignore[arg-type]
+    result = aggregate(VALUES, MASK, aggregation, count_denominators(MASK))
     assert result.item() == expected
 
 
@@ -90,8 +84,8 @@ def test_the_shares_of_parts_add_up_to_the_whole(aggregation, lengths, cut, seed
     values = torch.randn(mask.shape, dtype=torch.float64, generator=generator)
     whole = count_denominators(mask)
     parts = [
-        aggregate(values[rows], mask[rows], aggregation, whole)  # type: ignore[arg-type]
+        aggregate(values[rows], mask[rows], aggregation, whole)
         for rows in (slice(None, cut), slice(cut, None))
     ]
-    expected = aggregate(values, mask, aggregation, whole)  # type: ignore[arg-type]
+    expected = aggregate(values, mask, aggregation, whole)
     torch.testing.assert_close(sum(parts), expected)

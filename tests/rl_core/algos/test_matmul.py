@@ -18,9 +18,6 @@ def test_both_libraries_multiply_tensors_of_any_strides():
     for one in (left, left.T.contiguous().T, torch.randn(5, 9)[:, :7].copy_(left)):
         for other in (right, right.T.contiguous().T):
             torch.testing.assert_close(products.product(one, other), expected)
-
-
-def test_by_hand():
     left, right = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, -6.0]])
     assert products.product(left, right).tolist() == [[11.0, -7.0]]
 

@@ -20,7 +20,6 @@ from rl_core.batch import TrainBatch
 from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.checkpoints.store import latest
 from rl_core.config.operations import CheckpointsConfig
-from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
 from rl_core.system.disk_reserve import RESERVE, RESERVE_BYTES, hold_reserve, write_last_words
 from rl_core.system.words import disk_size
@@ -29,8 +28,6 @@ from tests.support.faults import leave_files, leave_free, mounted_small_disk
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
 
 PAGE = 4096
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
 
 
 @dataclass
@@ -45,7 +42,7 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings) -> Trained:
+def trained(tiny_model_path: Path, make_batch: Any, settings: Any) -> Trained:
     def after_two_steps() -> Learner:
         torch.manual_seed(1)
         learner = Learner(settings(), tiny_model_path)

@@ -16,7 +16,7 @@ from flows.runs.run_record import choose_run
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
 from rl_core.rollout.hf_engine import HfEngine
-from tests.support.runs import new_run
+from tests.support.runs import new_run, run_config
 
 PICKLED = (
     *("pytorch_model.bin", "adapter_model.bin", "model.pt", "training_args.bin", "optimizer.pt"),
@@ -36,12 +36,10 @@ class Payload:
 
 @pytest.fixture
 def config() -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "data": {"max_prompt_length": 64, "max_response_length": 16},
-            "rollout": {"kv_cache_mib": 16, "max_num_seqs": 4},
-            "resources": {"learner_threads": 1},
-        }
+    return run_config(
+        data={"max_prompt_length": 64, "max_response_length": 16},
+        rollout={"kv_cache_mib": 16, "max_num_seqs": 4},
+        resources={"learner_threads": 1},
     )
 
 
@@ -122,7 +120,7 @@ def test_settings_files_hold_settings_and_no_code(tmp_path, text):
     with pytest.raises((BadInputError, yaml.YAMLError)):
         settings_of_run(run)
     assert run.price_of(60.0) is None
-    chosen = choose_run(RunConfig.model_validate({"storage": {"root": tmp_path}}), None)
+    chosen = choose_run(run_config(storage={"root": tmp_path}), None)
     assert chosen.run_id != "r"
     assert not proof.exists()
     yaml.unsafe_load(poisoned)

@@ -11,7 +11,7 @@ from rl_core.checkpoints.manifest import Manifest, find_damage, read_manifest
 from rl_core.checkpoints.pruning import PruningDecision, plan_pruning, prune
 from rl_core.checkpoints.store import reading_latest, save_checkpoint
 from rl_core.system.atomic import alone_in, reading, remove_folder
-from tests.support.checkpoint_files import steps, writer
+from tests.support.checkpoint_files import save_steps, steps, writer
 from tests.support.programs import begun
 
 READER = """
@@ -25,8 +25,7 @@ with reading(Path(sys.argv[1])):
 
 
 def test_what_another_process_reads_stays_until_that_process_is_gone(tmp_path):
-    for step in range(1, 5):
-        save_checkpoint(tmp_path, step, writer(), 0.1)
+    save_steps(tmp_path, dict.fromkeys(range(1, 5), 0.1))
     with begun(READER, tmp_path / "checkpoints" / "step_000002") as reader:
         assert reader.stdout.readline() == "reading\n"
         decisions = prune(tmp_path, keep_last=0, quota_bytes=1)
@@ -38,8 +37,7 @@ def test_what_another_process_reads_stays_until_that_process_is_gone(tmp_path):
 
 
 def test_a_reader_that_comes_between_plan_and_deletion_is_heard(tmp_path, monkeypatch):
-    for step in range(1, 4):
-        save_checkpoint(tmp_path, step, writer(), 0.1)
+    save_steps(tmp_path, dict.fromkeys(range(1, 4), 0.1))
     with contextlib.ExitStack() as held:
 
         def plan_then_read(*arguments: Any, **options: Any) -> list[PruningDecision]:
@@ -55,8 +53,7 @@ def test_a_reader_that_comes_between_plan_and_deletion_is_heard(tmp_path, monkey
 
 
 def test_what_was_removed_before_it_could_be_read_is_not_found(tmp_path):
-    for step in (1, 2):
-        save_checkpoint(tmp_path, step, writer(), 0.1 * step)
+    save_steps(tmp_path, {1: 0.1, 2: 0.2})
     path = tmp_path / "checkpoints" / "step_000001"
     code = f"""
 from pathlib import Path

@@ -1,7 +1,6 @@
 import errno
-import itertools
 import json
-import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,8 @@ from safetensors.numpy import save_file
 
 from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import best, find_damage, latest, list_checkpoints, save_checkpoint
-from tests.support.checkpoint_files import DAMAGES, hidden, pointers, steps, writer
-from tests.support.faults import leave_free, run_and_kill_at_event
+from tests.support.checkpoint_files import DAMAGES, hidden, pointers, save_steps, steps, writer
+from tests.support.faults import kills_at_each_event, leave_free
 
 
 def test_the_manifest_lists_every_file_with_size_and_checksum(tmp_path):
@@ -48,18 +47,6 @@ def test_best_moves_only_to_a_better_one(tmp_path, tested):
     assert steps(tmp_path) == [1, 2, 3, 4, 5]
 
 
-def test_best_loads_as_a_model_as_it_lies(tmp_path, tiny_model_path):
-    from transformers import AutoModelForCausalLM
-
-    original = AutoModelForCausalLM.from_pretrained(tiny_model_path)
-    save_checkpoint(tmp_path, 1, original.save_pretrained, 0.1)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoints" / "best")
-    for name, tensor in original.state_dict().items():
-        assert (loaded.state_dict()[name] == tensor).all(), name
-    modes = {p.stat().st_mode & 0o777 for p in (tmp_path / "checkpoints" / "best").iterdir()}
-    assert modes == {0o644}
-
-
 def test_saving_a_step_again_replaces_it(tmp_path):
     save_checkpoint(tmp_path, 5, writer(fill=b"a"), 0.9)
     save_checkpoint(tmp_path, 5, writer(fill=b"b"), 0.1)
@@ -80,13 +67,16 @@ def test_nothing_is_there_before_the_first_save(tmp_path):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_newest_is_skipped_in_words_and_never_costs_a_sound_one(tmp_path, caplog, damage):
-    save_checkpoint(tmp_path, 1, writer(), 0.5)
-    save_checkpoint(tmp_path, 2, writer(), 0.4)
-    words = damage(save_checkpoint(tmp_path, 3, writer(), 0.3))
-    assert latest(tmp_path).step == 2
-    assert f"checkpoint step_000003 is damaged ({words}): using the one before it" in caplog.text
+    save_steps(tmp_path, {1: 0.5, 2: 0.1, 3: 0.1})
+    words = damage(save_checkpoint(tmp_path, 4, writer(), 0.1))
+    assert latest(tmp_path).step == 3
+    assert f"checkpoint step_000004 is damaged ({words}): using the one before it" in caplog.text
+    # Best, the newest beside it, latest, and evidence.
+    prune(tmp_path, keep_last=1, quota_bytes=10**9)
+    assert steps(tmp_path)[:3] == [1, 2, 3]
+    assert (tmp_path / "checkpoints" / "step_000004").exists()
     prune(tmp_path, keep_last=0, quota_bytes=1)
-    assert latest(tmp_path).step == 2
+    assert latest(tmp_path).step == 3
     assert 1 in steps(tmp_path)
 
 
@@ -108,17 +98,13 @@ def write_with_safetensors(folder: Path) -> None:
     save_file({"weight": np.zeros(150_000, np.float32)}, folder / "model.safetensors")
 
 
-def write_with_torch(folder: Path) -> None:
+def write_with_torch(folder: Path) -> None:  # as SFT keeps what it has learned so far
     import torch
 
     torch.save({"weight": torch.zeros(150_000)}, folder / "state.pt")
 
 
-def write_plainly(folder: Path) -> None:
-    (folder / "model.bin").write_bytes(b"x" * 600_000)
-
-
-@pytest.mark.parametrize("write", [write_with_safetensors, write_with_torch, write_plainly])
+@pytest.mark.parametrize("write", [write_with_safetensors, write_with_torch, writer(size=600_000)])
 def test_a_full_disk_is_an_oserror_whoever_writes(small_disk, write):
     save_checkpoint(small_disk, 1, write, 0.5)
     leave_free(small_disk, 300_000)
@@ -132,22 +118,14 @@ def test_a_full_disk_is_an_oserror_whoever_writes(small_disk, write):
 
 def test_a_save_killed_at_any_system_event_is_whole_or_absent(small_disk):
     outcomes = []
-    for event_number in itertools.count(1):
-        run = small_disk / str(event_number)
+    for run, kill in kills_at_each_event(small_disk, more_than=15):
         save_checkpoint(run, 1, writer(), 0.5)
-        killed = run_and_kill_at_event(
-            lambda run=run: save_checkpoint(run, 2, writer(), 0.9),  # type: ignore[misc]
-            event_number,
-        )
+        kill(partial(save_checkpoint, run, 2, writer(), 0.9))
         outcomes.append(latest(run).step)
         assert steps(run) == list(range(1, outcomes[-1] + 1))
         pointers(run)
         save_checkpoint(run, 3, writer(), 0.1)
         assert hidden(run) == []
         assert pointers(run) == ("step_000003", best(run).path.name)
-        shutil.rmtree(run)
-        if not killed:
-            break
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {1, 2}
-    assert len(outcomes) > 15

@@ -124,6 +124,7 @@ def test_the_model_files_are_those_that_transformers_would_write(
     ours, theirs = files(tmp_path / "ours"), files(tmp_path / "theirs")
     assert {"config.json", "generation_config.json", "model.safetensors"} == theirs.keys()
     assert {name: ours[name] for name in theirs} == theirs
+    assert ours["tokenizer.json"] == (tiny_model_path / "tokenizer.json").read_bytes()
 
 
 def test_a_learner_reserves_all_but_numbers_and_random_states(

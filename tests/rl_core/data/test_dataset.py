@@ -1,9 +1,6 @@
 """Data sets on disk: the schema, the same bytes again, reuse only of what was asked for, damage."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from rl_core.data.dataset import (
 from rl_core.envs.countdown import CountdownConfig, render_messages
 from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
 from tests.support.own_data import SOLVABLE, TINYZERO, write_tinyzero
+from tests.support.programs import python
 
 ENV = CountdownConfig(max_operands=3, max_number=20)
 DATA = DataConfig(train_size=60, test_size=20, seed=5)
@@ -37,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data" / "small"
 
 
-def test_every_row_has_what_verl_and_tinyzero_take(folder: Path) -> None:
+def test_every_row_has_what_verl_and_tinyzero_take(folder):
     """verl's dataset takes the conversation and the index, its reward manager the rest."""
     for split in ("train", "test"):
         rows = pq.read_table(folder / f"{split}.parquet").to_pylist()
@@ -62,7 +60,7 @@ def test_every_row_has_what_verl_and_tinyzero_take(folder: Path) -> None:
     assert labels - theirs == {"num_solutions", "solution"}
 
 
-def test_metadata_says_what_made_the_file(folder: Path) -> None:
+def test_metadata_says_what_made_the_file(folder):
     metadata = pq.read_metadata(folder / "test.parquet").metadata
     made_by = json.loads(metadata[b"countdown_train.generator"])
     assert made_by["env"]["max_number"] == 20
@@ -95,9 +93,7 @@ def test_metadata_says_what_made_the_file(folder: Path) -> None:
     ],
     ids=["small", "equal numbers", "many targets"],
 )
-def test_rows_are_those_of_version_1(
-    env: CountdownConfig, data: DataConfig, golden: str, tmp_path: Path
-) -> None:
+def test_rows_are_those_of_version_1(env, data, golden, tmp_path):
     """Hashes of rows that were made one at a time, each solution written by itself."""
     assert GENERATOR_VERSION == 1
     write_dataset(env, data, tmp_path / "data")
@@ -105,7 +101,7 @@ def test_rows_are_those_of_version_1(
 
 
 @pytest.mark.slow
-def test_bytes_do_not_depend_on_the_number_of_cores(tmp_path: Path) -> None:
+def test_bytes_do_not_depend_on_the_number_of_cores(tmp_path):
     """Two row groups and two chunks of rows, so that threads have something to share."""
     code = (
         "import sys, pathlib, pyarrow\n"
@@ -121,15 +117,14 @@ def test_bytes_do_not_depend_on_the_number_of_cores(tmp_path: Path) -> None:
     made: list[dict[str, bytes]] = []
     for threads in ("1", "2", "7"):
         folder = tmp_path / threads
-        environment = os.environ | dict.fromkeys(variables, threads)
-        command = [sys.executable, "-c", code, str(folder), threads]
-        subprocess.run(command, check=True, env=environment)
+        done = python(code, folder, threads, more=dict.fromkeys(variables, threads))
+        assert done.returncode == 0, done.stderr
         made.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert pq.read_metadata(tmp_path / "1" / "train.parquet").num_row_groups == 2
     assert made[0] == made[1] == made[2]
 
 
-def test_name_follows_what_the_rows_depend_on() -> None:
+def test_name_follows_what_the_rows_depend_on():
     name = dataset_name(ENV, DATA)
     assert name.startswith("countdown-")
     assert len(name) == len("countdown-") + 8
@@ -141,7 +136,7 @@ def test_name_follows_what_the_rows_depend_on() -> None:
     assert dataset_name(ENV, DATA.model_copy(update={"name": "mine"})) == "mine"
 
 
-def test_what_is_there_is_ready_only_for_its_own_settings(folder: Path) -> None:
+def test_what_is_there_is_ready_only_for_its_own_settings(folder):
     assert is_ready(ENV, DATA, folder)
     assert is_ready(ENV.model_copy(update={"full_score": 2.0}), DATA, folder)
     assert not is_ready(ENV, DATA, folder.with_name("absent"))
@@ -151,7 +146,7 @@ def test_what_is_there_is_ready_only_for_its_own_settings(folder: Path) -> None:
         is_ready(ENV.model_copy(update={"max_number": 21}), DATA, folder)
 
 
-def test_a_deleted_file_is_noticed_and_made_again(folder: Path) -> None:
+def test_a_deleted_file_is_noticed_and_made_again(folder):
     before = (folder / "test.parquet").read_bytes()
     (folder / "test.parquet").unlink()
     assert not is_ready(ENV, DATA, folder)
@@ -160,7 +155,7 @@ def test_a_deleted_file_is_noticed_and_made_again(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_truncation_is_one_clear_line(folder: Path, share: float) -> None:
+def test_truncation_is_one_clear_line(folder, share):
     path = folder / "train.parquet"
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
@@ -170,7 +165,7 @@ def test_truncation_is_one_clear_line(folder: Path, share: float) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_changed_row_is_noticed(folder: Path) -> None:
+def test_a_changed_row_is_noticed(folder):
     path = folder / "train.parquet"
     table = pq.read_table(path)
     rows = table.to_pylist()
@@ -180,7 +175,7 @@ def test_a_changed_row_is_noticed(folder: Path) -> None:
         read_verified(path)
 
 
-def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     whole = pq.write_table
 
     def disk_full(table: Any, path: Path, **options: Any) -> None:
@@ -194,14 +189,14 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert list((tmp_path / "data").iterdir()) == []
 
 
-def test_a_folder_with_something_else_is_not_replaced(tmp_path: Path) -> None:
+def test_a_folder_with_something_else_is_not_replaced(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ValueError, match=r"thesis\.tex.*data\.name"):
         write_dataset(ENV, DATA, tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-def test_tinyzero_files_are_read(tmp_path: Path) -> None:
+def test_tinyzero_files_are_read(tmp_path):
     file = write_tinyzero(tmp_path / "tinyzero.parquet", SOLVABLE)
     problem = read_problems(file)[1]
     assert (problem.index, problem.num_solutions) == (1, 0)
@@ -213,7 +208,7 @@ def test_tinyzero_files_are_read(tmp_path: Path) -> None:
     assert [problem.index for problem in read_problems(file)] == list(range(len(SOLVABLE)))
 
 
-def test_files_of_another_kind_are_refused_in_words(tmp_path: Path) -> None:
+def test_files_of_another_kind_are_refused_in_words(tmp_path):
     pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
     with pytest.raises(DatasetError, match="no column 'data_source'"):
         read_problems(tmp_path / "a.parquet")
@@ -223,7 +218,7 @@ def test_files_of_another_kind_are_refused_in_words(tmp_path: Path) -> None:
         read_problems(tmp_path / "odd.parquet")
 
 
-def test_content_hash_ignores_chunks_and_sees_every_value() -> None:
+def test_content_hash_ignores_chunks_and_sees_every_value():
     rows: list[dict[str, Any]] = [
         {"a": [1, 2], "b": {"c": "x", "d": None}},
         {"a": [], "b": {"c": "yz", "d": 4}},

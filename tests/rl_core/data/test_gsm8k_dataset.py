@@ -1,7 +1,5 @@
 """GSM8K's data set: from the hub's cache, or toy problems written here."""
 
-from pathlib import Path
-
 import pyarrow.parquet as pq
 import pytest
 
@@ -27,7 +25,7 @@ def files_of(config: str, splits: tuple[str, ...]) -> dict[str, list[dict[str, s
     }
 
 
-def test_the_default_source_is_read_from_the_cache(hub_cache: Path, tmp_path: Path) -> None:
+def test_the_default_source_is_read_from_the_cache(hub_cache, tmp_path):
     put_in_cache(hub_cache, NAME, files_of("main", ("train", "test")))
     write_dataset(Gsm8kConfig(), DataConfig(), tmp_path / "out")
     train, test = (read_problems(tmp_path / "out" / f"{s}.parquet") for s in ("train", "test"))
@@ -49,9 +47,7 @@ def test_the_default_source_is_read_from_the_cache(hub_cache: Path, tmp_path: Pa
     [("main", ("train",)), ("socratic", ("train", "test"))],
     ids=["one split", "another config"],
 )
-def test_a_cache_that_holds_something_else_is_not_enough(
-    hub_cache: Path, tmp_path: Path, config: str, splits: tuple[str, ...]
-) -> None:
+def test_a_cache_that_holds_something_else_is_not_enough(hub_cache, tmp_path, config, splits):
     put_in_cache(hub_cache, NAME, files_of(config, splits))
     with pytest.raises(ValueError, match="has not all files of the split"):  # offline
         write_dataset(Gsm8kConfig(), DataConfig(), tmp_path / "out")
@@ -64,12 +60,12 @@ def test_a_cache_that_holds_something_else_is_not_enough(
         ("nobody/no-such-data-set", "the hub did not give it"),  # the suite runs offline
     ],
 )
-def test_gsm8k_without_the_hub_says_what_to_give(tmp_path: Path, source: str, said: str) -> None:
+def test_gsm8k_without_the_hub_says_what_to_give(tmp_path, source, said):
     with pytest.raises(ValueError, match=said):
         write_dataset(Gsm8kConfig(source=source), DataConfig(), tmp_path / "out")
 
 
-def test_toy_word_problems_are_as_many_as_asked_for_and_shared_by_no_split(tmp_path: Path) -> None:
+def test_toy_word_problems_are_as_many_as_asked_for_and_shared_by_no_split(tmp_path):
     env = Gsm8kConfig(source="toy", prompt_template="think")
     data = DataConfig(train_size=300, test_size=40, seed=5)
     for folder in ("out", "again"):

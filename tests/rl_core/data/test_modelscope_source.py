@@ -41,9 +41,7 @@ def refusal(path: str = NAME) -> str:
     return line
 
 
-def test_a_model_is_fetched_once_and_is_what_lies_there(
-    hub: ModelScope, tiny_model_path: Path
-) -> None:
+def test_a_model_is_fetched_once_and_is_what_lies_there(hub, tiny_model_path):
     folder = resolve_model(NAME)
     loaded = {file.name: file.read_bytes() for file in folder.iterdir()}
     assert loaded == {file.name: file.read_bytes() for file in tiny_model_path.iterdir()}
@@ -55,9 +53,7 @@ def test_a_model_is_fetched_once_and_is_what_lies_there(
     assert len(hub.asked) == asked, "the cache was enough"
 
 
-def test_what_is_sent_is_the_token_and_no_identifier_of_this_machine(
-    hub: ModelScope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_sent_is_the_token_and_no_identifier_of_this_machine(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("MODELSCOPE_API_TOKEN", TOKEN)
     identifiers = []
     for cache in ("one", "two"):
@@ -76,9 +72,7 @@ def _sent_id(headers: dict[str, str]) -> list[str]:
     return re.findall(r"session_id/([^;]*)", agent)
 
 
-def test_a_broken_download_is_refused_and_goes_on_where_it_broke(
-    hub: ModelScope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_download_is_refused_and_goes_on_where_it_broke(hub, tmp_path, monkeypatch):
     hub.cut_after = 30_000
     assert "model.safetensors" in refusal()
     (partial,) = (tmp_path / "cache").rglob("model.safetensors.incomplete")
@@ -98,9 +92,7 @@ def test_a_broken_download_is_refused_and_goes_on_where_it_broke(
     ]
 
 
-def test_a_cache_that_was_filled_elsewhere_is_enough(
-    hub: ModelScope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_was_filled_elsewhere_is_enough(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     refusal()
     folder = tmp_path / "cache" / "models" / "someone--tiny" / "snapshots" / "master"
@@ -112,45 +104,38 @@ def test_a_cache_that_was_filled_elsewhere_is_enough(
     assert hub.asked == []
 
 
-def test_two_runs_that_want_it_at_once_fetch_it_once(hub: ModelScope) -> None:
+def test_two_runs_that_want_it_at_once_fetch_it_once(hub):
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(resolve_model, [NAME, NAME])
     assert first == second
     assert len(hub.fetched()) == len(set(hub.fetched()))
 
 
-def test_a_file_that_would_lie_outside_the_cache_is_refused(
-    hub: ModelScope, tmp_path: Path
-) -> None:
+def test_a_file_that_would_lie_outside_the_cache_is_refused(hub, tmp_path):
     hub.files["../../../../../outside.json"] = b"{}"
     assert "outside.json" in refusal()
     assert list(tmp_path.rglob("outside.json")) == []
 
 
-def test_a_name_or_a_server_that_is_not_there_is_one_line(
-    hub: ModelScope, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_modelscope_has_not_is_one_line(hub, monkeypatch):
     monkeypatch.setenv("MODELSCOPE_API_TOKEN", TOKEN)
     line = refusal("modelscope:someone/else")
     assert "404" in line
     assert "check the name" in line
     assert TOKEN not in line
+    hub.files = {"README.md": b"# Soon"}
+    assert "no config.json" in refusal()
     hub.asked.clear()
     monkeypatch.setenv("MODELSCOPE_ENDPOINT", "http://127.0.0.1:9")
     assert "http://127.0.0.1:9 does not answer" in refusal()
     assert hub.asked == []
 
 
-def test_a_repository_without_a_model_is_told_so(hub: ModelScope) -> None:
-    hub.files = {"README.md": b"# Soon"}
-    assert "no config.json" in refusal()
-
-
 @pytest.mark.parametrize("name", ["", "tiny", "a/b/c", "/b", "a/", "../b", "a/..", "a/b@v1"])
-def test_a_name_is_owner_and_name(name: str) -> None:
+def test_a_name_is_owner_and_name(name):
     assert "modelscope:OWNER/NAME" in refusal(f"modelscope:{name}")
 
 
-def test_without_the_package_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "modelscope_hub", None)
     assert "pip install modelscope-hub" in refusal()

@@ -54,9 +54,7 @@ def counter(tokenizer: PreTrainedTokenizerFast, *, chat: bool) -> Callable[..., 
 
 
 @pytest.mark.parametrize("template", get_args(Template))
-def test_sums_of_parts_equal_the_tokenizers_lengths_row_by_row(
-    home_made: PreTrainedTokenizerFast, template: Template
-) -> None:
+def test_sums_of_parts_equal_the_tokenizers_lengths_row_by_row(home_made, template):
     rows = rows_of(template)
     count = counter(home_made, chat=template == "chat")
     sums = measure_by_parts(rows, partial(render_messages, template), count, sample_rows=100)
@@ -70,15 +68,13 @@ def test_sums_of_parts_equal_the_tokenizers_lengths_row_by_row(
     assert measure_all(rows["prompt"], count).tolist() == one_by_one
 
 
-def test_a_tokenizer_that_merges_across_parts_is_found_out(
-    merging: PreTrainedTokenizerFast,
-) -> None:
+def test_a_tokenizer_that_merges_across_parts_is_found_out(merging):
     count = counter(merging, chat=False)
     rows = rows_of("base")
     assert measure_by_parts(rows, partial(render_messages, "base"), count) is None
 
 
-def test_few_rows_that_break_the_sum_are_found_when_extreme() -> None:
+def test_few_rows_that_break_the_sum_are_found_when_extreme():
     """The longest by parts is always compared, however few rows are drawn."""
     rows = rows_of("base")
     longest = max(range(rows.height), key=lambda i: (len(rows["prompt"][i][0]["content"]), -i))
@@ -90,7 +86,7 @@ def test_few_rows_that_break_the_sum_are_found_when_extreme() -> None:
     assert measure_by_parts(rows, partial(render_messages, "base"), count, sample_rows=1) is None
 
 
-def test_every_number_and_target_is_compared_once() -> None:
+def test_every_number_and_target_is_compared_once():
     rows = rows_of("base")
     seen: list[str] = []
 

@@ -38,9 +38,7 @@ def user(text: str) -> list[Message]:
     return [{"role": "user", "content": text}]
 
 
-def test_a_raw_prompt_is_the_user_messages_text_and_nothing_else(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_a_raw_prompt_is_the_user_messages_text_and_special_tokens_and_nothing_else(tokenizer):
     text, ids = encode_prompt(user("ab\n1"), tokenizer, chat_template=False)
     assert text == "ab\n1"
     # The fixture's vocabulary: two specials, then the byte-level alphabet in the order of its
@@ -49,25 +47,18 @@ def test_a_raw_prompt_is_the_user_messages_text_and_nothing_else(
     assert ids[1] == ids[0] + 1
     assert ids[3] == 2 + ord("1") - ord("!")
     assert len(ids) == 4
+    _, special = encode_prompt(user("<|endoftext|>a"), tokenizer, chat_template=False)
+    assert special == (1, ids[0])
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=40))
-def test_a_raw_prompt_survives_the_round_trip(
-    tokenizer: PreTrainedTokenizerBase, text: str
-) -> None:
+def test_a_raw_prompt_survives_the_round_trip(tokenizer, text):
     text = unicodedata.normalize("NFC", text)  # what Qwen2's tokenizer does to any text
     assert tokenizer.decode(encode_prompt(user(text), tokenizer, chat_template=False)[1]) == text
 
 
-def test_special_tokens_in_a_raw_prompt_are_recognised_and_none_are_added(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    _, ids = encode_prompt(user("<|endoftext|>a"), tokenizer, chat_template=False)
-    assert ids == (1, 2 + ord("a") - ord("!"))
-
-
-def test_a_raw_prompt_begins_as_the_tokenizer_begins_texts(tiny_model_path: Path) -> None:
+def test_a_raw_prompt_begins_as_the_tokenizer_begins_texts(tiny_model_path):
     """As Llama's and Gemma's do; their base models answer badly without that token."""
     tokenizer = load_tokenizer(str(tiny_model_path))
     tokenizer.bos_token = "<|endoftext|>"
@@ -87,7 +78,7 @@ def test_a_raw_prompt_begins_as_the_tokenizer_begins_texts(tiny_model_path: Path
     assert 1 not in ids
 
 
-def test_chat_without_a_template_names_the_remedy(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_chat_without_a_template_names_the_remedy(tokenizer):
     with pytest.raises(ValueError, match="prompt_template=base"):
         encode_prompt(user("q"), tokenizer, chat_template=True)
 
@@ -95,24 +86,20 @@ def test_chat_without_a_template_names_the_remedy(tokenizer: PreTrainedTokenizer
 @pytest.mark.parametrize(
     "messages", [[], [{"role": "system", "content": "s"}], [*user("a"), *user("b")]]
 )
-def test_a_raw_prompt_is_exactly_one_user_message(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Message]
-) -> None:
+def test_a_raw_prompt_is_exactly_one_user_message(tokenizer, messages):
     with pytest.raises(ValueError, match="one user message"):
         encode_prompt(messages, tokenizer, chat_template=False)
 
 
 @pytest.mark.parametrize("path", ["nowhere/model", "./nowhere", "/no/such/folder", "Qwen2"])
-def test_a_model_that_is_not_there_is_one_line(path: str) -> None:
+def test_a_model_that_is_not_there_is_one_line(path):
     with pytest.raises(ValueError, match="is no folder and no cached hub model") as caught:
         load_tokenizer(path)
     assert str(caught.value).startswith(f"model.path={path} ")
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_a_model_or_a_tokenizer_is_told_so(
-    tiny_model_path: Path, tmp_path: Path
-) -> None:
+def test_a_folder_without_a_model_or_a_tokenizer_is_told_so(tiny_model_path, tmp_path):
     with pytest.raises(ValueError, match=r"without config\.json"):
         resolve_model(str(tmp_path))
     shutil.copy(tiny_model_path / "config.json", tmp_path)
@@ -120,7 +107,7 @@ def test_a_folder_without_a_model_or_a_tokenizer_is_told_so(
         load_tokenizer(str(tmp_path))
 
 
-def test_a_tokenizer_that_drops_white_space_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_that_drops_white_space_is_refused(tmp_path):
     words = ["<unk>", *sorted(set("Using the numbers [19 36 55 7] create 98"))]
     backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -131,7 +118,7 @@ def test_a_tokenizer_that_drops_white_space_is_refused(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path))
 
 
-def test_a_home_made_tokenizer_is_read_as_it_was_made(tmp_path: Path) -> None:
+def test_a_home_made_tokenizer_is_read_as_it_was_made(tmp_path):
     """With a qwen2 configuration beside it transformers 5 would build a Qwen2Tokenizer."""
     made = train_tokenizer(["[3, 15] 3 + 15 = 18 no"], vocab_size=300)
     made.save_pretrained(tmp_path)
@@ -145,7 +132,7 @@ def test_a_home_made_tokenizer_is_read_as_it_was_made(tmp_path: Path) -> None:
     assert type(ours) is type(theirs)
 
 
-def test_a_token_that_was_added_to_the_tokenizer_alone_is_named(tmp_path: Path) -> None:
+def test_a_token_that_was_added_to_the_tokenizer_alone_is_named(tmp_path):
     tokenizer = train_tokenizer(["[3, 15] 3 + 15 = 18 no"], vocab_size=300)
     Qwen2Config(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
     tokenizer.add_tokens(["<|im_start|>"])

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,13 @@ ROWS: list[dict[str, Any]] = [{"nums": [1, 2], "target": 3}, {"nums": [4, 5], "t
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.json"])
-def test_every_kind_of_file_gives_the_same_records(tmp_path: Path, name: str) -> None:
+def test_every_kind_of_file_gives_the_same_records(tmp_path, name):
     file = write_rows(tmp_path / name, ROWS)
     assert find_files(SETTING, [str(file)], "train") == [file]
     assert list(read_records(file, ("nums", "target"))) == [(1, ROWS[0]), (2, ROWS[1])]
 
 
-def test_a_json_file_may_be_one_list(tmp_path: Path) -> None:
+def test_a_json_file_may_be_one_list(tmp_path):
     file = tmp_path / "a.json"
     for text in (json.dumps(ROWS), json.dumps(ROWS, indent=4), "\n" * 99 + json.dumps(ROWS)):
         file.write_text(text)
@@ -48,15 +47,13 @@ def test_a_json_file_may_be_one_list(tmp_path: Path) -> None:
             list(read_records(file, ("nums",)))
 
 
-def test_json_rows_are_counted_as_lines(tmp_path: Path) -> None:
+def test_json_rows_are_counted_as_lines(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('\n{"target": 3}\n\n{"target": 9, "prompt": "\u2028 is no line end"}\r\n')
     assert [row for row, _ in read_records(file, ("target",))] == [2, 4]
 
 
-def test_globs_stand_for_their_files_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_globs_stand_for_their_files_by_name(tmp_path, monkeypatch):
     for name in ("b.jsonl", "a.jsonl", "deep/er/c.jsonl"):
         write_rows(tmp_path / name, ROWS)
     names = [file.name for file in find_files(SETTING, [f"{tmp_path}/*.jsonl"], "train")]
@@ -81,9 +78,7 @@ def test_globs_stand_for_their_files_by_name(
         ("pipe", "there is no such file"),
     ],
 )
-def test_names_that_stand_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
-) -> None:
+def test_names_that_stand_for_nothing(tmp_path, monkeypatch, name, words):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("rows.csv").write_text("nums,target")
@@ -105,7 +100,7 @@ def test_names_that_stand_for_nothing(
         (b'{"target": ' + b"9" * 10_000 + b"}", "line 1 is not JSON"),
     ],
 )
-def test_lines_that_are_no_objects(tmp_path: Path, content: bytes, words: str) -> None:
+def test_lines_that_are_no_objects(tmp_path, content, words):
     file = tmp_path / "a.jsonl"
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"a\.jsonl") as caught:
@@ -114,7 +109,7 @@ def test_lines_that_are_no_objects(tmp_path: Path, content: bytes, words: str) -
     assert "\n" not in str(caught.value)
 
 
-def test_a_parquet_file_cut_short_or_without_any_known_column(tmp_path: Path) -> None:
+def test_a_parquet_file_cut_short_or_without_any_known_column(tmp_path):
     file = write_rows(tmp_path / "a.parquet", ROWS)
     with pytest.raises(ValueError, match=r"none of the columns \['prompt'\], only \['nums', 't"):
         list(read_records(file, ("prompt",)))
@@ -123,7 +118,7 @@ def test_a_parquet_file_cut_short_or_without_any_known_column(tmp_path: Path) ->
         list(read_records(file, ("nums",)))
 
 
-def test_a_hub_name_is_owner_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_is_owner_and_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert is_hub_name("Jiayi-Pan/Countdown-Tasks-3to4")
     assert is_hub_name("openai/gsm8k")
@@ -133,7 +128,7 @@ def test_a_hub_name_is_owner_and_name(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not is_hub_name("openai/gsm8k"), "a path into a folder that is there"
 
 
-def test_the_hubs_countdown_tasks_come_from_the_cache(hub_cache: Path) -> None:
+def test_the_hubs_countdown_tasks_come_from_the_cache(hub_cache):
     name = "Jiayi-Pan/Countdown-Tasks-3to4"
     files = {f"data/train-0000{i}-of-00002.parquet": [row] for i, row in enumerate(ROWS)}
     snapshot = put_in_cache(hub_cache, name, files)
@@ -150,9 +145,7 @@ def test_the_hubs_countdown_tasks_come_from_the_cache(hub_cache: Path) -> None:
             find_files(SETTING, [lacking], split)
 
 
-def test_a_refusal_of_the_hub_says_no_token(
-    hub_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refusal_of_the_hub_says_no_token(hub_cache, monkeypatch, caplog):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     with pytest.raises(ValueError, match=r"data\.train_files=me/mine") as caught:
         find_files(SETTING, ["me/mine"], "train")
@@ -202,9 +195,7 @@ def not_utf8(path: Path) -> None:
         (not_utf8, "not a readable parquet file.*UTF8", "run again"),
     ],
 )
-def test_a_bad_file_is_one_clear_line(
-    tmp_path: Path, make: Callable[[Path], None], problem: str, remedy: str
-) -> None:
+def test_a_bad_file_is_one_clear_line(tmp_path, make, problem, remedy):
     path = tmp_path / "train.parquet"
     make(path)
     with pytest.raises(DatasetError, match=problem) as caught:
@@ -216,9 +207,7 @@ def test_a_bad_file_is_one_clear_line(
     assert len(message) < 400
 
 
-def test_what_a_file_says_that_it_holds_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_file_says_that_it_holds_is_bounded(tmp_path, monkeypatch):
     path = tmp_path / "train.parquet"
     write(path, 0)
     (tmp_path / "link").symlink_to(path)
@@ -231,7 +220,7 @@ def test_what_a_file_says_that_it_holds_is_bounded(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission_says_so(tmp_path: Path) -> None:
+def test_a_file_without_permission_says_so(tmp_path):
     path = tmp_path / "train.parquet"
     write(path)
     path.chmod(0)

@@ -22,6 +22,12 @@ from rl_core.data.sampling import (
     total_steps,
 )
 from rl_core.envs.countdown import CountdownConfig
+from tests.support.runs import run_config
+
+
+def of_batches(size: int, **settings: object) -> RunConfig:
+    data, actor = {"train_batch_size": size}, {"mini_batch_size": size}
+    return run_config(data=data, actor=actor, **settings)
 
 
 def chosen(*, seed: int, step: int, num_problems: int, batch_size: int) -> list[int]:
@@ -52,13 +58,8 @@ def test_any_stops_and_batch_sizes_ask_each_problem_once_per_epoch(num_problems,
         asked: dict[int, list[int]] = {}
         left_by, step, checkpoint = {}, 0, None
         for num_steps, batch_size in parts:
-            config = RunConfig.model_validate(
-                {
-                    "seed": 5 + step,  # of the responses alone, once the run has begun
-                    "data": {"train_batch_size": batch_size},
-                    "actor": {"mini_batch_size": batch_size},
-                }
-            )
+            # Another seed is of the responses alone, once the run has begun.
+            config = of_batches(batch_size, seed=5 + step)
             order = ProblemOrder(read_place(config, num_problems, step, checkpoint), batch_size)
             for step in range(step + 1, step + num_steps + 1):  # noqa: B020
                 epoch = order.before(step).epoch
@@ -87,10 +88,7 @@ def test_batch_sizes_that_fit_leave_no_problem_out_and_the_last_step_follows(tmp
     asked = [first.choose(step) for step in range(1, 9)]
     first.hold(8)
     first.save(tmp_path)
-    config = RunConfig.model_validate(
-        {"data": {"train_batch_size": 16}, "actor": {"mini_batch_size": 16}}
-    )
-    then = ProblemOrder(read_place(config, 64, 8, tmp_path), 16)
+    then = ProblemOrder(read_place(of_batches(16), 64, 8, tmp_path), 16)
     assert then.last_step(total_epochs=3, total_steps=None) == 16
     assert then.last_step(total_epochs=3, total_steps=9) == 9
     assert then.last_step(total_epochs=1, total_steps=None) == 8
@@ -100,10 +98,7 @@ def test_batch_sizes_that_fit_leave_no_problem_out_and_the_last_step_follows(tmp
 
 
 def test_a_checkpoint_without_a_place_goes_on_as_it_did(tmp_path):
-    config = RunConfig.model_validate(
-        {"seed": 2, "data": {"train_batch_size": 4}, "actor": {"mini_batch_size": 4}}
-    )
-    order = ProblemOrder(read_place(config, 10, 3, tmp_path), 4)
+    order = ProblemOrder(read_place(of_batches(4, seed=2), 10, 3, tmp_path), 4)
     for step in range(4, 12):
         assert order.choose(step) == by_steps(seed=2, step=step, num_problems=10, batch_size=4)
 
@@ -120,12 +115,7 @@ def test_epochs_and_seeds_differ_while_a_repeated_step_does_not():
 
 def test_total_steps_is_the_smaller_of_epochs_and_steps():
     def steps(**trainer: int) -> int:
-        settings = {
-            "data": {"train_batch_size": 32, "train_size": 100},
-            "actor": {"mini_batch_size": 32},
-            "trainer": trainer,
-        }
-        return total_steps(RunConfig.model_validate(settings), 100)
+        return total_steps(of_batches(32, trainer=trainer), 100)
 
     assert steps(total_epochs=4) == 12
     assert steps(total_epochs=4, total_steps=5) == 5
@@ -154,7 +144,7 @@ def weights_after(*steps: dict[int, int]) -> Floats:
     return chooser.weights(len(steps))
 
 
-def test_weights_are_variances_by_the_own_record_and_that_of_the_like() -> None:
+def test_weights_are_variances_by_the_own_record_and_that_of_the_like():
     # Rates of easy (3 + 1) / (4 + 2), of hard (0 + 1) / (2 + 2), of what was never asked 1/2; a
     # problem's own: (2 + 2/3) / 3 = 8/9, (1 + 2/3) / 3 = 5/9, (0 + 1/4) / 3 = 1/12.
     by_hand = [4 * 8 / 81, 4 * 20 / 81, 4 * 11 / 144, 4 * 3 / 16, 1]
@@ -168,14 +158,14 @@ def test_weights_are_variances_by_the_own_record_and_that_of_the_like() -> None:
     assert twice == pytest.approx([4 * rate * (1 - rate) for rate in rates])
 
 
-def test_while_nothing_is_measured_the_order_is_that_without_a_curriculum() -> None:
+def test_while_nothing_is_measured_the_order_is_that_without_a_curriculum():
     chooser = curriculum(["one"] * 50, batch_size=10)
     order = ProblemOrder(Place(seed=0, num_problems=50), batch_size=10)
     for step in range(1, 6):
         assert chooser.choose(step) == order.choose(step)
 
 
-def test_problems_always_or_never_solved_are_asked_ever_more_rarely() -> None:
+def test_problems_always_or_never_solved_are_asked_ever_more_rarely():
     """A hundred of each, eight responses; in classes of their own, or in one with all others."""
     rates = [1.0] * 100 + [0.0] * 100 + [0.5] * 100
     kinds = ["always"] * 100 + ["never"] * 100 + ["at times"] * 100
@@ -196,7 +186,7 @@ def test_problems_always_or_never_solved_are_asked_ever_more_rarely() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 30), st.data())
-def test_a_step_has_different_problems_even_where_it_takes_them_all(size, data) -> None:
+def test_a_step_has_different_problems_even_where_it_takes_them_all(size, data):
     batch_size = data.draw(st.integers(1, size))
     chooser = curriculum(["a"] * size, batch_size=batch_size)
     for step in range(1, 5):
@@ -206,7 +196,7 @@ def test_a_step_has_different_problems_even_where_it_takes_them_all(size, data) 
         assert 0 <= passed_over["curriculum/passed_over_frac"] < 1
 
 
-def test_what_was_passed_over_is_measured() -> None:
+def test_what_was_passed_over_is_measured():
     chooser = curriculum(["a"] * 8, batch_size=8, group_size=50)
     chooser.choose(1)
     outcomes = {i: 25 if i == 3 else 50 for i in range(8)}
@@ -225,7 +215,7 @@ def play(chooser: Curriculum, first: int, last: int) -> list[list[int]]:
     return steps
 
 
-def test_a_resumed_curriculum_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+def test_a_resumed_curriculum_goes_on_as_if_it_had_not_stopped(tmp_path):
     classes = [f"class {i % 7}" for i in range(100)]
     chooser = curriculum(classes, batch_size=16, ahead=2)
     whole = play(chooser, 1, 9)
@@ -241,15 +231,13 @@ def test_a_resumed_curriculum_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -
     assert fresh.choose(8) == whole[0]
 
 
-def test_a_checkpoint_of_other_problems_is_refused_with_both_numbers(tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_problems_is_refused_with_both_numbers(tmp_path):
     curriculum().save(tmp_path)
     with pytest.raises(ValueError, match="on 5 problems of 3 kinds, and the data set has 4 pro"):
         curriculum(CLASSES[:4], checkpoint=tmp_path)
 
 
-def test_countdown_s_like_problems_have_as_many_numbers_and_the_same_operators(
-    tmp_path: Path,
-) -> None:
+def test_countdown_s_like_problems_have_as_many_numbers_and_the_same_operators(tmp_path):
     env = CountdownConfig(max_operands=4, max_number=20)
     write_dataset(env, DataConfig(train_size=300, test_size=10, train_batch_size=1), tmp_path / "d")
     classes = difficulty_classes(env, tmp_path / "d" / "train.parquet")

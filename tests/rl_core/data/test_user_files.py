@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +55,9 @@ def facts(folder: Path) -> Row:
     return stored
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"numbers": [3, 14, 7], "target": 35},
-        {"nums": [3.0, 14.0, 7.0], "target": 35.0},
-        {"nums": "[3, 14, 7]", "target": "35"},
-        {"nums": ["3", "14", "7"], "target": 35},
-        {"reward_model": {"ground_truth": {"numbers": [3.0, 14.0, 7.0], "target": 35.0}}},
-        {"reward_model": {"ground_truth": '{"numbers": [3, 14, 7], "target": 35}'}},
-    ],
-)
+@pytest.mark.parametrize("row", TABLES["rows as people have them"])
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_countdown_rows_are_read_as_people_have_them(tmp_path: Path, row: Row, ending: str) -> None:
+def test_countdown_rows_are_read_as_people_have_them(tmp_path, row, ending):
     other = {"nums": [1, 2], "target": 3}
     rows = [other | {name: None for name in row if name not in other} | row] * 2
     rows = [{k: v for k, v in one.items() if k in row} for one in rows]
@@ -79,7 +69,7 @@ def test_countdown_rows_are_read_as_people_have_them(tmp_path: Path, row: Row, e
 
 
 @pytest.mark.parametrize("answer", ["4", " 4 ", 4, 4.0, "$4", "1,004", "#### 4"])
-def test_gsm8k_answers_may_be_plain_numbers(tmp_path: Path, answer: str | float) -> None:
+def test_gsm8k_answers_may_be_plain_numbers(tmp_path, answer):
     rows = [{"question": f"{i}?", "answer": answer} for i in range(2)]
     data = DataConfig(train_files=(write_lines(tmp_path / "a.jsonl", rows),), test_size=1)
     read = made(Gsm8kConfig(), data, tmp_path / "out")["test"][0]
@@ -87,7 +77,7 @@ def test_gsm8k_answers_may_be_plain_numbers(tmp_path: Path, answer: str | float)
     assert truth.lstrip("$") == ("1004" if answer == "1,004" else "4")
 
 
-def test_numbers_and_targets_become_whole_rows(tmp_path: Path) -> None:
+def test_numbers_and_targets_become_whole_rows(tmp_path):
     train = write_lines(tmp_path / "train.jsonl", plain(SOLVABLE[:4]))
     test = write_lines(tmp_path / "test.jsonl", plain(SOLVABLE[4:]))
     env = CountdownConfig(prompt_template="qwen-instruct")
@@ -111,9 +101,7 @@ def test_numbers_and_targets_become_whole_rows(tmp_path: Path) -> None:
     read_verified(tmp_path / "out" / "train.parquet")
 
 
-def test_a_tinyzero_file_is_taken_as_it_is(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tinyzero_file_is_taken_as_it_is(tmp_path, caplog):
     file = write_tinyzero(tmp_path / "train.parquet", SOLVABLE)
     data = DataConfig(train_files=(str(file),), test_size=2)
     with caplog.at_level(logging.INFO):
@@ -126,7 +114,7 @@ def test_a_tinyzero_file_is_taken_as_it_is(
     assert caplog.messages == ["own files: train has 4 of 4 rows; test has 2 of 2 rows"]
 
 
-def test_our_own_files_are_read_back_as_they_were(tmp_path: Path) -> None:
+def test_our_own_files_are_read_back_as_they_were(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", plain(SOLVABLE))
     first = made(ENV, DataConfig(train_files=(file,), test_size=2), tmp_path / "one")
     again = DataConfig(
@@ -135,7 +123,7 @@ def test_our_own_files_are_read_back_as_they_were(tmp_path: Path) -> None:
     assert made(ENV, again, tmp_path / "two") == first
 
 
-def test_without_test_files_the_split_is_tinyzeros(tmp_path: Path) -> None:
+def test_without_test_files_the_split_is_tinyzeros(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", plain(SOLVABLE))
 
     def targets(train_size: int, test_size: int) -> list[list[int]]:
@@ -154,9 +142,7 @@ def test_without_test_files_the_split_is_tinyzeros(tmp_path: Path) -> None:
         targets(100, 6)
 
 
-def test_what_would_spoil_a_measurement_is_dropped_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_would_spoil_a_measurement_is_dropped_and_counted(tmp_path, caplog):
     turned = [(numbers[::-1], target) for numbers, target in SOLVABLE]
     train = write_lines(
         tmp_path / "train.jsonl",
@@ -183,14 +169,14 @@ def test_what_would_spoil_a_measurement_is_dropped_and_counted(
     ]
 
 
-def test_a_split_without_a_row_left_is_refused(tmp_path: Path) -> None:
+def test_a_split_without_a_row_left_is_refused(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", plain(SOLVABLE[:2]))
     with pytest.raises(ValueError, match=r"train has 0 of 2 rows, left out: 2 in the test split"):
         made(ENV, DataConfig(train_files=(file,), test_files=(file,)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_foreign_prompts_are_kept(tmp_path: Path) -> None:
+def test_foreign_prompts_are_kept(tmp_path):
     rows = [tinyzero_row(*problem, index) for index, problem in enumerate(SOLVABLE)]
     rows[1]["prompt"] = [{"role": "user", "content": "Make 16 of 3, 5 and 8."}]
     rows[2]["prompt"] = render_messages("chat", *SOLVABLE[2])
@@ -208,9 +194,7 @@ def test_foreign_prompts_are_kept(tmp_path: Path) -> None:
         *((Gsm8kConfig(), *row) for row in TABLES["unusable rows of GSM8K"]),
     ],
 )
-def test_rows_that_cannot_be_used_name_file_row_value_and_limit(
-    tmp_path: Path, env: CountdownConfig | Gsm8kConfig, row: Row, words: str
-) -> None:
+def test_rows_that_cannot_be_used_name_file_row_value_and_limit(tmp_path, env, row, words):
     file = write_lines(tmp_path / "a.jsonl", [row, row])
     with pytest.raises(ValueError, match=r"a\.jsonl: row 1: ") as caught:
         made(env, DataConfig(train_files=(file,), test_size=1), tmp_path / "out")
@@ -220,7 +204,7 @@ def test_rows_that_cannot_be_used_name_file_row_value_and_limit(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_rows_is_refused(tmp_path):
     (tmp_path / "a.jsonl").touch()
     pq.write_table(TINYZERO.empty_table(), tmp_path / "a.parquet")
     for name in ("a.jsonl", "a.parquet"):
@@ -228,7 +212,7 @@ def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
             made(ENV, DataConfig(train_files=(str(tmp_path / name),)), tmp_path / "out")
 
 
-def test_the_name_follows_the_content_of_the_files(tmp_path: Path) -> None:
+def test_the_name_follows_the_content_of_the_files(tmp_path):
     one = write_lines(tmp_path / "one.jsonl", plain(SOLVABLE))
     two = write_lines(tmp_path / "two.jsonl", plain(SOLVABLE))
 
@@ -252,7 +236,7 @@ def test_the_name_follows_the_content_of_the_files(tmp_path: Path) -> None:
     assert len({*different, name(one)}) == len(different) + 1
 
 
-def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_file_is_noticed(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", plain(SOLVABLE))
     data = DataConfig(train_files=(file,), test_size=2, name="mine")
     write_dataset(ENV, data, tmp_path / "mine")
@@ -294,9 +278,7 @@ def verl_gsm8k(row: int) -> Row:
     ids=["plain", "verl", "verl without extra_info"],
 )
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_gsm8k_rows_of_every_shape(
-    tmp_path: Path, kind: str, shape: Callable[[int], Row], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_gsm8k_rows_of_every_shape(tmp_path, kind, shape, caplog):
     file = write_lines(tmp_path / f"a.{kind}", [shape(0), shape(1), shape(2), shape(0)])
     data = DataConfig(train_files=(file,), test_size=2)
     out = made(Gsm8kConfig(source="not/asked"), data, tmp_path / "out")

@@ -24,29 +24,27 @@ def score(response: str, truth: Any, **settings: Any) -> ScoredText:
 
 
 @pytest.mark.parametrize(("row", "truth", "content"), TABLES["rows"])
-def test_a_row_says_what_is_asked_and_what_is_right(
-    row: dict[str, Any], truth: Any, content: str
-) -> None:
+def test_a_row_says_what_is_asked_and_what_is_right(row, truth, content):
     problem = CustomConfig().read_row(row)
     assert problem.truth == truth
     assert problem.prompt == [{"role": "user", "content": content}]
 
 
 @pytest.mark.parametrize(("row", "said"), TABLES["refused"])
-def test_what_is_missing_is_named(row: dict[str, Any], said: str) -> None:
+def test_what_is_missing_is_named(row, said):
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         CustomConfig().read_row(row)
     assert said in str(caught.value)
 
 
-def test_a_conversation_wants_chat_tags() -> None:
+def test_a_conversation_wants_chat_tags():
     row = {"prompt": [{"role": "system", "content": "Be brief."}, *ASKED], "answer": "Paris"}
     assert len(CustomConfig().read_row(row).prompt) == 2
     with pytest.raises(ValueError, match=r"use env\.prompt_template=chat"):
         CustomConfig(prompt_template="base").read_row(row)
 
 
-def test_truths_of_any_shape_come_back_as_they_were(tmp_path: Path) -> None:
+def test_truths_of_any_shape_come_back_as_they_were(tmp_path):
     truths = ["Paris", "42", 42, 1.5, True, {"city": "Paris", "also": [1, None]}, ["a", ["b"]]]
     rows = [{"prompt": f"Question {i}?", "answer": truth} for i, truth in enumerate(truths)]
     rows += [{"prompt": "Question  0?", "answer": "again"}]
@@ -62,7 +60,7 @@ def test_truths_of_any_shape_come_back_as_they_were(tmp_path: Path) -> None:
     assert (test.data_source, test.ground_truth) == ("mine/last", "last")
 
 
-def test_answers_are_compared_word_for_word() -> None:
+def test_answers_are_compared_word_for_word():
     right = ("Paris", " paris\n", "PARIS.", "\uff30\uff21\uff32\uff29\uff33", "Par\u0069s")
     for text in right:
         assert score(f"so <answer>{text}</answer>", "Paris").verdict == "correct"
@@ -81,12 +79,12 @@ def test_answers_are_compared_word_for_word() -> None:
 
 
 @given(st.text(), st.one_of(st.text(), st.integers(), st.lists(st.text())))
-def test_any_text_has_a_score(response: str, truth: Any) -> None:
+def test_any_text_has_a_score(response, truth):
     assert score(response, truth).score in (0.0, 1.0)
 
 
 @pytest.mark.parametrize("template", ["chat", "base"])
-def test_a_problem_is_shown_without_the_words_of_its_template(template: str) -> None:
+def test_a_problem_is_shown_without_the_words_of_its_template(template):
     env = CustomConfig.model_validate({"prompt_template": template})
     for row in ({"question": "Capital of 日本?"}, {"prompt": "Capital of 日本?"}):
         asked = env.read_row(row | {"answer": "東京"}).prompt
@@ -94,7 +92,7 @@ def test_a_problem_is_shown_without_the_words_of_its_template(template: str) -> 
         assert env.show_problem(problem) == "Capital of 日本? (the answer is 東京)"
 
 
-def test_a_function_gets_the_rows_own_truth_and_extra_info(tmp_path: Path) -> None:
+def test_a_function_gets_the_rows_own_truth_and_extra_info(tmp_path):
     """As of verl: the same function reads the same fields, whatever shape they have."""
     rows = [
         {"prompt": f"Question {i}?", "answer": ["x"], "extra_info": {"index": 70 + i, "also": "é"}}

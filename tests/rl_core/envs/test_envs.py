@@ -15,17 +15,18 @@ SQL = Path(__file__).parents[3] / "sql"
 TRUTH = {"target": 14, "numbers": [2, 3, 4]}
 
 
-def test_options_come_from_the_settings() -> None:
+def test_options_come_from_the_settings():
     env = CountdownConfig(answer_from="last_line", format_score=0.2, full_score=2.0)
     right = "<answer> 2 + 3 * 4 </answer>"
     assert env.score(right, TRUTH) == ScoredText(2.0, "correct", "2 + 3 * 4", "14")
     assert env.score("<answer>2</answer>", TRUTH) == ScoredText(0.2, "wrong_numbers", "2")
+    assert env.score("nothing", TRUTH) == ScoredText(0.0, "no_answer", None)
     lenient = Gsm8kConfig(answer_from="lenient", format_score=0.1, full_score=3.0)
     assert lenient.score("so 18", "18") == ScoredText(3.0, "correct", "18", "18")
     assert lenient.score("so 17", "18") == ScoredText(0.1, "wrong_value", "17", "17")
 
 
-def test_an_answer_has_a_value_in_lowest_terms() -> None:
+def test_an_answer_has_a_value_in_lowest_terms():
     def value(numbers: list[int], response: str) -> str | None:
         return CountdownConfig().score(response, {"target": 1, "numbers": numbers}).value
 
@@ -40,7 +41,7 @@ def test_an_answer_has_a_value_in_lowest_terms() -> None:
     assert gsm8k.score("1" * 65, "18").value is None
 
 
-def test_each_env_is_scored_strictly_and_leniently() -> None:
+def test_each_env_is_scored_strictly_and_leniently():
     right = "<answer> 2 + 3 * 4 </answer>"
     for env in (CountdownConfig(), CountdownConfig(answer_from="last_line", format_score=0.5)):
         strict, lenient = env.strict_and_lenient()
@@ -54,7 +55,7 @@ def test_each_env_is_scored_strictly_and_leniently() -> None:
 
 
 @pytest.mark.parametrize("name", ENVS)
-def test_an_env_is_whole(name: str) -> None:
+def test_an_env_is_whole(name):
     env = ENVS[name]
     assert (env.model_fields["name"].default, env().name) == (name, name)
     assert find_env(env().name) is env
@@ -79,13 +80,13 @@ def test_an_env_is_whole(name: str) -> None:
         ({"name": "gsm8k", "min_operands": 3}, "env.min_operands"),
     ],
 )
-def test_a_section_env_is_checked_by_the_env_that_it_names(section: object, said: str) -> None:
+def test_a_section_env_is_checked_by_the_env_that_it_names(section, said):
     with pytest.raises(ValidationError) as caught:
         RunConfig.model_validate({"env": section})
     assert said in str(caught.value)
 
 
-def test_settings_come_back_from_json_as_their_own_model() -> None:
+def test_settings_come_back_from_json_as_their_own_model():
     config = RunConfig(env=Gsm8kConfig(source="toy"))
     again = RunConfig.model_validate_json(config.model_dump_json())
     assert again == config

@@ -20,12 +20,8 @@ def made(folder: Path, *, train: int = 300, test: int = 50, seed: int = 0) -> li
     return [read_problems(folder / f"{split}.parquet") for split in ("train", "test")]
 
 
-def test_questions_have_their_answers_and_no_set_of_numbers_is_asked_twice(tmp_path: Path) -> None:
-    answers = {
-        "largest": max,
-        "smallest": min,
-        "times": lambda numbers: numbers[0] * numbers[1],
-    }
+def test_questions_have_their_answers_and_no_set_of_numbers_is_asked_twice(tmp_path):
+    answers = {"largest": max, "smallest": min, "times": lambda numbers: numbers[0] * numbers[1]}
     asked = set()
     for problem in (problem for split in made(tmp_path) for problem in split):
         kind = problem.data_source.partition("/")[2]
@@ -36,7 +32,7 @@ def test_questions_have_their_answers_and_no_set_of_numbers_is_asked_twice(tmp_p
     assert len(asked) == 350
 
 
-def test_the_curriculum_tells_lists_by_length_and_products_by_digits(tmp_path: Path) -> None:
+def test_the_curriculum_tells_lists_by_length_and_products_by_digits(tmp_path):
     made(tmp_path)
     classes = set(difficulty_classes(NumberQuestionsConfig(), tmp_path / "train.parquet"))
     assert {f"number_questions/largest {n} numbers, 2 digits" for n in (3, 4, 5)} <= classes
@@ -50,8 +46,10 @@ def test_the_curriculum_tells_lists_by_length_and_products_by_digits(tmp_path: P
         ("The largest is 46.", "correct", "correct"),
         ("46 46", "correct", "correct"),
         ("046.0", "correct", "correct"),
+        ("\u6700\u5927\u7684\u6570\u662f46\u3002", "correct", "correct"),
         ("of 12, 3 and 46 it is 46", "several_numbers", "correct"),
         ("46 or 12", "several_numbers", "wrong_value"),
+        ("4 6", "several_numbers", "wrong_value"),
         ("45", "wrong_value", "wrong_value"),
         ("-46", "wrong_value", "wrong_value"),
         ("46.5", "wrong_value", "wrong_value"),
@@ -60,15 +58,13 @@ def test_the_curriculum_tells_lists_by_length_and_products_by_digits(tmp_path: P
         ("", "no_answer", "no_answer"),
     ],
 )
-def test_a_response_is_read_strictly_and_leniently(
-    response: str, strict: str, lenient: str
-) -> None:
+def test_a_response_is_read_strictly_and_leniently(response, strict, lenient):
     assert STRICT.score(response, "46").verdict == strict
     assert LENIENT.score(response, "46").verdict == lenient
 
 
 @pytest.mark.parametrize("text", ["4", "-", "4.", "1 ", "\0", "4.5.6-"])
-def test_any_text_has_a_score_within_a_second(text: str) -> None:
+def test_any_text_has_a_score_within_a_second(text):
     start = time.process_time()
     scored = STRICT.score(text * 100_000, "46")
     assert scored.verdict != "correct"

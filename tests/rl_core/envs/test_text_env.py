@@ -47,12 +47,12 @@ def made(env: TextEnv, folder: Path, train: int, test: int, seed: int = 0) -> li
     return [read_problems(folder / f"{split}.parquet") for split in ("train", "test")]
 
 
-def test_a_class_is_named_as_it_is_found_and_a_name_of_its_own_is_kept() -> None:
+def test_a_class_is_named_as_it_is_found_and_a_name_of_its_own_is_kept():
     assert Sums().name == Sums.model_fields["name"].default == f"{__name__}:Sums"
     assert Guess().name == "guess"
 
 
-def test_every_prompt_is_asked_once_over_both_splits_and_the_seed_chooses(tmp_path: Path) -> None:
+def test_every_prompt_is_asked_once_over_both_splits_and_the_seed_chooses(tmp_path):
     train, test = made(Sums(), tmp_path / "a", 80, 20)
     asked = {problem.messages[0]["content"] for problem in (*train, *test)}
     assert asked == {f"What is {a} + {b}?" for a, b in itertools.product(range(10), repeat=2)}
@@ -64,28 +64,28 @@ def test_every_prompt_is_asked_once_over_both_splits_and_the_seed_chooses(tmp_pa
     assert made(Sums(), tmp_path / "c", 80, 20, seed=1) != [train, test]
 
 
-def test_too_few_different_prompts_are_said(tmp_path: Path) -> None:
+def test_too_few_different_prompts_are_said(tmp_path):
     said = "has 100 different prompts: data.train_size=90 and data.test_size=11 ask for 101"
     with pytest.raises(ValueError, match=said):
         made(Sums(), tmp_path, 90, 11)
     assert not any(tmp_path.iterdir())
 
 
-def test_an_answer_is_right_wrong_or_none() -> None:
+def test_an_answer_is_right_wrong_or_none():
     env = Sums(format_score=0.1, full_score=2.0)
     assert env.score("7", {"sum": 7}) == ScoredText(2.0, "correct", "7", "7")
     assert env.score("8", {"sum": 7}) == ScoredText(0.1, "wrong_value", "8", "8")
     assert env.score(" ", {"sum": 7}) == ScoredText(0.0, "no_answer", None)
 
 
-def test_a_class_replies_only_if_it_says_how() -> None:
+def test_a_class_replies_only_if_it_says_how():
     assert not Sums.overrides(TextEnv.reply)
     assert Guess.overrides(TextEnv.reply)
     assert Guess().reply("6", {"sum": 7}) == EnvTurn(" no, ")
     assert Guess().reply("6 no, 7", {"sum": 7}) is None
 
 
-def test_a_question_is_scored_if_its_answer_is_told() -> None:
+def test_a_question_is_scored_if_its_answer_is_told():
     asked = Sums().read_question("What is 1 + 1?", None)
     assert (asked.shown, asked.is_scored) == ("What is 1 + 1?", False)
     assert Sums().read_question("What is 1 + 1?", "2").problem.ground_truth == "2"
@@ -104,7 +104,7 @@ class OwnRows(Half):
     makes_problems = False
 
 
-def test_a_class_needs_problems_or_says_that_they_are_the_users() -> None:
+def test_a_class_needs_problems_or_says_that_they_are_the_users():
     with pytest.raises(ValueError, match="Half has no method `problems`"):
         find_env(f"{__name__}:Half")
     assert find_env(f"{__name__}:OwnRows") is OwnRows

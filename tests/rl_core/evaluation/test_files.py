@@ -1,9 +1,8 @@
-import itertools
-import shutil
+from functools import partial
 from typing import Any
 
 from rl_core.evaluation.rows import EvaluationFiles, evaluation_of, label_rows, read_rows
-from tests.support.faults import run_and_kill_at_event
+from tests.support.faults import kills_at_each_event
 
 
 def rows(model: str, evaluation: str, num_problems: int) -> list[dict[str, Any]]:
@@ -51,14 +50,11 @@ def test_each_evaluation_has_a_folder_and_the_own_one_the_first(tmp_path):
 
 
 def test_a_write_killed_at_any_system_event_loses_no_evaluation(tmp_path):
-    for event_number in itertools.count(1):
-        files = EvaluationFiles(tmp_path / str(event_number))
+    for folder, kill in kills_at_each_event(tmp_path, more_than=5):
+        files = EvaluationFiles(folder)
         for model in ("base", "best"):
             files.write(rows(model, "a", 9), is_own=True)
-        killed = run_and_kill_at_event(
-            lambda files=files: files.write(rows("base", "b", 2), is_own=True),  # type: ignore[misc]
-            event_number,
-        )
+        kill(partial(files.write, rows("base", "b", 2), is_own=True))
         kept = [files.find(model, "a") for model in ("base", "best")]
         assert [len(read_rows(file)) for file in kept if file is not None] == [9, 9]
         files.write(rows("base", "b", 2), is_own=True)
@@ -67,7 +63,3 @@ def test_a_write_killed_at_any_system_event_loses_no_evaluation(tmp_path):
             "a/best.parquet": ("a", 9),
             "base.parquet": ("b", 2),
         }
-        shutil.rmtree(files.folder)
-        if not killed:
-            break
-    assert event_number > 5

@@ -2,6 +2,7 @@ import itertools
 import json
 import multiprocessing
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from rl_core.checkpoints.manifest import model_digest
 from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import list_checkpoints, save_checkpoint
 from rl_core.evaluation.promotion import Promotion, promote
-from tests.support.checkpoint_files import writer
-from tests.support.faults import run_and_kill_at_event
+from tests.support.checkpoint_files import save_steps, writer
+from tests.support.faults import kills_at_each_event
 
 PROBLEMS = "5eed" * 16
 
@@ -140,26 +141,21 @@ def test_a_champion_whose_files_are_gone_leaves_the_place_and_is_reported(tmp_pa
     assert challenge(tmp_path, gone, 30).reason == "not promoted: three/step_000009 is gone"
 
 
-def test_another_model_in_the_champions_folder_is_not_the_champion(tmp_path):
-    challenge(tmp_path, contender(tmp_path, "one"), 20)
-    (champion,) = all_champions(tmp_path)
-    assert champion.is_there(tmp_path)
-    contender(tmp_path, "one", fill=b"x")  # the same step, trained otherwise
-    assert not champion.is_there(tmp_path)
-
-
-def test_each_set_of_problems_has_its_own(tmp_path):
+def test_each_set_of_problems_has_a_champion_which_is_that_very_model(tmp_path):
     challenge(tmp_path, contender(tmp_path, "one"), 20)
     challenge(tmp_path, contender(tmp_path, "two", step=6), 20, problems="ab" * 32)
-    assert [c.current.run_id for c in all_champions(tmp_path)] == ["one", "two"]
+    one, two = all_champions(tmp_path)
+    assert (one.current.run_id, two.current.run_id) == ("one", "two")
+    assert one.is_there(tmp_path)
+    contender(tmp_path, "one", fill=b"x")  # the same step, trained otherwise
+    assert not one.is_there(tmp_path)
 
 
 def test_a_champion_is_never_pruned_and_a_former_one_is(tmp_path):
     run = tmp_path / "runs" / "one"
     one = contender(tmp_path, "one", step=1, fill=b"1")
     challenge(tmp_path, one, 20)
-    for step, accuracy in ((2, 0.9), (3, 0.1), (4, 0.2)):
-        save_checkpoint(run, step, writer(), accuracy)
+    save_steps(run, {2: 0.9, 3: 0.1, 4: 0.2})
     assert champion_steps(run) == {1}
     decisions = prune(run, keep_last=0, quota_bytes=1)
     assert [(d.checkpoint.step, d.keep, d.reason) for d in decisions] == [
@@ -178,8 +174,7 @@ def test_a_champion_is_never_pruned_and_a_former_one_is(tmp_path):
 
 def test_where_the_champion_is_not_known_nothing_is_deleted(tmp_path, caplog):
     run = tmp_path / "runs" / "one"
-    for step in (1, 2, 3):
-        save_checkpoint(run, step, writer(), 0.5)
+    save_steps(run, {1: 0.5, 2: 0.5, 3: 0.5})
     (tmp_path / "champions").mkdir()
     (tmp_path / "champions" / "countdown-0.json").write_text('{"half')
     assert all(decision.keep for decision in prune(run, keep_last=0, quota_bytes=1))
@@ -189,23 +184,15 @@ def test_where_the_champion_is_not_known_nothing_is_deleted(tmp_path, caplog):
 
 
 def test_a_promotion_killed_at_any_system_event_leaves_the_old_or_the_new_champion(tmp_path):
-    for event_number in itertools.count(1):
-        root = tmp_path / str(event_number)
+    for root, kill in kills_at_each_event(tmp_path, more_than=5):
         challenge(root, contender(root, "one"), 20)
         two = contender(root, "two", step=6, fill=b"2")
-        killed = run_and_kill_at_event(
-            lambda root=root, two=two: challenge(root, two, 30, champion_solved=20),  # type: ignore[misc]
-            event_number,
-        )
+        kill(partial(challenge, root, two, 30, champion_solved=20))
         (champion,) = all_champions(root)
         assert champion.current.run_id in ("one", "two")
         assert challenge(root, two, 30, champion_solved=20).is_champion
         (champion,) = all_champions(root)
         assert (champion.current.run_id, len(champion.history)) == ("two", 1)
-        shutil.rmtree(root)
-        if not killed:
-            break
-    assert event_number > 5
 
 
 def test_two_runs_that_end_at_once_become_champion_one_after_the_other(tmp_path):

@@ -103,7 +103,7 @@ def test_a_problems_rows_depend_on_nothing_but_the_seed_and_itself():
     assert ask(DiceEngine(), [9], seed=1) != alone
 
 
-def test_rows_come_back_from_their_file(tmp_path):
+def test_rows_come_back_from_their_file_with_nulls_where_an_older_version_wrote_it(tmp_path):
     rows = label_rows(ask(DiceEngine(), [4]), run_id="r", model="step_000007", step=7)
     file = tmp_path / "eval" / "step_000007.parquet"
     write_rows(rows, file)
@@ -111,10 +111,6 @@ def test_rows_come_back_from_their_file(tmp_path):
     assert read_rows(file) == rows
     assert {(r["run_id"], r["model"], r["step"]) for r in rows} == {("r", "step_000007", 7)}
     assert [path.name for path in file.parent.iterdir()] == ["step_000007.parquet"]
-
-
-def test_a_file_of_an_older_version_is_read_with_nulls(tmp_path):
-    rows = label_rows(ask(DiceEngine(), [4]), run_id="r", model="base", step=0)
     new = ["value", "verdict_strict", "verdict_lenient", "num_operands", "ground_truth"]
     assert EVALUATION.names[-7:] == [*new, "evaluation", "num_problems"]
     table = pa.Table.from_pylist(rows, schema=EVALUATION).drop_columns(new)

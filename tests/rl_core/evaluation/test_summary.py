@@ -4,32 +4,25 @@ import pytest
 
 from rl_core.evaluation.statistics import wilson_interval
 from rl_core.evaluation.summary import compare, summarise
+from rl_core.schema import EVALUATION
 
 
 def row(index: int, verdict: str, mode: str = "greedy", **changes: Any) -> dict[str, Any]:
-    scores = {"correct": 1.0, "no_answer": 0.0}
-    return {
-        "run_id": "r",
+    verdicts = dict.fromkeys(("verdict", "verdict_strict", "verdict_lenient"), verdict)
+    own = {
         "model": "base",
         "step": 0,
         "prompt_index": index,
         "data_source": "countdown",
         "num_solutions": index,
         "mode": mode,
-        "sample_index": 0,
         "prompt": f"p{index}",
-        "response": "r",
-        "answer": None,
-        "verdict": verdict,
-        "score": scores.get(verdict, 0.1),
+        "score": {"correct": 1.0, "no_answer": 0.0}.get(verdict, 0.1),
         "response_tokens": 10 * index,
-        "finish_reason": "stop",
-        "value": None,
-        "verdict_strict": verdict,
-        "verdict_lenient": verdict,
         "num_operands": 3,
         "ground_truth": f"t{index}",
-    } | changes
+    }
+    return dict.fromkeys(EVALUATION.names) | verdicts | own | changes
 
 
 def test_a_summary_by_hand():

@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from rl_core.config.run import CriticConfig, OptimizerName, RunConfig
+from rl_core.config.run import CriticConfig, OptimizerName
 from rl_core.learner.optimizer import ModelOptimizer, make_optimizers
 from rl_core.learner.ranks import ALONE
 from rl_core.models import bitsandbytes
@@ -15,6 +15,7 @@ from rl_core.resources.memory_plan import ModelShape, memory_plan, moment_bytes
 from tests.support.learners import assert_bitwise_equal
 from tests.support.rank_processes import on_ranks
 from tests.support.rank_work import CUT_SHAPES, go_on_with_8bit, step_8bit
+from tests.support.runs import run_config
 
 EIGHT_BITS = {"optimizer": "adamw_8bit"}
 LR = 0.01
@@ -111,7 +112,7 @@ def test_moments_take_what_is_planned(settings):
 
 
 def test_moments_and_checkpoints_are_planned_in_bytes(tiny_model_path):
-    plain = RunConfig.model_validate({"algorithm": {"estimator": "grpo", "group_size": 2}})
+    plain = run_config(algorithm={"estimator": "grpo", "group_size": 2})
     rounded = plain.model_copy(update={"actor": plain.actor.model_copy(update=EIGHT_BITS)})
     assert moment_bytes(1_000, plain) == 8_000
     assert moment_bytes(1_000, rounded) == 2 * (1_000 + 4 * 4)  # a scale for each of 4 blocks

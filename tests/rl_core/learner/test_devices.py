@@ -3,42 +3,20 @@
 Wherever torch picks the device, it picks `meta`, whose tensors hold nothing: what meets them fails.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from rl_core.batch import TrainBatch
 from rl_core.learner.learner import Learner
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
+from tests.rl_core.learner.test_turns import with_turns
 from tests.support.learners import without_timings
 
 CASES = yaml.safe_load(Path(__file__).with_name("runs.yaml").read_text())["devices"]
 SEVERAL_TURNS = ("checkpointing", "rloo, gspo")
-
-
-def with_turns(batch: TrainBatch) -> TrainBatch:
-    """The same rollouts, of which the env wrote the second token where there are three or more."""
-    env_mask = torch.zeros_like(batch.response_mask)
-    env_mask[:, 1] = batch.response_lengths > 2
-    logprobs = batch.rollout_logprobs.masked_fill(env_mask, 0.0)
-    turn_rewards = torch.zeros_like(logprobs)
-    turn_rewards[:, 0] = 0.1
-    return replace(batch, env_mask=env_mask, rollout_logprobs=logprobs, turn_rewards=turn_rewards)
-
-
-@contextmanager
-def no_default_device() -> Iterator[None]:
-    torch.set_default_device("meta")
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -47,13 +25,13 @@ def test_a_step_says_on_which_device_its_tensors_are(
 ):
     # Torch's choice of a device is one thread's.
     config = settings(**CASES[name], resources={"learner_threads": 1})
-    with no_default_device():  # rollouts are collated on the CPU
+    with torch.device("meta"):  # rollouts are collated on the CPU
         batches = [make_batch(seed, group_size=config.algorithm.group_size) for seed in range(2)]
     if name in SEVERAL_TURNS:
         batches = [with_turns(batch) for batch in batches]
     learner, other = (Learner(config, tiny_model_path) for _ in range(2))
     expected, expected_columns = learner.learn(batches[0])
-    with no_default_device():
+    with torch.device("meta"):
         metrics, columns = other.learn(batches[0])
         other.reserve_snapshot()
         other.snapshot()
@@ -62,7 +40,7 @@ def test_a_step_says_on_which_device_its_tensors_are(
     other.write_snapshot(tmp_path)
     resumed = Learner(config, tiny_model_path, tmp_path)
     expected, _ = learner.learn(batches[1])
-    with no_default_device():
+    with torch.device("meta"):
         metrics, _ = resumed.learn(batches[1])
     assert without_timings(metrics) == without_timings(expected)
 
@@ -77,5 +55,5 @@ def test_a_transformers_engine_says_on_which_device_its_tensors_are(tiny_model_p
         return [completion.response_ids.tolist() for _, completion in ended]
 
     expected = answers()
-    with no_default_device():
+    with torch.device("meta"):
         assert answers() == expected

@@ -1,31 +1,22 @@
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from rl_core.batch import TrainBatch, collate
-from rl_core.config.run import AlgorithmConfig
-from rl_core.learner.experience import assemble
+from rl_core.batch import collate
 from rl_core.learner.metrics import kl_per_response, rollout_columns
-from rl_core.types import Rollout
-from tests.support.experiences import experience_of, two_responses
+from tests.support.experiences import experience_of
 
 
-@pytest.fixture
-def batch(make_rollout: Callable[..., Rollout]) -> TrainBatch:
-    return two_responses(make_rollout)
-
-
-def test_the_score_stands_at_the_last_token_less_the_kl_penalty(batch):
+def test_the_score_stands_at_the_last_token_less_the_kl_penalty(two_responses):
     # k1 is 0.5, -1 and 2; a tenth of it is taken off the scores 1.0 and 0.1.
     expected = torch.tensor([[-0.05, 1.1], [-0.1, 0.0]])
-    torch.testing.assert_close(experience_of(batch).token_rewards, expected)
+    torch.testing.assert_close(experience_of(two_responses).token_rewards, expected)
 
 
-def test_without_a_penalty_the_rewards_are_the_scores(batch):
-    as_a_loss, without = experience_of(batch, kl_mode="loss"), experience_of(batch, ref=None)
+def test_without_a_penalty_the_rewards_are_the_scores(two_responses):
+    as_a_loss = experience_of(two_responses, kl_mode="loss")
+    without = experience_of(two_responses, ref=None)
     for experience in (as_a_loss, without):
         torch.testing.assert_close(experience.token_rewards, torch.tensor([[0.0, 1.0], [0.1, 0.0]]))
     assert kl_per_response(as_a_loss) == pytest.approx((-0.5 + 2.0) / 2)
@@ -33,12 +24,12 @@ def test_without_a_penalty_the_rewards_are_the_scores(batch):
     assert all(math.isnan(x) for x in rollout_columns(without)["ref_kl"])
 
 
-def test_gae_returns_are_the_rewards_to_go_and_advantages_are_whitened(batch):
-    experience = experience_of(batch)
+def test_gae_returns_are_the_rewards_to_go_and_advantages_are_whitened(two_responses):
+    experience = experience_of(two_responses)
     torch.testing.assert_close(experience.returns, torch.tensor([[1.05, 1.1], [-0.1, 0.0]]))
     raw = torch.tensor([1.05 - 0.5, 1.1 - 0.25, -0.1 - 1.0])
     expected = (raw - raw.mean()) / raw.std()
-    torch.testing.assert_close(experience.advantages[batch.response_mask], expected)
+    torch.testing.assert_close(experience.advantages[two_responses.response_mask], expected)
 
 
 @pytest.mark.parametrize(
@@ -69,17 +60,10 @@ def test_the_gate_closes_groups_that_all_fail(make_rollout, estimator):
         make_rollout([1], [3], score=0.1, group_id=1),
     ]
     batch = collate(rollouts, 0)
-    settings: dict[str, Any] = {"estimator": estimator, "kl_mode": "none", "group_size": 2}
-    zeros = torch.zeros(4, 1)
+    settings = {"estimator": estimator, "kl_mode": "none", "group_size": 2}
+    inputs = {"old": torch.zeros(4, 1), "ref": None, "values": None}
     gated, ungated = (
-        assemble(
-            batch,
-            old_logprobs=zeros,
-            ref_logprobs=None,
-            values=None,
-            algorithm=AlgorithmConfig.model_validate(settings | {"outcome_gate": gate}),
-            kl_coef=0.0,
-        ).advantages.flatten()
+        experience_of(batch, **inputs, **settings, outcome_gate=gate).advantages.flatten()
         for gate in (True, False)
     )
     assert gated[:2].tolist() == [0.0, 0.0]
@@ -87,10 +71,10 @@ def test_the_gate_closes_groups_that_all_fail(make_rollout, estimator):
     assert ungated[0] > 0.04
 
 
-def test_select_cuts_every_tensor_alike(batch):
-    chosen = experience_of(batch).select(torch.tensor([1]))
+def test_select_cuts_every_tensor_alike(two_responses):
+    chosen = experience_of(two_responses).select(torch.tensor([1]))
     assert len(chosen.batch) == 1
     assert chosen.old_logprobs.tolist() == [[-3.0]]
     assert chosen.values.tolist() == [[1.0]]
     assert chosen.kl.tolist() == [[2.0]]
-    assert experience_of(batch, ref=None).select(torch.tensor([0])).ref_logprobs is None
+    assert experience_of(two_responses, ref=None).select(torch.tensor([0])).ref_logprobs is None

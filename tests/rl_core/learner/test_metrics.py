@@ -1,23 +1,15 @@
-from collections.abc import Callable
-
 import pytest
 import torch
 
-from rl_core.batch import TrainBatch, collate
+from rl_core.batch import collate
 from rl_core.config.run import AlgorithmConfig
 from rl_core.learner.metrics import batch_metrics, policy_metrics, rollout_columns
-from rl_core.types import Rollout
-from tests.support.experiences import experience_of, two_responses
+from tests.support.experiences import experience_of
 
 
-@pytest.fixture
-def batch(make_rollout: Callable[..., Rollout]) -> TrainBatch:
-    return two_responses(make_rollout)
-
-
-def test_metrics_by_hand(batch):
+def test_metrics_by_hand(two_responses):
     algorithm = AlgorithmConfig()
-    experience = experience_of(batch)
+    experience = experience_of(two_responses)
     metrics = batch_metrics(experience, algorithm=algorithm, max_prompt_length=2)
     metrics |= policy_metrics(experience, kl_coef=0.1)
     expected = {
@@ -57,8 +49,8 @@ def test_groups_without_spread_are_counted(make_rollout):
     assert metrics["group/zero_spread_frac"] == 1.0
 
 
-def test_columns_of_the_rollout_log_by_hand(batch):
-    experience = experience_of(batch)
+def test_columns_of_the_rollout_log_by_hand(two_responses):
+    experience = experience_of(two_responses)
     columns = rollout_columns(experience)
     assert columns["reward"] == pytest.approx([1.05, -0.1])
     assert columns["value_mean"] == pytest.approx([0.375, 1.0])

@@ -1,8 +1,10 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from rl_core.config.run import RunConfig
@@ -10,26 +12,15 @@ from rl_core.learner.learner import Learner
 from rl_core.models.forward import forward_pass
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
 
-ONE_UPDATE = {"actor": {"mini_batch_size": 8}}
-GROUPS = {"estimator": "grpo", "group_size": 2}
-GROUPS |= {"kl_estimator": "k3", "kl_controller": "adaptive"}
+RUNS = yaml.safe_load(Path(__file__).with_name("runs.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("phase", "sections"),
-    [
-        ("old_log_prob", {"algorithm": GROUPS | {"kl_mode": "loss"}}),
-        ("old_log_prob", {"algorithm": GROUPS | {"kl_mode": "none"}}),
-        ("values", {}),
-        ("values", {"rollout": {"staleness": 1}}),
-        ("values", {"critic": {"warmup_steps": 1}}),
-    ],
-)
+@pytest.mark.parametrize(("phase", "sections"), RUNS["one update"])
 def test_one_update_needs_no_log_probs_or_values_from_before_it(
     new_learner, make_batch, monkeypatch, phase, sections
 ):
     def run() -> tuple[list[Any], dict[str, Tensor]]:
-        learner = new_learner(**ONE_UPDATE, **sections)
+        learner = new_learner(actor={"mini_batch_size": 8}, **sections)
         size = 2 if "algorithm" in sections else 1
         learned = [learner.learn(make_batch(step, group_size=size)) for step in range(3)]
         return learned, all_weights(learner)
@@ -58,11 +49,8 @@ def test_the_engines_log_probs_serve_a_penalty_that_is_wanted_before_the_only_up
         learner.learn(make_batch(1))  # away from the reference
         batch = make_batch()
         with torch.no_grad():
-            batch.rollout_logprobs.copy_(
-                forward_pass(
-                    batch, actor=learner.models.actor, compute_dtype=torch.float32
-                ).logprobs
-            )
+            said = forward_pass(batch, actor=learner.models.actor, compute_dtype=torch.float32)
+        batch.rollout_logprobs.copy_(said.logprobs)
         if is_recomputed:
             monkeypatch.setattr(Learner, "next_update_is_on_policy", lambda self: False)
         metrics, columns = learner.learn(batch)
@@ -74,17 +62,7 @@ def test_the_engines_log_probs_serve_a_penalty_that_is_wanted_before_the_only_up
     assert max(abs(kl) for kl in columns["ref_kl"]) > 0.01
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {},
-        {"actor": {"mini_batch_size": 8, "ppo_epochs": 2}, "algorithm": {"kl_mode": "none"}},
-        {"actor": {"mini_batch_size": 4}, "algorithm": {"kl_mode": "none"}},
-        ONE_UPDATE | {"model": {"dtype": "bfloat16"}},
-        ONE_UPDATE | {"rollout": {"staleness": 1}},
-        ONE_UPDATE | {"algorithm": {"kl_mode": "none"}, "critic": {"warmup_steps": 1}},
-    ],
-)
+@pytest.mark.parametrize("sections", RUNS["more than one update, or one that comes too late"])
 def test_log_probs_are_recomputed_where_the_update_comes_too_late_or_more_than_once(
     new_learner, make_batch, sections
 ):

@@ -14,7 +14,7 @@ from rl_core.learner.learner import Learner
 from rl_core.rollout.model_files import read_weights
 from rl_core.types import GenerationRequest, SamplingSettings
 from rl_core.workers.cluster import Workers
-from tests.support.learners import without_timings
+from tests.support.learners import assert_close, without_timings
 
 GREEDY = SamplingSettings(max_tokens=12, temperature=0.0)
 REQUESTS = [GenerationRequest(tuple(range(5 + i, 25 + 3 * i)), seed=i) for i in range(3)]
@@ -53,11 +53,10 @@ def test_two_ranks_are_one_learner_until_one_of_them_dies(
         workers.write_snapshot(tmp_path / "two")
         for part in (".", "trainer"):
             actual, wanted = (read_weights(tmp_path / name / part) for name in ("two", "one"))
-            assert actual.keys() == wanted.keys()
-            for name, tensor in wanted.items():
-                assert (actual[name].double() - tensor.double()).abs().max() < 1e-5, name
+            assert_close(actual, wanted, atol=1e-5)
 
-        pid = _pid(workers, "learner_1")
+        asked = workers.ranks["learner_1"].__ray_call__.remote(lambda actor: os.getpid())
+        pid = asked.future().result()
         os.kill(pid, signal.SIGSTOP)  # so that the other is in the step when it dies
         with ThreadPoolExecutor(1) as pool:
             step = pool.submit(workers.learn, rollouts, 2)
@@ -67,9 +66,3 @@ def test_two_ranks_are_one_learner_until_one_of_them_dies(
             with pytest.raises(WorkerDied, match=r"learner_1 died: .*learner_1\.log ends with"):
                 step.result(timeout=30)
     survived("SIGKILL", "one of two learner ranks in mid-step", steps_lost=1)
-
-
-def _pid(workers: Workers, name: str) -> int:
-    asked = workers.ranks[name].__ray_call__.remote(lambda actor: os.getpid())
-    pid: int = asked.future().result()
-    return pid

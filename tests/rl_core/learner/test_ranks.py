@@ -1,78 +1,31 @@
 """Two and four learner ranks, real gloo between processes, against one."""
 
-from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rl_core.batch import TrainBatch
-from rl_core.config.run import RunConfig
 from rl_core.learner.ranks import ALONE, enter_meeting, open_meeting
 from tests.support.learners import assert_bitwise_equal, without_timings
 from tests.support.memory_faults import SAID
 from tests.support.rank_processes import on_ranks
-from tests.support.rank_work import (
-    divide,
-    go_on,
-    learn,
-    run_out_of_memory,
-)
+from tests.support.rank_work import divide, go_on, learn, run_out_of_memory
+from tests.support.runs import merged
 
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
+VARIANTS = yaml.safe_load(Path(__file__).with_name("runs.yaml").read_text())["ranks"]
 
-GROUPS = {"group_size": 2, "kl_mode": "loss", "kl_estimator": "k3"}
-VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "gae": {},
-    "gae, one update": {"actor": {"mini_batch_size": 8}, "algorithm": {"kl_mode": "none"}},
-    "gae, threads": {"resources": {"learner_threads": 2}},
-    "warm-up": {"critic": {"warmup_steps": 1}},
-    "adapters": {"model": {"lora_rank": 4}},
-    "adapters beside 4 bits": {"model": {"lora_rank": 4, "load_in_4bit": True}},
-    "offloaded": {"resources": {"offload": True}},
-    "offloaded, adapters": {"resources": {"offload": True}, "model": {"lora_rank": 4}},
-    "8 bits": {"actor": {"optimizer": "adamw_8bit"}},
-    "checkpointed": {"model": {"gradient_checkpointing": True}},
-    "grpo": {"algorithm": {"estimator": "grpo", **GROUPS}},
-    "dr_grpo": {"algorithm": {"estimator": "dr_grpo", **GROUPS}},
-    "groups that teach nothing": {
-        "algorithm": {"estimator": "grpo", "group_size": 2, "kl_mode": "none"},
-        "actor": {"micro_batch_tokens": 16},
-    },
-    "rloo": {"algorithm": {"estimator": "rloo", **GROUPS}},
-    "reinforce_plus_plus": {"algorithm": {"estimator": "reinforce_plus_plus"}},
-    "reinforce_plus_plus_baseline": {
-        "algorithm": {"estimator": "reinforce_plus_plus_baseline", **GROUPS}
-    },
-    "one update, grouped": {
-        "algorithm": {"estimator": "grpo", **GROUPS},
-        "data": {"train_batch_size": 4},
-    },
+WITHIN = {
+    # Products beside 4 bits are torch's own, which adds in another order by their size.
+    "adapters beside 4 bits": (5e-6, 1e-6),
+    "8 bits": (5e-5, 1e-4),  # two ranks cut the embedding within a block: float32 there
 }
-
+"""To what tensors and numbers are equal: else to 1e-6."""
 OF_FOUR = ("gae", "adapters", "grpo")
 """What four ranks may do differently: how tensors and rows fall to them."""
-
-
-def variants(
-    settings: MakeSettings, make_batch: MakeBatch, names: Iterable[str] = VARIANTS
-) -> tuple[list[Any], list[Any]]:
-    # AdamW makes steps of the learning rate even of a gradient that is nothing but rounding.
-    slow = {"actor": {"lr": 1e-5}, "critic": {"lr": 1e-5}}
-    configs = [
-        settings(
-            **{
-                name: slow.get(name, {}) | sections.get(name, {})
-                for name in slow.keys() | sections.keys()
-            }
-        )
-        for sections in map(VARIANTS.__getitem__, names)
-    ]
-    batches = [make_batch(group_size=config.algorithm.group_size) for config in configs]
-    return configs, batches
 
 
 def comparable(metrics: dict[str, float]) -> dict[str, float]:
@@ -85,11 +38,7 @@ def comparable(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def assert_equal_to_rounding(
-    actual: dict[str, Any],
-    expected: dict[str, Any],
-    *,
-    within: float = 1e-6,
-    numbers_within: float = 1e-6,
+    actual: dict[str, Any], expected: dict[str, Any], within: float, numbers_within: float
 ) -> None:
     """To 1e-6: of tensors, of the largest number; of columns, of what they are differences of.
 
@@ -113,22 +62,15 @@ def assert_equal_to_rounding(
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "names"), [(2, tuple(VARIANTS)), (4, OF_FOUR)])
 def test_ranks_learn_what_one_process_learns(tiny_model_path, settings, make_batch, size, names):
-    configs, batches = variants(settings, make_batch, names)
+    # AdamW makes steps of the learning rate even of a gradient that is nothing but rounding.
+    slow = {"actor": {"lr": 1e-5}, "critic": {"lr": 1e-5}}
+    configs = [settings(**merged(slow, VARIANTS[name])) for name in names]
+    batches = [make_batch(group_size=config.algorithm.group_size) for config in configs]
     expected = learn(ALONE, configs, tiny_model_path, batches)
-    once_more = configs[:1], batches[:1]
-    of_ranks = on_ranks(
-        size, learn, configs + once_more[0], tiny_model_path, batches + once_more[1]
-    )
-    for results in of_ranks:
+    asked = configs + configs[:1], tiny_model_path, batches + batches[:1]
+    for results in on_ranks(size, learn, *asked):
         for name, of_variant, one_process in zip(names, results, expected, strict=False):
-            # Products beside 4 bits are torch's own, which adds in another order by their size.
-            within = 5e-6 if "4 bits" in name else 1e-6
-            numbers_within = 1e-6
-            if name == "8 bits":  # two ranks cut the embedding within a block: float32 there
-                within, numbers_within = 5e-5, 1e-4
-            assert_equal_to_rounding(
-                of_variant, one_process, within=within, numbers_within=numbers_within
-            )
+            assert_equal_to_rounding(of_variant, one_process, *WITHIN.get(name, (1e-6, 1e-6)))
         again = results[len(expected)]
         assert_bitwise_equal(again["weights"], results[0]["weights"])
         assert again["metrics"] == results[0]["metrics"]

@@ -1,36 +1,24 @@
+from pathlib import Path
+
 import pytest
+import yaml
 from torch import Tensor
 
 from rl_core.learner.learner import Learner
 from tests.support.learners import all_weights, check_that_a_resume_is_exact
 
-GROUPS = {"estimator": "grpo", "group_size": 2}
-LORA = {"lora_rank": 4, "lora_alpha": 8.0}
+RUNS = yaml.safe_load(Path(__file__).with_name("runs.yaml").read_text())["resumes"]
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {
-            "algorithm": {"kl_controller": "adaptive", "kl_coef": 0.05, "kl_target": 0.5},
-            "actor": {"ppo_epochs": 2, "warmup_steps": 3},
-            "critic": {"warmup_steps": 1},
-        },
-        {"algorithm": GROUPS | {"kl_mode": "loss", "kl_estimator": "k3"}},
-        {"model": LORA, "actor": {"ppo_epochs": 2}, "critic": {"warmup_steps": 1}},
-        {"model": LORA, "algorithm": GROUPS},
-        {"actor": {"optimizer": "adamw_8bit"}},
-    ],
-    ids=["gae", "grpo", "gae with adapters", "grpo with adapters", "moments of 8 bits"],
-)
+@pytest.mark.parametrize("name", RUNS)
 def test_saving_and_resuming_equals_no_stop_bit_for_bit(
-    tiny_model_path, tmp_path, make_batch, sections, settings
+    tiny_model_path, tmp_path, make_batch, name, settings
 ):
     def weights(learner: Learner) -> dict[str, Tensor]:
         adapters = learner.models.actor.state_dict()
         return all_weights(learner) | {f"as it is: {name}": x for name, x in adapters.items()}
 
-    config = settings(**sections)
+    config = settings(**RUNS[name])
     check_that_a_resume_is_exact(config, tiny_model_path, tmp_path, make_batch, weights)
 
 

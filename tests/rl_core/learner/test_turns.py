@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from rl_core.batch import TrainBatch, collate
-from rl_core.config.run import AlgorithmConfig
-from rl_core.learner.experience import Experience, assemble
+from rl_core.learner.experience import Experience
 from rl_core.learner.metrics import rollout_columns
 from rl_core.types import Rollout, Turn
+from tests.support import experiences
 from tests.support.learners import slow_actor_gradient, slow_critic_gradient
 
 SAMPLED = [[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]]
@@ -30,14 +30,8 @@ def batch(make_rollout: Callable[..., Rollout]) -> TrainBatch:
 def experience_of(
     batch: TrainBatch, *, ref: Tensor | None = None, **algorithm: object
 ) -> Experience:
-    return assemble(
-        batch,
-        old_logprobs=batch.rollout_logprobs,
-        ref_logprobs=ref,
-        values=VALUES,
-        algorithm=AlgorithmConfig.model_validate(algorithm),
-        kl_coef=0.1,
-    )
+    old = batch.rollout_logprobs
+    return experiences.experience_of(batch, old=old, ref=ref, values=VALUES, **algorithm)
 
 
 def test_masks_by_hand(batch):

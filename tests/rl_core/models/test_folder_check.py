@@ -2,7 +2,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,19 +13,9 @@ from rl_core.models.folder_check import check_model_folder
 from rl_core.models.loading import load_actor, load_causal_lm
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.model_files import check_finite
+from tests.support.model_shapes import SMALL
 
 CPU = torch.device("cpu")
-SMALL: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-}
 
 
 @pytest.fixture

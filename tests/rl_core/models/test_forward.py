@@ -1,10 +1,8 @@
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 from rl_core.batch import TrainBatch, collate
@@ -14,11 +12,6 @@ from rl_core.types import Rollout
 
 CPU = torch.device("cpu")
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
-
-
-@pytest.fixture(scope="module")
-def actor(tiny_model_path: Path) -> transformers.PreTrainedModel:
-    return loading.load_actor(tiny_model_path, CPU)
 
 
 @pytest.fixture(scope="module")

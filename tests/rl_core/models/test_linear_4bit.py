@@ -6,13 +6,11 @@ import torch
 import transformers
 from torch import nn
 
-from rl_core.config.run import RunConfig
-from rl_core.learner.learner import Learner
 from rl_core.models import bitsandbytes, loading
 from rl_core.models.linear_4bit import Linear4bit, pack_linear_layers
 from rl_core.models.lora import add_adapters, merged_state
 from rl_core.resources.memory_plan import ModelShape, frozen_bytes, memory_plan
-from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
+from tests.support.runs import run_config
 
 CPU = torch.device("cpu")
 QLORA = {"lora_rank": 4, "load_in_4bit": True}
@@ -81,28 +79,22 @@ def test_engines_get_the_weights_that_the_learner_computes_with(tiny_model_path)
     add_adapters(model, rank=4, alpha=8.0)
     base = loading.load_actor(tiny_model_path, CPU)
     assert (logits(model) - logits(base)).abs().max() > 1e-3  # rounded
-    torch.testing.assert_close(
-        logits(plain_of(model, tiny_model_path)), logits(model), atol=1e-5, rtol=0
-    )
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if ".lora_" in name:
-                weight.normal_(std=0.05)
-    torch.testing.assert_close(
-        logits(plain_of(model, tiny_model_path)), logits(model), atol=1e-5, rtol=0
-    )
+    for std in (0.0, 0.05):  # of what is added to the adapters as they are made
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if ".lora_" in name:
+                    weight.add_(std * torch.randn(weight.shape))
+        sent = plain_of(model, tiny_model_path)
+        torch.testing.assert_close(logits(sent), logits(model), atol=1e-5, rtol=0)
     shapes = {name: tuple(x.shape) for name, x in merged_state(base)}
     assert shapes == {name: tuple(x.shape) for name, x in merged_state(model)}
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_a_learner_moves_adapters_alone_and_resumes_bit_for_bit(
-    tiny_model_path, tmp_path, make_batch, settings, checkpointed
-):
-    config = settings(
+def test_a_learner_moves_and_saves_adapters_alone(new_learner, tmp_path, make_batch, checkpointed):
+    learner = new_learner(
         model=QLORA | {"gradient_checkpointing": checkpointed}, actor={"optimizer": "adamw_8bit"}
     )
-    learner = Learner(config, tiny_model_path)
     actor, critic = learner.models.actor, learner.models.critic
     before = {name: x.clone() for name, x in actor.state_dict().items()}
     for step in range(2):
@@ -115,11 +107,6 @@ def test_a_learner_moves_adapters_alone_and_resumes_bit_for_bit(
     learner.save(tmp_path)
     saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     torch.testing.assert_close(logits(saved.eval()), logits(actor), atol=1e-5, rtol=0)
-    resumed = Learner(config, tiny_model_path, resume_from=tmp_path)
-    expected, _ = learner.learn(make_batch(2))
-    actual, _ = resumed.learn(make_batch(2))
-    assert without_timings(actual) == without_timings(expected)
-    assert_bitwise_equal(all_weights(learner), all_weights(resumed))
 
 
 def test_frozen_weights_take_what_is_planned(tiny_model_path, settings):
@@ -134,7 +121,7 @@ def test_frozen_weights_take_what_is_planned(tiny_model_path, settings):
 
 def test_what_cannot_be_packed_is_refused_in_a_line(tiny_model_path, monkeypatch):
     with pytest.raises(ValueError, match=r"model\.load_in_4bit=true has weights that cannot lea"):
-        RunConfig.model_validate({"model": {"load_in_4bit": True}})
+        run_config(model={"load_in_4bit": True})
     gpt = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(vocab_size=30, n_embd=8, n_layer=1, n_head=2)
     )

@@ -1,5 +1,4 @@
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_core.algos import matmul
 from rl_core.models import fast_linear, loading
+from tests.support.model_shapes import SMALL
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def actor(tiny_model_path: Path) -> transformers.PreTrainedModel:
-    return loading.load_actor(tiny_model_path, CPU)
 
 
 def test_a_model_without_checkpointing_layers_is_refused(tiny_model_path):
@@ -42,16 +37,7 @@ def test_a_missing_model_is_one_clear_line(tmp_path):
 
 
 def test_a_model_with_transformed_logits_is_refused(tmp_path):
-    config = transformers.Gemma2Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=32,
-        final_logit_softcapping=0.1,
-    )
+    config = transformers.Gemma2Config(**SMALL, head_dim=32, final_logit_softcapping=0.1)
     transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="transformed after the output embedding"):
         loading.load_actor(tmp_path, CPU)

@@ -79,39 +79,26 @@ def test_layers_that_hold_their_weight_transposed_are_merged_too(tmp_path):
     torch.testing.assert_close(logits(plain), logits(model), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_only_adapters_and_the_value_head_learn(new_learner, make_batch, threads, checkpointed):
-    learner = new_learner(
-        model=LORA | {"gradient_checkpointing": checkpointed},
-        resources={"learner_threads": threads},
-    )
-    assert learner.models.critic is not None
-    before = {
-        name: {k: x.clone() for k, x in model.state_dict().items()}
-        for name, model in (("actor", learner.models.actor), ("critic", learner.models.critic))
-    }
-    for step in range(2):
-        learner.learn(make_batch(step))
-    for name, model in (("actor", learner.models.actor), ("critic", learner.models.critic)):
-        moved = {k for k, x in model.state_dict().items() if not torch.equal(x, before[name][k])}
-        learning = {k for k in before[name] if ".lora_" in k or k.startswith("head.")}
-        assert moved == learning
-        assert all(x.grad is None for x in model.parameters())
-
-
-def test_threads_and_checkpointing_give_the_plain_gradient(new_learner, make_batch):
+def test_only_adapters_and_the_value_head_learn_by_the_plain_gradient(new_learner, make_batch):
+    """However many threads there are, checkpointed or not."""
     weights = []
-    for threads, checkpointed in ((1, False), (2, False), (2, True)):
+    for threads, checkpointed in ((1, False), (2, False), (1, True), (2, True)):
         learner = new_learner(
             model=LORA | {"gradient_checkpointing": checkpointed},
             resources={"learner_threads": threads},
         )
+        models = (learner.models.actor, learner.models.critic)
+        before = [{k: x.clone() for k, x in model.state_dict().items()} for model in models]
         learner.learn(make_batch())
         weights.append(all_weights(learner))
+        learner.learn(make_batch(1))
+        for model, old in zip(models, before, strict=True):
+            moved = {k for k, x in model.state_dict().items() if not torch.equal(x, old[k])}
+            assert moved == {k for k in old if ".lora_" in k or k.startswith("head.")}
+            assert all(x.grad is None for x in model.parameters())
     # Equal bit for bit in 2,000 tries alone; two whole runs of the suite differed: cause unknown.
-    assert_close(weights[1], weights[0], atol=1e-6)
-    assert_close(weights[2], weights[0], atol=1e-6)
+    for other in weights[1:]:
+        assert_close(other, weights[0], atol=1e-6)
 
 
 def test_the_reference_stays_the_base_model_and_nothing_frozen_is_held_twice(

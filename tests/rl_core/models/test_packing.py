@@ -68,7 +68,7 @@ def batches(draw: st.DrawFn, make_rollout: Callable[..., Any]) -> TrainBatch:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_on_a_cpu_is_float32_under_autocast(dtype: torch.dtype, masked: bool):
+def test_attention_on_a_cpu_is_float32_under_autocast(dtype, masked):
     """bfloat16's would differ by a hundredth; and takes longer."""
     query, key, value = (torch.randn(1, 2, 5, 4).to(dtype) for _ in range(3))
     mask = torch.zeros(1, 1, 5, 5, dtype=dtype).masked_fill(torch.eye(5).bool(), -1e9)
@@ -106,7 +106,7 @@ def test_states_and_every_gradient_are_those_of_rows_alone(make_rollout, data):
         (plain, states_by_row(plain, batch)),
     ):
         weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(0))
-        (states * weights).sum().backward()  # type: ignore[no-untyped-call]  # torch's
+        (states * weights).sum().backward()
         results.append((states.detach(), [weight.grad for weight in module.parameters()]))
     # Norms are computed in float32 whatever the type.
     torch.testing.assert_close(*results, atol=2e-5, rtol=1e-4)

@@ -1,34 +1,12 @@
 import json
-from pathlib import Path
 
-import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
 
-from rl_core.models.loading import complete_weights, load_actor
+from rl_core.models.loading import complete_weights
 from rl_core.models.saving import save_actor, save_beside_parts, save_part
 from rl_core.rollout.model_files import read_weights
-
-
-@pytest.fixture(scope="module")
-def actor(tiny_model_path: Path) -> transformers.PreTrainedModel:
-    return load_actor(tiny_model_path, torch.device("cpu"))
-
-
-def test_a_saved_actor_loads_with_transformers_as_it_was(actor, tiny_model_path, tmp_path):
-    save_actor(actor, complete_weights(actor), tiny_model_path, tmp_path / "saved")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    for name, tensor in actor.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor)
-    text = "3 + 4 = 7"
-    saved, original = (
-        transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-        for folder in (tmp_path / "saved", tiny_model_path)
-    )
-    assert saved.encode(text) == original.encode(text)
-    assert saved.decode(saved.encode(text)) == text
-    assert loaded.generation_config.eos_token_id == 1
 
 
 def test_a_model_saved_in_parts_is_the_same_folder_but_for_its_safetensors(

@@ -8,6 +8,7 @@ from torch import Tensor
 from rl_core.batch import TrainBatch, collate
 from rl_core.models import loading, packing, shared_prefix
 from rl_core.models.shared_prefix import can_share_prompts, response_states
+from tests.support.model_shapes import SMALL
 
 CPU = torch.device("cpu")
 
@@ -25,7 +26,7 @@ def counted(backbone: torch.nn.Module, batch: TrainBatch) -> tuple[Tensor, int, 
     backbone.zero_grad()
     states = response_states(backbone, batch)
     weights = torch.linspace(-1, 1, states.numel()).reshape(states.shape)
-    (states * weights).sum().backward()  # type: ignore[no-untyped-call]
+    (states * weights).sum().backward()
     hook.remove()
     gradient = torch.cat([p.grad.flatten() for p in backbone.parameters() if p.grad is not None])
     return states.detach(), num_tokens, gradient
@@ -80,13 +81,9 @@ def test_models_whose_layers_forget_or_see_a_window_read_each_prompt_again(
     assert counted(checkpointed.get_decoder(), batch)[1] == int(
         (batch.prompt_lengths[[0, 4]] - 1).sum() + batch.response_lengths.sum()
     )
-    window = transformers.MistralConfig(
-        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-        num_attention_heads=1, num_key_value_heads=1, sliding_window=4,
-    )  # fmt: skip
-    assert not can_share_prompts(transformers.MistralModel(window))
-    no_window = transformers.MistralConfig.from_dict(window.to_dict() | {"sliding_window": None})
-    assert can_share_prompts(transformers.MistralModel(no_window))
+    for window, can_share in ((4, False), (None, True)):
+        config = transformers.MistralConfig(**SMALL, sliding_window=window)
+        assert can_share_prompts(transformers.MistralModel(config)) is can_share
 
 
 @pytest.mark.parametrize(("shortest", "num_tokens"), [(16, 4 * 20), (4, 4 * 3 + 3 * 16 + 4)])

@@ -11,10 +11,7 @@ SHAPE = known_shape("Qwen/Qwen2.5-0.5B")
 GRPO = {"estimator": "grpo", "group_size": 4}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"algorithm": GRPO}, {"model": {"lora_rank": 4}}],
-)
+@pytest.mark.parametrize("changes", [{}, {"algorithm": GRPO}, {"model": {"lora_rank": 4}}])
 def test_a_checkpoint_is_as_large_as_planned(tmp_path, tiny_model_path, changes):
     config = RunConfig.model_validate({"resources": {"learner_threads": 1}, **changes})
     learner = Learner(config, tiny_model_path)

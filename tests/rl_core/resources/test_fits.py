@@ -15,6 +15,7 @@ from rl_core.resources.memory_need import card_need, machine_need, starves_engin
 from rl_core.resources.memory_plan import ModelShape
 from tests.rl_core.resources.test_memory_need import tinyzero
 from tests.support import model_shapes
+from tests.support.runs import run_config
 
 QWEN = ModelShape.from_config(model_shapes.QWEN_05B)
 FEW: Sequence[Lever] = (
@@ -60,29 +61,27 @@ def on_cards(draw: st.DrawFn) -> RunConfig:
     sleep, staleness = draw(st.sampled_from([(False, 0), (True, 0), (False, 1)]))
     card = draw(st.sampled_from([6.0, 9.0, 12.0, 16.0, 24.0, 48.0]))
     algorithm = {"estimator": "grpo", "group_size": 4} if group else {}
-    return RunConfig.model_validate(
-        {
-            "algorithm": algorithm | {"kl_mode": draw(st.sampled_from(["reward", "none"]))},
-            "actor": {"micro_batch_tokens": draw(st.sampled_from([1_000, 8_192, 40_000]))},
-            "model": {
-                "dtype": draw(st.sampled_from(["bfloat16", "float32"])),
-                "gradient_checkpointing": draw(st.booleans()),
-                "lora_rank": draw(st.sampled_from([0, 32])),
-            },
-            "rollout": {
-                "engine": draw(st.sampled_from(["vllm", "vllm", "hf"])),
-                "gpu_memory_utilization": draw(st.sampled_from([0.02, 0.2, 0.4, 0.9])),
-                "sleep": sleep,
-                "staleness": staleness,
-                "num_engines": draw(st.sampled_from([1, 2])),
-            },
-            "resources": {
-                "learner_gpus": draw(st.sampled_from([0.5, 0.3, 1.0])),
-                "rollout_gpus": draw(st.sampled_from([0.5, 0.3, 1.0])),
-                "offload": draw(st.booleans()),
-                "gpu_memory_gib": card,
-            },
-        }
+    return run_config(
+        algorithm=algorithm | {"kl_mode": draw(st.sampled_from(["reward", "none"]))},
+        actor={"micro_batch_tokens": draw(st.sampled_from([1_000, 8_192, 40_000]))},
+        model={
+            "dtype": draw(st.sampled_from(["bfloat16", "float32"])),
+            "gradient_checkpointing": draw(st.booleans()),
+            "lora_rank": draw(st.sampled_from([0, 32])),
+        },
+        rollout={
+            "engine": draw(st.sampled_from(["vllm", "vllm", "hf"])),
+            "gpu_memory_utilization": draw(st.sampled_from([0.02, 0.2, 0.4, 0.9])),
+            "sleep": sleep,
+            "staleness": staleness,
+            "num_engines": draw(st.sampled_from([1, 2])),
+        },
+        resources={
+            "learner_gpus": draw(st.sampled_from([0.5, 0.3, 1.0])),
+            "rollout_gpus": draw(st.sampled_from([0.5, 0.3, 1.0])),
+            "offload": draw(st.booleans()),
+            "gpu_memory_gib": card,
+        },
     )
 
 
@@ -167,9 +166,7 @@ def test_an_engine_gets_the_share_without_which_it_would_not_start():
 
 
 def test_a_machine_without_a_card_has_levers_of_its_own():
-    config = RunConfig.model_validate(
-        {"rollout": {"num_engines": 2}, "resources": {"learner_threads": 4}}
-    )
+    config = run_config(rollout={"num_engines": 2}, resources={"learner_threads": 4})
     asked = need(config, None)
     mild = propose(config, 0.7 * asked, on_card=False)
     assert mild.fits

@@ -13,8 +13,8 @@ from rl_core.resources.memory_need import (
 )
 from rl_core.resources.memory_plan import ModelShape, memory_plan, resting_learner
 from tests.support import model_shapes
+from tests.support.runs import merged, run_config
 
-Sections = dict[str, dict[str, Any]]
 QWEN = ModelShape.from_config(model_shapes.QWEN_05B)
 GIB = 2**30
 NUM_WEIGHTS = 494_032_768
@@ -28,19 +28,12 @@ BESIDE = 0.4 + 0.35 + 0.65
 
 def tinyzero(**sections: dict[str, Any]) -> RunConfig:
     """Actor, critic and reference of Qwen2.5-0.5B beside an engine with a fifth of 24 GiB."""
-    settings: Sections = {
+    settings = {
         "model": {"dtype": "bfloat16", "gradient_checkpointing": True},
         "rollout": {"gpu_memory_utilization": 0.2},
         "resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5, "gpu_memory_gib": 24},
     }
-    return changed(settings, sections)
-
-
-def changed(settings: Sections, sections: Sections) -> RunConfig:
-    names = settings.keys() | sections.keys()
-    return RunConfig.model_validate(
-        {name: settings.get(name, {}) | sections.get(name, {}) for name in names}
-    )
+    return run_config(**merged(settings, sections))
 
 
 def peak_gib(config: RunConfig) -> float:
@@ -95,13 +88,11 @@ def test_a_share_must_hold_the_model_and_one_response():
 
 
 def test_with_adapters_the_fullest_moment_is_when_new_weights_go_to_the_engine():
-    config = RunConfig.model_validate(
-        {
-            "model": {"lora_rank": 64, "dtype": "bfloat16", "gradient_checkpointing": True},
-            "algorithm": {"estimator": "grpo", "group_size": 4},
-            "data": {"train_batch_size": 1, "max_prompt_length": 64, "max_response_length": 64},
-            "actor": {"mini_batch_size": 1, "micro_batch_tokens": 128},
-        }
+    config = run_config(
+        model={"lora_rank": 64, "dtype": "bfloat16", "gradient_checkpointing": True},
+        algorithm={"estimator": "grpo", "group_size": 4},
+        data={"train_batch_size": 1, "max_prompt_length": 64, "max_response_length": 64},
+        actor={"mini_batch_size": 1, "micro_batch_tokens": 128},
     )
     engine, version = memory_plan(QWEN, config)[-1], 2 * NUM_WEIGHTS
     # What the learner sends, and both versions in Ray: the engine has the one of before.
@@ -125,7 +116,7 @@ def test_a_split_engine_has_its_part_on_each_card_and_on_a_cpu_processes():
     assert least_engine_gib(QWEN, split) - itself == pytest.approx(
         (least_engine_gib(QWEN, whole) - itself) / 2
     )
-    on_cpu = RunConfig.model_validate({"rollout": {"tensor_parallel_size": 2}})
+    on_cpu = run_config(rollout={"tensor_parallel_size": 2})
     engine = memory_plan(QWEN, on_cpu)[-1]
     # The learner, the engine and its two parts; each part is handed all new weights.
     needed = peak_gib(on_cpu) + engine.total_bytes / GIB + LEARNER + 3 * VLLM + BESIDE
@@ -134,8 +125,7 @@ def test_a_split_engine_has_its_part_on_each_card_and_on_a_cpu_processes():
 
 
 def test_a_machine_holds_all_ranks_and_engines_and_their_processes():
-    sections = {"resources": {"learner_ranks": 3}, "rollout": {"num_engines": 2}}
-    config = RunConfig.model_validate(sections)
+    config = run_config(resources={"learner_ranks": 3}, rollout={"num_engines": 2})
     *phases, engine = memory_plan(QWEN, config)
     first = max(phases, key=lambda phase: phase.total_bytes)
     alone, *_ = memory_plan(QWEN, RunConfig())
@@ -148,7 +138,7 @@ def test_a_machine_holds_all_ranks_and_engines_and_their_processes():
 
 
 def test_an_engine_of_transformers_is_planned_for_what_is_asked_of_it():
-    sections: Sections = {
+    sections = {
         "rollout": {"engine": "hf", "max_num_seqs": 256},
         "data": {"train_batch_size": 6, "max_prompt_length": 100, "max_response_length": 50},
         "algorithm": {"estimator": "grpo", "group_size": 4},
@@ -157,7 +147,7 @@ def test_an_engine_of_transformers_is_planned_for_what_is_asked_of_it():
     }
 
     def parts(**changes: dict[str, Any]) -> Any:
-        return memory_plan(QWEN, changed(sections, changes))[-1].parts
+        return memory_plan(QWEN, run_config(**merged(sections, changes)))[-1].parts
 
     # Keys and values of 24 layers, 2 heads of 64; prompts are read once for each group.
     assert parts()["kv_cache"] == 24 * 150 * (2 * 24 * 2 * 64 * 4)

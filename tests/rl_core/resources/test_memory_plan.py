@@ -22,8 +22,10 @@ from rl_core.resources.memory_plan import (
     resting_learner,
 )
 from tests.support.model_shapes import QWEN_05B
+from tests.support.runs import run_config
 from tests.support.solving import let_countdown_answer
 
+QWEN = ModelShape.from_config(QWEN_05B)
 ALL, HEAD = 494_032_768, 897
 ADAPTERS = 24 * 8 * (2 * 1_792 + 2 * 1_024 + 3 * 5_760)
 """Numbers of Qwen2.5-0.5B: all, the critic's value head, and adapters of rank 8 of all layers."""
@@ -79,7 +81,7 @@ def test_a_micro_batch_holds_its_budget_or_the_longest_row_or_all_there_is():
 )
 def test_the_optimizer_holds_what_learns_and_weights_are_held_once(sections, learning, frozen):
     config = RunConfig.model_validate(sections)
-    first = memory_plan(ModelShape.from_config(QWEN_05B), config)[0]
+    first = memory_plan(QWEN, config)[0]
     assert first.parts["weights"] == 4 * (learning + frozen)
     assert first.parts["optimizer"] == 8 * learning
 
@@ -87,19 +89,18 @@ def test_the_optimizer_holds_what_learns_and_weights_are_held_once(sections, lea
 def test_ranks_divide_what_rests_and_gather_the_layers_that_compute():
     """Of 2 ranks; the reference is cut as well, and beside adapters nothing that stands still."""
     learning = 2 * ALL + HEAD
-    config = RunConfig.model_validate({"resources": {"learner_ranks": 2}})
-    shape = ModelShape.from_config(QWEN_05B)
-    first, critic, actor, _ = memory_plan(shape, config)
+    config = run_config(resources={"learner_ranks": 2})
+    first, critic, actor, _ = memory_plan(QWEN, config)
     half = math.ceil(learning / 2)
     assert first.parts["weights"] == 4 * (half + ALL // 2)
     assert first.parts["optimizer"] == 8 * half
     # Of 24 layers 5 with a gradient, else 3, and all that is outside of them.
-    assert actor.parts["gathered"] == 4 * (ALL - 19 * shape.num_layer_parameters)
+    assert actor.parts["gathered"] == 4 * (ALL - 19 * QWEN.num_layer_parameters)
     assert critic.parts["gathered"] == actor.parts["gathered"] + 4 * HEAD
-    assert first.parts["gathered"] == 4 * (ALL + HEAD - 21 * shape.num_layer_parameters)
+    assert first.parts["gathered"] == 4 * (ALL + HEAD - 21 * QWEN.num_layer_parameters)
     assert actor.parts["gradients"] == 2 * ALL
     sections = {"resources": {"learner_ranks": 2}, "model": {"lora_rank": 8}}
-    first = memory_plan(shape, RunConfig.model_validate(sections))[0]
+    first = memory_plan(QWEN, RunConfig.model_validate(sections))[0]
     assert first.parts["weights"] == 4 * (math.ceil((2 * ADAPTERS + HEAD) / 2) + ALL)
     assert first.parts["gathered"] == 4 * (3 * ADAPTERS // 24 + HEAD)
 
@@ -124,7 +125,7 @@ def test_rows_of_a_group_read_their_shared_prompt_again(model, gpus, layers):
             "model": model,
             "resources": {"learner_gpus": gpus},
         }
-        phases = memory_plan(ModelShape.from_config(QWEN_05B), RunConfig.model_validate(sections))
+        phases = memory_plan(QWEN, RunConfig.model_validate(sections))
         return next(phase for phase in phases if phase.phase == "update_actor")
 
     # Queries and what was read are 896 wide, keys and values 128.
@@ -155,11 +156,11 @@ def memory(field):
     status = Path("/proc/self/status").read_text()
     return int(re.search(field + r":\\s+(\\d+) kB", status)[1]) * 1024
 
-def peak(work):
+def peak(model, kl_coef):
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
-    result = work()
-    return result, memory("VmHWM") - memory("RssFile") - base
+    learner.updater.run_epochs(model, experience, kl_coef)
+    return memory("VmHWM") - memory("RssFile") - base
 
 size = config.algorithm.group_size
 rows = config.data.train_batch_size * size
@@ -182,10 +183,8 @@ experience, metrics = learner.make_experience(batch)  # measures each of its pha
 gib = max(x for name, x in metrics.items() if name.startswith("memory/peak_gib/"))
 peaks = {"log_probs": int(gib * 2**30) - base}
 if learner.models.critic is not None:
-    work = lambda: learner.updater.run_epochs("critic", experience, 0.0)
-    peaks["update_critic"] = peak(work)[1]
-work = lambda: learner.updater.run_epochs("actor", experience, config.algorithm.kl_coef)
-peaks["update_actor"] = peak(work)[1]
+    peaks["update_critic"] = peak("critic", 0.0)
+peaks["update_actor"] = peak("actor", config.algorithm.kl_coef)
 print(json.dumps(peaks))
 """
 
@@ -236,22 +235,16 @@ def test_measured_peaks_fit_into_the_plan_and_fill_half_of_it(
 ):
     # Many CPUs emulate bfloat16: of short rows, or one step takes minutes.
     rows, prompt, response = (16, 64, 192) if dtype == "float32" else (8, 32, 96)
-    config = RunConfig.model_validate(
-        {
-            "data": {
-                "train_batch_size": rows,
-                "max_prompt_length": prompt,
-                "max_response_length": response,
-            },
-            "actor": {"mini_batch_size": rows // 2, "micro_batch_tokens": 4 * (prompt + response)},
-            "algorithm": {"kl_mode": "loss", "kl_estimator": "k3"},
-            "model": {
-                "dtype": dtype,
-                "gradient_checkpointing": checkpointing,
-                "lora_rank": lora_rank,
-            },
-            "resources": {"learner_threads": threads},
-        }
+    config = run_config(
+        data={
+            "train_batch_size": rows,
+            "max_prompt_length": prompt,
+            "max_response_length": response,
+        },
+        actor={"mini_batch_size": rows // 2, "micro_batch_tokens": 4 * (prompt + response)},
+        algorithm={"kl_mode": "loss", "kl_estimator": "k3"},
+        model={"dtype": dtype, "gradient_checkpointing": checkpointing, "lora_rank": lora_rank},
+        resources={"learner_threads": threads},
     )
     (measured,) = measured_peaks(tmp_path, SMALL, config)
     plan = memory_plan(ModelShape.from_folder(tmp_path), config)
@@ -275,12 +268,10 @@ def test_each_ranks_peaks_are_within_a_tenth_of_the_plan(tmp_path):
         "num_hidden_layers": 4,
         "num_attention_heads": 8,
     }
-    config = RunConfig.model_validate(
-        {
-            "data": {"train_batch_size": 16, "max_prompt_length": 64, "max_response_length": 192},
-            "actor": {"mini_batch_size": 8, "micro_batch_tokens": 512},
-            "resources": {"learner_threads": 1, "learner_ranks": 2},
-        }
+    config = run_config(
+        data={"train_batch_size": 16, "max_prompt_length": 64, "max_response_length": 192},
+        actor={"mini_batch_size": 8, "micro_batch_tokens": 512},
+        resources={"learner_threads": 1, "learner_ranks": 2},
     )
     phases = memory_plan(ModelShape.from_config(shape | {"model_type": "qwen2"}), config)
     for rank, measured in enumerate(measured_peaks(tmp_path, shape, config)):
@@ -290,7 +281,7 @@ def test_each_ranks_peaks_are_within_a_tenth_of_the_plan(tmp_path):
 
 
 BYTES_05B = 4 * ALL
-BYTES_LAYER = 4 * ModelShape.from_config(QWEN_05B).num_layer_parameters
+BYTES_LAYER = 4 * QWEN.num_layer_parameters
 FEW_TOKENS: dict[str, Any] = {
     "data": {"max_prompt_length": 8, "max_response_length": 8},
     "actor": {"micro_batch_tokens": 16},
@@ -301,9 +292,9 @@ def offload_plan(offload: bool, num_ranks: int = 1, **sections: Any) -> dict[str
     """What Qwen2.5-0.5B takes on cards by GRPO, by phase, and at `rest`."""
     resources = {"learner_gpus": 1, "learner_ranks": num_ranks, "offload": offload}
     sections |= {"algorithm": {"estimator": "grpo", "group_size": 2}, "resources": resources}
-    shape, config = ModelShape.from_config(QWEN_05B), RunConfig.model_validate(sections)
-    phases = {phase.phase: phase for phase in memory_plan(shape, config)}
-    return phases | {"rest": resting_learner(shape, config)}
+    config = RunConfig.model_validate(sections)
+    phases = {phase.phase: phase for phase in memory_plan(QWEN, config)}
+    return phases | {"rest": resting_learner(QWEN, config)}
 
 
 def test_what_is_offloaded_is_planned_only_where_it_is_used():
@@ -333,9 +324,8 @@ def test_each_rank_offloads_its_share():
 
 
 def test_a_model_is_split_between_whole_heads():
-    shape = ModelShape.from_config(QWEN_05B)
-    assert [n for n in range(1, 15) if why_not_split(shape, n) is None] == [1, 2, 14]
-    assert why_not_split(shape, 4) == (
+    assert [n for n in range(1, 15) if why_not_split(QWEN, n) is None] == [1, 2, 14]
+    assert why_not_split(QWEN, 4) == (
         "rollout.tensor_parallel_size=4 does not divide the model's 14 attention heads (2 of keys "
         "and values): use 1 or 2 or 14"
     )
@@ -343,13 +333,12 @@ def test_a_model_is_split_between_whole_heads():
 
 def test_transformers_read_all_that_was_said_in_further_turns(monkeypatch):
     let_countdown_answer(monkeypatch)
-    shape = ModelShape.from_config(QWEN_05B)
 
     def activations(max_turns: int) -> int:
-        config = RunConfig.model_validate(
-            {"rollout": {"engine": "hf"}, "env": {"name": "countdown", "max_turns": max_turns}}
+        config = run_config(
+            rollout={"engine": "hf"}, env={"name": "countdown", "max_turns": max_turns}
         )
-        return memory_plan(shape, config)[-1].parts["activations"]
+        return memory_plan(QWEN, config)[-1].parts["activations"]
 
     # By hand: a prompt of 256 tokens, or that and a response of 1,024 with the env's words in it.
     assert activations(2) == activations(1) * (256 + 1_024) // 256

@@ -1,8 +1,6 @@
 """A recovery step cures a learner that really cannot have the memory, and changes nothing."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +8,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import in_words, next_recovery_step, with_changes
-from tests.rl_core.learner.test_memory_capped import LEARN
+from tests.rl_core.learner.test_memory_capped import learn
 
 NUM_LAYERS = 12
 
@@ -30,13 +27,6 @@ def deep_model(tiny: Path, folder: Path) -> Path:
     return folder
 
 
-def learn(config: RunConfig, model: Path, folder: Path, free_mib: int) -> str | None:
-    """Learns two steps with so much free memory (0: all); returns an error's last line."""
-    command = [sys.executable, "-c", LEARN, config.model_dump_json(), str(model)]
-    done = subprocess.run([*command, str(folder), str(free_mib)], capture_output=True, text=True)
-    return None if done.returncode == 0 else done.stderr.splitlines()[-1]
-
-
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_the_next_recovery_step_makes_a_single_row_fit_and_the_weights_are_the_same(
@@ -50,9 +40,8 @@ def test_the_next_recovery_step_makes_a_single_row_fit_and_the_weights_are_the_s
         resources={"learner_threads": 1},
         checkpoints={"in_background": False},
     )
-    assert learn(config, model, tmp_path / "whole", 0) is None
-    said = learn(config, model, tmp_path / "capped", 60)
-    assert said is not None
+    assert learn(config, model, tmp_path / "whole", 0).returncode == 0
+    said = learn(config, model, tmp_path / "capped", 60).stderr.splitlines()[-1]
     found = re.fullmatch(r"rl_core.errors.OutOfMemory: out of memory in (\w+): (.*)", said)
     assert found, said
     assert found[1] == "update_actor"
@@ -60,7 +49,7 @@ def test_the_next_recovery_step_makes_a_single_row_fit_and_the_weights_are_the_s
     step = next_recovery_step(config, OutOfMemory(found[1], found[2]), None)
     assert step is not None
     assert in_words(step) == "model.gradient_checkpointing=true"
-    assert learn(with_changes(config, [step]), model, tmp_path / "cured", 60) is None
+    assert learn(with_changes(config, [step]), model, tmp_path / "cured", 60).returncode == 0
     for file in ("model.safetensors", "trainer/learner.safetensors"):
         actual, expected = (load_file(tmp_path / name / file) for name in ("cured", "whole"))
         assert actual.keys() == expected.keys()

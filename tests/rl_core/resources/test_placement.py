@@ -22,11 +22,13 @@ from rl_core.workers.cluster import Workers
 CARDS = {name: ("here", name) for name in "ABC"}
 
 
-def run_config(learner: float, engine: float, num_engines: int = 1) -> RunConfig:
-    resources = {"learner_gpus": learner, "rollout_gpus": engine, "learner_threads": 1}
-    return RunConfig.model_validate(
-        {"resources": resources, "rollout": {"num_engines": num_engines}}
-    )
+def run_config(
+    learner: float, engine: float, num_engines: int = 1, *, ranks: int = 1, parts: int = 1
+) -> RunConfig:
+    gpus = {"learner_gpus": learner, "rollout_gpus": engine}
+    resources = {**gpus, "learner_ranks": ranks, "learner_threads": 1}
+    rollout = {"num_engines": num_engines, "tensor_parallel_size": parts}
+    return RunConfig.model_validate({"resources": resources, "rollout": rollout})
 
 
 @pytest.mark.parametrize(
@@ -71,9 +73,7 @@ def test_who_shares_a_card_loads_one_by_one_and_the_learner_last(cards, queues):
 
 
 def test_an_engine_that_is_split_has_cards_of_its_own_in_one_piece():
-    config = run_config(1, 1, 2)
-    rollout = config.rollout.model_copy(update={"tensor_parallel_size": 2})
-    split = config.model_copy(update={"rollout": rollout})
+    split = run_config(1, 1, 2, parts=2)
     assert card_tenants(split) == [["engine_0"]] * 2 + [["engine_1"]] * 2 + [["learner"]]
     asked = asked_of_ray(split, learner=True)
     assert asked["engine_1"] == {"CPU": 2, "GPU": 2}
@@ -81,9 +81,7 @@ def test_an_engine_that_is_split_has_cards_of_its_own_in_one_piece():
 
 
 def test_every_learner_rank_has_room_of_its_own():
-    config = run_config(1, 1, 1)
-    resources = config.resources.model_copy(update={"learner_ranks": 2})
-    asked = asked_of_ray(config.model_copy(update={"resources": resources}), learner=True)
+    asked = asked_of_ray(run_config(1, 1, ranks=2), learner=True)
     assert list(asked) == ["engine_0", "learner", "learner_1"]
     said = too_little(asked, [{"CPU": 8, "GPU": 2}])
     assert "1 engine of 1 CPU and 1 GPU + 2 learner ranks of 1 CPU and 1 GPU each are" in said

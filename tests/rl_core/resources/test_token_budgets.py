@@ -4,11 +4,7 @@ import logging
 
 import pytest
 
-from rl_core.resources.token_budgets import (
-    TokenBudgets,
-    log_out_of_memory,
-    merge_metrics,
-)
+from rl_core.resources.token_budgets import TokenBudgets, log_out_of_memory, merge_metrics
 
 
 def clean_step(budgets: TokenBudgets, phase: str = "ref") -> None:

@@ -1,7 +1,5 @@
 """Both engines, on the weights of one folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

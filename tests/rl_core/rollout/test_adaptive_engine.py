@@ -7,7 +7,6 @@ import psutil
 import pytest
 import torch
 
-from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rollout.adaptive_engine import AdaptiveEngine
@@ -15,23 +14,19 @@ from rl_core.rollout.model_files import read_weights
 from rl_core.rollout.protocol import in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from tests.support.memory_faults import SAID, engine_out_of_memory
+from tests.support.runs import run_config
 
 SAMPLED, GREEDY = (SamplingSettings(24, temperature) for temperature in (1.0, 0.0))
 REQUESTS = [GenerationRequest(tuple(range(5 + i, 25 + 2 * i)), seed=i) for i in range(20)]
 """Of the tiny model: so many MLPs are computed in a pass."""
 
 
-def settings(engine: str, **rollout: int) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "data": {"train_batch_size": 8, "max_prompt_length": 96, "max_response_length": 32},
-            "actor": {"mini_batch_size": 8},
-            "rollout": {"engine": engine, "kv_cache_mib": 16, "max_num_seqs": 8} | rollout,
-        }
+def make(engine: str, model: Path) -> AdaptiveEngine:
+    config = run_config(
+        data={"train_batch_size": 8, "max_prompt_length": 96, "max_response_length": 32},
+        actor={"mini_batch_size": 8},
+        rollout={"engine": engine, "kv_cache_mib": 16, "max_num_seqs": 8},
     )
-
-
-def make(config: RunConfig, model: Path) -> AdaptiveEngine:
     return AdaptiveEngine(config, model)
 
 
@@ -57,7 +52,7 @@ def test_an_engine_that_runs_out_of_memory_answers_as_if_it_had_not(
     name, tiny_model_path, survived
 ):
     """In a pass over the first prompts, in mid-response, and when many have been handed over."""
-    engine = make(settings(name), tiny_model_path)
+    engine = make(name, tiny_model_path)
     engine.engine.update_weights(other_weights(tiny_model_path))
     expected = {
         mode: in_order(engine.generate(REQUESTS, mode, "gen")) for mode in (SAMPLED, GREEDY)
@@ -65,16 +60,13 @@ def test_an_engine_that_runs_out_of_memory_answers_as_if_it_had_not(
     assert engine.end_step() == {"memory/budget_seqs/gen": 8, "memory/oom/gen": 0}
 
     late = 24 + 10  # the second batch's tenth pass
-    with engine_out_of_memory({late}) as failed:
-        finished = list(engine.generate(REQUESTS, SAMPLED, "gen"))
-    assert failed == [late]
-    assert sorted(position for position, _ in finished) == list(range(len(REQUESTS)))
-    assert_same(in_order(finished), expected[SAMPLED])
-    with engine_out_of_memory({1}) as failed:
-        finished = list(engine.generate(REQUESTS, GREEDY, "evaluate"))
-    assert failed == [1]
-    assert sorted(position for position, _ in finished) == list(range(len(REQUESTS)))
-    assert_same(in_order(finished), expected[GREEDY])
+    for mode, phase, call in ((SAMPLED, "gen", late), (GREEDY, "evaluate", 1)):
+        with engine_out_of_memory({call}) as failed:
+            finished = list(engine.generate(REQUESTS, mode, phase))
+        assert failed == [call]
+        assert sorted(position for position, _ in finished) == list(range(len(REQUESTS)))
+        assert_same(in_order(finished), expected[mode])
+        survived("OOM", phase)
     assert engine.end_step() == {
         "memory/budget_seqs/gen": 2,
         "memory/oom/gen": 1,
@@ -83,8 +75,6 @@ def test_an_engine_that_runs_out_of_memory_answers_as_if_it_had_not(
         "memory/oom_seqs/evaluate": 4,
     }
     engine.engine.close()
-    survived("OOM", "gen", rows_lost=len(REQUESTS) - len(finished))
-    survived("OOM", "evaluate", rows_lost=len(REQUESTS) - len(finished))
 
 
 @pytest.mark.slow
@@ -93,7 +83,7 @@ def test_a_vllm_engine_built_again_where_memory_is_short_has_a_smaller_cache(
 ):
     from rl_core.rollout import vllm_engine
 
-    engine = make(settings("vllm"), tiny_model_path)
+    engine = make("vllm", tiny_model_path)
     inner = engine.engine
     assert isinstance(inner, vllm_engine.VllmEngine)
     inner.update_weights(other_weights(tiny_model_path))
@@ -116,7 +106,7 @@ def test_a_vllm_engine_built_again_where_memory_is_short_has_a_smaller_cache(
 def test_below_a_single_response_the_phase_and_what_was_asked_for_are_named(
     tiny_model_path, survived
 ):
-    engine = make(settings("hf"), tiny_model_path)
+    engine = make("hf", tiny_model_path)
     with (
         engine_out_of_memory(range(1_000)) as failed,
         pytest.raises(OutOfMemory, match=r"4\.64 GiB.*A single response was under way") as caught,
@@ -128,13 +118,13 @@ def test_below_a_single_response_the_phase_and_what_was_asked_for_are_named(
 
 
 def test_another_error_is_nobodys_memory(tiny_model_path):
-    engine = make(settings("hf"), tiny_model_path)
+    engine = make("hf", tiny_model_path)
     with pytest.raises(RuntimeError, match="negative dimension"):
         list(engine.generate(REQUESTS, SamplingSettings(-1), "gen"))
 
 
 def test_what_fits_grows_back(tiny_model_path, caplog):
-    engine = make(settings("hf"), tiny_model_path)
+    engine = make("hf", tiny_model_path)
     expected = in_order(engine.generate(REQUESTS, SAMPLED, "gen"))
     with engine_out_of_memory({7}):
         list(engine.generate(REQUESTS, SAMPLED, "gen"))

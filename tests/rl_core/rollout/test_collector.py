@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_core.config.run import RunConfig
 from rl_core.rewards.scoring import start_rewards
 from rl_core.rollout.collector import Collected, Stream, build_requests, collect
 from rl_core.types import Completion, GenerationRequest, Problem, PromptedProblem, SamplingSettings
+from tests.support.runs import run_config
 
 TEXTS = {1: "<answer>1 + 2</answer>", 2: "<answer>2 + 1 + 1</answer>", 3: "no idea"}
 CORRECT, WRONG, NONE = TEXTS
@@ -50,11 +50,9 @@ def run(
     problems: Sequence[PromptedProblem] = PROBLEMS,
     **algorithm: Any,
 ) -> Collected:
-    config = RunConfig.model_validate(
-        {
-            "algorithm": {"estimator": "grpo", "group_size": 2, "kl_mode": "none"} | algorithm,
-            "data": {"train_batch_size": 128},
-        }
+    config = run_config(
+        algorithm={"estimator": "grpo", "group_size": 2, "kl_mode": "none"} | algorithm,
+        data={"train_batch_size": 128},
     )
     with start_rewards(config.env) as rewards:
         return collect(

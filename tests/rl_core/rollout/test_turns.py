@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.config.run import RunConfig
 from rl_core.envs.text_env import EnvTurn
 from rl_core.rollout.turns import TurnTaking, within_bounds
 from rl_core.types import (
@@ -21,6 +20,7 @@ from rl_core.types import (
     Turn,
 )
 from tests.support.echo.env import EchoConfig
+from tests.support.runs import run_config
 
 
 def reply(env: EchoConfig, response: str, truth: Any) -> EnvTurn | None:
@@ -135,15 +135,12 @@ def test_the_budget_is_of_all_turns_and_the_model_has_the_last_word(max_tokens, 
     assert len(completion.logprobs) == len(completion.response_ids) <= max_tokens
 
 
-def test_with_one_turn_the_engine_is_asked_as_it_ever_was():
+def test_with_one_turn_as_of_an_env_that_answers_nothing_the_engine_is_asked_as_it_ever_was():
     (completion,), model = play({"A": "ab?"}, "A", max_turns=1)
     assert (completion.turns, completion.finish_reason) == ((), "stop")
     assert model.sampling == [SamplingSettings(20)]
-
-
-def test_an_env_that_answers_nothing_has_one_turn():
     with pytest.raises(ValueError, match=r"env\.max_turns=2: env=gsm8k answers no response"):
-        RunConfig.model_validate({"env": {"name": "gsm8k", "max_turns": 2}})
+        run_config(env={"name": "gsm8k", "max_turns": 2})
 
 
 def earned(score: float, rewards: Sequence[float], full_score: float = 1.0) -> list[float]:

@@ -53,11 +53,7 @@ def test_a_refused_second_start_changes_nothing_of_the_run_that_goes_on(tmp_path
     run = new_run(tmp_path, "a")
     before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
     other = RunConfig(run_id="a", seed=9, storage=StorageConfig(root=tmp_path))
-    with (
-        owned(run),
-        pytest.raises(ValueError, match="another process is at work"),
-        started(other),
-    ):
+    with owned(run), pytest.raises(ValueError, match="another process is at work"), started(other):
         pass
     after = {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
     assert after.pop(".owner")

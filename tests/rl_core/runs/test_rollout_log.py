@@ -88,22 +88,15 @@ def test_rollouts_go_on_when_there_is_room_again(small_disk, make_rollout, caplo
     survived("ENOSPC", "any block of a rollout file", rows_lost=before - table(log).num_rows)
 
 
-def test_the_first_eight_rows_of_the_step(tmp_path, make_rollout):
+def test_samples_are_the_first_eight_rows_of_a_step_or_those_that_there_are(tmp_path, make_rollout):
     log = RolloutLog(tmp_path / "rollouts", "r")
-    for step in (1, 2):
-        rollouts = [make_rollout([1], [2], score=float(step * 100 + i)) for i in range(15)]
+    assert samples_of_step(log.folder, 1) == []
+    for step, num_rows in ((1, 15), (2, 3)):
+        rollouts = [make_rollout([1], [2], score=float(step * 100 + i)) for i in range(num_rows)]
         log.write(step, 0, rollouts, {})
-    samples = samples_of_step(log.folder, 2)
-    assert [row["score"] for row in samples] == [200, 201, 202, 203, 204, 205, 206, 207]
-    assert [row["step"] for row in samples] == [2] * 8
-
-
-def test_fewer_rows_come_once_each_and_no_rows_are_no_samples(tmp_path, make_rollout):
-    log = RolloutLog(tmp_path / "rollouts", "r")
-    assert samples_of_step(log.folder, 1) == []
-    log.write(1, 0, [make_rollout([1], [2], score=float(i)) for i in range(3)], {})
-    assert [row["score"] for row in samples_of_step(log.folder, 1)] == [0, 1, 2]
-    assert samples_of_step(log.folder, 2) == []
-    (file,) = log.folder.iterdir()
+    for step, num_samples in ((1, 8), (2, 3), (3, 0)):
+        samples = [(row["step"], row["score"]) for row in samples_of_step(log.folder, step)]
+        assert samples == [(step, step * 100 + i) for i in range(num_samples)]
+    file = log.folder / "step_000002.parquet"
     file.write_bytes(file.read_bytes()[:100])
-    assert samples_of_step(log.folder, 1) == []
+    assert samples_of_step(log.folder, 2) == []

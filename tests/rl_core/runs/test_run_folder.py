@@ -25,7 +25,9 @@ def config_in(root: Path, **changes: Any) -> RunConfig:
     return RunConfig(run_id="my-run", storage=StorageConfig(root=root), **changes)
 
 
-def test_a_new_run_has_a_record_and_its_settings(tmp_path):
+def test_a_new_run_has_a_name_a_record_and_its_settings(tmp_path):
+    name = new_run_id()  # a time and a word that the settings accept
+    assert re.fullmatch(r"\d{8}-\d{6}-[a-z]+", RunConfig(run_id=name).run_id)
     run = RunFolder.create(config_in(tmp_path, seed=3))
     assert run.path == tmp_path / "runs" / "my-run"
     record = json.loads((run.path / "run.json").read_text())
@@ -128,12 +130,6 @@ def test_a_root_that_cannot_be_written_and_a_folder_without_a_record_are_refused
         RunFolder.create(config_in(tmp_path / "file"))
     with pytest.raises(ValueError, match=r"run\.json cannot be read"):
         RunFolder(tmp_path).read()
-
-
-def test_a_new_run_id_is_a_time_and_a_word_that_the_settings_accept():
-    name = new_run_id()
-    assert re.fullmatch(r"\d{8}-\d{6}-[a-z]+", name)
-    assert RunConfig(run_id=name).run_id == name
 
 
 def test_a_metrics_line_per_step_as_json_with_null_for_what_is_no_number(tmp_path):

@@ -7,8 +7,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rl_core.sft.fit import Example, Fitting, schedule, split_by_tokens, split_evenly
 from rl_core.system.threads import MicroBatchThreads
+from tests.support.model_shapes import SMALL
 
-VOCABULARY = 40
 APART = [
     Example([5, 6, 7, 8, 9, 1], [0.0, 0.0, 1.0, 3.0, 1.0, 1.0]),
     # What an env said in between, and an end that teaches nothing.
@@ -31,20 +31,8 @@ ALIKE = [
 
 def new_model() -> Qwen2ForCausalLM:
     torch.manual_seed(0)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            initializer_range=0.2,
-            tie_word_embeddings=True,
-            attn_implementation="sdpa",
-            dtype="float32",
-        )
-    )
+    more = {"attn_implementation": "sdpa", "dtype": "float32", "tie_word_embeddings": True}
+    return Qwen2ForCausalLM(Qwen2Config(**SMALL, **more, initializer_range=0.2))
 
 
 def plain_loss(model: Qwen2ForCausalLM, examples: list[Example]) -> torch.Tensor:

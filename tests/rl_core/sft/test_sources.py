@@ -10,6 +10,7 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import write_dataset
 from rl_core.sft.named_data import check_sft, planned_sft_steps
 from rl_core.sft.sources import SftSource, sft_source
+from tests.support.runs import run_config
 
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
 
@@ -22,7 +23,7 @@ def write_rows(folder: Path, *rows: object) -> Path:
 
 def config_of(file: Path | str, **changes: object) -> RunConfig:
     sft = {"data": str(file), "batch_size": 2} | changes
-    return RunConfig.model_validate({"model": {"path": "any"}, "sft": sft})
+    return run_config(model={"path": "any"}, sft=sft)
 
 
 @pytest.fixture
@@ -92,32 +93,27 @@ def test_each_pass_takes_every_row_once_in_an_order_of_its_own(tokenizer, tmp_pa
         ({"prompt": "2" * 90, "response": "4" * 9}, r"row 2: 100 tokens are above sft.max_length="),
     ],
 )
-def test_a_bad_row_is_refused_by_its_line(tokenizer, tmp_path, row, said):
+def test_a_bad_row_is_refused_by_its_line_and_one_row_is_too_few(tokenizer, tmp_path, row, said):
     good = {"prompt": "2+2=", "response": "4"}
     with pytest.raises(ValueError, match=said):
         source_of(tokenizer, tmp_path, good, row, max_length=99)
-
-
-def test_one_row_is_too_few(tokenizer, tmp_path):
     with pytest.raises(ValueError, match="has 1 rows: at least 2"):
-        source_of(tokenizer, tmp_path, {"prompt": "2+2=", "response": "4"})
+        source_of(tokenizer, tmp_path, good)
 
 
 def traces(
     tokenizer: PreTrainedTokenizerBase, folder: Path, max_tokens: int, **sft: object
 ) -> SftSource:
-    config = RunConfig.model_validate(
-        {
-            "model": {"path": "any"},
-            "sft": {"data": "traces", "held_out": 3} | sft,
-            "data": {
-                "train_size": 40,
-                "test_size": 8,
-                "train_batch_size": 8,
-                "max_response_length": max_tokens,
-            },
-            "actor": {"mini_batch_size": 8},
-        }
+    config = run_config(
+        model={"path": "any"},
+        sft={"data": "traces", "held_out": 3} | sft,
+        data={
+            "train_size": 40,
+            "test_size": 8,
+            "train_batch_size": 8,
+            "max_response_length": max_tokens,
+        },
+        actor={"mini_batch_size": 8},
     )
     write_dataset(config.env, config.data, folder)
     return sft_source(config, tokenizer, folder)
@@ -150,7 +146,7 @@ def test_traces_give_up_as_often_as_asked(tokenizer, tmp_path):
 
 def config(env: dict[str, Any] | None = None, **sft: Any) -> RunConfig:
     env = {"name": "countdown"} | (env or {})
-    return RunConfig.model_validate({"model": {"path": "x/y"}, "env": env, "sft": sft})
+    return run_config(model={"path": "x/y"}, env=env, sft=sft)
 
 
 def steps(**sft: Any) -> int:

@@ -47,15 +47,16 @@ def source_of(settings: BaseModelConfig, *, train, test) -> SearchExamples:
     return SearchExamples(settings.give_up_prob, train, test)
 
 
-def make(folder: Path, settings: BaseModelConfig = TINY) -> tuple[dict[str, float], list[float]]:
+def make(folder: Path, stop_after: int | None = None) -> tuple[dict[str, float], list[float]]:
     losses: list[float] = []
-    measured = make_base_model(
-        settings,
-        source_of(settings, train=some_problems(60, seed=1), test=some_problems(4, seed=2)),
-        folder=folder,
-        on_step=lambda _step, _steps, loss: losses.append(loss),
-    )
-    return measured, losses
+
+    def on_step(step: int, num_steps: int, loss: float) -> None:
+        losses.append(loss)
+        if len(losses) == stop_after:
+            raise KeyboardInterrupt
+
+    source = source_of(TINY, train=some_problems(60, seed=1), test=some_problems(4, seed=2))
+    return make_base_model(TINY, source, folder=folder, on_step=on_step), losses
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +80,8 @@ def test_the_same_seed_makes_the_same_weights_and_leaves_torch_alone(made, tmp_p
     assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_the_folder_loads_with_the_auto_classes(made):
-    _, _, folder = made
+def test_the_folder_loads_with_the_auto_classes_and_holds_the_report_and_nothing_else(made):
+    measured, losses, folder = made
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert type(model).__name__ == "Qwen2ForCausalLM"
@@ -93,34 +94,18 @@ def test_the_folder_loads_with_the_auto_classes(made):
     text = render_prompt((3, 15, 9), 44)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert [tokenizer.decode([i]) for i in tokenizer.encode("12")] == ["12"]
-
-
-def test_the_report_lies_beside_the_weights_and_nothing_else_is_left(made):
-    measured, losses, folder = made
     assert len(losses) == TINY.steps
     assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
-    written = json.loads((folder / "warm_start.json").read_text())
-    assert written["final_loss"] == losses[-1]  # of 20 steps
-    assert measured.items() <= written.items()
-    assert tuple(written["failed_gates"]) == SearchExamples.failed_gates(measured) != ()
-    assert written["num_parameters"] == sum(
-        p.numel() for p in AutoModelForCausalLM.from_pretrained(folder).parameters()
-    )
+    assert report["final_loss"] == losses[-1]  # of 20 steps
+    assert measured.items() <= report.items()
+    assert tuple(report["failed_gates"]) == SearchExamples.failed_gates(measured) != ()
+    assert report["num_parameters"] == sum(p.numel() for p in model.parameters())
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
 def test_an_interruption_leaves_nothing(tmp_path):
-    def stop(_step: int, _steps: int, _loss: float) -> None:
-        raise KeyboardInterrupt
-
-    problems = some_problems(5, seed=1)
     with pytest.raises(KeyboardInterrupt):
-        make_base_model(
-            TINY,
-            source_of(TINY, train=problems, test=problems),
-            folder=tmp_path / "model",
-            on_step=stop,
-        )
+        make(tmp_path / "model", stop_after=1)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,6 +14,8 @@ from rl_core.errors import OutOfMemory
 from rl_core.models.packing import takes_packed_rows
 from rl_core.sft.fit import Example, Fitting
 from rl_core.sft.tune import _prepared, tune_model
+from tests.support.learners import assert_bitwise_equal, assert_close
+from tests.support.runs import merged, run_config
 
 LOGGER = logging.getLogger("test")
 
@@ -32,15 +34,13 @@ def tuned(
 ) -> tuple[SimpleNamespace, dict[str, torch.Tensor]]:
     """Fine-tunes for some steps; returns report and weights, `steps` gets the losses."""
     folder.mkdir(exist_ok=True)
-    sections: dict[str, Any] = {
+    sections = {
         "sft": {"data": str(rows), "steps": 8, "batch_size": 8, "lr": 1e-2, "save_freq": 2},
         "model": {"path": str(base)},
         "resources": {"learner_threads": 1},
     }
-    for name, section in changes.items():
-        sections[name] = sections.get(name, {}) | section
     tune_model(
-        RunConfig.model_validate(sections),
+        run_config(**merged(sections, changes)),
         model_path=base,
         data=folder,
         folder=folder / "model",
@@ -49,11 +49,6 @@ def tuned(
     )
     report = json.loads((folder / "model" / "warm_start.json").read_text())
     return SimpleNamespace(**report), load_file(folder / "model" / "model.safetensors")
-
-
-def differ(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    assert a.keys() == b.keys()
-    return max((a[name] - b[name]).abs().max().item() for name in a)
 
 
 def test_it_learns_and_writes_a_folder_that_loads(tmp_path, rows, tiny_model_path):
@@ -88,7 +83,7 @@ def test_a_kill_costs_nothing(tmp_path, rows, tiny_model_path, lora_rank):
     losses: list[float] = []
     _, resumed = tuned(tmp_path / "b", rows, tiny_model_path, losses, sft={"lora_rank": lora_rank})
     assert len(losses) == 4, "it goes on after step 4"
-    assert differ(whole, resumed) == 0.0
+    assert_bitwise_equal(whole, resumed)
     curves = [(tmp_path / name / "model" / "sft_loss.jsonl").read_text() for name in "ab"]
     assert curves[0] == curves[1]
 
@@ -103,8 +98,8 @@ def test_memory_levers_change_nothing(tmp_path, rows, tiny_model_path):
         model={"gradient_checkpointing": True},
         resources={"learner_threads": 2},
     )
-    assert differ(plain, split) < 1e-4
-    assert differ(plain, checkpointed) < 1e-4
+    assert_close(split, plain, atol=1e-4)
+    assert_close(checkpointed, plain, atol=1e-4)
 
 
 def test_bfloat16_and_adapters_learn_alike(tmp_path, rows, tiny_model_path):
@@ -133,7 +128,7 @@ def test_what_does_not_fit_is_split_and_a_single_example_refused(
     summed = Fitting.summed_loss
     monkeypatch.setattr(Fitting, "summed_loss", scarce)
     _, split = tuned(tmp_path / "b", rows, tiny_model_path)
-    assert differ(plain, split) < 1e-4
+    assert_close(split, plain, atol=1e-4)
     room = 0
     with pytest.raises(OutOfMemory, match=r"model.gradient_checkpointing=true"):
         tuned(tmp_path, rows, tiny_model_path)

@@ -172,7 +172,7 @@ class Recorder(ObjectStore):
         return super().put(key, content)
 
     def delete(self, keys: object) -> None:
-        names = list(keys)  # type: ignore[call-overload]
+        names = list(keys)
         if names:
             self._note(f"delete {' '.join(names)}")
             super().delete(names)
@@ -241,7 +241,7 @@ def test_no_fault_of_the_store_loses_anything_or_stops_the_writer(proxy, roots):
         for step, fault in enumerate(faults, start=1):
             proxy.fault = fault
             save(run, step, big)
-            wait_for(lambda fault=fault: proxy.harmed.get(fault, 0) >= 2)  # type: ignore[misc]
+            wait_for(lambda fault=fault: proxy.harmed.get(fault, 0) >= 2)
         proxy.fault = "none"
     assert set(proxy.harmed) == set(faults)
     store = ObjectStore(s3.URL)
@@ -347,5 +347,5 @@ def test_no_object_holds_a_key(store, roots):
     assert len(everything) > 5
     for found in everything.values():
         assert s3.KEYS["AWS_SECRET_ACCESS_KEY"].encode() not in found[0]
-    lease = json.loads(everything["locks/r.json"][0])  # type: ignore[index]
+    lease = json.loads(everything["locks/r.json"][0])
     assert lease["released"] is True

@@ -5,14 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_core.system.atomic import (
-    new_folder,
-    remove_folder,
-    replace_symlink,
-    sweep_leftovers,
-    write_bytes_atomically,
-    write_text_atomically,
-)
+from rl_core.system import atomic
 from tests.support.faults import found_after_kills, leave_free
 
 
@@ -26,8 +19,8 @@ def mode(path: Path) -> int:
 
 def test_text_replaces_what_was_there_and_anybody_may_read_it(tmp_path):
     file = tmp_path / "new" / "a.txt"
-    write_text_atomically(file, "old")
-    write_text_atomically(file, "näw")
+    atomic.write_text_atomically(file, "old")
+    atomic.write_text_atomically(file, "näw")
     assert file.read_bytes() == "näw".encode()
     assert mode(file) == 0o644
     assert names(file.parent) == ["a.txt"]
@@ -36,10 +29,10 @@ def test_text_replaces_what_was_there_and_anybody_may_read_it(tmp_path):
 @pytest.mark.parametrize("free_bytes", [0, 4096, 8192])
 def test_a_full_disk_leaves_the_old_file(small_disk, free_bytes):
     file = small_disk / "a.bin"
-    write_bytes_atomically(file, b"old")
+    atomic.write_bytes_atomically(file, b"old")
     leave_free(small_disk, free_bytes)
     with pytest.raises(OSError, match="No space left") as caught:
-        write_bytes_atomically(file, b"x" * 20_000)
+        atomic.write_bytes_atomically(file, b"x" * 20_000)
     assert caught.value.errno == errno.ENOSPC
     assert file.read_bytes() == b"old"
     assert names(small_disk) == ["a.bin", "ballast"]
@@ -47,17 +40,17 @@ def test_a_full_disk_leaves_the_old_file(small_disk, free_bytes):
 
 def test_a_file_is_old_or_new_wherever_its_writer_is_killed(tmp_path):
     file = tmp_path / "a.txt"
-    old, new = (partial(write_text_atomically, file, text) for text in ("old", "new"))
+    old, new = (partial(atomic.write_text_atomically, file, text) for text in ("old", "new"))
     found = found_after_kills(old, new, file.read_text)
     assert len(found) > 5
     assert (found[0], found[-1], set(found)) == ("old", "new", {"old", "new"})
-    sweep_leftovers(tmp_path)
+    atomic.sweep_leftovers(tmp_path)
     assert names(tmp_path) == ["a.txt"]
 
 
 def test_a_folder_appears_whole_with_its_subfolders_readable(tmp_path):
     final = tmp_path / "data" / "set"
-    with new_folder(final) as temporary:
+    with atomic.new_folder(final) as temporary:
         (temporary / "sub").mkdir(mode=0o700)
         private = temporary / "sub" / "a"
         private.write_text("1")
@@ -73,7 +66,7 @@ def test_a_folder_replaces_the_one_before_and_a_failed_one_does_not(tmp_path):
     final = tmp_path / "set"
 
     def fill(name: str) -> None:
-        with new_folder(final) as temporary:
+        with atomic.new_folder(final) as temporary:
             (temporary / name).write_text(name)
             if name == "failed":
                 raise ValueError("no")
@@ -91,15 +84,17 @@ def test_removing_a_folder_never_leaves_half_of_it_under_its_name(tmp_path):
 
     def fill() -> None:
         if not final.exists():
-            with new_folder(final) as temporary:
+            with atomic.new_folder(final) as temporary:
                 for name in "abc":
                     (temporary / name).write_text(name)
 
     found = found_after_kills(
-        fill, lambda: remove_folder(final), lambda: "".join(names(final)) if final.exists() else ""
+        fill,
+        lambda: atomic.remove_folder(final),
+        lambda: "".join(names(final)) if final.exists() else "",
     )
     assert set(found) == {"abc", ""}
-    sweep_leftovers(tmp_path)
+    atomic.sweep_leftovers(tmp_path)
     assert names(tmp_path) == []
 
 
@@ -108,9 +103,9 @@ def test_sweeping_takes_leftovers_and_nothing_else(tmp_path):
     (tmp_path / ".trash-b").mkdir()
     (tmp_path / ".trash-b" / "x").write_text("")
     (tmp_path / "tmp-c").write_text("")
-    assert sweep_leftovers(tmp_path) == [".tmp-a", ".trash-b"]
+    assert atomic.sweep_leftovers(tmp_path) == [".tmp-a", ".trash-b"]
     assert names(tmp_path) == ["tmp-c"]
-    assert sweep_leftovers(tmp_path / "absent") == []
+    assert atomic.sweep_leftovers(tmp_path / "absent") == []
 
 
 def test_a_symlink_is_moved_in_one_step(tmp_path):
@@ -118,6 +113,6 @@ def test_a_symlink_is_moved_in_one_step(tmp_path):
         (tmp_path / target).mkdir()
         (tmp_path / target / "name").write_text(target)
     link = tmp_path / "link"
-    first, second = (partial(replace_symlink, link, target) for target in ("a", "b"))
+    first, second = (partial(atomic.replace_symlink, link, target) for target in ("a", "b"))
     found = found_after_kills(first, second, (link / "name").read_text)
     assert (found[-1], set(found)) == ("b", {"a", "b"})

@@ -45,14 +45,11 @@ def test_an_unclear_name_is_refused_in_one_line():
         named_card("RTX 4091")
 
 
-def test_cards_by_their_memory():
+def test_cards_by_their_memory_and_rates_by_their_type():
     assert [card.name for card in cards_of(141)] == ["H200"]
     of_24 = [card.name for card in cards_of(24)]
     assert {"RTX 3090", "RTX 4090", "A10", "L4"} <= set(of_24)
     assert of_24[-1] == "L4"  # 300 GB/s
-
-
-def test_the_rate_is_that_of_the_type():
     card = named_card("RTX 4090")
     assert (card.flops("bfloat16"), card.flops("float32")) == (165.2e12, 82.6e12)
     assert named_card("T4").flops("bfloat16") == 8.1e12  # its tensor units do not know it

@@ -1,5 +1,4 @@
-import subprocess
-import sys
+from tests.support.programs import python
 
 SCRIPT = """
 import sys
@@ -25,9 +24,7 @@ print(kept, own_mib() - before)
 
 def kept_before_and_after(num_blocks: int) -> tuple[int, int]:
     """MiB that a process still holds of so many freed blocks of one MiB."""
-    command = [sys.executable, "-c", SCRIPT, str(num_blocks)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    kept, left = map(int, said.split())
+    kept, left = map(int, python(SCRIPT, num_blocks).stdout.split())
     return kept, left
 
 

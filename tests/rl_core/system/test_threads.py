@@ -60,7 +60,7 @@ def test_a_gradient_is_added_while_the_pass_goes_on():
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_passes_that_add_nothing_keep_nobody_waiting(num_threads: int):
+def test_passes_that_add_nothing_keep_nobody_waiting(num_threads):
     used, other = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
 
     def micro_loss(item: int) -> tuple[Tensor, int]:

@@ -1,11 +1,9 @@
 """Numbers and texts as all of the program shows them."""
 
-from __future__ import annotations
-
 from rl_core.system import words
 
 
-def test_numbers_are_said_as_people_say_them() -> None:
+def test_numbers_are_said_as_people_say_them():
     sizes = map(words.disk_size, (-5, 999, 1_500, 999_700, 4_500_000_000, 1_234_567_890_123))
     assert list(sizes) == ["0 B", "999 B", "1.5 kB", "1 MB", "4.5 GB", "1.23 TB"]
     about = map(words.duration, (89.4, 90, 5_399, 91_800))
@@ -16,13 +14,13 @@ def test_numbers_are_said_as_people_say_them() -> None:
     assert list(counts) == ["0 CPUs", "0.5 CPUs", "1 CPU", "12345678 CPUs"]
 
 
-def test_a_text_is_cut_only_if_it_is_longer() -> None:
+def test_a_text_is_cut_only_if_it_is_longer():
     assert [words.cut("abcde", longest) for longest in (5, 4)] == ["abcde", "abc…"]
     assert [words.without_middle("abcdef", n) for n in (6, 4)] == ["abcdef", "ab [...] ef"]
     assert words.in_one_line(ValueError("one\n  two\t three ")) == "one two three"
 
 
-def test_nothing_steers_the_terminal() -> None:
+def test_nothing_steers_the_terminal():
     plain = "plain, 'quoted' and \"more\": Größe, 数"
     hostile = [plain, "\x1b[31mred\x07", "two\nlines\r\t", "\x9b2J\x7f", "abc\u202egnp", "\ud800"]
     shown = [r"\x1b[31mred\x07", r"two\nlines\r\t", r"\x9b2J\x7f", r"abc\u202egnp", r"\ud800"]

@@ -11,7 +11,7 @@ def test_all_are_asked_and_told_in_their_order():
 
     def stubborn(name: str) -> StepObserver:
         return StepObserver(
-            wants_stop=lambda: not asked.append(name),  # type: ignore[func-returns-value]  # None
+            wants_stop=lambda: not asked.append(name),
             measure=lambda: {"asked": len(asked), name: 1},
         )
 

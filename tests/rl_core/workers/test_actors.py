@@ -1,8 +1,6 @@
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.programs import python
 
 LEARNER = """
 import sys
@@ -32,9 +30,7 @@ learner.weights()
 
 @pytest.mark.slow
 def test_what_one_phase_has_freed_does_not_count_in_the_next(tiny_model_path, tmp_path):
-    command = [sys.executable, "-c", LEARNER, str(tiny_model_path), str(tmp_path)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = python(LEARNER, tiny_model_path, tmp_path, more={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr + (tmp_path / "learner.log").read_text()
     kept, left = map(int, (tmp_path / "told").read_text().split())
     assert kept > 500
@@ -58,5 +54,5 @@ zero_copy_tensors_reducer(torch.ones(2))
 def test_rays_warning_of_weights_is_no_last_word_of_a_worker(tmp_path):
     """Whoever reads why a learner died at night would take "data corruption" for the cause."""
     log = tmp_path / "learner.log"
-    subprocess.run([sys.executable, "-c", SENDER, str(log)], check=True)
+    assert python(SENDER, log).returncode == 0
     assert log.read_text() == ""

@@ -1,7 +1,5 @@
 """Real Ray, real engines, a real learner: all slow, and nothing may be left running."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -9,9 +7,10 @@ import stat
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +21,16 @@ import ray
 from ray._private.internal_api import memory_summary
 
 from rl_core.config.operations import StorageConfig
-from rl_core.config.rollout import RolloutConfig
-from rl_core.config.run import (
-    ActorConfig,
-    CriticConfig,
-    DataConfig,
-    ResourcesConfig,
-    RunConfig,
-)
+from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory, WorkerDied
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import in_order
 from rl_core.system.process_group import PROCESS_GROUP
-from rl_core.types import (
-    Completion,
-    GenerationRequest,
-    Problem,
-    Rollout,
-    SamplingSettings,
-    ScoredText,
-)
-from rl_core.workers import cluster as workers_module
+from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers.cluster import Workers
 from rl_core.workers.ray_auth import _accepts
-from tests.support.faulty_actors import FaultyRolloutActor
 from tests.support.programs import command_lines, living
+from tests.support.runs import run_config
 from tests.support.traps import addresses
 
 pytestmark = pytest.mark.slow
@@ -58,14 +42,12 @@ REQUESTS = [GenerationRequest(tuple(range(5 + i, 25 + 3 * i)), seed=i) for i in 
 
 
 def config(engine: str = "vllm", num_engines: int = 1, kv_cache_mib: int = 16) -> RunConfig:
-    return RunConfig(
-        data=DataConfig(train_batch_size=6, max_prompt_length=64, max_response_length=64),
-        actor=ActorConfig(lr=1e-2, mini_batch_size=3),
-        critic=CriticConfig(lr=1e-2),
-        rollout=RolloutConfig.model_validate(
-            {"engine": engine, "num_engines": num_engines, "kv_cache_mib": kv_cache_mib}
-        ),
-        resources=ResourcesConfig(learner_threads=1),
+    return run_config(
+        data={"train_batch_size": 6, "max_prompt_length": 64, "max_response_length": 64},
+        actor={"lr": 1e-2, "mini_batch_size": 3},
+        critic={"lr": 1e-2},
+        rollout={"engine": engine, "num_engines": num_engines, "kv_cache_mib": kv_cache_mib},
+        resources={"learner_threads": 1},
     )
 
 
@@ -93,7 +75,6 @@ def workers(
     marker: str,
     class_mocker: pytest.MonkeyPatch,
 ) -> Iterator[Workers]:
-    class_mocker.setattr(workers_module, "RolloutActor", FaultyRolloutActor)
     # A shell that is used for another cluster, and in whose home Ray would keep a token.
     class_mocker.setenv("RAY_AUTH_MODE", "disabled")
     class_mocker.setenv("RAY_AUTH_TOKEN", OF_THE_SHELL)
@@ -106,11 +87,8 @@ def workers(
     alone = config(num_engines=2).model_copy(update={"storage": storage})
     with Workers.start(alone, tiny_model_path, log_folder=logs, report=heard.append) as started:
         assert sorted(heard[1:]) == ["engine_0 is ready", "engine_1 is ready", "learner is ready"]
-        assert sorted(f.name for f in logs.iterdir()) == [
-            "engine_0.log",
-            "engine_1.log",
-            "learner.log",
-        ]
+        names = {"engine_0.log", "engine_1.log", "learner.log"}
+        assert {file.name for file in logs.iterdir()} == names
         assert signal.getsignal(signal.SIGINT) == before[signal.SIGINT]
         yield started
     assert {n: signal.getsignal(n) for n in before} == before
@@ -131,26 +109,17 @@ def locally(folder: Path) -> list[Completion]:
     return in_order(engine.generate(REQUESTS, GREEDY))
 
 
-def rollouts(completions: list[Completion]) -> list[Rollout]:
-    return [
-        Rollout(
-            problem=Problem(i, "countdown", (), {"target": 1, "numbers": [1]}, 1),
-            group_id=i,
-            sample_index=0,
-            prompt_text="",
-            prompt_ids=request.prompt_ids,
-            completion=completion,
-            response_text="",
-            scored=ScoredText(float(i % 2), "correct" if i % 2 else "wrong_value", None),
-        )
-        for i, (request, completion) in enumerate(zip(REQUESTS[:6], completions, strict=False))
-    ]
+def rollouts(make_rollout: Callable[..., Rollout], completions: list[Completion]) -> list[Rollout]:
+    made = []
+    for i, request in enumerate(REQUESTS[:6]):
+        scored = {"score": float(i % 2), "verdict": "correct" if i % 2 else "wrong_value"}
+        rollout = make_rollout(request.prompt_ids, [], group_id=i, **scored)
+        made.append(replace(rollout, completion=completions[i]))
+    return made
 
 
 class TestOneSession:
-    def test_two_engines_answer_an_odd_batch_in_order(
-        self, workers: Workers, tiny_model_path: Path
-    ) -> None:
+    def test_two_engines_answer_an_odd_batch_in_order(self, workers, tiny_model_path):
         workers.engines.load_weights(tiny_model_path)
         answered = workers.engines.generate(REQUESTS, GREEDY)
         expected = locally(tiny_model_path)
@@ -160,11 +129,12 @@ class TestOneSession:
         assert tokens(workers.engines.generate(REQUESTS[:1], GREEDY)) == tokens(expected[:1])
 
     def test_a_learned_step_reaches_every_engine_and_the_checkpoint(
-        self, workers: Workers, tiny_model_path: Path, tmp_path: Path
-    ) -> None:
+        self, workers, tiny_model_path, tmp_path, make_rollout
+    ):
         workers.engines.load_weights(tiny_model_path)
         sampled = workers.engines.generate(REQUESTS, SamplingSettings(16, 1.0))
-        metrics, columns = workers.learn(rollouts(sampled), step=1)
+        learned_from = rollouts(make_rollout, sampled)
+        metrics, columns = workers.learn(learned_from, step=1)
         assert metrics["actor/grad_norm"] > 0
         assert len(columns["advantage_mean"]) == 6
         # The learner recomputes what the engines returned: float32 against float32.
@@ -172,31 +142,19 @@ class TestOneSession:
         unsynced = workers.engines.generate(REQUESTS, GREEDY)
         workers.sync_weights()
         synced = workers.engines.generate(REQUESTS, GREEDY)
-        self._learn_while_a_snapshot_is_written(workers, tmp_path / "checkpoint", sampled)
+        self._learn_while_a_snapshot_is_written(workers, tmp_path / "checkpoint", learned_from)
         assert tokens(unsynced) == tokens(locally(tiny_model_path))
         assert tokens(synced) == tokens(locally(tmp_path / "checkpoint"))
         assert all(a != b for a, b in zip(tokens(synced), tokens(unsynced), strict=True))
-        self._run_out_of_memory(workers, expected=synced)
-
-    def _run_out_of_memory(self, workers: Workers, expected: list[Completion]) -> None:
-        """One of two engines: it is built again, and answers with the weights of the last sync."""
-        list(workers.engines.stream(REQUESTS, GREEDY))
+        assert tokens(in_order(workers.engines.stream(REQUESTS, GREEDY))) == tokens(synced)
         assert workers.engines.end_step() == {
             "memory/budget_seqs/gen": 256,
             "memory/oom/gen": 0,
             "rollout/engine_restarts": 0,
         }
-        ray.get(workers.engines.actors["engine_0"].fail_at.remote({7}))
-        assert tokens(in_order(workers.engines.stream(REQUESTS, GREEDY))) == tokens(expected)
-        assert workers.engines.end_step() == {
-            "memory/budget_seqs/gen": 2,
-            "memory/oom/gen": 1,
-            "memory/oom_seqs/gen": 4,
-            "rollout/engine_restarts": 0,
-        }
 
     def _learn_while_a_snapshot_is_written(
-        self, workers: Workers, folder: Path, sampled: list[Completion]
+        self, workers: Workers, folder: Path, learned_from: list[Rollout]
     ) -> None:
         """The write waits at a pipe, which only this process empties, until a step is learned."""
         folder.mkdir()
@@ -204,16 +162,14 @@ class TestOneSession:
         workers.snapshot()
         with ThreadPoolExecutor(1) as pool:
             writing = pool.submit(workers.write_snapshot, folder)
-            workers.learn(rollouts(sampled), step=2)
+            workers.learn(learned_from, step=2)
             assert not writing.done()
             model_config = (folder / "config.json").read_text()
             writing.result(timeout=60)
         (folder / "config.json").unlink()
         (folder / "config.json").write_text(model_config)
 
-    def test_old_weights_have_left_rays_store_when_new_ones_come(
-        self, workers: Workers, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_old_weights_have_left_rays_store_when_new_ones_come(self, workers, monkeypatch):
         stored, weights = [], workers.weights
 
         def counted() -> Any:
@@ -227,7 +183,7 @@ class TestOneSession:
             workers.sync_weights()
         assert stored[1:] == [0, 0]
 
-    def test_nobody_else_reaches_its_ray(self, workers: Workers) -> None:
+    def test_nobody_else_reaches_its_ray(self, workers):
         family = [psutil.Process(), *psutil.Process().children(recursive=True)]
         lines = command_lines(family)
         assert {"gcs_server", "raylet", "ray::LearnerActor"} <= {*re.findall(r"[\w:]+", str(lines))}
@@ -242,13 +198,12 @@ class TestOneSession:
         for file in (*folder.rglob("*"), *Path.home().rglob("*"), *workers._log_folder.rglob("*")):
             assert not file.is_file() or token.encode() not in file.read_bytes(), file
 
-    def test_an_actors_value_error_arrives_as_it_is(self, workers: Workers, tmp_path: Path) -> None:
+    def test_an_actors_error_arrives_as_it_is_and_is_no_death(self, workers, tmp_path):
         with pytest.raises(ValueError, match=r"holds no \*\.safetensors") as caught:
             workers.engines.load_weights(tmp_path)
         assert "\n" not in str(caught.value)
 
-    def test_an_exception_that_cannot_be_sent_is_no_death(self, workers: Workers) -> None:
-        def raise_it(actor: object) -> None:
+        def raise_it(actor: object) -> None:  # what cannot be sent
             raise ValueError(threading.Lock())
 
         raised = workers.ranks["learner"].__ray_call__.remote(raise_it).future()
@@ -258,7 +213,7 @@ class TestOneSession:
         assert not isinstance(caught.value, WorkerDied)
 
 
-def test_an_engine_that_does_not_fit_is_out_of_memory(tiny_model_path: Path, marker: str) -> None:
+def test_an_engine_that_does_not_fit_is_out_of_memory(tiny_model_path, marker):
     with (
         pytest.raises(OutOfMemory) as caught,
         Workers.start(config(kv_cache_mib=10**9), tiny_model_path, learner=False),
@@ -268,8 +223,8 @@ def test_an_engine_that_does_not_fit_is_out_of_memory(tiny_model_path: Path, mar
 
 
 def test_a_ray_too_slow_to_start_is_worth_another_attempt_and_leaves_its_logs(
-    tiny_model_path: Path, marker: str, tmp_path: Path
-) -> None:
+    tiny_model_path, marker, tmp_path
+):
     done = threading.Event()
 
     def suspend_raylet() -> None:

@@ -1,13 +1,9 @@
 """A driver that is stopped or killed leaves no process of its Ray behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
-import sys
 import tempfile
-import textwrap
 import time
 import uuid
 from collections.abc import Iterator
@@ -19,7 +15,7 @@ import psutil
 import pytest
 
 from tests.rl_core.workers.test_cluster import ZERO_COPY
-from tests.support.programs import command_lines, living
+from tests.support.programs import begun, command_lines, living
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -71,19 +67,10 @@ def short_temp_dir() -> Iterator[str]:
 def driver_process(model: Path, handler: str, temp_dir: str) -> Iterator[tuple[Any, str]]:
     """Runs DRIVER; yields the process, and the marker that all its descendants inherit."""
     value = uuid.uuid4().hex
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(DRIVER), str(model), handler],
-        env={**os.environ, "TEST_DRIVER_MARKER": value, "TMPDIR": temp_dir}
-        | {"PYTHONPATH": str(Path.cwd())},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    ) as driver:
-        try:
-            yield driver, value
-        finally:
-            driver.kill()  # or a failed test would wait for it for ever
+    variables = {"TEST_DRIVER_MARKER": value, "TMPDIR": temp_dir, "PYTHONPATH": str(Path.cwd())}
+    options = {"stderr": subprocess.DEVNULL, "start_new_session": True}
+    with begun(DRIVER, model, handler, more=variables, **options) as driver:
+        yield driver, value
 
 
 def has_torch(process: psutil.Process) -> bool:
@@ -106,12 +93,8 @@ def wait_until_none_is_left(value: str, *, deadline: float) -> None:
     ],
 )
 def test_a_signal_in_mid_generation_leaves_no_process(
-    handler: str,
-    number: signal.Signals,
-    expected_code: int,
-    tiny_model_path: Path,
-    short_temp_dir: str,
-) -> None:
+    handler, number, expected_code, tiny_model_path, short_temp_dir
+):
     with driver_process(tiny_model_path, handler, short_temp_dir) as (driver, value):
         assert driver.stdout.readline() == "generating\n"
         of_run = living("TEST_DRIVER_MARKER", value)
@@ -131,14 +114,10 @@ def test_a_signal_in_mid_generation_leaves_no_process(
         wait_until_none_is_left(value, deadline=deadline)
 
 
-def test_a_sigterm_while_ray_starts_reaches_our_own_handler(
-    tiny_model_path: Path, short_temp_dir: str
-) -> None:
+def test_a_sigterm_while_ray_starts_reaches_our_own_handler(tiny_model_path, short_temp_dir):
     with driver_process(tiny_model_path, "own handler", short_temp_dir) as (driver, value):
         wait_for(  # Ray's first process
-            lambda: len(living("TEST_DRIVER_MARKER", value)) > 1,
-            process=driver,
-            poll_s=0.05,
+            lambda: len(living("TEST_DRIVER_MARKER", value)) > 1, process=driver, poll_s=0.05
         )
         driver.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + GONE_WITHIN_S

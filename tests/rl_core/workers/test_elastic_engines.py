@@ -1,6 +1,5 @@
 """Engines that are killed and lose their machine: real Ray nodes of this machine."""
 
-import logging
 import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +16,17 @@ from rl_core.rollout.protocol import in_order
 from rl_core.types import GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers import cluster as workers_module
 from rl_core.workers.cluster import Workers
-from tests.support.faulty_actors import FaultyRolloutActor
+from tests.support.faulty_actors import FaultyRolloutActor, Heard
 from tests.support.harness import ROOT
 from tests.support.waiting import wait_for
 
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(900)]
+
+SECTIONS = {
+    "data": {"max_prompt_length": 64, "max_response_length": 64},
+    "actor": {"lr": 1e-2},
+    "rollout": {"engine": "hf", "num_engines": 2},
+}
 NODE = {"object_store_memory": 100_000_000}
 GREEDY = SamplingSettings(max_tokens=12, temperature=0.0)
 REQUESTS = [GenerationRequest(tuple(range(5 + i, 25 + 3 * i)), seed=i) for i in range(4)]
@@ -87,26 +93,11 @@ def cluster() -> Iterator[Cluster]:
         cluster.shutdown()
 
 
-class Said(logging.Handler):
-    """What workers warned of."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.messages = list[str]()
-        logging.getLogger("rl_core.workers").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-    def times(self, words: str) -> int:
-        return sum(words in message for message in self.messages)
-
-
 def come_and_go(
     settings: dict[str, object], model_path: Path, rollouts: list[Rollout], folder: Path
 ) -> None:
     """In a process of its own: what Ray's C++ knows of tokens, it knows for a process's life."""
-    said = Said()
+    heard = Heard()
     with cluster() as nodes:
         machine = nodes.add_node(num_cpus=1, **NODE)
         config = RunConfig.model_validate(settings)
@@ -122,11 +113,11 @@ def come_and_go(
                 """A step; says whether Ray has noticed the loss of the machine."""
                 session.learn_and_sync()
                 session.check_answers()
-                return said.times(f"{lost} died") > 0
+                return heard.times(f"{lost} died") != []
 
             def started_again() -> bool:
                 session.check_answers()  # who is asked for notices that it died again
-                return said.times(f"{lost} has started again, in") > 0
+                return heard.times(f"{lost} has started again, in") != []
 
             session.learn_and_sync()
             session.check_each()
@@ -146,21 +137,13 @@ def come_and_go(
             session.check_each()
 
 
-@pytest.mark.slow
-@pytest.mark.chaos
-@pytest.mark.timeout(900)
 def test_engines_come_and_go_with_their_machines(
     tiny_model_path, tmp_path, settings, random_rollouts, monkeypatch, survived
 ):
     monkeypatch.syspath_prepend(ROOT)  # for the process, which imports this file
     monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")  # on a busy machine
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # its Ray takes this machine's address
-    config = settings(
-        data={"max_prompt_length": 64, "max_response_length": 64},
-        actor={"lr": 1e-2},
-        rollout={"engine": "hf", "num_engines": 2},
-        resources={"learner_threads": 2},
-    )
+    config = settings(**SECTIONS, resources={"learner_threads": 2})
     arguments = (config.model_dump(mode="json"), tiny_model_path, random_rollouts(8), tmp_path)
     process = multiprocessing.get_context("spawn").Process(target=come_and_go, args=arguments)
     process.start()
@@ -172,23 +155,12 @@ def test_engines_come_and_go_with_their_machines(
     survived("machine lost", "of one of two engines, for two steps")
 
 
-@pytest.mark.slow
-@pytest.mark.chaos
-@pytest.mark.timeout(900)
 def test_new_weights_reach_all_engines_and_outlive_each_of_them(
-    tiny_model_path, tmp_path, settings, random_rollouts, monkeypatch, caplog, survived
+    tiny_model_path, tmp_path, settings, random_rollouts, monkeypatch, survived
 ):
     monkeypatch.setattr(workers_module, "RolloutActor", FaultyRolloutActor)
-    caplog.set_level(logging.WARNING, "rl_core.workers")
-    config = settings(
-        data={"max_prompt_length": 64, "max_response_length": 64},
-        actor={"lr": 1e-2},
-        rollout={"engine": "hf", "num_engines": 2},
-        resources={"learner_threads": 1, "learner_ranks": 2},
-    )
-
-    def said(words: str) -> int:
-        return sum(words in record.getMessage() for record in caplog.records)
+    config = settings(**SECTIONS, resources={"learner_threads": 1, "learner_ranks": 2})
+    heard = Heard()
 
     with Workers.start(config, tiny_model_path, log_folder=tmp_path / "logs") as workers:
         session = Session(workers, random_rollouts(8), tmp_path)
@@ -200,14 +172,14 @@ def test_new_weights_reach_all_engines_and_outlive_each_of_them(
         session.kill("engine_0")  # while idle: found when weights come
         session.learn_and_sync()
         session.check_answers()
-        wait_for(lambda: said("has started again, in") == 1)
+        wait_for(lambda: len(heard.times("has started again, in")) == 1)
         session.check_each()
         workers.engines.end_step()
 
         ray.get(workers.engines.actors["engine_1"].die_at_weights.remote())
         session.learn_and_sync()
         session.check_answers()
-        wait_for(lambda: said("has started again, in") == 2)
+        wait_for(lambda: len(heard.times("has started again, in")) == 2)
         session.check_each()
         workers.engines.end_step()
 

@@ -1,7 +1,5 @@
 """Engines that are killed: the responses stay what they would have been."""
 
-from __future__ import annotations
-
 import logging
 import random
 import threading
@@ -23,8 +21,10 @@ from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from rl_core.workers.cluster import Workers
 from tests.conftest import build_tiny_model
 from tests.rl_core.test_trainer import comparable, rollouts, settings, train_until
-from tests.support.chaos import Ledger
+from tests.support.faulty_actors import Heard
+from tests.support.learners import assert_close
 from tests.support.programs import command_lines
+from tests.support.runs import run_config
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -35,17 +35,10 @@ NOTICED_WITHIN_S = 10.0
 
 
 def with_engines(number: int, engine: str) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "data": {"max_prompt_length": 64, "max_response_length": 64},
-            # Few at a time, so that a kill finds some that have not begun.
-            "rollout": {
-                "engine": engine,
-                "num_engines": number,
-                "kv_cache_mib": 16,
-                "max_num_seqs": 2,
-            },
-        }
+    return run_config(
+        data={"max_prompt_length": 64, "max_response_length": 64},
+        # Few at a time, so that a kill finds some that have not begun.
+        rollout={"engine": engine, "num_engines": number, "kv_cache_mib": 16, "max_num_seqs": 2},
     )
 
 
@@ -60,26 +53,11 @@ def kill_one(chance: random.Random) -> None:
     chance.choice(oldest).kill()
 
 
-class Heard(logging.Handler):
-    """What the engines' driver says, and when."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[tuple[float, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append((time.monotonic(), record.getMessage()))
-
-    def times(self, words: str) -> list[float]:
-        return [time for time, line in self.lines if words in line]
-
-
 @pytest.fixture
 def heard() -> Iterator[Heard]:
-    handler, logger = Heard(), logging.getLogger("rl_core.workers")
-    logger.addHandler(handler)
+    handler = Heard()
     yield handler
-    logger.removeHandler(handler)
+    logging.getLogger("rl_core.workers").removeHandler(handler)
 
 
 def answers_of(folder: Path) -> list[Completion]:
@@ -95,8 +73,8 @@ def check_same(got: list[Completion], expected: list[Completion]) -> None:
 
 @pytest.mark.chaos
 def test_whenever_an_engine_is_killed_the_responses_are_those_of_the_weights_given_last(
-    tiny_model_path: Path, tmp_path: Path, heard: Heard, survived: Ledger
-) -> None:
+    tiny_model_path, tmp_path, heard, survived
+):
     chance = random.Random(3)
     build_tiny_model(tmp_path / "other", seed=1)
     with Workers.start(with_engines(2, "vllm"), tiny_model_path, learner=False) as workers:
@@ -152,7 +130,7 @@ def killing_those_that_start(number: int) -> Iterator[None]:
         killer.join()
 
 
-def test_an_engine_killed_while_it_loads_loads_again(tiny_model_path: Path) -> None:
+def test_an_engine_killed_while_it_loads_loads_again(tiny_model_path):
     with (
         killing_those_that_start(1),
         Workers.start(with_engines(1, "hf"), tiny_model_path, learner=False) as workers,
@@ -163,7 +141,7 @@ def test_an_engine_killed_while_it_loads_loads_again(tiny_model_path: Path) -> N
         list(workers.engines.stream(REQUESTS, SAMPLED))
 
 
-def test_an_engine_that_dies_again_and_again_ends_the_attempt(tiny_model_path: Path) -> None:
+def test_an_engine_that_dies_again_and_again_ends_the_attempt(tiny_model_path):
     words = r"engine_0 died: 3 times without coming through a step; its process is gone \(killed"
     with (
         killing_those_that_start(3),
@@ -176,23 +154,19 @@ def test_an_engine_that_dies_again_and_again_ends_the_attempt(tiny_model_path: P
 STEPS, KILLS, ENGINES = 10, 4, 3
 
 
-def long_run(root: Path, run_id: str) -> RunConfig:
-    base = settings(root, run_id, "hf").model_dump()
-    trainer = {"total_steps": STEPS, "save_freq": STEPS, "test_freq": STEPS}
-    return RunConfig.model_validate(
-        base
-        | {"rollout": base["rollout"] | {"num_engines": ENGINES, "max_num_seqs": 1}}
-        | {"data": base["data"] | {"max_response_length": 32}}
-        | {"trainer": base["trainer"] | trainer}
-    )
+LONG_RUN = {
+    "rollout": {"num_engines": ENGINES, "max_num_seqs": 1},
+    "data": {"max_response_length": 32},
+    "trainer": {"total_steps": STEPS, "save_freq": STEPS, "test_freq": STEPS},
+}
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 def test_engines_killed_at_any_moment_of_a_step_change_nothing(
-    tmp_path: Path, tiny_model_path: Path, heard: Heard, survived: Ledger
-) -> None:
-    calm = train_until(long_run(tmp_path, "calm"), tiny_model_path)
+    tmp_path, tiny_model_path, heard, survived
+):
+    calm = train_until(settings(tmp_path, "calm", **LONG_RUN), tiny_model_path)
     step_s = float(np.median(calm.metrics.values("timing_s/step")))
     chance, kills = random.Random(7), 0
 
@@ -204,7 +178,8 @@ def test_engines_killed_at_any_moment_of_a_step_change_nothing(
             kills += 1
             threading.Timer(chance.uniform(0, step_s), kill_one, [chance]).start()
 
-    struck = train_until(long_run(tmp_path, "struck"), tiny_model_path, on_step=strike)
+    config = settings(tmp_path, "struck", **LONG_RUN)
+    struck = train_until(config, tiny_model_path, on_step=strike)
     restarts = struck.metrics.values("rollout/engine_restarts")
     assert kills == KILLS
     assert sum(restarts) == KILLS
@@ -213,7 +188,8 @@ def test_engines_killed_at_any_moment_of_a_step_change_nothing(
         assert got == pytest.approx(expected, rel=1e-4, abs=1e-7)
     same = ["step", "group_id", "sample_index", "response", "score", "response_tokens"]
     assert rollouts(struck).select(same).equals(rollouts(calm).select(same))
-    for name, tensor in load_file(calm.path / "checkpoints/latest/model.safetensors").items():
-        other = load_file(struck.path / "checkpoints/latest/model.safetensors")[name]
-        np.testing.assert_allclose(other.numpy(), tensor.numpy(), atol=1e-6)
+    weights, expected = (
+        load_file(run.path / "checkpoints/latest/model.safetensors") for run in (struck, calm)
+    )
+    assert_close(weights, expected, atol=1e-6)
     survived("SIGKILL", f"one of {ENGINES} engines, {KILLS} times in {STEPS} steps")

@@ -1,11 +1,10 @@
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
 from rl_core.workers.nodes import _look_around, _marked, refuse_other, software
-from tests.support.harness import LIMIT_S, ROOT
+from tests.support.harness import ROOT
+from tests.support.programs import python
 from tests.support.ray_head import environment_of_ray, ray_head
 
 
@@ -51,14 +50,9 @@ def test_a_machine_that_cannot_load_the_project_is_named(tmp_path):
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('not for this Python')")
     with ray_head(environment_of_ray(tmp_path, PYTHONPATH=str(broken.parent))) as address:
-        done = subprocess.run(
-            [sys.executable, "-c", CHECKS, address],
-            env=environment_of_ray(tmp_path, PYTHONPATH=str(ROOT)),
-            cwd=tmp_path,  # Ray's workers look for modules there first
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
+        env = environment_of_ray(tmp_path, PYTHONPATH=str(ROOT))
+        # Ray's workers look for modules in the working folder first.
+        done = python(CHECKS, address, env=env, cwd=tmp_path)
     said = done.stderr.splitlines()[-1]
     assert said.startswith("ValueError: Ray's machine 127.0.0.1 cannot load rl_core ("), done.stderr
     assert "not for this Python" in said

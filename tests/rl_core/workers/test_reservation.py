@@ -1,16 +1,14 @@
 """A real Ray with two CPUs, of which a run asks more than there is or more than is free."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
 import ray
 
-from rl_core.config.run import RunConfig
 from rl_core.errors import WorkerDied
 from rl_core.workers import reservation
 from rl_core.workers.reservation import Reservation
+from tests.support.runs import run_config
 
 pytestmark = pytest.mark.slow
 
@@ -24,16 +22,13 @@ def two_cpus() -> Iterator[None]:
 
 
 def reserve(heard: list[str], num_engines: int = 1, **resources: float) -> Reservation:
-    config = RunConfig.model_validate(
-        {
-            "rollout": {"num_engines": num_engines},
-            "resources": {"learner_threads": 1, **resources},
-        }
+    config = run_config(
+        rollout={"num_engines": num_engines}, resources={"learner_threads": 1, **resources}
     )
     return Reservation(config, learner=True, report=heard.append)
 
 
-def test_what_no_machine_could_ever_hold_is_refused_at_once(two_cpus: None) -> None:
+def test_what_no_machine_could_ever_hold_is_refused_at_once(two_cpus):
     heard: list[str] = []
     with pytest.raises(ValueError, match="2 engines of 1 CPU and 0 GPUs each") as many:
         reserve(heard, num_engines=2)
@@ -44,9 +39,7 @@ def test_what_no_machine_could_ever_hold_is_refused_at_once(two_cpus: None) -> N
     assert heard == []
 
 
-def test_what_others_hold_is_waited_for_and_then_refused(
-    two_cpus: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_others_hold_is_waited_for_and_then_refused(two_cpus, monkeypatch):
     heard: list[str] = []
     place = reserve(heard).options("learner")
     assert (place["num_cpus"], place["num_gpus"]) == (1, 0)

@@ -70,7 +70,7 @@ def lines_run(response: str, mode: Any) -> int:
 
 @pytest.mark.parametrize("mode", ["anywhere", "last_line"])
 @pytest.mark.parametrize("response", HOSTILE, ids=lambda text: ascii(text[:16]))
-def test_no_text_costs_more_than_the_longest_expression(response: str, mode: Any) -> None:
+def test_no_text_costs_more_than_the_longest_expression(response, mode):
     assert lines_run(response, mode) <= MAX_LINES
     if len(response) > 2 * scoring.MAX_LENGTH:
         # Beyond the limit only C's linear searches see more of it.
@@ -78,11 +78,11 @@ def test_no_text_costs_more_than_the_longest_expression(response: str, mode: Any
 
 
 @given(st.text(alphabet="0123456789+-*/() ", max_size=scoring.MAX_LENGTH))
-def test_lines_grow_with_the_length_of_the_answer(inner: str) -> None:
+def test_lines_grow_with_the_length_of_the_answer(inner):
     assert lines_run(f"<answer>{inner}</answer>", "anywhere") <= 60 + 45 * len(inner)
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_what_is_remembered_is_bounded():
     for i in range(3 * scoring.CACHED_SKELETONS):
         score_response(f"<answer>{'(' * (i % 30)}{'x' * (i % 200)} {i:b}</answer>", [1], 1)
         score_response(f"<answer>{i} / 7</answer>", [i, 7], 1)
@@ -100,7 +100,7 @@ pieces = st.one_of(
 
 
 @given(st.lists(pieces, max_size=40).map("".join), st.sampled_from(["anywhere", "last_line"]))
-def test_any_text_has_a_score_that_no_memory_of_others_changes(response: str, mode: Any) -> None:
+def test_any_text_has_a_score_that_no_memory_of_others_changes(response, mode):
     remembered = score_response(response, [1, 7], 8, answer_from=mode)
     scoring.compiled.cache_clear()
     assert score_response(response, [1, 7], 8, answer_from=mode) == remembered

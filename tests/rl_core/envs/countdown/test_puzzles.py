@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from rl_core.envs.countdown import CountdownConfig, Template, render_messages
+from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.countdown import puzzles as module
 from rl_core.envs.countdown.forms import Ints
 from rl_core.envs.countdown.puzzles import (
@@ -20,6 +20,7 @@ from rl_core.envs.countdown.puzzles import (
 )
 from rl_core.envs.countdown.scoring import parse
 from rl_core.envs.countdown.solver import solve_range
+from tests.support.own_data import tinyzero_row
 from tests.support.solving import evaluate, solve
 
 
@@ -31,7 +32,7 @@ def keys(puzzles: pl.DataFrame) -> set[tuple[tuple[int, ...], int]]:
     ("size", "options"),
     [(300, {"max_operands": 4, "min_number": 3, "max_number": 40}), (50, {"max_operands": 6})],
 )
-def test_puzzles_fit_the_settings_and_are_proved(size: int, options: dict[str, int]) -> None:
+def test_puzzles_fit_the_settings_and_are_proved(size, options):
     env = CountdownConfig.model_validate({"min_operands": 2} | options)
     puzzles = generate_puzzles(env, size=size, seed=1)
     assert len(keys(puzzles)) == len(puzzles) == size
@@ -48,7 +49,7 @@ def test_puzzles_fit_the_settings_and_are_proved(size: int, options: dict[str, i
     assert shuffled > size / 2, "numbers are not shown in order"
 
 
-def test_everything_that_exists_can_be_asked_for_and_not_one_more() -> None:
+def test_everything_that_exists_can_be_asked_for_and_not_one_more():
     env = CountdownConfig(min_operands=2, max_operands=3, max_number=4, min_target=5, max_target=12)
     exist = {
         (numbers, target)
@@ -62,14 +63,14 @@ def test_everything_that_exists_can_be_asked_for_and_not_one_more() -> None:
         generate_puzzles(env, size=len(exist) + 1, seed=0)
 
 
-def test_a_seed_fixes_the_puzzles() -> None:
+def test_a_seed_fixes_the_puzzles():
     env = CountdownConfig(max_operands=3, max_number=20)
     first = generate_puzzles(env, size=100, seed=7)
     assert first.equals(generate_puzzles(env, size=100, seed=7))
     assert len(keys(first) & keys(generate_puzzles(env, size=100, seed=8))) < 20
 
 
-def test_every_puzzle_is_equally_likely_where_all_are_known() -> None:
+def test_every_puzzle_is_equally_likely_where_all_are_known():
     """How often a puzzle comes in 200 draws of a fifth of all is binomial, for each alike."""
     env = CountdownConfig(max_operands=3, max_number=6, max_target=30)
     with pytest.raises(ValueError, match=r"only \d+ exist") as caught:
@@ -90,7 +91,7 @@ def counts(column: Ints) -> Ints:
     return np.bincount(column.ravel(), minlength=100)
 
 
-def test_a_sample_from_some_sets_of_numbers_is_spread_as_all_puzzles_are() -> None:
+def test_a_sample_from_some_sets_of_numbers_is_spread_as_all_puzzles_are():
     """5,722 of 8,855 sets of four are looked at; each gives some five of the puzzles."""
     env = CountdownConfig(min_operands=4, max_number=20)
     sets = np.asarray(list(combinations_with_replacement(range(1, 21), 4)))
@@ -145,11 +146,11 @@ def judged(rows: list[Row]) -> list[bool]:
         (("1", [1], None), False),
     ],
 )
-def test_each_by_hand(row: Row, correct: bool) -> None:
+def test_each_by_hand(row, correct):
     assert judged([row]) == [correct]
 
 
-def test_splits_and_slices_are_read_right() -> None:
+def test_splits_and_slices_are_read_right():
     rows: list[Row] = [("9", [9], 9), ("1 + 2", [1, 2], 3), ("2 + 2", [2, 2], 5), ("0", [0], 0)]
     table = solutions_table({"train": as_split(rows).slice(1, 2), "test": as_split(rows[:1])})
     assert table.select(["split", "index", "is_correct"]).to_pylist() == [
@@ -160,29 +161,15 @@ def test_splits_and_slices_are_read_right() -> None:
 
 
 @pytest.mark.parametrize("template", ["base", "qwen-instruct", "chat"])
-def test_rows_equal_a_plain_loop(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_equal_a_plain_loop(template, monkeypatch):
     monkeypatch.setattr(module, "_CHUNK_ROWS", 16)
     puzzles = generate_puzzles(CountdownConfig(min_operands=2, max_number=12), size=50, seed=0)
     table = countdown_table(puzzles, split="test", template=template)
     assert table.schema == COUNTDOWN_DATASET
     table.validate(full=True)
-    assert table.to_pylist() == [
-        {
-            "nums": numbers,
-            "target": target,
-            "data_source": "countdown",
-            "prompt": render_messages(template, numbers, target),
-            "ability": "math",
-            "reward_model": {
-                "style": "rule",
-                "ground_truth": {"target": target, "numbers": numbers},
-            },
-            "extra_info": {
-                "split": "test",
-                "index": index,
-                "num_solutions": num_solutions,
-                "solution": solution,
-            },
-        }
-        for index, (numbers, target, solution, num_solutions) in enumerate(puzzles.iter_rows())
-    ]
+    rows = []
+    for index, (numbers, target, solution, num_solutions) in enumerate(puzzles.iter_rows()):
+        row = tinyzero_row(numbers, target, index, template, split="test")
+        row["extra_info"] |= {"num_solutions": num_solutions, "solution": solution}
+        rows.append(row)
+    assert table.to_pylist() == rows

@@ -12,33 +12,15 @@ from rl_core.envs.countdown import render_messages, score_response
 
 TABLES = yaml.safe_load(Path(__file__).with_name("scoring.yaml").read_text())
 
-BASE = (
-    "A conversation between User and Assistant. The user asks a question, and the Ass"
-    "istant solves it. The assistant first thinks about the reasoning process in the "
-    "mind and then provides the user with the answer.\nUser: Using the numbers [19, 36"
-    ", 55, 7], create an equation that equals 65. You can use basic arithmetic operat"
-    "ions (+, -, *, /) and each number can only be used once. Show your work in <thin"
-    "k> </think> tags. And return the final answer in <answer> </answer> tags, for ex"
-    "ample <answer> (1 + 2) / 3 </answer>.\nAssistant: Let me solve this step by step."
-    "\n<think>"
-)
-QWEN = (
-    "<|im_start|>system\nYou are a helpful assistant. You first thinks about the reaso"
-    "ning process in the mind and then provides the user with the answer.<|im_end|>\n<"
-    "|im_start|>user\n Using the numbers [19, 36, 55, 7], create an equation that equa"
-    "ls 65. You can use basic arithmetic operations (+, -, *, /) and each number can "
-    "only be used once. Show your work in <think> </think> tags. And return the final"
-    " answer in <answer> </answer> tags, for example <answer> (1 + 2) / 3 </answer>.<"
-    "|im_end|>\n<|im_start|>assistant\nLet me solve this step by step.\n<think>"
-)
+BASE, QWEN = TABLES["prompts"]
 
 
-def test_base_and_qwen_prompts_are_byte_exact() -> None:
+def test_base_and_qwen_prompts_are_byte_exact():
     assert render_messages("base", [19, 36, 55, 7], 65) == [{"role": "user", "content": BASE}]
     assert render_messages("qwen-instruct", (19, 36, 55, 7), 65)[0]["content"] == QWEN
 
 
-def test_chat_messages_hold_the_same_system_and_question() -> None:
+def test_chat_messages_hold_the_same_system_and_question():
     system, user = render_messages("chat", [19, 36, 55, 7], 65)
     assert (system["role"], user["role"]) == ("system", "user")
     assert f"<|im_start|>system\n{system['content']}<|im_end|>" in QWEN
@@ -50,45 +32,39 @@ def score(response: str, numbers: Any = (2, 3, 4), target: int = 14, **options: 
 
 
 @pytest.mark.parametrize(("answer", "verdict", "value"), TABLES["verdicts"])
-def test_verdicts(answer: str, verdict: str, value: Any) -> None:
+def test_verdicts(answer, verdict, value):
     scored = score(f"<think>so</think><answer>{answer}</answer>")
     assert (scored.verdict, scored.value) == (verdict, None if value is None else str(value))
     assert scored.score == (1.0 if verdict == "correct" else 0.1)
     assert scored.answer == answer.strip()
 
 
-def test_division_by_zero_comes_after_wrong_numbers() -> None:
+def test_division_by_zero_comes_after_wrong_numbers():
     response = "<answer>5 / (3 - 3)</answer>"
     assert score(response, [5, 3, 3], 5).verdict == "division_by_zero"
     assert score(response, [5, 3, 4], 5).verdict == "wrong_numbers"
 
 
 @pytest.mark.parametrize("response", TABLES["no answer"])
-def test_no_answer_scores_nothing(response: str) -> None:
+def test_no_answer_scores_nothing(response):
     scored = score(response)
     assert (scored.score, scored.verdict) == (0.0, "no_answer")
     assert (scored.answer, scored.value) == (None, None)
 
 
 @pytest.mark.parametrize(("response", "answer"), TABLES["anywhere"])
-def test_anywhere_takes_the_last_closed_answer(response: str, answer: str) -> None:
+def test_anywhere_takes_the_last_closed_answer(response, answer):
     scored = score(response)
     assert (scored.verdict, scored.answer) == ("correct", answer)
 
 
 @pytest.mark.parametrize(("response", "verdict"), TABLES["last line"])
-def test_last_line_sees_only_the_last_line(response: str, verdict: str) -> None:
+def test_last_line_sees_only_the_last_line(response, verdict):
     assert score(response, answer_from="last_line").verdict == verdict
 
 
-def test_scores_are_settings() -> None:
-    assert score("<answer>2+3*4</answer>", full_score=5.0).score == 5.0
-    assert score("<answer>2</answer>", format_score=0.25).score == 0.25
-    assert score("nothing", format_score=0.25).score == 0.0
-
-
 @given(st.text(alphabet="<answer>/\n1+", max_size=80))
-def test_the_answer_is_what_a_slow_search_finds(response: str) -> None:
+def test_the_answer_is_what_a_slow_search_finds(response):
     """Oracle: of all (opening, closing) pairs, the last closing one and its nearest opening."""
     places = range(len(response))
     closings = [i for i in places if response.startswith("</answer>", i)] or [0]

@@ -33,59 +33,47 @@ def written(numbers, target, give_up_at=0):
     return write_trace(numbers, target, give_up_prob=0.5, rng=GivesUp(give_up_at))
 
 
-def test_a_search_that_finds_nothing_by_hand():
-    trace = written((4, 6, 7), 45)
-    # z=4: 7+6=13, 7-6=1, 7*6=42 against 49 and 41. z=6: 7+4=11, 7-4=3, 7*4=28 against 51 and 39.
-    # z=7: 6+4=10, 6-4=2, 6*4=24 against 52 and 38.
-    assert trace.text == (
-        "\n45 4 +49 -41 : 7 6 +13 no -1 no *42 no"
-        "\n45 6 +51 -39 : 7 4 +11 no -3 no *28 no"
-        "\n45 7 +52 -38 : 6 4 +10 no -2 no *24 no"
-        "</think>\n<answer>(6+4)+7</answer>"
-    )
-    assert (trace.solved, trace.exhausted) == (False, True)
-
-
-def test_a_product_and_a_sum_by_hand():
-    trace = written((3, 5, 9), 32)
-    # z=3: 32+3=35, 32-3=29; 9+5=14, 9-5=4, 9*5=45 is above 35 (not written).
-    # z=5: 32+5=37, 32-5=27; 9+3=12, 9-3=6, 9*3=27: a hit, completed by +5.
-    assert trace.text == (
-        "\n32 3 +35 -29 : 9 5 +14 no -4 no"
-        "\n32 5 +37 -27 : 9 3 +12 no -6 no *27 yes"
-        "</think>\n<answer>(9*3)+5</answer>"
-    )
-    assert (trace.solved, trace.exhausted) == (True, False)
-    assert score_response(trace.text, (3, 5, 9), 32).verdict == "correct"
+@pytest.mark.parametrize(
+    ("numbers", "target", "give_up_at", "solved", "exhausted", "text"),
+    [
+        # z=4: 7+6=13, 7-6=1, 7*6=42 against 49 and 41. z=6: 7+4=11, 7-4=3, 7*4=28 against 51 and
+        # 39. z=7: 6+4=10, 6-4=2, 6*4=24 against 52 and 38.
+        ((4, 6, 7), 45, 0, False, True,
+            "\n45 4 +49 -41 : 7 6 +13 no -1 no *42 no"
+            "\n45 6 +51 -39 : 7 4 +11 no -3 no *28 no"
+            "\n45 7 +52 -38 : 6 4 +10 no -2 no *24 no"
+            "</think>\n<answer>(6+4)+7</answer>"),
+        # z=3: 32+3=35, 32-3=29; 9+5=14, 9-5=4, 9*5=45 is above 35 (not written).
+        # z=5: 32+5=37, 32-5=27; 9+3=12, 9-3=6, 9*3=27: a hit, completed by +5.
+        ((3, 5, 9), 32, 0, True, False,
+            "\n32 3 +35 -29 : 9 5 +14 no -4 no"
+            "\n32 5 +37 -27 : 9 3 +12 no -6 no *27 yes"
+            "</think>\n<answer>(9*3)+5</answer>"),
+        # z=8: 20+8=28 and 20-8=12 are what 8, 7 and 2 must make. Before the other 8: 28+8=36,
+        # 28-8=20; 12+8=20, 12-8=4; 7+2=9, 7-2=5, 7*2=14 are none of them. Before the 7: 28+7=35,
+        # 28-7=21, 28/7=4; 12+7=19, 12-7=5; 8+2=10, 8-2=6, 8*2=16 are none, 8/2=4 is: times 7 it
+        # makes 28.
+        ((8, 8, 7, 2), 20, 0, True, False,
+            "\n20 8 +28 -12 ;"
+            "\n28 8 +36 -20\n12 8 +20 -4 : 7 2 +9 no -5 no *14 no"
+            "\n28 7 +35 -21 /4\n12 7 +19 -5 : 8 2 +10 no -6 no *16 no /4 yes"
+            "</think>\n<answer>((8/2)*7)-8</answer>"),
+        ((8, 8, 7, 2), 20, 2, False, False,
+            "\n20 8 +28 -12 ;\n28 8 +36 -20\n12 8 +20 -4 : 7 2 +9 no -5 no"
+            "</think>\n<answer>((7+2)+8)+8</answer>"),
+    ],
+    ids=["nothing is found", "a product and a sum", "four numbers", "four numbers, given up"],
+)  # fmt: skip
+def test_traces_by_hand(numbers, target, give_up_at, solved, exhausted, text):
+    trace = written(numbers, target, give_up_at)
+    assert (trace.text, trace.solved, trace.exhausted) == (text, solved, exhausted)
+    verdict = score_response(text, numbers, target).verdict
+    assert verdict == ("correct" if solved else "wrong_value")
 
 
 def test_the_prompts_order_is_the_order_of_trying():
     assert written((9, 4, 9), 1000).text.count("\n1000 ") == 2
     assert re.findall(r"\n45 (\d)", written((7, 4, 6), 45).text) == ["7", "4", "6"]
-
-
-def test_four_numbers_by_hand():
-    trace = written((8, 8, 7, 2), 20)
-    # z=8: 20+8=28 and 20-8=12 are what 8, 7 and 2 must make. Before the other 8: 28+8=36, 28-8=20;
-    # 12+8=20, 12-8=4; 7+2=9, 7-2=5, 7*2=14 are none of them. Before the 7: 28+7=35, 28-7=21,
-    # 28/7=4; 12+7=19, 12-7=5; 8+2=10, 8-2=6, 8*2=16 are none, 8/2=4 is: times 7 it makes 28.
-    assert trace.text == (
-        "\n20 8 +28 -12 ;"
-        "\n28 8 +36 -20\n12 8 +20 -4 : 7 2 +9 no -5 no *14 no"
-        "\n28 7 +35 -21 /4\n12 7 +19 -5 : 8 2 +10 no -6 no *16 no /4 yes"
-        "</think>\n<answer>((8/2)*7)-8</answer>"
-    )
-    assert score_response(trace.text, (8, 8, 7, 2), 20).verdict == "correct"
-    assert check_response(trace.text) == ([True] * (2 + 4 + 3 + 5 + 4), [True] * 7)
-
-
-def test_four_numbers_given_up_by_hand():
-    trace = written((8, 8, 7, 2), 20, give_up_at=2)
-    assert trace.text == (
-        "\n20 8 +28 -12 ;\n28 8 +36 -20\n12 8 +20 -4 : 7 2 +9 no -5 no"
-        "</think>\n<answer>((7+2)+8)+8</answer>"
-    )
-    assert (trace.solved, trace.exhausted) == (False, False)
 
 
 def test_nothing_is_needed_before_a_need_of_zero():

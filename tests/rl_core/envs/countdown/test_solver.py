@@ -31,7 +31,7 @@ from tests.support.solving import evaluate, solve
         ([2, 2, 10], 10, 2),  # the sum and the product likewise
     ],
 )
-def test_counts_by_hand(numbers: list[int], target: int, count: int) -> None:
+def test_counts_by_hand(numbers, target, count):
     text, found = solve(numbers, target)
     assert found == count
     if text is None:
@@ -41,7 +41,7 @@ def test_counts_by_hand(numbers: list[int], target: int, count: int) -> None:
         assert sorted(parse(text)[0]) == sorted(numbers)
 
 
-def test_number_of_forms_is_the_known_number_of_inequivalent_expressions() -> None:
+def test_number_of_forms_is_the_known_number_of_inequivalent_expressions():
     """OEIS A140606 counts 1, 6, 68, 1170, 27142; it tells a form with a minus from its opposite."""
     for size, known in enumerate([1, 6, 68, 1170, 27142], start=1):
         trees = form_trees(size)
@@ -65,7 +65,7 @@ def assert_solved_as_by_brute_force(numbers: tuple[int, ...], high: int) -> None
             assert not text.startswith("-")
 
 
-def test_all_triples_up_to_seven_equal_brute_force() -> None:
+def test_all_triples_up_to_seven_equal_brute_force():
     for numbers in combinations_with_replacement(range(1, 8), 3):
         assert_solved_as_by_brute_force(numbers, 60)
 
@@ -75,7 +75,7 @@ def test_all_triples_up_to_seven_equal_brute_force() -> None:
 @example([3, 3, 3, 3])
 @example([1, 1, 2, 2])
 @example([5, 5, 5, 7])
-def test_four_numbers_equal_brute_force(numbers: list[int]) -> None:
+def test_four_numbers_equal_brute_force(numbers):
     assert_solved_as_by_brute_force(tuple(numbers), 99)
 
 
@@ -83,7 +83,7 @@ def test_four_numbers_equal_brute_force(numbers: list[int]) -> None:
     ("size", "largest", "kind"),
     [(6, 999, np.int64), *((n, 999, np.float64) for n in range(2, 6)), (6, 99, np.float64)],
 )
-def test_the_largest_numbers_are_exact(size: int, largest: int, kind: type) -> None:
+def test_the_largest_numbers_are_exact(size, largest, kind):
     """Form by form what Python's integers give, without overflow or rounding."""
     columns = np.arange(largest, largest - size, -1)[:, None]
     fast, exact = (list(form_values(columns.astype(dtype))) for dtype in (kind, object))
@@ -104,11 +104,11 @@ def test_the_largest_numbers_are_exact(size: int, largest: int, kind: type) -> N
         ([7, 11, 97, 50], 188, "(11 - 7) * (97 - 50)"),
     ],
 )
-def test_texts_by_hand(numbers: list[int], target: int, text: str) -> None:
+def test_texts_by_hand(numbers, target, text):
     assert solve(numbers, target)[0] == text
 
 
-def test_batches_do_not_change_results() -> None:
+def test_batches_do_not_change_results():
     rng = np.random.default_rng(0)
     numbers = np.sort(rng.integers(1, 30, (3_000, 4)), axis=1)  # several batches of 715 rows
     targets = rng.integers(10, 100, 3_000)
@@ -117,7 +117,7 @@ def test_batches_do_not_change_results() -> None:
         assert together[i] == solve(numbers[i].tolist(), int(targets[i]))
 
 
-def test_problems_of_different_sizes_are_solved_together() -> None:
+def test_problems_of_different_sizes_are_solved_together():
     numbers = [[1, 2, 3], [7], [3, 3, 8, 8], [1, 6], [2, 2, 2, 2, 2, 2]]
     targets = [6, 8, 24, 10**17, 12]
     counts = [count for _, count in solve_many(numbers, targets)]

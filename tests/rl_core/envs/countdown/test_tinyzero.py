@@ -41,30 +41,18 @@ class Difference(NamedTuple):
     why: str
 
 
-DIFFERENCES = [
-    *(Difference(*row) for row in TABLES["differences"]),
-    Difference(
-        "very long",
-        "<answer>2+3*4" + " " * 250 + "+0" + "</answer>",
-        [2, 3, 4, 0],
-        14,
-        1.0,
-        0.1,
-        "too_long",
-        "at most 256 characters",
-    ),
-]
+DIFFERENCES = [Difference(*row) for row in TABLES["differences"]]
 
 
 @pytest.mark.parametrize("row", DIFFERENCES, ids=lambda row: row.what)
-def test_each_deliberate_difference(row: Difference) -> None:
+def test_each_deliberate_difference(row):
     scored = score_response(row.response, row.numbers, row.target, answer_from="last_line")
     assert (scored.score, scored.verdict) == (row.ours, row.verdict)
     assert tinyzero_score(row.response, row.numbers, row.target) == row.tinyzero
     assert row.ours != row.tinyzero
 
 
-def test_the_table_of_the_docs_has_these_rows() -> None:
+def test_the_table_of_the_docs_has_these_rows():
     lines = (PEER.parents[2] / "docs" / "rewards.md").read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if "| TinyZero | here |" in line) + 2
     for row, line in zip(DIFFERENCES, lines[start:], strict=False):
@@ -73,13 +61,6 @@ def test_the_table_of_the_docs_has_these_rows() -> None:
         score, verdict = ours.split()
         assert (float(theirs), float(score)) == (row.tinyzero, row.ours), what
         assert verdict == f"`{row.verdict}`", what
-
-
-def test_what_hangs_tinyzero_is_scored() -> None:
-    towers = score_response("<answer>9**9**9</answer>", [9, 9, 9], 9, answer_from="last_line")
-    assert (towers.score, towers.verdict) == (0.1, "bad_syntax")
-    tags = score_response("<answer>" * 100_000, [9], 9, answer_from="last_line")
-    assert (tags.score, tags.verdict) == (0.0, "no_answer")
 
 
 expressions = st.recursive(
@@ -95,24 +76,11 @@ answers = st.one_of(
     expressions.map(lambda text: f"{text} = 24"),
     st.sampled_from(["x + 1", "(1 + 2", "1 + ", "2 3", "I do not know", "5(3)", "1,000", "7 x 8"]),
 )
-frames = st.sampled_from(
-    [
-        "{}",
-        "so we get\n{}",
-        "\n\n{} done",
-        "{}\n",
-        "{}\nthat is it",
-        "no answer",
-        "<answer>1</answer> or rather {}",
-        "{} or rather <answer>",
-        "first\n<answer>1</answer>\n{}",
-        "<think> 3 < 4 </think>\n{}",
-    ]
-)
+frames = st.sampled_from(TABLES["frames"])
 
 
 @given(answers, frames, st.integers(-1, 1), st.booleans())
-def test_equal_on_ordinary_completions(answer: str, frame: str, off: int, drops: bool) -> None:
+def test_equal_on_ordinary_completions(answer, frame, off, drops):
     numbers = [int(digits) for digits in re.findall(r"\d+", answer)]
     value = peer.evaluate(answer)
     target = (0 if value is None else round(value)) + off

@@ -2,9 +2,7 @@
 
 import csv
 import time
-from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -18,7 +16,7 @@ TABLES = yaml.safe_load(Path(__file__).with_name("scoring.yaml").read_text())
 GRADED = Path(__file__).parents[3] / "golden" / "gsm8k_graded.csv"
 
 
-def test_models_answers_are_graded_as_by_the_authors_of_gsm8k() -> None:
+def test_models_answers_are_graded_as_by_the_authors_of_gsm8k():
     with GRADED.open(newline="") as file:
         rows = list(csv.DictReader(file))
     right = 0
@@ -32,7 +30,7 @@ def test_models_answers_are_graded_as_by_the_authors_of_gsm8k() -> None:
 
 
 @pytest.mark.parametrize("written", TABLES["eighteen"])
-def test_eighteen_as_people_write_it(written: str) -> None:
+def test_eighteen_as_people_write_it(written):
     for mode in ("strict", "lenient"):
         scored = score_response(f"So she has\n#### {written}", "18", answer_from=mode)
         assert (scored.verdict, scored.score) == ("correct", 1.0), mode
@@ -48,14 +46,14 @@ def test_eighteen_as_people_write_it(written: str) -> None:
         ("9" * 5000, "9" * 64, False),
     ],
 )
-def test_numbers(written: str, truth: str, right: bool) -> None:
+def test_numbers(written, truth, right):
     scored = score_response(f"#### {written}", truth, format_score=0.25)
     assert scored.verdict == ("correct" if right else "wrong_value")
     assert scored.score == (1.0 if right else 0.25)
 
 
 @pytest.mark.parametrize(("response", "strict", "lenient"), TABLES["which-number"])
-def test_which_number_is_taken(response: str, strict: str | None, lenient: str | None) -> None:
+def test_which_number_is_taken(response, strict, lenient):
     for mode, expected in (("strict", strict), ("lenient", lenient)):
         scored = score_response(response, "18", answer_from=mode, format_score=0.1)
         assert scored.answer == expected
@@ -65,7 +63,7 @@ def test_which_number_is_taken(response: str, strict: str | None, lenient: str |
             assert scored.score == (1.0 if expected.strip("$") == "18" else 0.1)
 
 
-def test_truth_is_the_text_after_the_hashes_without_commas() -> None:
+def test_truth_is_the_text_after_the_hashes_without_commas():
     assert extract_truth("She sells 9 * 2 = <<9*2=18>>18.\n#### 18") == "18"
     assert extract_truth("#### 1,800") == "1800"
     assert extract_truth("#### -3") == "-3"
@@ -76,7 +74,7 @@ def test_truth_is_the_text_after_the_hashes_without_commas() -> None:
         score_response("#### 1", "many")
 
 
-def test_prompts_hold_the_question_and_ask_for_the_hashes() -> None:
+def test_prompts_hold_the_question_and_ask_for_the_hashes():
     question = "A {strange} question: 2 + 2?"
     (chat,) = Gsm8kConfig(prompt_template="chat").render(question)
     (think,) = Gsm8kConfig(prompt_template="think").render(question)
@@ -109,7 +107,7 @@ def test_prompts_hold_the_question_and_ask_for_the_hashes() -> None:
     ids=lambda text: text[:8],
 )
 @pytest.mark.parametrize("mode", ["strict", "lenient"])
-def test_hostile_responses_cost_linear_time(response: str, mode: Any) -> None:
+def test_hostile_responses_cost_linear_time(response, mode):
     start = time.process_time()
     assert score_response(response, "18", answer_from=mode).verdict != "correct"
     assert time.process_time() - start < 1.0
@@ -122,7 +120,7 @@ def test_hostile_responses_cost_linear_time(response: str, mode: Any) -> None:
     ),
     st.sampled_from(["strict", "lenient"]),
 )
-def test_any_text_has_a_score(response: str, mode: Any) -> None:
+def test_any_text_has_a_score(response, mode):
     scored = score_response(response, "18", answer_from=mode)
     assert scored.score == (1.0 if scored.verdict == "correct" else 0.0)
 
@@ -133,7 +131,7 @@ def test_any_text_has_a_score(response: str, mode: Any) -> None:
     st.sampled_from(["#### ", "####", "so 7 - 2 is\n#### ", "#### 3\n#### "]),
     st.sampled_from(["", "\n", " dollars.", "</think>", ", I think"]),
 )
-def test_every_number_reads_as_itself(number: Decimal, style: str, before: str, after: str) -> None:
+def test_every_number_reads_as_itself(number, style, before, after):
     written = f"{before}{style.format(number)}{after}"
     if "+-" in written:
         return
@@ -144,12 +142,9 @@ def test_every_number_reads_as_itself(number: Decimal, style: str, before: str, 
         assert score_response(written, str(number), answer_from="lenient").verdict == "correct"
 
 
-@given(
-    st.text(alphabet="0123456789.,$-#x ", max_size=40),
-    st.text(alphabet="abc \n", max_size=10),
-)
-def test_words_after_the_answer_change_nothing(text: str, words: str) -> None:
+@given(st.text(alphabet="0123456789.,$-#x ", max_size=40), st.text(alphabet="abc \n", max_size=10))
+def test_words_after_the_answer_change_nothing(text, words):
     for mode in ("strict", "lenient"):
-        assert score_response(text, "1", answer_from=mode) == score_response(  # type: ignore[arg-type]  # a str
+        assert score_response(text, "1", answer_from=mode) == score_response(
             f"{text} {words}", "1", answer_from=mode
         )

@@ -40,7 +40,7 @@ def some_pairs(count: int) -> list[tuple[str, str]]:
     ]
 
 
-def test_a_whole_solution_and_one_that_stops_after_its_first_step() -> None:
+def test_a_whole_solution_and_one_that_stops_after_its_first_step():
     whole = write_response(SOLUTION, Draws(0.5), stop_prob=0.5)
     assert whole == (
         "\n6 * 9 = <<6*9=54>>54 pens.\n54 - 13 = <<54-13=41>>41 pens.</think>\n#### 41"
@@ -50,14 +50,13 @@ def test_a_whole_solution_and_one_that_stops_after_its_first_step() -> None:
     assert score_response(whole, "41").verdict == "correct"
     assert score_response(cut, "41").verdict == "wrong_value"
 
-
-def test_a_line_without_an_annotation_is_no_place_to_stop() -> None:
+    # A line without an annotation is no place to stop.
     written = write_response("First think.\nThen 1,800.\n#### 1,800", Draws(), stop_prob=1.0)
     assert written == "\nFirst think.\nThen 1,800.</think>\n#### 1800"
 
 
 @given(st.integers(0, 2**32), st.floats(0, 1))
-def test_every_response_has_an_answer_and_a_whole_one_is_right(seed: int, stop_prob: float) -> None:
+def test_every_response_has_an_answer_and_a_whole_one_is_right(seed, stop_prob):
     (problem,) = generate_word_problems(size=1, seed=seed)
     truth = problem["answer"].rpartition("#### ")[2]
     response = write_response(problem["answer"], random.Random(seed), stop_prob=stop_prob)
@@ -68,7 +67,7 @@ def test_every_response_has_an_answer_and_a_whole_one_is_right(seed: int, stop_p
     assert whole.startswith(response.partition("</think>")[0])
 
 
-def test_annotations_are_checked_by_what_they_say() -> None:
+def test_annotations_are_checked_by_what_they_say():
     text = "<<3+4=7>>7 <<3+4=8>>8 <<9-12=3>> <<6/4=1>> <<6/3=2>> <<6/0=1>> <<7*8=56>> <<7*=56>>"
     assert check_annotations(text) == [True, False, False, False, True, False, True]
 
@@ -78,7 +77,7 @@ def tokenizer_of(source: SolutionExamples, *, vocab_size: int = 800) -> PreTrain
     return train_tokenizer(texts, vocab_size=vocab_size, words=source.words)
 
 
-def test_examples_are_a_rollouts_tokens_and_teach_the_response_alone() -> None:
+def test_examples_are_a_rollouts_tokens_and_teach_the_response_alone():
     own = SolutionExamples(0.5, train=some_pairs(60), test=some_pairs(1))
     tokenizer = tokenizer_of(own, vocab_size=500)
     for example in draw_examples(own, tokenizer, 5, random.Random(1)):
@@ -91,7 +90,7 @@ def test_examples_are_a_rollouts_tokens_and_teach_the_response_alone() -> None:
         assert min(example.weights[first:]) > 0
 
 
-def test_a_word_is_a_token_and_a_line_ends_with_one_whatever_it_counts() -> None:
+def test_a_word_is_a_token_and_a_line_ends_with_one_whatever_it_counts():
     pairs = some_pairs(2_000)
     own = SolutionExamples(0.5, train=pairs, test=pairs[:1])
     tokenizer = tokenizer_of(own)
@@ -107,7 +106,7 @@ def test_a_word_is_a_token_and_a_line_ends_with_one_whatever_it_counts() -> None
         assert [ids.count(end) for (end,) in ends] == [num_steps - 1, 1]
 
 
-def test_the_choice_to_stop_weighs_what_makes_its_chance_the_settings() -> None:
+def test_the_choice_to_stop_weighs_what_makes_its_chance_the_settings():
     own = SolutionExamples(0.55, train=some_pairs(1), test=some_pairs(1))
     go_on, stop = 7, 8
     weights = own.weigh(SftText("", "", False), [1, go_on, 2, go_on, 3, stop, 4], [go_on, stop])
@@ -116,7 +115,7 @@ def test_the_choice_to_stop_weighs_what_makes_its_chance_the_settings() -> None:
     assert cut == pytest.approx([1, 0.5, 1, 5.5, 1])
 
 
-def test_a_given_model_reads_solutions_without_annotations() -> None:
+def test_a_given_model_reads_solutions_without_annotations():
     solution = "12 + 5 = <<12+5=17>>17 pens.\n17 + 1 = <<17+1=18>>18.\n#### 1,800"
     body = "12 + 5 = 17 pens.\n17 + 1 = 18."
     problem = Problem(0, "", (), "1800", 0)
@@ -128,7 +127,7 @@ def test_a_given_model_reads_solutions_without_annotations() -> None:
         assert env.write_trace(problem, solution, Draws(), 0.0) == written
 
 
-def test_a_model_is_judged_by_its_answers_and_its_annotations() -> None:
+def test_a_model_is_judged_by_its_answers_and_its_annotations():
     own = SolutionExamples(0.5, train=some_pairs(1), test=[("", "#### 41"), ("", "#### 7")])
     measured = own.judge(["<<6*9=54>>54 <<54-13=40>>40</think>\n#### 41", "so 7"])
     assert measured == {

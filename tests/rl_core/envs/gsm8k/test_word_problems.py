@@ -32,7 +32,7 @@ def steps_of(problem: WordProblem) -> list[tuple[int, str, int, int]]:
     return steps
 
 
-def test_every_step_is_true_and_the_last_is_the_answer(problems: list[WordProblem]) -> None:
+def test_every_step_is_true_and_the_last_is_the_answer(problems):
     assert len({problem["question"] for problem in problems}) == len(problems)
     for problem in problems:
         assert re.fullmatch(r"[A-Z][A-Za-z0-9 ,.]+\?", problem["question"])
@@ -48,9 +48,7 @@ def test_every_step_is_true_and_the_last_is_the_answer(problems: list[WordProble
         assert score_response(problem["answer"], str(steps[-1][-1])).verdict == "correct"
 
 
-def test_every_number_is_in_the_story_or_was_calculated_before(
-    problems: list[WordProblem],
-) -> None:
+def test_every_number_is_in_the_story_or_was_calculated_before(problems):
     for problem in problems:
         known = [int(number) for number in _NUMBER.findall(problem["question"])]
         unused = Counter(known)
@@ -62,9 +60,7 @@ def test_every_number_is_in_the_story_or_was_calculated_before(
         assert not unused, "a number of the story that no step needs"
 
 
-def test_steps_are_as_often_one_as_two_or_three_and_use_all_signs(
-    problems: list[WordProblem],
-) -> None:
+def test_steps_are_as_often_one_as_two_or_three_and_use_all_signs(problems):
     lengths = Counter(len(steps_of(problem)) for problem in problems)
     assert set(lengths) == set(range(1, MAX_STEPS + 1))
     for length in lengths:
@@ -75,15 +71,13 @@ def test_steps_are_as_often_one_as_two_or_three_and_use_all_signs(
 
 @settings(max_examples=10)
 @given(st.integers(0, 2**40), st.integers(1, 60), st.integers(1, 60))
-def test_a_seed_makes_the_same_problems_whatever_the_size(
-    seed: int, size: int, longer: int
-) -> None:
+def test_a_seed_makes_the_same_problems_whatever_the_size(seed, size, longer):
     short = generate_word_problems(size=size, seed=seed)
     assert generate_word_problems(size=size + longer, seed=seed)[:size] == short
     assert generate_word_problems(size=size, seed=seed + 1) != short
 
 
-def test_the_first_problems_of_seed_0_are_known() -> None:
+def test_the_first_problems_of_seed_0_are_known():
     """Another sequence is another data set: raise `dataset.GENERATOR_VERSION` with this test."""
     first, second = generate_word_problems(size=2, seed=0)
     assert first == {

@@ -1,9 +1,6 @@
 """Tasks of reasoning-gym: made, mixed, kept apart between the splits, and scored by themselves."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from rl_core.types import Problem
 
 pytest.importorskip("reasoning_gym", reason="make env leaves it out without a C compiler")
 from rl_core.envs.reasoning_gym.scoring import compute_score
+from tests.support.programs import begun
 
 TABLES = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text())
 EVERY_TASK = """
@@ -46,7 +44,7 @@ def made(folder: Path, *, train: int = 30, test: int = 9, **env: Any) -> dict[st
     return {split: read_problems(folder / f"{split}.parquet") for split in ("train", "test")}
 
 
-def test_tasks_are_mixed_by_weight_and_no_question_is_in_both_splits(tmp_path: Path) -> None:
+def test_tasks_are_mixed_by_weight_and_no_question_is_in_both_splits(tmp_path):
     splits = made(tmp_path / "one", task="gcd:2, leg_counting:1")
     for split, counts in (("train", (20, 10)), ("test", (6, 3))):
         names = Counter(problem.data_source for problem in splits[split])
@@ -60,22 +58,17 @@ def test_tasks_are_mixed_by_weight_and_no_question_is_in_both_splits(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_seed_gives_the_same_questions_in_each_process() -> None:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", EVERY_TASK],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for hash_seed in ("1", "2")
-    ]
-    one, other = (process.communicate()[0].splitlines() for process in processes)
+def test_a_seed_gives_the_same_questions_in_each_process():
+    with (
+        begun(EVERY_TASK, more={"PYTHONHASHSEED": "1"}) as first,
+        begun(EVERY_TASK, more={"PYTHONHASHSEED": "2"}) as second,
+    ):
+        one, other = (process.communicate()[0].splitlines() for process in (first, second))
     assert len(one) > 450
     assert one == other
 
 
-def test_its_own_scorer_judges_in_a_process_with_limits(tmp_path: Path) -> None:
+def test_its_own_scorer_judges_in_a_process_with_limits(tmp_path):
     env = ReasoningGymConfig(task=("gcd",))
     problem = made(tmp_path / "made", task="gcd")["train"][0]
     right = problem.ground_truth["answer"]
@@ -89,7 +82,7 @@ def test_its_own_scorer_judges_in_a_process_with_limits(tmp_path: Path) -> None:
             assert rewards.submit(said, problem).result().verdict == verdict
 
 
-def test_levels_and_single_settings_change_the_questions(tmp_path: Path) -> None:
+def test_levels_and_single_settings_change_the_questions(tmp_path):
     def most_animals(**env: Any) -> int:
         rows = made(tmp_path / str(len(list(tmp_path.iterdir()))), task="leg_counting", **env)
         return max(row.ground_truth["metadata"]["num_animals"] for row in rows["train"])
@@ -99,16 +92,8 @@ def test_levels_and_single_settings_change_the_questions(tmp_path: Path) -> None
     assert most_animals(difficulty=9, config={"leg_counting": {"max_animals": 2}}) == 2
 
 
-@pytest.mark.parametrize(
-    ("task", "config"),
-    [
-        ("word_sorting", {"transformation": "uppercase"}),
-        ("aiw", {"task_types": ["siblings"], "task_type_weights": [1.0]}),
-    ],
-)
-def test_a_setting_that_is_one_of_several_words_is_taken_and_scored(
-    tmp_path: Path, task: str, config: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(("task", "config"), TABLES["one of several words"])
+def test_a_setting_that_is_one_of_several_words_is_taken_and_scored(tmp_path, task, config):
     for row in made(tmp_path, task=task, config={task: config})["train"][:3]:
         answer = f"<answer>{row.ground_truth['answer']}</answer>"
         assert compute_score("", answer, row.ground_truth)["acc"]
@@ -116,33 +101,31 @@ def test_a_setting_that_is_one_of_several_words_is_taken_and_scored(
 
 
 @pytest.mark.parametrize(("env", "said"), TABLES["refused"])
-def test_what_the_package_cannot_give_is_said(
-    tmp_path: Path, env: dict[str, Any], said: str
-) -> None:
+def test_what_the_package_cannot_give_is_said(tmp_path, env, said):
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         made(tmp_path / "made", **env)
     assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(("env", "said"), TABLES["settings"])
-def test_settings_are_checked(env: dict[str, Any], said: str) -> None:
+def test_settings_are_checked(env, said):
     with pytest.raises(ValidationError) as caught:
         ReasoningGymConfig(**env)
     assert said in str(caught.value)
 
 
-def test_names_and_weights_are_written_on_a_line() -> None:
+def test_names_and_weights_are_written_on_a_line():
     config = compose(
         ["env=reasoning_gym", "env.task=gcd:2,lcm", "env.config={gcd: {max_value: 9}}"]
     )
-    assert config.env.weights == {"gcd": 2.0, "lcm": 1.0}  # type: ignore[attr-defined]  # its own
-    assert json.loads(config.env.config) == {"gcd": {"max_value": 9}}  # type: ignore[attr-defined]
+    assert config.env.weights == {"gcd": 2.0, "lcm": 1.0}
+    assert json.loads(config.env.config) == {"gcd": {"max_value": 9}}
     assert compose(["env=reasoning_gym", "env.task=[gcd,lcm]"]) == compose(
         ["env=reasoning_gym", "env.task='gcd,lcm'"]
     )
 
 
-def test_truths_with_tuples_are_judged_as_the_package_does(tmp_path: Path) -> None:
+def test_truths_with_tuples_are_judged_as_the_package_does(tmp_path):
     problem = made(tmp_path / "made", train=2, test=1, task="arc_agi")["train"][0]
     right = problem.ground_truth["answer"]
     first, *others = right.splitlines()
@@ -162,15 +145,13 @@ def test_truths_with_tuples_are_judged_as_the_package_does(tmp_path: Path) -> No
         "text",
     ],
 )
-def test_containers_come_back_from_json_as_they_were(value: Any) -> None:
+def test_containers_come_back_from_json_as_they_were(value):
     back = from_json(json.loads(json.dumps(to_json(value))))
     assert back == value
     assert repr(back) == repr(value)  # a list that equals no tuple, a key that is no text
 
 
-def test_another_version_of_the_package_makes_another_data_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_of_the_package_makes_another_data_set(tmp_path, monkeypatch):
     env, data = ReasoningGymConfig(), DataConfig(train_size=4, test_size=2)
     name, countdown = dataset_name(env, data), dataset_name(CountdownConfig(), data)
     write_dataset(env, data, tmp_path / name)
@@ -182,7 +163,7 @@ def test_another_version_of_the_package_makes_another_data_set(
         is_ready(env, data, tmp_path / name)
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr("rl_core.envs.reasoning_gym.problems.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install reasoning-gym"):
         ReasoningGymConfig().make_splits(train_size=1, test_size=1, seed=0)
