@@ -38,6 +38,15 @@ def test_a_full_disk_leaves_the_old_file(small_disk, free_bytes):
     assert names(small_disk) == ["a.bin", "ballast"]
 
 
+def test_a_line_for_which_there_is_no_room_leaves_the_log_as_it_was(small_disk):
+    log = small_disk / "log.jsonl"
+    atomic.append_line(log, b"one\n")
+    leave_free(small_disk, 4096)
+    with pytest.raises(OSError, match="No space left"):
+        atomic.append_line(log, b"x" * 20_000 + b"\n")
+    assert log.read_bytes() == b"one\n"
+
+
 def test_a_file_is_old_or_new_wherever_its_writer_is_killed(tmp_path):
     file = tmp_path / "a.txt"
     old, new = (partial(atomic.write_text_atomically, file, text) for text in ("old", "new"))
