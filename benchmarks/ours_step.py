@@ -51,7 +51,6 @@ from rl_core.types import (  # noqa: E402
 
 MICRO_BATCH_TOKENS = {"3m": 1_300, "135m": 700}
 """Two groups of eight and one: as fast as more tokens on the machines at hand, in less memory."""
-CHECKPOINTING = {"3m": False, "135m": "selective"}
 PAD_ID = 0
 
 
@@ -81,10 +80,7 @@ def settings(
             "micro_batch_tokens": micro_batch_tokens,
         },
         "critic": {"lr": LEARNING_RATE},
-        "model": {
-            "dtype": "bfloat16" if variant.in_bfloat16 else "float32",
-            "gradient_checkpointing": CHECKPOINTING[variant.model],
-        },
+        "model": {"dtype": "bfloat16" if variant.in_bfloat16 else "float32"},
         "rollout": {"engine": engine, "max_num_seqs": variant.completions},
         "resources": {"learner_threads": num_threads, "rollout_threads": num_threads},
     }

@@ -51,7 +51,6 @@ _CASES: dict[str, Sections] = {
     },
     "adapters": {"model": {"lora_rank": 8}},
     "checkpointing": {"model": {"gradient_checkpointing": True}},
-    "selective": {"model": {"gradient_checkpointing": "selective"}},
     "overlong masked": {
         "algorithm": {"estimator": "dr_grpo", "mask_truncated": True},
         "actor": {"loss_aggregation": "seq-mean-token-sum"},

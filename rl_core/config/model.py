@@ -15,8 +15,6 @@ GIVE_UP_PROB: Final = 0.3
 TRACE_STEPS: Final = 300
 """Of `sft.data=traces`, unless `sft.steps` says otherwise."""
 
-Checkpointing = bool | Literal["selective"]
-
 
 class ModelConfig(Section):
     """The model that is trained."""
@@ -27,10 +25,8 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "float32"
     """Compute type of learner and rollout; master weights and optimizer state stay float32. `auto`:
     bfloat16 on a card and on a CPU on which it is faster than float32, else float32."""
-    gradient_checkpointing: Checkpointing = False
-    """What layers keep for the backward pass; the rest is computed again, with the same results.
-    `selective`: what products and attention return, half the memory and hardly slower. `true`: the
-    input, least memory and a third slower."""
+    gradient_checkpointing: bool = False
+    """Keeps one activation per layer and computes the rest again: less memory, a third slower."""
     lora_rank: int = Field(0, ge=0)
     """Rank of the adapters that learn in place of the weights, 0 to train the weights themselves.
 

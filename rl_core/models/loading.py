@@ -6,17 +6,14 @@ policy differ from 1 before any update. Not here: forward passes (forward.py), s
 
 import copy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TypeVar
 
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rl_core.config.model import Checkpointing
 from rl_core.config.run import RunConfig
 from rl_core.models.fast_linear import use_fast_products
 from rl_core.models.folder_check import check_model_folder, refuse_not_finite
@@ -27,15 +24,6 @@ from rl_core.models.sharding import whole_tensor
 
 _PROBE_TOKENS = 4
 Module = TypeVar("Module", bound=nn.Module)
-_aten = torch.ops.aten
-_KEPT: Final = [
-    *(_aten.mm.default, _aten.addmm.default, torch.ops.mkldnn._linear_pointwise.default),
-    *(_aten._scaled_dot_product_flash_attention_for_cpu.default,),
-    *(_aten._scaled_dot_product_flash_attention.default,),
-    *(_aten._scaled_dot_product_efficient_attention.default,),
-    *(_aten._scaled_dot_product_cudnn_attention.default,),
-]
-"""Operations that cost most of a layer's time and less than half of its memory."""
 
 
 class Critic(nn.Module):
@@ -104,12 +92,10 @@ def load_actor(
     return model
 
 
-def checkpoint_gradients(model: transformers.PreTrainedModel, what: Checkpointing) -> None:
-    """Makes layers forget for the backward pass what `model.gradient_checkpointing` says.
+def checkpoint_gradients(model: transformers.PreTrainedModel) -> None:
+    """Makes each layer keep only its input, and compute the rest again in the backward pass.
 
     The model is in eval mode, and all that is inside its layers stays so: dropout is off.
-
-    Source: Korthikanti et al. 2022 (arXiv:2205.05198), section 5, for what is worth keeping.
 
     Raises:
         ValueError: if the architecture has no layers that can do that.
@@ -117,13 +103,9 @@ def checkpoint_gradients(model: transformers.PreTrainedModel, what: Checkpointin
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:
         raise ValueError(
-            f"model.gradient_checkpointing={str(what).lower()}: {type(model).__name__} does not "
-            "support it"
+            f"model.gradient_checkpointing=true: {type(model).__name__} does not support it"
         )
-    options: dict[str, Any] = {"use_reentrant": False}
-    if what == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _KEPT)
-    model.gradient_checkpointing_enable(options)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in layers:
         layer.training = True  # transformers asks for it; not .train(), which goes on inside
 
@@ -177,7 +159,7 @@ def load_models(
     if rank:
         add_adapters(actor, rank=rank, alpha=config.model.lora_alpha)
     if config.model.gradient_checkpointing:
-        checkpoint_gradients(actor, config.model.gradient_checkpointing)
+        checkpoint_gradients(actor)
     critic = make_critic(actor) if config.algorithm.estimator == "gae" else None
     return Models(actor, reference, critic)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_core.config.model import BaseModelConfig, Checkpointing
+from rl_core.config.model import BaseModelConfig
 from rl_core.config.run import RunConfig
 from rl_core.resources.placement import asked_at_a_time
 
@@ -132,13 +132,11 @@ class ModelShape:
         attention = 2 * (hidden + self._query_size) + 2 * (hidden + self._kv_size)
         return self.num_layers * rank * (attention + 3 * (hidden + inner))
 
-    def activation_bytes(
-        self, num_tokens: int, *, dtype: str, checkpointing: Checkpointing = False
-    ) -> int:
+    def activation_bytes(self, num_tokens: int, *, dtype: str, checkpointed: bool) -> int:
         """Returns what a forward pass over a padded micro-batch keeps for its backward pass.
 
         Under autocast norms keep float32, and bfloat16 copies of the weights are kept as well. With
-        `model.gradient_checkpointing` one layer at a time has the rest.
+        checkpoints a layer keeps only its input, and one layer at a time the rest.
         """
         hidden, inside = self.hidden_size, 4 * self.intermediate_size + self.attention_size
         if dtype == "float32":
@@ -148,13 +146,9 @@ class ModelShape:
             per_token = 2 * (inside + 5 * hidden) + _FLOAT32 * in_float32
             weights = 2 * self.num_layer_parameters
         layer = num_tokens * per_token + weights
-        if not checkpointing:
-            return self.num_layers * layer
-        kept = _FLOAT32 * hidden
-        if checkpointing == "selective":
-            products = 2 * (self.intermediate_size + hidden) + self.attention_size
-            kept += (_FLOAT32 if dtype == "float32" else 2) * products
-        return self.num_layers * num_tokens * kept + layer
+        if checkpointed:
+            return self.num_layers * num_tokens * hidden * _FLOAT32 + layer
+        return self.num_layers * layer
 
     def kv_bytes(self, width: int) -> int:
         """Returns the bytes of a token in a KV cache whose numbers have `width` bytes."""
@@ -283,8 +277,8 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     reference = _offloaded_reference(models, config)
     on_gpu, ranks = config.resources.learner_gpus > 0, config.resources.learner_ranks
     threads = 1 if on_gpu or ranks > 1 else config.resources.learner_threads
-    tokens, checkpointing = micro_batch_tokens(config), config.model.gradient_checkpointing
-    kept = shape.activation_bytes(tokens, dtype=config.compute_dtype, checkpointing=checkpointing)
+    tokens, checkpoints = micro_batch_tokens(config), config.model.gradient_checkpointing
+    kept = shape.activation_bytes(tokens, dtype=config.compute_dtype, checkpointed=checkpoints)
     kept += _packed_attention_bytes(shape, config)
     adds = tokens < config.actor.mini_batch_size * config.algorithm.group_size * (
         config.data.max_prompt_length + config.data.max_response_length
@@ -352,8 +346,7 @@ def _packed_attention_bytes(shape: ModelShape, config: RunConfig) -> int:
     """Returns what attention keeps of a shared prompt that each row of its group reads again.
 
     Queries, keys, values and outputs of all tokens beyond those computed (models/packing.py), of
-    each layer, or of one if layers are checkpointed; of a selective one, all outputs. No attention
-    of ours has a mask [rows, rows].
+    each layer, or of one if layers are checkpointed. No attention of ours has a mask [rows, rows].
     """
     checkpointed, size = config.model.gradient_checkpointing, config.algorithm.group_size
     on_ranks = config.resources.learner_ranks > 1
@@ -362,10 +355,8 @@ def _packed_attention_bytes(shape: ModelShape, config: RunConfig) -> int:
     prompt, response = config.data.max_prompt_length, config.data.max_response_length
     rows = micro_batch_tokens(config) * size * (prompt + response) / (prompt + size * response)
     more = math.ceil(rows) - micro_batch_tokens(config)
-    kept = shape.attention_size * (1 if checkpointed else shape.num_layers)
-    if checkpointed == "selective":
-        kept += shape.num_heads * shape.head_size * shape.num_layers
-    return more * kept * compute_width(config)
+    num_layers = 1 if checkpointed else shape.num_layers
+    return num_layers * more * shape.attention_size * compute_width(config)
 
 
 def compute_width(config: RunConfig) -> int:

@@ -297,7 +297,7 @@ def _learn(
 def _passes(config: RunConfig) -> tuple[float, float]:
     """Returns what a step computes, in forward passes of the actor and of a critic's backbone."""
     algorithm, model, epochs = config.algorithm, config.model, config.actor.ppo_epochs
-    again = 1 if model.gradient_checkpointing is True else 0
+    again = 1 if model.gradient_checkpointing else 0
     # The gradient of frozen weights is not computed: adapters save a third of it.
     update = epochs * (_PASSES_WITH_GRADIENT + again - (1 if model.lora_rank else 0))
     actor = update + (0 if config.has_one_update else 1) + (1 if algorithm.has_reference else 0)

@@ -190,7 +190,7 @@ def _prepared(
         model.requires_grad_(False)
         add_adapters(model, rank=lora_rank, alpha=config.model.lora_alpha)
     if config.model.gradient_checkpointing:
-        checkpoint_gradients(model, config.model.gradient_checkpointing)
+        checkpoint_gradients(model)
     return model
 
 

@@ -82,6 +82,22 @@ def test_attention_on_a_cpu_is_float32_under_autocast(dtype, masked):
     assert read.equal(expected.transpose(1, 2))
 
 
+def test_masked_attention_on_a_cpu_keeps_no_key_for_each_query():
+    query = torch.randn(1, 4, 5, 8, requires_grad=True)
+    key, value = (torch.randn(1, 2, 5, 8, requires_grad=True) for _ in range(2))
+    mask, layer = torch.rand(1, 1, 5, 5) < 0.5, torch.nn.Module()
+    mask |= torch.eye(5).bool()
+    layer.num_key_value_groups = 2
+    kept: list[torch.Size] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
+        read, _ = packing.attention(layer, query, key, value, mask)
+    whole = (x.repeat_interleave(2, dim=1) for x in (key, value))
+    expected = torch.nn.functional.scaled_dot_product_attention(query, *whole, mask)
+    torch.testing.assert_close(read, expected.transpose(1, 2))
+    assert kept.count(key.shape) == 2
+    assert kept.count(query.shape) == 2, "the query and what was read"
+
+
 def states_by_row(backbone: Any, batch: TrainBatch) -> Tensor:
     """The states before the response tokens, each row computed alone, without padding."""
     states = []
@@ -98,7 +114,7 @@ def test_states_and_every_gradient_are_those_of_rows_alone(make_rollout, data):
     model, batch = data.draw(models()).double(), data.draw(batches(make_rollout))
     plain = copy.deepcopy(model).get_decoder()
     packing.allow_packing(model)
-    loading.checkpoint_gradients(model, True)
+    loading.checkpoint_gradients(model)
     backbone = model.get_decoder()
     results = []
     for module, states in (
@@ -143,7 +159,7 @@ def test_checkpointed_groups_keep_their_prompt_once(tiny_model_path, make_rollou
     """8 responses of 4 tokens to a prompt of 65 keep 64 + 8 * 4 of 8 * 69 tokens."""
     batch = collate([make_rollout([7] * 65, [8, 9, 10, 11 + i]) for i in range(8)], pad_id=0)
     model = loading.load_actor(tiny_model_path, CPU)
-    loading.checkpoint_gradients(model, True)
+    loading.checkpoint_gradients(model)
     kept_bytes, logprobs = [], []
     for allowed in (False, True):
         if allowed:
@@ -189,7 +205,7 @@ def test_sdpa_is_handed_no_mask_on_a_card(make_batch, monkeypatch, kind, group_s
     ).eval()  # fmt: skip
     packing.allow_packing(model)
     if checkpointed:
-        loading.checkpoint_gradients(model, True)
+        loading.checkpoint_gradients(model)
     batch = make_batch(group_size=group_size)
     batch = replace(batch, input_ids=batch.input_ids % VOCAB)
     out = forward_pass(batch, actor=model, with_entropy=True, compute_dtype=torch.float32)

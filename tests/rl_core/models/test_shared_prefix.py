@@ -72,7 +72,7 @@ def test_models_whose_layers_forget_or_see_a_window_read_each_prompt_again(
 ):
     checkpointed = loading.load_actor(tiny_model_path, CPU)
     assert can_share_prompts(checkpointed.get_decoder())
-    loading.checkpoint_gradients(checkpointed, True)
+    loading.checkpoint_gradients(checkpointed)
     assert not can_share_prompts(checkpointed.get_decoder())
     batch = make_batch(group_size=4)
     assert counted(checkpointed.get_decoder(), batch)[1] >= batch.input_ids.numel()
