@@ -133,3 +133,15 @@ def test_every_kind_of_process_bounds_the_caches_before_torch(who, tmp_path):
     env = {n: v for n, v in os.environ.items() if n not in bounds}
     done = python(program, cwd=tmp_path, env=env, more={"PYTHONPATH": str(Path.cwd())})
     assert done.stdout == "64 16", done.stderr
+
+
+@pytest.mark.skipif("+cpu" not in (versions.version_of("torch") or ""), reason="torch for cards")
+def test_beside_a_torch_for_cpus_no_process_loads_what_is_for_cards():
+    done = python(
+        "import sys\n"
+        "from rl_core.system.process_env import hide_cuda_only_packages\n"
+        "hide_cuda_only_packages()\n"
+        "import transformers.models.qwen2.modeling_qwen2\n"
+        "print([name for name in ('triton', 'torchvision') if sys.modules.get(name)], end='')\n"
+    )
+    assert done.stdout == "[]", done.stderr
