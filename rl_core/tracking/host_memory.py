@@ -67,7 +67,7 @@ def memory_left() -> tuple[int, int]:
     machine = psutil.virtual_memory()
     membership = Path("/proc/self/cgroup").read_text(encoding="utf-8")
     groups = cgroup_rooms(membership, Path("/sys/fs/cgroup"))
-    return min((int(machine.available), int(machine.total)), *groups)
+    return min([(int(machine.available), int(machine.total)), *groups])
 
 
 def cgroup_rooms(membership: str, root: Path) -> Iterator[tuple[int, int]]:

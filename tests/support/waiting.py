@@ -21,7 +21,7 @@ def wait_for(
     """
     start = time.monotonic()
     while not condition():
-        assert process is None or process.poll() is None, process.communicate()
+        assert process is None or process.poll() is None, (process.communicate(), seen())
         assert time.monotonic() - start < limit_s, seen()
         time.sleep(poll_s)
     return time.monotonic() - start

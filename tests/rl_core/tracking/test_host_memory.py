@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
+from rl_core.tracking import host_memory
 from rl_core.tracking.host_memory import HostMemory, Usage, cgroup_rooms, usage_now, warning
 from rl_core.workers.cluster import Workers
 from tests.support.programs import begun
@@ -81,6 +83,14 @@ def test_the_groups_of_version_1_are_read_even_where_only_the_mount_is_shown(tmp
     membership = "9:name=systemd:/\n4:cpu,memory:/docker/0123\n1:cpu:/\n"
     assert list(cgroup_rooms(membership, tmp_path)) == [(GIB, 4 * GIB)]
     assert list(cgroup_rooms(membership, tmp_path / "nothing")) == []
+
+
+@pytest.mark.parametrize("groups", [[], [(0, GIB)], [(0, 2 * GIB), (0, GIB)]])
+def test_memory_left_is_that_of_the_tightest_group_or_without_one_the_machines(groups, monkeypatch):
+    monkeypatch.setattr(host_memory, "cgroup_rooms", lambda *_: iter(groups))
+    left, limit = host_memory.memory_left()
+    assert limit == (GIB if groups else psutil.virtual_memory().total)
+    assert left == 0 if groups else 0 < left <= limit
 
 
 def usage(available_gib: float, **processes: float) -> Usage:
