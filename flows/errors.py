@@ -24,8 +24,8 @@ def one_line(error: BaseException) -> str:
     """Returns an error's type and message in one line, cut if it is very long.
 
     The type is left out of our own errors and ValueErrors, which are worded for a person. Ray's
-    have a traceback as their message, and the error as their `cause`. A full disk is told with its
-    remedy.
+    have a traceback as their message, and the error as their `cause`. For a full disk it
+    says the remedy, too.
     """
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):

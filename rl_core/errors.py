@@ -70,7 +70,7 @@ class Stalled(RuntimeError):  # noqa: N818  # as OutOfMemory
 def out_of_memory_as(phase: str) -> Iterator[None]:
     """Turns any library's out-of-memory error within the block into `OutOfMemory(phase)`.
 
-    torch raises a RuntimeError on the CPU, vLLM a ValueError, Python a MemoryError: they are told
+    torch raises a RuntimeError on the CPU, vLLM a ValueError, Python a MemoryError: known
     by name and message, so that this module loads none of these libraries.
     """
     try:

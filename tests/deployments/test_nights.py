@@ -49,7 +49,7 @@ class Place:
 
 
 def shows(flow_run: FlowRun, expected: dict[str, list[str]]) -> None:
-    """Waits for the server, which hears of task runs a moment later than of flow runs."""
+    """Waits until the server has the task runs, too: they come a moment after the flow run."""
 
     def shown() -> dict[str, list[str] | None]:
         there = flow_run.tasks()

@@ -24,7 +24,7 @@ class Heard(logging.Handler):
 
 
 class FaultyRolloutActor(RolloutActor):
-    """A rollout engine's process that dies when it is told to."""
+    """A rollout engine's process that a test can kill."""
 
     def die_at_weights(self) -> None:
         """It dies when the next weights come, before it has taken them."""
