@@ -22,11 +22,13 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Final, NoReturn
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import httpx
 import psutil
 import yaml
 from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.context import refresh_global_settings_context
 from prefect.events.schemas.automations import AutomationCore
@@ -64,7 +66,6 @@ _STOP_S: Final = 15.0
 _POLL_S: Final = 0.5
 _RESTARTS: Final = 3  # at most so many restarts of the server within `_RESTARTS_S`
 _RESTARTS_S: Final = 600.0
-_LINES_SHOWN: Final = 3
 
 
 def serve(words: Sequence[str]) -> None:
@@ -204,11 +205,20 @@ def _pool_and_automations() -> list[str]:
             # the client asks again where a busy server made one but answered 503: twice the same
             *more, first = client.read_automations_by_name(automation.name)
             for each in more:
-                client.delete_automation(each.id)
+                delete_if_there(client, each.id)
             if not says_the_same(first, automation):
                 automation.enabled = first.enabled
                 client.update_automation(first.id, automation)
     return [automation.name for automation in automations]
+
+
+def delete_if_there(client: SyncPrefectClient, automation_id: UUID) -> None:
+    """Deletes an automation; a busy server may do so, say 503, and then 404 to the repeat."""
+    try:
+        client.delete_automation(automation_id)
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != httpx.codes.NOT_FOUND:
+            raise
 
 
 def says_the_same(there: AutomationCore, automation: AutomationCore) -> bool:
@@ -265,8 +275,7 @@ class _Processes(AbstractContextManager["_Processes"]):
             )
 
     def call(self, *arguments: str) -> None:
-        command = [*_PREFECT, *arguments]
-        own = self._environment()
+        command, own = [*_PREFECT, *arguments], self._environment()
         done = subprocess.run(command, cwd=_ROOT, env=own, capture_output=True, text=True)
         if done.returncode:
             what = f"`prefect {' '.join(arguments)}` failed ({done.returncode})"
@@ -288,8 +297,8 @@ class _Processes(AbstractContextManager["_Processes"]):
                     continue
                 now = time.monotonic()
                 if len(restarts) == _RESTARTS and now - restarts[0] < _RESTARTS_S:
-                    minutes = f"{_RESTARTS_S / 60:g} minutes"
-                    say(f"the {name} is not started again: {_RESTARTS} restarts in {minutes}")
+                    often = f"{_RESTARTS} restarts in {_RESTARTS_S / 60:g} minutes"
+                    say(f"the {name} is not started again: {often}")
                     self.refuse_dead(name)
                 restarts.append(now)
                 say(f"{self._how_it_ended(name)}: it is started again, and runs go on")
@@ -334,4 +343,4 @@ def _is_flow_run(process: psutil.Process | None) -> bool:
 
 def _end_of(text: str) -> str:
     lines = [in_one_line(line) for line in text.splitlines() if line.strip()]
-    return " | ".join(lines[-_LINES_SHOWN:])
+    return " | ".join(lines[-3:])

@@ -55,6 +55,19 @@ def serving(handler: type[Handler]) -> Iterator[str]:
             server.shutdown()
 
 
+@contextmanager
+def answering(status: int, beside_health: int | None = None) -> Iterator[str]:
+    """A server that answers everything with a status; yields its URL as Prefect's API."""
+
+    class Answering(Handler):
+        def respond(self) -> None:
+            is_probe = beside_health is None or self.path.endswith("/health")
+            self.answer(status if is_probe else beside_health)
+
+    with serving(Answering) as url:
+        yield f"{url}/api"
+
+
 def reset(connection: socket.socket) -> None:
     """Closes a connection so that the peer gets a reset instead of an end."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -9,21 +9,25 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import psutil
 import pytest
 import yaml
+from prefect import get_client
 from prefect.events.schemas.automations import AutomationCore
-from prefect.settings import PREFECT_HOME, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from flows.cli import serve
 from flows.errors import RunFailedError
 from tests.flows.test_run import PROGRAM, Place
 from tests.support.harness import LIMIT_S, ROOT, FlowRun, Prefect
+from tests.support.http_server import answering
 from tests.support.listeners import hook
 from tests.support.programs import command_lines, run, started
 from tests.support.waiting import wait_for
@@ -188,6 +192,20 @@ def automation(**changes: Any) -> AutomationCore:
     data = yaml.safe_load((ROOT / "deployments" / "automations.yaml").read_text())
     lost: dict[str, Any] = data["automations"][0]
     return AutomationCore.model_validate(lost | changes)
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(404, nullcontext()), (409, pytest.raises(httpx.HTTPStatusError))]
+)
+def test_an_automation_that_is_gone_is_deleted(status, outcome):
+    """404 is what the client hears where a busy server deleted it, but answered 503."""
+    with (
+        answering(status) as url,
+        temporary_settings({PREFECT_API_URL: url}),
+        get_client(sync_client=True) as client,
+        outcome,
+    ):
+        serve.delete_if_there(client, uuid4())
 
 
 def test_only_an_automation_that_says_something_else_is_changed():

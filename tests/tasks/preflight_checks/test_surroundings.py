@@ -1,8 +1,7 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import psutil
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
@@ -13,7 +12,7 @@ from tasks.preflight_checks import Finding
 from tasks.preflight_checks import surroundings as module
 from tasks.preflight_checks.surroundings import cluster_findings, left_processes, leftover_findings
 from tests.support.faults import leave_free, mounted_small_disk
-from tests.support.http_server import Handler, serving
+from tests.support.http_server import answering
 
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 """Of <sys/prctl.h>."""
@@ -23,19 +22,6 @@ NOBODY = "http://127.0.0.1:9/api"
 
 def found() -> list[Finding]:
     return list(leftover_findings())
-
-
-@contextmanager
-def answering(status: int, beside_health: int | None = None) -> Iterator[str]:
-    """A server that answers everything with a status; yields its URL as Prefect's API."""
-
-    class Answering(Handler):
-        def respond(self) -> None:
-            is_probe = beside_health is None or self.path.endswith("/health")
-            self.answer(status if is_probe else beside_health)
-
-    with serving(Answering) as url:
-        yield f"{url}/api"
 
 
 def test_what_answers_at_prefects_address_is_asked_what_it_is():
