@@ -2,7 +2,6 @@
 
 import fcntl
 import logging
-import os
 import platform
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Final
 from rl_core.config.run import RunConfig
 from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.atomic import closed_after, open_own
+from rl_core.system.atomic import open_own
 
 _OWNER: Final = ".owner"
 _TRAINER: Final = ".trainer"
@@ -57,9 +56,9 @@ def close_if_lost(run: RunFolder) -> None:
     with suppress(OSError, ValueError):
         if run.read().status != "running" or not (run.path / _OWNER).exists():
             return
-        with os.fdopen(open_own(run.path / _OWNER, os.O_RDWR), "r+") as owner:
+        with open_own(run.path / _OWNER, "r+") as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if owner.read() == platform.node() and run.read().status == "running":
+            if owner.read().decode() == platform.node() and run.read().status == "running":
                 reason = "its process is gone (killed?)"
                 run.update(
                     status="interrupted",
@@ -73,10 +72,10 @@ def close_if_lost(run: RunFolder) -> None:
 def _held(path: Path, *, wait_s: float) -> Iterator[None]:
     """Holds a file's lock, and notes the machine's name in it."""
     deadline = time.monotonic() + wait_s
-    with closed_after(open_own(path, os.O_RDWR)) as descriptor:
+    with open_own(path, "r+") as file:
         while True:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
@@ -85,7 +84,7 @@ def _held(path: Path, *, wait_s: float) -> Iterator[None]:
                         f"another process is at work on run {name}: wait for it or stop it first"
                     ) from None
             time.sleep(0.1)
-        os.ftruncate(descriptor, 0)
+        file.truncate(0)
         with suppress(OSError):  # a full disk: `close_if_lost` then leaves this run alone
-            os.write(descriptor, platform.node().encode())
+            file.write(platform.node().encode())
         yield

@@ -15,6 +15,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -42,15 +43,9 @@ def new_file(final: Path) -> Iterator[Path]:
     On any exception the temporary vanishes and the old file stands. Parent folders are made; the
     umask decides who may read the file.
     """
-    temporary = _temporary_sibling(final)
-    try:
+    with _replacing(final) as temporary:
         yield temporary
         _make_durable(temporary, _FILE_MODE)
-        temporary.replace(final)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync(final.parent)
 
 
 @contextmanager
@@ -108,22 +103,16 @@ def sweep_leftovers(folder: Path) -> list[str]:
 
 def replace_symlink(link: Path, target: str) -> None:
     """Points `link` at `target` (a name relative to the link's folder) in one step."""
-    temporary = _temporary_sibling(link)
-    try:
+    with _replacing(link) as temporary:
         temporary.symlink_to(target)
-        temporary.replace(link)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync(link.parent)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Holds the lock of a folder, which is made; a living process that has it is waited for."""
     folder.mkdir(parents=True, exist_ok=True)
-    with closed_after(open_no_link(folder / ".lock", os.O_WRONLY)) as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with open_own(folder / ".lock", "a", or_others=True) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -136,7 +125,7 @@ def reading(folder: Path) -> Iterator[None]:
     process. A symlink is followed once: what it points to stays, wherever it points later.
     """
     folder = folder.resolve()
-    with closed_after(os.open(folder, os.O_RDONLY | os.O_DIRECTORY)) as descriptor:
+    with _opened(folder, os.O_DIRECTORY) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         if not os.path.samestat(os.fstat(descriptor), folder.stat()):
             raise FileNotFoundError(errno.ENOENT, "removed before it could be read", str(folder))
@@ -149,7 +138,7 @@ def alone_in(folder: Path, *, wait: bool) -> Iterator[bool]:
 
     With `wait` it waits for readers to leave.
     """
-    with closed_after(os.open(folder, os.O_RDONLY | os.O_DIRECTORY)) as descriptor:
+    with _opened(folder, os.O_DIRECTORY) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -163,56 +152,43 @@ def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
 
     On an OSError (the disk is full or fails, or the file is not ours) the file is as it was.
     """
-    with closed_after(open_own(path, os.O_WRONLY | os.O_APPEND)) as descriptor:
-        size = os.fstat(descriptor).st_size
+    with open_own(path, "a") as log:
+        size = os.fstat(log.fileno()).st_size
         try:
-            if os.write(descriptor, line) != len(line):
+            if log.write(line) != len(line):
                 raise OSError(errno.ENOSPC, "No space left on device", str(path))
             if durable:
-                os.fsync(descriptor)
+                os.fsync(log)
         except OSError:
-            os.ftruncate(descriptor, size)
+            log.truncate(size)
             raise
 
 
-def open_no_link(path: Path, flags: int) -> int:
-    """Opens a file, made if missing, and returns its descriptor.
+def open_own(path: Path, mode: str, *, or_others: bool = False) -> FileIO:
+    """Opens a file, made if missing, without a buffer.
 
-    PermissionError if it is a link, which may lead to another file of ours, or no plain file.
+    PermissionError if it is a link, which may lead to another file of ours, or no plain file, or
+    (but for `or_others`) belongs neither to us nor to its folder's owner.
     """
-    flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, _FILE_MODE)
+
     try:
-        descriptor = os.open(path, flags, _FILE_MODE)
+        file = FileIO(str(path), mode, opener=opener)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # ENXIO: a pipe or socket
             raise _refused(path, "is a link or no plain file") from None
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise _refused(path, "is a link or no plain file")
-    return descriptor
-
-
-@contextmanager
-def closed_after(descriptor: int) -> Iterator[int]:
-    """Yields an open descriptor, and closes it."""
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def open_own(path: Path, flags: int) -> int:
-    """Opens a file as `open_no_link` does.
-
-    PermissionError also if it belongs neither to us nor to its folder's owner.
-    """
-    descriptor = open_no_link(path, flags)
-    owner = os.fstat(descriptor).st_uid
-    if owner not in (os.geteuid(), path.parent.stat().st_uid):
-        os.close(descriptor)
-        raise _refused(path, f"belongs to another user ({owner})")
-    return descriptor
+    info = os.fstat(file.fileno())
+    if not stat.S_ISREG(info.st_mode):
+        why = "is a link or no plain file"
+    elif not or_others and info.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
+        why = f"belongs to another user ({info.st_uid})"
+    else:
+        return file
+    file.close()
+    raise _refused(path, why)
 
 
 def refuse_foreign(folder: Path) -> None:
@@ -247,6 +223,18 @@ def disk_full_as_os_error(folder: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _replacing(final: Path) -> Iterator[Path]:
+    temporary = _temporary_sibling(final)
+    try:
+        yield temporary
+        temporary.replace(final)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync(final.parent)
+
+
 def _temporary_sibling(final: Path) -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
     return final.with_name(f"{TEMPORARY_PREFIX}{final.name}-{secrets.token_hex(4)}")
@@ -279,6 +267,15 @@ def _make_durable(path: Path, mode: int) -> None:
     _sync(path)
 
 
+@contextmanager
+def _opened(path: Path, flags: int = 0) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def _sync(path: Path) -> None:
-    with closed_after(os.open(path, os.O_RDONLY)) as descriptor:
+    with _opened(path) as descriptor:
         os.fsync(descriptor)

@@ -7,10 +7,11 @@ the reserve back first (`may_write`), or is not written.
 import errno
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from rl_core.system.atomic import closed_after, is_disk_full, open_own
+from rl_core.system.atomic import is_disk_full, open_own
 
 RESERVE: Final = ".reserve"
 RESERVE_BYTES: Final = 8 * 2**20
@@ -21,11 +22,11 @@ def hold_reserve(run_folder: Path) -> bool:
     path = run_folder / RESERVE
     was_released = path.exists()
     try:
-        with closed_after(open_own(path, os.O_RDWR)) as descriptor:
+        with open_own(path, "r+") as file:
             try:
-                os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+                os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
             except OSError:
-                os.ftruncate(descriptor, 0)
+                file.truncate(0)
                 raise
     except PermissionError:
         raise
@@ -60,12 +61,9 @@ def write_last_words(run_folder: Path, write: Callable[[], None]) -> None:
 
 def _release(path: Path) -> bool:
     """Frees the reserve's blocks, and says whether there were any; its empty file stays."""
-    if not path.exists():
-        return False
-    try:
-        with closed_after(open_own(path, os.O_RDWR)) as descriptor:
-            had_blocks = os.fstat(descriptor).st_size > 0
-            os.ftruncate(descriptor, 0)
-    except OSError:
-        return False
-    return had_blocks
+    with suppress(OSError):
+        if path.exists() and path.stat().st_size > 0:
+            with open_own(path, "r+") as file:
+                file.truncate(0)
+            return True
+    return False

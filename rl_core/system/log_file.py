@@ -1,7 +1,6 @@
 """A run's `log.txt`: what the loggers write, in UTC, with credentials blotted out."""
 
 import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -54,7 +53,7 @@ def log_to_file(path: Path) -> Iterator[None]:
     """Appends what our loggers and Prefect's run loggers write, from INFO up; see `open_own`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.close(open_own(path, os.O_WRONLY))
+        open_own(path, "a").close()
     except OSError as error:
         if not is_disk_full(error):  # which costs lines, see below
             raise

@@ -82,7 +82,7 @@ class MicroBatchThreads:
                 return add(item)
 
         with turns:
-            return list(self.map(add_in_turn, turns.begin(items)))
+            return list(self.map(add_in_turn, enumerate(items)))
 
 
 class _Turns:
@@ -95,8 +95,8 @@ class _Turns:
         self._parameters = parameters
         self._current = threading.local()
         self._changed = threading.Condition()
-        self._left: dict[int, set[int]] = {}
-        """By the number of each item that has begun: the parameters that it may still add to."""
+        self._next = [0] * len(parameters)
+        """By parameter: the number of the first item that may still add to it."""
 
     def __enter__(self) -> None:
         self._hooks = []
@@ -111,13 +111,6 @@ class _Turns:
         for hook in self._hooks:
             hook.remove()
 
-    def begin(self, items: Iterable[Item]) -> Iterator[tuple[int, Item]]:
-        """Yields the items with their numbers; from then on, later ones wait for each."""
-        for number, item in enumerate(items):
-            with self._changed:
-                self._left[number] = set(range(len(self._parameters)))
-            yield number, item
-
     @contextmanager
     def item(self, number: int) -> Iterator[None]:
         """Within it this thread adds that item's gradients; after it, or an error, none is left."""
@@ -126,17 +119,15 @@ class _Turns:
             yield
         finally:
             with self._changed:
-                del self._left[number]
+                self._changed.wait_for(lambda: all(turn >= number for turn in self._next))
+                self._next = [max(turn, number + 1) for turn in self._next]
                 self._changed.notify_all()
 
     def _wait(self, index: int, _grad: Tensor) -> None:
-        number = self._current.number
         with self._changed:
-            self._changed.wait_for(
-                lambda: not any(index in left for n, left in self._left.items() if n < number)
-            )
+            self._changed.wait_for(lambda: self._next[index] >= self._current.number)
 
     def _added(self, index: int, _parameter: Tensor) -> None:
         with self._changed:
-            self._left[self._current.number].discard(index)
+            self._next[index] = self._current.number + 1
             self._changed.notify_all()

@@ -6,7 +6,6 @@ a curve goes on where the run does.
 """
 
 import logging
-import os
 import socket
 import subprocess
 import threading
@@ -112,8 +111,7 @@ def _start(run_folder: Path, mode: str, timeout_s: float) -> Child:
     folder = run_folder / "wandb"
     folder.mkdir(exist_ok=True)
     arguments = (run_folder, mode, timeout_s - _MARGIN_S)
-    said = open_own(folder / f"output-{mode}.txt", os.O_WRONLY | os.O_TRUNC)
-    with os.fdopen(said, "wb") as output:
+    with open_own(folder / f"output-{mode}.txt", "w") as output:
         return Child("rl_core.tracking.wandb_process", *arguments, output=output, needs=["wandb"])
 
 

@@ -55,14 +55,14 @@ def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        log = open_own(log_file, os.O_WRONLY | os.O_APPEND)
+        log = open_own(log_file, "a")
     except OSError as error:
         if not is_disk_full(error):
             raise
-        log = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+        log = io.FileIO(os.devnull, "w")
+    with log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     sys.stdout = sys.stderr = io.TextIOWrapper(
         _Forgiving(1), errors="backslashreplace", line_buffering=True
     )

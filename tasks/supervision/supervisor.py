@@ -1,7 +1,6 @@
 """Work with Ray in a watched process: whatever kills or stalls it is an exception here."""
 
 import logging
-import os
 import signal
 import subprocess
 import time
@@ -65,7 +64,7 @@ def call_supervised(
     group = process_group.new_process_group()
     outcome: dict[str, Any] = {}
     with StopSignals(grace_s + _SHUTDOWN_S) as stop:
-        with os.fdopen(open_own(log_file, os.O_WRONLY | os.O_APPEND), "ab") as log:
+        with open_own(log_file, "a") as log:
             child = Child(
                 "tasks.supervision.child",
                 name,
