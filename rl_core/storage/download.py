@@ -14,7 +14,7 @@ from typing import Final
 from rl_core.checkpoints.manifest import MANIFEST
 from rl_core.checkpoints.store import move_pointers
 from rl_core.storage.object_store import Conflict, Entry, ObjectStore
-from rl_core.storage.spool import CHECKPOINTS, Agreed, Agreement, Spool, checkpoint_of, files_of
+from rl_core.storage.spool import CHECKPOINTS, Agreement, Spool, Stat, checkpoint_of, files_of
 from rl_core.system.atomic import new_file, new_folder, remove_folder
 
 _PLACES: Final = ("data", "models", "runs")
@@ -68,8 +68,7 @@ def download_run(
                         _name_local_places(temporary, spool.root)
                 for path, entry in files.items():
                     found = (folder / path).stat()
-                    stat = {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
-                    known.files[path] = Agreed(**stat, e_tag=entry.e_tag)
+                    known.files[path] = Stat(found.st_size, found.st_mtime_ns, entry.e_tag)
                 number += len(files)
                 if not is_file:
                     _logger.info("%s of run %s was brought from %s", name, run_id, store.url)
@@ -125,12 +124,7 @@ def _fetch(store: ObjectStore, above: str, objects: Mapping[str, Entry], target:
 
 
 def _set_unsent_aside(spool: Spool, run_id: str, folder: Path, known: Agreement) -> None:
-    here = files_of(folder)
-    unsent = [
-        path
-        for path, stat in here.items()
-        if path not in known.files or known.files[path].stat != stat
-    ]
+    unsent = [path for path, stat in files_of(folder).items() if known.files.get(path) != stat]
     if not unsent:
         return
     aside = spool.root / "superseded" / f"{run_id}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -21,7 +22,7 @@ from rl_core.config.operations import StorageConfig
 from rl_core.storage.download import download_run, everything, listing_of
 from rl_core.storage.lease import USUAL, Lease, LeaseHeldError, Timing, is_written_elsewhere
 from rl_core.storage.object_store import Entry, ObjectStore, StoreError
-from rl_core.storage.spool import CHECKPOINTS, Agreed, Spool, Stat, checkpoint_of, files_of
+from rl_core.storage.spool import CHECKPOINTS, Spool, Stat, checkpoint_of, files_of
 from rl_core.system.words import disk_size
 
 INTERVAL_S: Final = 2.0
@@ -70,7 +71,7 @@ class Upload:
         for path in [path for path in self.known.files if path not in there]:
             del self.known.files[path]
         for path, entry in there.items():
-            unlike_any = Agreed(size=-1, mtime_ns=0, e_tag=entry.e_tag)
+            unlike_any = Stat(size=-1, mtime_ns=0, e_tag=entry.e_tag)
             self.known.files.setdefault(path, unlike_any)
 
     def send(self, *, everything: bool = False) -> int:
@@ -117,7 +118,7 @@ class Upload:
         with suppress(FileNotFoundError):  # deleted since: the next pass sees what is there
             e_tag = self.store.put(self._key(path), self.folder / path)
             self._sent_at[path] = time.monotonic()
-            self.known.files[path] = Agreed(**stat._asdict(), e_tag=e_tag)
+            self.known.files[path] = replace(stat, e_tag=e_tag)
             self._num_done += 1
 
     def _delete(self, paths: Sequence[str]) -> None:
@@ -135,7 +136,7 @@ class Upload:
 
     def _changed(self, files: Mapping[str, Stat]) -> dict[str, Stat]:
         known = self.known.files
-        return {p: stat for p, stat in files.items() if p not in known or known[p].stat != stat}
+        return {path: stat for path, stat in files.items() if known.get(path) != stat}
 
     def _is_due(self, path: str, stat: Stat) -> bool:
         sent_at = self._sent_at.get(path)

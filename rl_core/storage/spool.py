@@ -14,9 +14,9 @@ import os
 import stat
 import uuid
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -26,25 +26,13 @@ from rl_core.system.atomic import alone_in, locked, write_text_atomically
 CHECKPOINTS: Final = "checkpoints/"
 
 
-class Stat(NamedTuple):
-    """What changes when a file does."""
+@dataclass(frozen=True)
+class Stat:
+    """A file here: what changes when it does, and once the store has it so, the object's e-tag."""
 
     size: int
     mtime_ns: int
-
-
-class Agreed(BaseModel):
-    """A file when it was the same here and in the store."""
-
-    model_config = ConfigDict(frozen=True)
-    size: int
-    mtime_ns: int
-    e_tag: str | None
-
-    @property
-    def stat(self) -> Stat:
-        """What the local file looked like."""
-        return Stat(self.size, self.mtime_ns)
+    e_tag: str | None = field(default=None, compare=False)
 
 
 class Agreement(BaseModel):
@@ -55,8 +43,8 @@ class Agreement(BaseModel):
     """Whether it was being published: if nobody does so now, the store may lack something."""
     is_whole: bool = False
     """Whether all of it is here: otherwise what is missing here must not be deleted there."""
-    files: dict[str, Agreed] = {}
-    """By path, relative to the run's folder."""
+    files: dict[str, Stat] = {}
+    """When they were the same here and there, by path relative to the run's folder."""
 
 
 @dataclass(frozen=True)

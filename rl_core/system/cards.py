@@ -34,8 +34,8 @@ class CardFigures:
 
     name: str
     memory_gib: float
-    bfloat16_tflops: float | None
-    """10^12 operations per second; None where its tensor units do not know the type."""
+    bfloat16_tflops: float
+    """10^12 operations per second; float32's where its tensor units do not know the type."""
     float32_tflops: float
     bandwidth_gb_s: float
     """10^9 bytes per second, from the card's own memory."""
@@ -47,15 +47,14 @@ class CardFigures:
 
     def flops(self, dtype: str) -> float:
         """Returns operations per second in `bfloat16` or `float32`."""
-        tflops = self.bfloat16_tflops if dtype == "bfloat16" else None
-        return 1e12 * (self.float32_tflops if tflops is None else tflops)
+        return 1e12 * (self.bfloat16_tflops if dtype == "bfloat16" else self.float32_tflops)
 
 
 def _read_cards() -> Iterator[CardFigures]:
     with Path(__file__).with_name("cards.csv").open(encoding="ascii", newline="") as file:
-        for name, gib, bfloat16, float32, memory, link in list(csv.reader(file))[1:]:
-            figures = float(float32), float(memory), float(link)
-            yield CardFigures(name, float(gib), float(bfloat16) if bfloat16 else None, *figures)
+        for row in csv.DictReader(file):
+            name, of_float32 = row.pop("name"), row["float32_tflops"]
+            yield CardFigures(name, **{key: float(row[key] or of_float32) for key in row})
 
 
 CARDS: Final = tuple(_read_cards())

@@ -5,12 +5,9 @@ from contextlib import suppress
 
 
 class _HeapFigures(ctypes.Structure):
-    """glibc's `struct mallinfo2`: of ten figures the ninth, `fordblks`, counts here."""
+    """glibc's `struct mallinfo2`: the ninth, `fordblks`, is what is free."""
 
-    _fields_ = [(f"figure_{number}", ctypes.c_size_t) for number in range(8)] + [
-        ("free_bytes", ctypes.c_size_t),
-        ("top_bytes", ctypes.c_size_t),
-    ]
+    _fields_ = (("figures", ctypes.c_size_t * 10),)
 
 
 def give_back_heap() -> None:
@@ -23,5 +20,5 @@ def give_back_heap() -> None:
     with suppress(AttributeError):  # another C library, or one of before 2021
         libc.mallinfo2.restype = _HeapFigures
         # Less is not worth the page faults of taking it again.
-        if libc.mallinfo2().free_bytes > 256 * 2**20:
+        if libc.mallinfo2().figures[8] > 256 * 2**20:
             libc.malloc_trim(0)

@@ -35,16 +35,6 @@ _DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings on a CPU are twenty lines that ask for nothing
     "WANDB_SILENT": "true",
 }
-_ENGINE = {
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "HF_HUB_OFFLINE": "1",  # the model is a local folder
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-}
-_CPU_ONLY = {
-    "TORCH_COMPILE_DISABLE": "1",
-    # vLLM would give each process of a split engine a memory node of its own, or refuse.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Where torch looks for the settings of a card's memory, the first that is set."""
 
@@ -118,15 +108,19 @@ def process_environment(*, num_threads: int, on_gpu: bool, sleeps: bool = False)
     (pytorch/pytorch#147851).
     """
     variables = {
-        **_ENGINE,
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_OFFLINE": "1",  # the model is a local folder
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "OMP_NUM_THREADS": str(num_threads),
         "MKL_NUM_THREADS": str(num_threads),
     }
     if not on_gpu:
-        variables |= _CPU_ONLY
+        variables["TORCH_COMPILE_DISABLE"] = "1"
+        # vLLM would give each process of a split engine a memory node of its own, or refuse.
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     elif not sleeps and not any(os.environ.get(name) for name in _ALLOCATOR):
         # Ragged batches leave holes in segments of fixed size: memory ends before it is full.
-        variables |= {_ALLOCATOR[0]: "expandable_segments:True" + _exact_pinned_memory()}
+        variables[_ALLOCATOR[0]] = "expandable_segments:True" + _exact_pinned_memory()
     return variables
 
 

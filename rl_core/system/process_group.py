@@ -106,12 +106,11 @@ def dump_stacks(group: str) -> None:
 
 def _catches(pid: int, number: signal.Signals) -> bool:
     """Says whether a process has a handler for a signal: without one, the signal would end it."""
-    try:
+    with suppress(OSError, IndexError, ValueError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
         caught = int(status.split("SigCgt:")[1].split()[0], base=16)
-    except (OSError, IndexError, ValueError):
-        return False
-    return bool(caught >> (number - 1) & 1)
+        return bool(caught >> (number - 1) & 1)
+    return False
 
 
 @contextmanager

@@ -61,6 +61,5 @@ def _cards() -> Iterator[str]:
     """Yields the model of each NVIDIA card, as its driver names it."""
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with suppress(OSError):
-            for line in file.read_text(encoding="utf-8").splitlines():
-                if line.startswith("Model:"):
-                    yield line.partition(":")[2].strip()
+            if model := re.search("^Model:(.+)$", file.read_text(encoding="utf-8"), re.MULTILINE):
+                yield model[1].strip()
