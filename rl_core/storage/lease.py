@@ -17,7 +17,7 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from rl_core.storage.object_store import Conflict, ObjectStore, StoreError, Version
 
@@ -76,10 +76,10 @@ class Lease:
         held_since, seen = 0.0, None
         while True:
             found = self._store.read(self._key)
-            holder: dict[str, Any] = json.loads(found[0]) if found else {}
+            holder = json.loads(found[0]) if found else {"spool": None, "released": True}
             version = found[1] if found else None
-            is_own = bool(holder) and holder["spool"] == self._own["spool"]
-            if holder and not is_own and not holder["released"]:
+            is_own = holder["spool"] == self._own["spool"]
+            if not is_own and not holder["released"]:
                 now = time.monotonic()
                 if seen is None:
                     _logger.info(

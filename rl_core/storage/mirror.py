@@ -8,6 +8,7 @@ Nothing waits for the store: while it is slow or gone, training goes on in the s
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,13 +52,12 @@ class Upload:
         self.is_stopped: Callable[[], bool] = bool
         """Called before each request: whether to leave the rest."""
         self._spool = spool
-        self._num_done = 0
         self._sent_at: dict[str, float] = {}
 
     def note(self, *, is_pending: bool) -> None:
         """Notes for the next start here whether the store may lack something."""
         self.known.is_pending = is_pending
-        self._keep()
+        self._spool.write(self.run_id, self.known)
 
     def missing(self) -> dict[str, Stat]:
         """Returns the files that the store lacks, or has otherwise."""
@@ -68,14 +68,11 @@ class Upload:
 
         What is not in it is sent again; what is only in it is deleted there.
         """
-        for path in [path for path in self.known.files if path not in there]:
-            del self.known.files[path]
-        for path, entry in there.items():
-            unlike_any = Stat(size=-1, mtime_ns=0, e_tag=entry.e_tag)
-            self.known.files.setdefault(path, unlike_any)
+        unlike_any = Stat(size=-1, mtime_ns=0)
+        self.known.files = {path: self.known.files.get(path, unlike_any) for path in there}
 
-    def send(self, *, everything: bool = False) -> int:
-        """Sends what changed, deletes what is gone, and returns how many objects that were.
+    def send(self, *, everything: bool = False) -> None:
+        """Sends what changed, and deletes what is gone.
 
         With `everything` also large files that were sent a moment ago. Before a StoreError it notes
         what was done.
@@ -83,10 +80,11 @@ class Upload:
         here = files_of(self.folder)
         changed = self._changed(here)
         saved = sorted(path for path in changed if path.startswith(CHECKPOINTS))
-        before = self._num_done
+        before = dict(self.known.files)
         try:
             for path, stat in changed.items():
-                is_due = everything or saved or self._is_due(path, stat)
+                age_s = time.monotonic() - self._sent_at.get(path, -math.inf)
+                is_due = everything or saved or age_s >= stat.size / _BYTES_PER_S
                 if is_due and not path.startswith(CHECKPOINTS):
                     self._put(path, stat)
             for step, paths in groupby(saved, checkpoint_of):
@@ -95,9 +93,8 @@ class Upload:
             if (self.folder / "run.json").exists():
                 self._delete([path for path in self.known.files if path not in here])
         finally:
-            if self._num_done > before:
-                self._keep()
-        return self._num_done - before
+            if self.known.files != before:
+                self._spool.write(self.run_id, self.known)
 
     def _send_checkpoint(self, step: str, files: Mapping[str, Stat]) -> None:
         manifest = f"{step}/{MANIFEST}"
@@ -110,7 +107,7 @@ class Upload:
         if set(self._changed(now)) == {manifest}:  # else it was deleted or replaced meanwhile
             self._put(manifest, now[manifest])
             _logger.debug("%s is in %s", step, self.store.url)
-        self._keep()
+        self._spool.write(self.run_id, self.known)
 
     def _put(self, path: str, stat: Stat) -> None:
         if self.is_stopped():
@@ -119,7 +116,6 @@ class Upload:
             e_tag = self.store.put(self._key(path), self.folder / path)
             self._sent_at[path] = time.monotonic()
             self.known.files[path] = replace(stat, e_tag=e_tag)
-            self._num_done += 1
 
     def _delete(self, paths: Sequence[str]) -> None:
         if self.is_stopped():
@@ -129,7 +125,6 @@ class Upload:
             self.store.delete(map(self._key, some))
             for path in some:
                 del self.known.files[path]
-            self._num_done += len(some)
 
     def _key(self, path: str) -> str:
         return f"runs/{self.run_id}/{path}"
@@ -137,13 +132,6 @@ class Upload:
     def _changed(self, files: Mapping[str, Stat]) -> dict[str, Stat]:
         known = self.known.files
         return {path: stat for path, stat in files.items() if known.get(path) != stat}
-
-    def _is_due(self, path: str, stat: Stat) -> bool:
-        sent_at = self._sent_at.get(path)
-        return sent_at is None or time.monotonic() - sent_at >= stat.size / _BYTES_PER_S
-
-    def _keep(self) -> None:
-        self._spool.write(self.run_id, self.known)
 
 
 class SharedUpload:
@@ -302,8 +290,9 @@ def _send_pending(store: ObjectStore, spool: Spool, run_id: str) -> None:
             upload = Upload(store, spool, name)
             try:
                 if not is_written_elsewhere(store, name, spool.name()):
+                    number = len(upload.missing())
                     with Lease(store, name, spool.name()):
-                        number = upload.send(everything=True)
+                        upload.send(everything=True)
                     _logger.info(
                         "%d files of run %s, left from before, are in %s", number, name, store.url
                     )
