@@ -6,9 +6,8 @@ from pathlib import Path
 
 @cache
 def cpu_info() -> str:
-    """Returns what Linux says of the first processor, empty elsewhere."""
-    path = Path("/proc/cpuinfo")
-    return path.read_text(encoding="utf-8").split("\n\n")[0] if path.is_file() else ""
+    """Returns what Linux says of the first processor."""
+    return Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
 
 
 def has_fast_bfloat16() -> bool:

@@ -75,11 +75,11 @@ def sealed(call: Callable[[], float], *, cpu_s: float) -> float:
     os.close(theirs)
     with open(ours, "rb") as pipe:  # noqa: PTH123  # a descriptor
         said = pipe.read()
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status):
-        if os.WTERMSIG(status) == signal.SIGPROF:
-            raise TooSlow(f"no score within {cpu_s:g} CPU seconds")
-        raise NotSealed(f"scoring it was killed by signal {os.WTERMSIG(status)}")
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == -signal.SIGPROF:
+        raise TooSlow(f"no score within {cpu_s:g} CPU seconds")
+    if code < 0:
+        raise NotSealed(f"scoring it was killed by signal {-code}")
     answer = json.loads(said or "{}")
     if "score" not in answer:
         raise NotSealed(f"scoring it tried {answer.get('tried', 'to leave')}, which is forbidden")
@@ -104,28 +104,23 @@ def _answer(call: Callable[[], float], cpu_s: float, parent: int, pipe: int) -> 
 
 def die_with(parent: int) -> None:
     """Makes the kernel kill this process when its parent dies, even in an endless loop."""
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # died before we asked
         os._exit(1)
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in _HARMLESS:
-        return
+    file: object = None
     if event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-        allowed = _is_installed(arguments[0])
-    elif event in ("compile", "exec"):
-        file = arguments[1] if event == "compile" else arguments[0].co_filename
-        allowed = _is_installed(file) or (event == "compile" and file == _AST_ONLY)
-    else:
-        allowed = False
-    if not allowed:
+        file = arguments[0]
+    elif event == "compile":
+        file = arguments[1]
+    elif event == "exec":
+        file = arguments[0].co_filename
+    is_installed = isinstance(file, str) and file.startswith(_INSTALLED)
+    is_parsed = event == "compile" and file == _AST_ONLY
+    if not (event in _HARMLESS or is_installed or is_parsed):
         _say({"tried": event})
-
-
-def _is_installed(path: object) -> bool:
-    return isinstance(path, str) and path.startswith(_INSTALLED)
 
 
 def _say(answer: dict[str, Any]) -> NoReturn:
@@ -145,8 +140,6 @@ def stay_among_own(*, compute_only: bool = False) -> bool:
     of that (Linux 6.12). An older Landlock (5.13) allows signals, before 6.7 also TCP; without
     Landlock all stays allowed.
     """
-    if sys.platform != "linux":
-        return False
     _drop_capabilities()
     version = max(0, _LIBC.syscall(_CREATE_RULESET, None, 0, _ASK_FOR_VERSION))
     if not version:

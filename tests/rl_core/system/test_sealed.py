@@ -89,7 +89,6 @@ def test_no_descriptor_of_the_parents_is_at_hand():
     os.close(ours)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
 def test_where_the_kernel_helps_files_are_safe_without_the_hook(tmp_path):
     code = f"""
 from pathlib import Path
