@@ -126,20 +126,17 @@ class Lease:
 
     def _write(self, expected: Version | None, *, released: bool = False) -> bool:
         """Writes the lease over an expected version; False if another process wrote it."""
-        while True:
-            self._number += 1
-            content = {**self._own, "number": self._number, "released": released}
-            try:
-                self._version = self._store.put_if(
-                    self._key, json.dumps(content).encode(), expected
-                )
-            except Conflict:
-                found = self._store.read(self._key)
-                if found is None or json.loads(found[0])["session"] != self._own["session"]:
-                    return False
-                expected = found[1]  # of a write of ours whose reply was lost
-            else:
-                return True
+        self._number += 1
+        own = json.dumps({**self._own, "number": self._number, "released": released})
+        try:
+            self._version = self._store.put_if(self._key, own.encode(), expected)
+        except Conflict:
+            found = self._store.read(self._key)
+            if found is None or json.loads(found[0])["session"] != self._own["session"]:
+                return False
+            # A write of ours whose reply was lost.
+            return self._write(found[1], released=released)
+        return True
 
 
 def is_written_elsewhere(store: ObjectStore, run_id: str, spool: str) -> bool:

@@ -51,7 +51,7 @@ class Upload:
         self.known = spool.read(run_id)
         self.is_stopped: Callable[[], bool] = bool
         """Called before each request: whether to leave the rest."""
-        self._spool = spool
+        self._spool, self._prefix = spool, f"runs/{run_id}/"
         self._sent_at: dict[str, float] = {}
 
     def note(self, *, is_pending: bool) -> None:
@@ -103,9 +103,9 @@ class Upload:
         for path, stat in files.items():
             if path != manifest:
                 self._put(path, stat)
-        now = {path: s for path, s in files_of(self.folder).items() if checkpoint_of(path) == step}
-        if set(self._changed(now)) == {manifest}:  # else it was deleted or replaced meanwhile
-            self._put(manifest, now[manifest])
+        left = {path: stat for path, stat in self.missing().items() if checkpoint_of(path) == step}
+        if set(left) == {manifest}:  # else it was deleted or replaced meanwhile
+            self._put(manifest, left[manifest])
             _logger.debug("%s is in %s", step, self.store.url)
         self._spool.write(self.run_id, self.known)
 
@@ -113,7 +113,7 @@ class Upload:
         if self.is_stopped():
             return
         with suppress(FileNotFoundError):  # deleted since: the next pass sees what is there
-            e_tag = self.store.put(self._key(path), self.folder / path)
+            e_tag = self.store.put(self._prefix + path, self.folder / path)
             self._sent_at[path] = time.monotonic()
             self.known.files[path] = replace(stat, e_tag=e_tag)
 
@@ -122,12 +122,9 @@ class Upload:
             return
         manifests = [path for path in paths if path.endswith(f"/{MANIFEST}")]
         for some in (manifests, [path for path in paths if path not in manifests]):
-            self.store.delete(map(self._key, some))
+            self.store.delete(self._prefix + path for path in some)
             for path in some:
                 del self.known.files[path]
-
-    def _key(self, path: str) -> str:
-        return f"runs/{self.run_id}/{path}"
 
     def _changed(self, files: Mapping[str, Stat]) -> dict[str, Stat]:
         known = self.known.files

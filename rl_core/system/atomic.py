@@ -21,7 +21,6 @@ from pathlib import Path
 TEMPORARY_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"
 _FILE_MODE = 0o666
-_FOLDER_MODE = 0o777
 _UMASK = re.compile(r"^Umask:\t(\d+)$", re.MULTILINE)
 
 
@@ -45,7 +44,7 @@ def new_file(final: Path) -> Iterator[Path]:
     """
     with _replacing(final) as temporary:
         yield temporary
-        _make_durable(temporary, _FILE_MODE)
+        _make_durable(temporary)
 
 
 @contextmanager
@@ -62,8 +61,8 @@ def new_folder(final: Path) -> Iterator[Path]:
         yield temporary
         for parent, _, files in os.walk(temporary, topdown=False):
             for name in files:
-                _make_durable(Path(parent, name), _FILE_MODE)
-            _make_durable(Path(parent), _FOLDER_MODE)
+                _make_durable(Path(parent, name))
+            _make_durable(Path(parent))
         trash = _move_to_trash(final) if final.exists() else None
         try:
             temporary.rename(final)
@@ -257,12 +256,13 @@ def _move_to_trash(folder: Path) -> Path:
     return folder.rename(folder.with_name(f"{TRASH_PREFIX}{folder.name}-{secrets.token_hex(4)}"))
 
 
-def _make_durable(path: Path, mode: int) -> None:
+def _make_durable(path: Path) -> None:
     """Sets the mode (libraries that use temporary files leave 0600) and flushes to the disk.
 
     The umask is read from the system: `os.umask` would have to change it, for all threads.
     """
     umask = _UMASK.search(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"))
+    mode = 0o777 if path.is_dir() else _FILE_MODE
     path.chmod(mode & ~(int(umask[1], 8) if umask else 0o022))
     _sync(path)
 

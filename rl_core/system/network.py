@@ -18,9 +18,7 @@ def wandb_url() -> str:
 
 def hub_url() -> str:
     """Returns the address of the Hugging Face hub."""
-    from huggingface_hub.constants import ENDPOINT
-
-    return os.environ.get("HF_ENDPOINT") or str(ENDPOINT)
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
 def hubs_are_off() -> bool:

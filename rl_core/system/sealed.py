@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import signal
+import struct
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -128,10 +129,6 @@ def _say(answer: dict[str, Any]) -> NoReturn:
     os._exit(0)
 
 
-class _Ruleset(ctypes.Structure):
-    _fields_ = (("files", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
-
-
 def stay_among_own(*, compute_only: bool = False) -> bool:
     """Makes the kernel keep this process, root's too, away from all that it did not start itself.
 
@@ -145,12 +142,11 @@ def stay_among_own(*, compute_only: bool = False) -> bool:
     if not version:
         return False
     known = (1 << _RIGHTS_OF_FILES[min(version, len(_RIGHTS_OF_FILES) - 1)]) - 1
-    rules = _Ruleset(
-        files=(_NO_FILES if compute_only else _NO_DEVICES) & known,
-        net=_NO_TCP if compute_only and version >= _TCP_SINCE else 0,
-        scoped=_NO_SIGNALS if version >= _SCOPES_SINCE else 0,
-    )
-    descriptor = _LIBC.syscall(_CREATE_RULESET, ctypes.byref(rules), ctypes.sizeof(rules), 0)
+    files = (_NO_FILES if compute_only else _NO_DEVICES) & known
+    net = _NO_TCP if compute_only and version >= _TCP_SINCE else 0
+    scoped = _NO_SIGNALS if version >= _SCOPES_SINCE else 0
+    rules = struct.pack("3Q", files, net, scoped)
+    descriptor = _LIBC.syscall(_CREATE_RULESET, rules, len(rules), 0)
     if descriptor < 0 or _LIBC.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         return False
     failed = _LIBC.syscall(_RESTRICT_SELF, descriptor, 0)
