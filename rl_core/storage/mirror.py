@@ -241,11 +241,8 @@ def mirrored(
     """Brings a run down, there or not, and publishes it within the block, if there is a URL.
 
     `bring` is called once the run is here, for what it needs beside it; it returns the folders,
-    relative to `storage.root`, that are published with it.
-
-    Raises:
-        ValueError: another machine is at work on the run.
-        StoreError: the store does not answer.
+    relative to `storage.root`, that are published with it. ValueError if another machine is at
+    work on the run, StoreError if the store does not answer.
     """
     if storage.url is None:
         yield
@@ -293,7 +290,6 @@ def _send_pending(store: ObjectStore, spool: Spool, run_id: str) -> None:
                     _logger.info(
                         "%d files of run %s, left from before, are in %s", number, name, store.url
                     )
+                upload.note(is_pending=False)
             except (LeaseHeldError, StoreError) as error:
                 _logger.warning("run %s is still not all in %s: %s", name, store.url, error)
-                continue
-            upload.note(is_pending=False)

@@ -85,10 +85,8 @@ class ObjectStore:
     def put_if(self, key: str, content: bytes, expected: Version | None) -> Version:
         """Writes an object if it still is the version that was read, and returns the new one.
 
-        With `expected=None` there must be none yet.
-
-        Raises:
-            Conflict: it is another one. Where a reply was lost, that may be the one just written.
+        With `expected=None` there must be none yet. Conflict if it is another one: if a reply was
+        lost, that may be the one just written.
         """
         mode: Any = "create" if expected is None else expected
         with _in_words(self.url):

@@ -6,6 +6,7 @@ multiprocessing would wait without limit for a reader, and for the rest of a mes
 """
 
 import json
+import math
 import os
 import pickle
 import signal
@@ -36,8 +37,7 @@ class Channel:
     def send(self, message: Mapping[str, Any], timeout_s: float | None = None) -> None:
         """Sends a message of plain values; others become text.
 
-        Raises:
-            OSError: the other end is closed, or (TimeoutError) nobody read it in time.
+        OSError if the other end is closed, or (TimeoutError) nobody read it in time.
         """
         line = json.dumps(message, default=str).encode() + b"\n"
         with self._sending:
@@ -47,16 +47,14 @@ class Channel:
     def receive(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Returns the next message; what came of it before a TimeoutError is kept.
 
-        Raises:
-            EOFError: the other end is closed, or its process dead.
-            ValueError: that was no message.
+        EOFError if the other end is closed, or its process dead; ValueError if that was no message.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
         while b"\n" not in self._unread:
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 raise TimeoutError
-            self.socket.settimeout(left_s)
+            self.socket.settimeout(None if timeout_s is None else left_s)
             try:
                 part = self.socket.recv(2**16)
             except ConnectionResetError:

@@ -11,12 +11,8 @@ from typing import Final
 
 GRACE_S: Final = 15.0
 """Seconds after SIGTERM, by default, that a step and its save may take; then they are given up."""
-_LEAVING_S: Final = 15.0
-
-
-def leaving_s(grace_s: float = GRACE_S) -> float:
-    """Returns after how many seconds a process that lost its parent has ended."""
-    return grace_s + _LEAVING_S
+LEAVING_S: Final = 15.0
+"""Seconds beyond that after which a process that lost its parent has ended."""
 
 
 class StopAsked(BaseException):

@@ -24,18 +24,18 @@ _ROOT = Path(__file__).parents[2]
 
 def made_with() -> dict[str, str]:
     """Returns versions and facts by name; no package is imported."""
-    facts = {name: found for name in _PACKAGES if (found := version_of(name))}
-    if (commit := _commit()) is not None:
-        facts["commit"] = commit
-    facts["python"] = platform.python_version()
-    facts["system"] = platform.platform(terse=True)
     match = re.search(r"^model name\s*: (.+)$", cpu_info(), re.MULTILINE)
     processor = match[1] if match else platform.machine()
-    facts["processor"] = f"{len(os.sched_getaffinity(0))} x {processor}"
-    facts["memory"] = f"{psutil.virtual_memory().total / GIB:.1f} GiB"
-    if cards := list(_cards()):
-        facts["gpu"] = ", ".join(cards)
-    return facts
+    facts = {
+        **{name: version_of(name) for name in _PACKAGES},
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "system": platform.platform(terse=True),
+        "processor": f"{len(os.sched_getaffinity(0))} x {processor}",
+        "memory": f"{psutil.virtual_memory().total / GIB:.1f} GiB",
+        "gpu": ", ".join(_cards()),
+    }
+    return {name: found for name, found in facts.items() if found}
 
 
 def version_of(package: str) -> str | None:

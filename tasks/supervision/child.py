@@ -19,7 +19,7 @@ from rl_core.errors import first_line  # noqa: E402  # torch comes with what is 
 from rl_core.system.child_process import Channel, channel_to_parent, pack, unpack  # noqa: E402
 from rl_core.system.log_file import RedactingFormatter  # noqa: E402
 from rl_core.system.process_group import PROCESS_GROUP, dump_stacks_on_request, end_process_group  # noqa: E402
-from rl_core.system.signals import leaving_s  # noqa: E402
+from rl_core.system.signals import LEAVING_S  # noqa: E402
 
 _PROGRESS_INTERVAL_S: Final = 0.5
 _logger = logging.getLogger("tasks.supervision.child")  # its __name__ is __main__
@@ -74,7 +74,7 @@ def main() -> NoReturn:
     dump_stacks_on_request()
     asked = parent.receive()
     borrow(asked["lent"])
-    leaving = (parent, leaving_s(asked["grace_s"]))
+    leaving = (parent, asked["grace_s"] + LEAVING_S)
     threading.Thread(target=_leave_with_parent, args=leaving, daemon=True).start()
     reporter, own = Reporter(parent), logging.StreamHandler()
     own.setFormatter(RedactingFormatter())

@@ -11,7 +11,7 @@ from rl_core.config.run import RunConfig
 from rl_core.evaluator import ask_trained
 from rl_core.runs.lock import training
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.signals import leaving_s
+from rl_core.system.signals import LEAVING_S
 from rl_core.training import train_model
 from tasks.supervision.worker_logs import TRAINER_LOGGER
 
@@ -30,7 +30,7 @@ def train_for_parent(
 ) -> int:
     """Trains as `train_model`, in a watched process; if it `evaluates`, see `ask_trained`."""
     ask = partial(ask_trained, config, run, data, model_path)
-    with training(run, wait_s=leaving_s(config.trainer.stop_grace_s)):
+    with training(run, wait_s=config.trainer.stop_grace_s + LEAVING_S):
         return train_model(
             config,
             run,
