@@ -25,7 +25,7 @@ from rl_core.resources.levers import Value, with_unchecked
 from rl_core.resources.memory_plan import ModelShape, compute_width, memory_plan, model_sizes
 from rl_core.resources.memory_plan import resting_learner as at_rest
 from rl_core.resources.roofline import ON_GPU, Lengths, Machine, decoding_steps, step_time
-from rl_core.system.cards import CardFigures, named_card
+from rl_core.system.devices import CardFigures, named_card
 from tasks.preflight_checks.plans import model_shape
 
 PRESET: Final = ("preset=tinyzero-3b", "rollout.staleness=1")

@@ -18,7 +18,7 @@ from rl_core.learner.learner import Learner
 from rl_core.learner.profiling import peak_flops
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.roofline import ON_CPU, ON_GPU, Lengths, Machine, step_time
-from rl_core.system.cards import find_card
+from rl_core.system.devices import find_card
 
 _PHASES = ("old_log_prob", "ref", "values", "update_critic", "update_actor")
 _PROMPT = 145

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rl_core.system.cpu import cpu_info, has_fast_bfloat16
+from rl_core.system.devices import cpu_info, has_fast_bfloat16
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from rl_core.section import Section
-from rl_core.system.cards import named_card
+from rl_core.system.devices import named_card
 
 
 class RolloutConfig(Section):

@@ -33,7 +33,7 @@ from rl_core.config.rollout import ResourcesConfig, RolloutConfig
 from rl_core.envs import DEFAULT_ENV, ENVS, find_env
 from rl_core.envs.text_env import TextEnv
 from rl_core.section import Section
-from rl_core.system.cpu import has_fast_bfloat16
+from rl_core.system.devices import has_fast_bfloat16
 
 LrSchedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "adamw_8bit"]

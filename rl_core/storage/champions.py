@@ -3,6 +3,8 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -65,19 +67,14 @@ def promote_published(
         after = _content(file)
         if after is None or after == before:
             return promotion
-        is_published = False
-        try:
+        restore = file.unlink if before is None else partial(write_bytes_atomically, file, before)
+        with ExitStack() as unless_published:
+            unless_published.callback(restore)
             for key in needed:
                 _wait_for(store, key)
-            is_published = _publish(store, f"champions/{file.name}", after, version)
-        finally:
-            if not is_published:
-                if before is None:
-                    file.unlink()
-                else:
-                    write_bytes_atomically(file, before)
-        if is_published:
-            return promotion
+            if _publish(store, f"champions/{file.name}", after, version):
+                unless_published.pop_all()
+                return promotion
         _logger.info("another machine promoted meanwhile: comparing again")
 
 

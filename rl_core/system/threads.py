@@ -7,7 +7,7 @@ of 1.6 at best and, beside a busy neighbour, lost one of 20. Results do not depe
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -74,14 +74,18 @@ class MicroBatchThreads:
 
         if self._pool is None:
             return [add(item) for item in items]
-        turns = _Turns(parameters)
+        turns = _Turns(len(parameters))
 
         def add_in_turn(numbered: tuple[int, Item]) -> Result:
             number, item = numbered
             with turns.item(number):
                 return add(item)
 
-        with turns:
+        with ExitStack() as hooks:
+            for index, weight in enumerate(parameters):
+                before, after = partial(turns.wait, index), partial(turns.added, index)
+                hooks.enter_context(weight.register_hook(before))  # type: ignore[no-untyped-call]  # torch leaves both untyped
+                hooks.enter_context(weight.register_post_accumulate_grad_hook(after))  # type: ignore[no-untyped-call]
             return list(self.map(add_in_turn, enumerate(items)))
 
 
@@ -91,25 +95,11 @@ class _Turns:
     Each adds a parameter's gradient as soon as it has it, so none holds one of the whole model.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = parameters
+    def __init__(self, num_parameters: int) -> None:
         self._current = threading.local()
         self._changed = threading.Condition()
-        self._next = [0] * len(parameters)
+        self._next = [0] * num_parameters
         """By parameter: the number of the first item that may still add to it."""
-
-    def __enter__(self) -> None:
-        self._hooks = []
-        for index, weight in enumerate(self._parameters):
-            before, after = partial(self._wait, index), partial(self._added, index)
-            self._hooks += [
-                weight.register_hook(before),  # type: ignore[no-untyped-call]  # torch leaves both untyped
-                weight.register_post_accumulate_grad_hook(after),  # type: ignore[no-untyped-call]
-            ]
-
-    def __exit__(self, *_error: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
     @contextmanager
     def item(self, number: int) -> Iterator[None]:
@@ -123,11 +113,13 @@ class _Turns:
                 self._next = [max(turn, number + 1) for turn in self._next]
                 self._changed.notify_all()
 
-    def _wait(self, index: int, _grad: Tensor) -> None:
+    def wait(self, index: int, _grad: Tensor) -> None:
+        """Waits until an item may add its gradient to a parameter."""
         with self._changed:
             self._changed.wait_for(lambda: self._next[index] >= self._current.number)
 
-    def _added(self, index: int, _parameter: Tensor) -> None:
+    def added(self, index: int, _parameter: Tensor) -> None:
+        """Lets the next item add to a parameter."""
         with self._changed:
             self._next[index] = self._current.number + 1
             self._changed.notify_all()

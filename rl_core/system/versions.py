@@ -12,7 +12,7 @@ from typing import Final
 
 import psutil
 
-from rl_core.system.cpu import cpu_info
+from rl_core.system.devices import cpu_info
 from rl_core.system.words import GIB
 
 _PACKAGES: Final = (

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.placement import card_tenants
-from rl_core.system.cpu import has_fast_bfloat16
+from rl_core.system.devices import has_fast_bfloat16
 from rl_core.system.process_env import environment_of_child
 from rl_core.system.versions import version_of
 from rl_core.system.words import in_one_line

@@ -11,7 +11,7 @@ from rl_core.resources.cost import MEASURED_FROM, Spending, Spread, time_and_pri
 from rl_core.resources.roofline import Machine, sft_step_range
 from rl_core.runs.run_folder import RunFolder
 from rl_core.sft.named_data import planned_sft_steps
-from rl_core.system.cards import CardFigures, cards_of, find_card, named_card
+from rl_core.system.devices import CardFigures, cards_of, find_card, named_card
 from rl_core.system.words import GIB
 from tasks.hours import TimePlan, estimates
 from tasks.preflight_checks import Finding, ok, warning

@@ -10,7 +10,7 @@ from rl_core.config.run import RunConfig
 from rl_core.resources.known_shapes import known_shape
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.roofline import Lengths, expected_longest
-from rl_core.system.cards import named_card
+from rl_core.system.devices import named_card
 from tests.rl_core.resources.test_roofline import LLAMA_8B, QWEN3_32B
 from tests.support.harness import ROOT, benchmark
 

@@ -20,7 +20,7 @@ from rl_core.resources.roofline import (
     step_time,
     step_time_range,
 )
-from rl_core.system.cards import named_card
+from rl_core.system.devices import named_card
 from tests.support import model_shapes
 
 PERFECT = Shares(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)

@@ -1,6 +1,11 @@
 import pytest
 
-from rl_core.system.cards import CARDS, cards_of, find_card, named_card
+from rl_core.config.run import RunConfig
+from rl_core.system import devices
+from rl_core.system.devices import CARDS, cards_of, find_card, has_fast_bfloat16, named_card
+
+AMD = "vendor_id\t: AuthenticAMD\nflags\t\t: avx2 avx512f"
+INTEL = "vendor_id\t: GenuineIntel\nflags\t\t: avx512f avx512_bf16"
 
 
 @pytest.mark.parametrize(
@@ -53,3 +58,23 @@ def test_cards_by_their_memory_and_rates_by_their_type():
     card = named_card("RTX 4090")
     assert (card.flops("bfloat16"), card.flops("float32")) == (165.2e12, 82.6e12)
     assert named_card("T4").flops("bfloat16") == 8.1e12  # its tensor units do not know it
+
+
+@pytest.mark.parametrize(
+    ("cpu_info", "there"),
+    [
+        (AMD, False),
+        (f"{AMD} avx512_bf16", True),
+        (INTEL, False),  # 84 GFLOP/s, and 159 in float32
+        (f"{INTEL} amx_bf16", True),
+        ("", False),
+    ],
+)
+def test_bfloat16_is_taken_where_it_is_faster_than_float32(monkeypatch, cpu_info, there):
+    monkeypatch.setattr(devices, "cpu_info", lambda: cpu_info)
+    assert has_fast_bfloat16() is there
+    auto = RunConfig.model_validate({"model": {"dtype": "auto"}})
+    assert auto.compute_dtype == ("bfloat16" if there else "float32")
+    on_a_card = {"model": {"dtype": "auto"}, "resources": {"learner_gpus": 0.5}}
+    assert RunConfig.model_validate(on_a_card).compute_dtype == "bfloat16"
+    assert RunConfig().compute_dtype == "float32"

@@ -1,7 +1,7 @@
-"""What graphics cards can do at their best: memory, arithmetic, bandwidth of memory and link.
+"""What graphics cards can do at their best, and what the processor is fast at.
 
-The table is `cards.csv`. Not here: what one costs (`budget.price_per_hour`), nor what share of this
-a run gets (`roofline.py`).
+The table of cards is `cards.csv`. Not here: what one costs (`budget.price_per_hour`), nor what
+share of this a run gets (`roofline.py`).
 
 Sources: NVIDIA's data sheets, and its papers on Ampere GA102, Ada and RTX Blackwell (appendix A of
 each). Tensor rates are dense (half of what a sheet with "sparsity" says) and with sums in float32
@@ -14,6 +14,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -111,3 +112,19 @@ def _words(name: str) -> frozenset[str]:
 
 def _is_about(wanted: float, memory_gib: float) -> bool:
     return abs(wanted - memory_gib) <= 0.1 * memory_gib  # it shows 23.5 GiB of 24
+
+
+@cache
+def cpu_info() -> str:
+    """Returns what Linux says of the first processor."""
+    return Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 faster than float32.
+
+    AMX does, and AVX-512 BF16 on AMD's CPUs. On Intel's the latter has half of float32's speed:
+    virtual machines may hide their AMX.
+    """
+    has_avx512_bf16 = "AuthenticAMD" in cpu_info() and "avx512_bf16" in cpu_info()
+    return has_avx512_bf16 or "amx_bf16" in cpu_info()
