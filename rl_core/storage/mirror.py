@@ -22,7 +22,7 @@ from rl_core.checkpoints.manifest import MANIFEST
 from rl_core.config.operations import StorageConfig
 from rl_core.storage.download import download_run, everything, listing_of
 from rl_core.storage.lease import USUAL, Lease, LeaseHeldError, Timing, is_written_elsewhere
-from rl_core.storage.object_store import Entry, ObjectStore, StoreError
+from rl_core.storage.object_store import ObjectStore, StoreError
 from rl_core.storage.spool import CHECKPOINTS, Spool, Stat, checkpoint_of, files_of
 from rl_core.system.words import disk_size
 
@@ -62,14 +62,6 @@ class Upload:
     def missing(self) -> dict[str, Stat]:
         """Returns the files that the store lacks, or has otherwise."""
         return self._changed(files_of(self.folder))
-
-    def adopt(self, there: Mapping[str, Entry]) -> None:
-        """Takes for known what a listing shows, by path relative to the folder.
-
-        What is not in it is sent again; what is only in it is deleted there.
-        """
-        unlike_any = Stat(size=-1, mtime_ns=0)
-        self.known.files = {path: self.known.files.get(path, unlike_any) for path in there}
 
     def send(self, *, everything: bool = False) -> None:
         """Sends what changed, and deletes what is gone.
@@ -204,12 +196,11 @@ class Mirror:
         pause_s = INTERVAL_S
         while not self._is_stopped():
             is_ending = self._ending.is_set()
-            if self._send(everything=is_ending):
-                pause_s = INTERVAL_S
-                if is_ending:
-                    return
-            else:
-                pause_s = min(2 * pause_s, INTERVAL_S if is_ending else _LONGEST_PAUSE_S)
+            is_sent = self._send(everything=is_ending)
+            if is_sent and is_ending:
+                return
+            longest_s = INTERVAL_S if is_sent or is_ending else _LONGEST_PAUSE_S
+            pause_s = min(2 * pause_s, longest_s)
             (self._giving_up if is_ending else self._ending).wait(pause_s)
 
     def _send(self, *, everything: bool) -> bool:
@@ -259,8 +250,9 @@ def mirrored(
             if there and not (lease.was_own and is_here):
                 download_run(store, spool, run_id, everything, there)
                 upload = Upload(store, spool, run_id)
-            else:
-                upload.adopt(there)
+            else:  # what is not there is sent again; what is only there is deleted there
+                known, unlike_any = upload.known.files, Stat(size=-1, mtime_ns=0)
+                upload.known.files = {path: known.get(path, unlike_any) for path in there}
             upload.known.is_whole = True
             _send_pending(store, spool, run_id)
             shared = SharedUpload(store, storage.root, bring(store))

@@ -36,11 +36,6 @@ _DUMP: Final = signal.SIGUSR1
 _logger = logging.getLogger(__name__)
 
 
-def new_process_group() -> str:
-    """Returns an unused name of a process group."""
-    return secrets.token_hex(8)
-
-
 def members(group: str, mark: str = PROCESS_GROUP) -> list[psutil.Process]:
     """Returns the living processes that have this mark, whatever their parent, but not this one."""
     found = []
@@ -123,7 +118,7 @@ def session_folder() -> Iterator[Path]:
     sweep_sessions()
     before = os.environ.get(PROCESS_GROUP)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_short_temp_root()))
-    group = os.environ[PROCESS_GROUP] = before or new_process_group()
+    group = os.environ[PROCESS_GROUP] = before or secrets.token_hex(8)
     try:
         # Locked before it is marked: what is marked and not locked has lost its owner.
         with reading(folder):

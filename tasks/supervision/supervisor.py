@@ -1,6 +1,7 @@
 """Work with Ray in a watched process: whatever kills or stalls it is an exception here."""
 
 import logging
+import secrets
 import signal
 import subprocess
 import time
@@ -61,7 +62,7 @@ def call_supervised(
     """
     log_file = log_folder / f"{name}.log"
     log_folder.mkdir(exist_ok=True)
-    group = process_group.new_process_group()
+    group = secrets.token_hex(8)
     outcome: dict[str, Any] = {}
     with StopSignals(grace_s + _SHUTDOWN_S) as stop:
         with open_own(log_file, "a") as log:

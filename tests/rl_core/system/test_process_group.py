@@ -1,6 +1,7 @@
 """Real processes: a group is found whatever became of its parents; strangers are left alone."""
 
 import os
+import secrets
 import signal
 import subprocess
 import tempfile
@@ -18,7 +19,6 @@ from rl_core.system.process_group import (
     end_process_group,
     environment_of,
     members,
-    new_process_group,
     session_folder,
     sweep_sessions,
 )
@@ -63,7 +63,7 @@ def temp_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_the_stacks_of_all_threads_are_dumped_even_of_a_stopped_process():
-    group = new_process_group()
+    group = secrets.token_hex(8)
     mark = {PROCESS_GROUP: group}
     with (
         begun(DUMPER, more=mark, stderr=subprocess.PIPE) as dumper,
@@ -138,7 +138,7 @@ INTRUDER = """
 @pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
 def test_another_user_neither_enters_nor_has_a_run_killed_by_its_mark(temp_root):
     temp_root.chmod(0o1777)  # as /tmp
-    group = new_process_group()
+    group = secrets.token_hex(8)
     with begun(SLEEP, more={PROCESS_GROUP: group}) as victim, session_folder() as folder:
         (folder / "r" / "sockets").mkdir(parents=True)
         for opened in (folder / "r", folder / "r" / "sockets"):
@@ -171,7 +171,7 @@ def test_rays_sockets_have_room_below_any_temporary_folder(length, monkeypatch):
 
 
 def test_a_process_that_still_loads_its_program_is_a_member():
-    environment = os.environ | {PROCESS_GROUP: (group := new_process_group())}
+    environment = os.environ | {PROCESS_GROUP: (group := secrets.token_hex(8))}
     for _ in range(200):
         with subprocess.Popen(["sleep", "1000"], env=environment) as process:
             found = environment_of(psutil.Process(process.pid))
@@ -180,7 +180,7 @@ def test_a_process_that_still_loads_its_program_is_a_member():
 
 
 def test_a_family_ends_though_it_goes_on_to_fork():
-    group = new_process_group()
+    group = secrets.token_hex(8)
     breeder = """
         import os, time
         for _ in range(40):
