@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rl_core.checkpoints.champion import PromotedContender, champion_file, read_champion
+from rl_core.checkpoints.champion import champion_file, read_champion
 from rl_core.config.operations import StorageConfig
 from rl_core.evaluation.promotion import Promotion
 from rl_core.storage.download import bring_files, download_run, listing_of, records
@@ -38,9 +38,15 @@ def bring_champion(storage: StorageConfig, env: str, problems: str) -> Version |
     content, version = found
     if _content(file) != content:
         write_bytes_atomically(file, content)
-    champion = read_champion(file)
-    if champion is not None and not champion.is_there(storage.root):
-        _bring_contender(store, Spool(storage.root, storage.url), champion.current)
+    spool, champion = Spool(storage.root, storage.url), read_champion(file)
+    if champion is None or champion.is_there(spool.root):
+        return version
+    run_id, rows = champion.current.run_id, Path(champion.current.rows).name
+    if is_written_elsewhere(store, run_id, spool.name()):  # else what is gone here is gone there
+        own = f"checkpoints/{Path(champion.current.checkpoint).name}/"
+        there = listing_of(store, run_id)
+        download_run(store, spool, run_id, lambda p: records(p) or p.startswith(own), there)
+        bring_files(store, spool.root, "evaluations", lambda name: name == rows)
     return version
 
 
@@ -85,16 +91,6 @@ def _publish(store: ObjectStore, key: str, content: bytes, expected: Version | N
         found = store.read(key)
         return found is not None and found[0] == content  # done, and its reply was lost
     return True
-
-
-def _bring_contender(store: ObjectStore, spool: Spool, champion: PromotedContender) -> None:
-    if not is_written_elsewhere(store, champion.run_id, spool.name()):
-        return  # what is gone from here is gone from there
-
-    run_id, own = champion.run_id, f"checkpoints/{Path(champion.checkpoint).name}/"
-    there = listing_of(store, run_id)
-    download_run(store, spool, run_id, lambda p: records(p) or p.startswith(own), there)
-    bring_files(store, spool.root, "evaluations", lambda name: name == Path(champion.rows).name)
 
 
 def _wait_for(store: ObjectStore, key: str) -> None:

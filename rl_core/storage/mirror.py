@@ -134,8 +134,7 @@ class SharedUpload:
         self._store, self._root = store, root
         self._folders = (*folders, "evaluations")
         there = {key: x.size for f in self._folders for key, x in store.list(f"{f}/").items()}
-        files = self._files()
-        self._sent = {key: stat for key, stat in files.items() if there.get(key) == stat.size}
+        self._sent = {k: stat for k, stat in self._files().items() if there.get(k) == stat.size}
 
     def send(self) -> None:
         """Sends what the store lacks and what changed since."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -94,12 +94,10 @@ class ObjectStore:
 
     def read(self, key: str) -> tuple[bytes, Version] | None:
         """Returns an object's content and version, or None if there is none."""
-        try:
-            with _in_words(self.url, may_be_missing=True):
-                found = self._store.get(key)
-                return bytes(found.bytes()), _version(found.meta)
-        except FileNotFoundError:
-            return None
+        with suppress(FileNotFoundError), _in_words(self.url, may_be_missing=True):
+            found = self._store.get(key)
+            return bytes(found.bytes()), _version(found.meta)
+        return None
 
     def download(self, key: str, entry: Entry, target: Path) -> None:
         """Writes an object to a file; Conflict or FileNotFoundError if it is not the listed one."""

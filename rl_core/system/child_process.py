@@ -55,10 +55,9 @@ class Channel:
             if left_s <= 0:
                 raise TimeoutError
             self.socket.settimeout(None if timeout_s is None else left_s)
-            try:
+            part = b""
+            with suppress(ConnectionResetError):
                 part = self.socket.recv(2**16)
-            except ConnectionResetError:
-                part = b""
             if not part:
                 raise EOFError
             self._unread += part

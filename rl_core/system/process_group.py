@@ -27,7 +27,6 @@ PROCESS_GROUP: Final = "COUNTDOWN_TRAIN_PROCESS_GROUP"
 _PREFIX: Final = "rl-"
 _LONGEST_TEMP_ROOT: Final = 28
 """Bytes: Ray's sockets lie up to 79 below it, and a unix socket's path may have 107."""
-_PRIVATE: Final = 0o700
 _LONGEST_LOADING_S: Final = 1.0
 _LONGEST_END_S: Final = 10.0
 _ENV_START: Final = 47
@@ -51,8 +50,7 @@ def environment_of(process: psutil.Process) -> dict[str, str]:
     deadline = time.monotonic() + _LONGEST_LOADING_S
     while _loads_a_program(process.pid) and time.monotonic() < deadline:
         time.sleep(0.001)
-    environment: dict[str, str] = process.environ()
-    return environment
+    return dict(process.environ())
 
 
 def _loads_a_program(pid: int) -> bool:
@@ -134,18 +132,15 @@ def sweep_sessions() -> None:
     """Removes the session folders of this user whose owners are dead, and kills what is left."""
     for folder in Path(_short_temp_root()).glob(f"{_PREFIX}*/"):
         with suppress(OSError):
-            if not _is_private(folder) or not (folder / PROCESS_GROUP).is_file():
+            found = folder.lstat()  # not the target of another user's link
+            # It is this user's, and no other user can have put a mark into it.
+            is_ours = found.st_uid == os.getuid() and found.st_mode == stat.S_IFDIR | 0o700
+            if not is_ours or not (folder / PROCESS_GROUP).is_file():
                 continue
             with alone_in(folder, wait=False) as is_orphan:
                 if is_orphan:
                     end_process_group((folder / PROCESS_GROUP).read_text(encoding="ascii"))
                     shutil.rmtree(folder)
-
-
-def _is_private(folder: Path) -> bool:
-    """Says whether it is this user's, and no other user can have put a mark into it."""
-    found = folder.lstat()  # not the target of another user's link
-    return found.st_uid == os.getuid() and found.st_mode == stat.S_IFDIR | _PRIVATE
 
 
 def _short_temp_root() -> str:

@@ -59,11 +59,8 @@ class TooSlow(Exception):  # noqa: N818  # no error of ours
 def sealed(call: Callable[[], float], *, cpu_s: float) -> float:
     """Returns what a call returns; 0 where it raises. What it changes in memory is forgotten.
 
-    `cpu_s` are CPU seconds that it may take, so that a busy machine changes no score.
-
-    Raises:
-        TooSlow: it took longer.
-        NotSealed: it opened, wrote, started, imported or ran something, or its process died.
+    `cpu_s` are CPU seconds that it may take, so that a busy machine changes no score: TooSlow if it
+    takes longer. NotSealed if it opened, wrote, started, imported or ran something, or died.
     """
     ours, theirs = os.pipe()
     parent = os.getpid()
