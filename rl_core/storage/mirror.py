@@ -195,29 +195,25 @@ class Mirror:
         pause_s = INTERVAL_S
         while not self._is_stopped():
             is_ending = self._ending.is_set()
-            is_sent = self._send(everything=is_ending)
-            if is_sent and is_ending:
-                return
-            longest_s = INTERVAL_S if is_sent or is_ending else _LONGEST_PAUSE_S
-            pause_s = min(2 * pause_s, longest_s)
+            try:
+                self._run.send(everything=is_ending)
+                self._shared.send()
+            except Exception as error:  # noqa: BLE001  # nothing here may end a run
+                if self._trouble is None:
+                    where = self._run.folder
+                    _logger.warning(
+                        "not published for now, the run goes on in %s: %s", where, error
+                    )
+                self._trouble = str(error)
+            else:
+                if self._trouble is not None:
+                    _logger.info("%s answers again: all is published", self._run.store.url)
+                self._trouble = None
+                if is_ending:
+                    return
+            is_in_trouble = self._trouble is not None and not is_ending
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S if is_in_trouble else INTERVAL_S)
             (self._giving_up if is_ending else self._ending).wait(pause_s)
-
-    def _send(self, *, everything: bool) -> bool:
-        """Publishes what changed, and says whether the store took it."""
-        try:
-            self._run.send(everything=everything)
-            self._shared.send()
-        except Exception as error:  # noqa: BLE001  # nothing here may end a run
-            if self._trouble is None:
-                _logger.warning(
-                    "not published for now, the run goes on in %s: %s", self._run.folder, error
-                )
-            self._trouble = str(error)
-            return False
-        if self._trouble is not None:
-            _logger.info("%s answers again: all is published", self._run.store.url)
-        self._trouble = None
-        return True
 
 
 @contextmanager

@@ -100,9 +100,8 @@ def files_of(folder: Path) -> dict[str, Stat]:
     checkpoints, found = checkpoints_folder(folder), dict[str, Stat]()
     for top in (checkpoints, folder):
         for parent, folders, names in os.walk(top):
-            if parent == str(folder):
-                folders[:] = [name for name in folders if name != checkpoints.name]
-            folders[:] = [name for name in folders if not name.startswith(".")]
+            below = [name for name in folders if not name.startswith(".")]
+            folders[:] = [name for name in below if f"{parent}/{name}" != str(checkpoints)]
             for path in (f"{parent}/{name}" for name in names if not name.startswith(".")):
                 with suppress(FileNotFoundError):
                     info = os.lstat(path)  # thousands of files, every other second

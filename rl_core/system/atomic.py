@@ -21,6 +21,7 @@ from pathlib import Path
 TEMPORARY_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"
 _FILE_MODE = 0o666
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _UMASK = re.compile(r"^Umask:\t(\d+)$", re.MULTILINE)
 
 
@@ -199,7 +200,7 @@ def refuse_foreign(folder: Path) -> None:
 
 def is_disk_full(error: BaseException) -> bool:
     """Says whether it is the error of a full disk or a used-up quota."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, OSError) and error.errno in _DISK_FULL
 
 
 @contextmanager
@@ -214,12 +215,11 @@ def disk_full_as_os_error(folder: Path) -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        for code in (errno.ENOSPC, errno.EDQUOT):
-            if os.strerror(code) in str(error):
-                raise OSError(code, os.strerror(code), str(folder)) from error
-        if shutil.disk_usage(folder).free < 2**20:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
-        raise
+        said = [code for code in _DISK_FULL if os.strerror(code) in str(error)]
+        if not said and shutil.disk_usage(folder).free >= 2**20:
+            raise
+        code = said[0] if said else errno.ENOSPC
+        raise OSError(code, os.strerror(code), str(folder)) from error
 
 
 @contextmanager

@@ -38,6 +38,7 @@ class _LineByLine(logging.Handler):
     def __init__(self, path: Path) -> None:
         super().__init__(logging.INFO)
         self._path = path
+        self.setFormatter(RedactingFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
         """Appends one record, at the expense of the run's reserve if need be."""
@@ -57,9 +58,7 @@ def log_to_file(path: Path) -> Iterator[None]:
     except OSError as error:
         if not is_disk_full(error):  # which costs lines, see below
             raise
-    handler = _LineByLine(path)
-    handler.setFormatter(RedactingFormatter())
-    with listening(handler):
+    with listening(_LineByLine(path)):
         yield
 
 

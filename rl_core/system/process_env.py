@@ -154,6 +154,5 @@ def hide_cuda_only_packages() -> None:
     if not (version_of("torch") or "").endswith("+cpu"):
         return
     for package in ("torchvision", "torchaudio", "torchcodec", "triton"):
-        version = version_of(package)
-        if version and not version.endswith("+cpu"):
+        if not (version_of(package) or "+cpu").endswith("+cpu"):
             sys.modules.setdefault(package, None)  # type: ignore[arg-type]  # None blocks imports

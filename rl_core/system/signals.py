@@ -66,8 +66,7 @@ class StopSignals:
                 # A shell's `... &` and nohup start a process with SIGINT ignored: so it stays.
                 if signal.getsignal(signum) is not signal.SIG_IGN:
                     self._before[signum] = signal.signal(signum, self._on_signal)
-            on_alarm = signal.signal(signal.SIGALRM, lambda signum, frame: self._give_up())
-            self._before[signal.SIGALRM] = on_alarm
+            self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, lambda *_: self._give_up())
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
