@@ -1,6 +1,7 @@
 """Preflight: what would stop the run, found before anything is loaded or written."""
 
 import importlib.util
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -22,7 +23,7 @@ from rl_core.models.folder_check import check_model_folder
 from rl_core.rewards.scoring import refusal
 from rl_core.sft.named_data import check_sft
 from rl_core.storage.object_store import why_unusable
-from rl_core.system.network import hub_url, hubs_are_off, wandb_url, why_silent, why_unreachable
+from rl_core.system.network import hubs_are_off, wandb_url, why_silent, why_unreachable
 from rl_core.system.redaction import redacting_errors
 from rl_core.system.versions import version_of
 from rl_core.system.words import GIB
@@ -196,7 +197,8 @@ def _found(config: RunConfig, path: str) -> str:
     from huggingface_hub import try_to_load_from_cache
 
     is_cached = isinstance(try_to_load_from_cache(path, "config.json"), str)
-    return _hub_model(path, is_cached=is_cached, hub="the hub", url=hub_url())
+    url = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    return _hub_model(path, is_cached=is_cached, hub="the hub", url=url)
 
 
 def _hub_model(path: str, *, is_cached: bool, hub: str, url: str) -> str:

@@ -200,9 +200,8 @@ class Mirror:
                 self._shared.send()
             except Exception as error:  # noqa: BLE001  # nothing here may end a run
                 if self._trouble is None:
-                    where = self._run.folder
                     _logger.warning(
-                        "not published for now, the run goes on in %s: %s", where, error
+                        "not published for now, the run goes on in %s: %s", self._run.folder, error
                     )
                 self._trouble = str(error)
             else:

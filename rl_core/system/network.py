@@ -16,11 +16,6 @@ def wandb_url() -> str:
     return os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
 
 
-def hub_url() -> str:
-    """Returns the address of the Hugging Face hub."""
-    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-
-
 def hubs_are_off() -> bool:
     """Says whether `HF_HUB_OFFLINE` forbids asking any hub for models."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")

@@ -58,10 +58,9 @@ def is_secret(name: str, value: str) -> bool:
         return False
     if re.fullmatch("[a-z_.-]+", value) and _SORT_KEY.search(name.upper()):
         return False
-    try:
+    with suppress(OSError, ValueError, RuntimeError):
         return not (value.startswith(("/", "~", ".")) and Path(value).expanduser().exists())
-    except (OSError, ValueError, RuntimeError):
-        return True
+    return True
 
 
 def redact(text: str) -> str:
