@@ -17,6 +17,8 @@ from rl_core.storage.object_store import Conflict, ObjectStore, StoreError, Vers
 from rl_core.storage.spool import Spool
 from rl_core.system.atomic import write_bytes_atomically
 
+_ROUNDS: Final = 10
+"""Comparisons at most: each time another machine promotes first, one more is made."""
 _PUBLISHED_S: Final = 600.0
 """Seconds that a promotion waits for its checkpoint to be in the store."""
 _POLL_S: Final = 1.0
@@ -66,7 +68,7 @@ def promote_published(
     if storage.url is None:
         return judge()
     store, file = ObjectStore(storage.url), champion_file(storage.root, env, problems)
-    while True:
+    for _ in range(_ROUNDS):
         version = bring_champion(storage, env, problems)
         before = _content(file)
         promotion = judge()
@@ -82,6 +84,7 @@ def promote_published(
                 unless_published.pop_all()
                 return promotion
         _logger.info("another machine promoted meanwhile: comparing again")
+    raise StoreError(f"{storage.url}: others promote all the while")
 
 
 def _publish(store: ObjectStore, key: str, content: bytes, expected: Version | None) -> bool:

@@ -51,7 +51,8 @@ class Upload:
         self.known = spool.read(run_id)
         self.is_stopped: Callable[[], bool] = bool
         """Called before each request: whether to leave the rest."""
-        self._spool, self._prefix = spool, f"runs/{run_id}/"
+        self._spool = spool
+        self._prefix = f"runs/{run_id}/"
         self._sent_at: dict[str, float] = {}
 
     def note(self, *, is_pending: bool) -> None:

@@ -69,10 +69,9 @@ class Spool:
 
     def read(self, run_id: str) -> Agreement:
         """Returns what is known of a run: nothing, if that cannot be read."""
-        try:
+        with suppress(OSError, ValidationError):
             return Agreement.model_validate_json((self.folder / f"{run_id}.json").read_bytes())
-        except (OSError, ValidationError):
-            return Agreement()
+        return Agreement()
 
     def write(self, run_id: str, agreement: Agreement) -> None:
         """Notes what is known of a run; a full disk costs a second upload, not the run."""

@@ -14,7 +14,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -245,11 +245,9 @@ def _refused(path: Path, what: str) -> PermissionError:
 
 def _owner_of_new_files(folder: Path) -> int:
     """Returns the owner of new files in a folder: on some network disks it is not our own id."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            return os.fstat(file.fileno()).st_uid
-    except OSError:
-        return os.geteuid()
+    with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_uid
+    return os.geteuid()
 
 
 def _move_to_trash(folder: Path) -> Path:

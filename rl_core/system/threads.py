@@ -112,12 +112,10 @@ class _Turns:
                 self._changed.notify_all()
 
     def wait(self, index: int, _grad: Tensor) -> None:
-        """Waits until an item may add its gradient to a parameter."""
         with self._changed:
             self._changed.wait_for(lambda: self._next[index] >= self._current.number)
 
     def added(self, index: int, _parameter: Tensor) -> None:
-        """Lets the next item add to a parameter."""
         with self._changed:
             self._next[index] = self._current.number + 1
             self._changed.notify_all()

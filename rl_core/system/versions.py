@@ -40,10 +40,9 @@ def made_with() -> dict[str, str]:
 
 def version_of(package: str) -> str | None:
     """Returns the version of an installed package, or None."""
-    try:
+    with suppress(PackageNotFoundError):
         return version(package)
-    except PackageNotFoundError:
-        return None
+    return None
 
 
 def _commit() -> str | None:
