@@ -190,8 +190,7 @@ class _BlockwiseLogprobs(torch.autograd.Function):
                 if hidden_grad is not None:
                     hidden_grad.add_(product(grad, weight.T))
                 if weight_grad is not None:
-                    rows = weight_grad[first : first + len(weight)]
-                    rows.copy_(product(grad.T, states.T))
+                    product(grad.T, states.T, out=weight_grad[first : first + len(weight)])
         if hidden_grad is not None:
             hidden_grad = hidden_grad.to(hidden.dtype)
         return hidden_grad, weight_grad, None, None, None

@@ -270,7 +270,7 @@ def _sample(
         token = logits.argmax(dim=-1, keepdim=True)
         log_sums = logits.logsumexp(dim=-1, keepdim=True)
     else:
-        logits = logits / temperature
+        logits = logits if temperature == 1 else logits / temperature
         log_sums = logits.logsumexp(dim=-1, keepdim=True)
         cumulated = (logits - log_sums).exp_().cumsum(dim=-1)
         total = cumulated[:, -1:].contiguous()
