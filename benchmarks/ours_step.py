@@ -136,6 +136,7 @@ def run(
         with gate.phase("prepare"):
             experience, metrics = learner.make_experience(collate(made, PAD_ID))
         with gate.phase("update"):
+            engine.release_weights()  # as Workers.learn does
             give_back_heap()  # as the learner's actor does before each phase
             metrics |= learner.update(experience)
             rollout_columns(experience)

@@ -30,8 +30,8 @@ def product_operand(tensor: Tensor) -> Tensor:
     return tensor.float() if on_cpu and not has_fast_bfloat16() else tensor
 
 
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """Returns left [n, k] @ right.T [k, m], in the operands' dtype; carries no gradient."""
+def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """Returns left [n, k] @ right.T [k, m], in the operands' dtype or `out`'s; has no gradient."""
     if left.dtype == torch.float32 and left.device.type == "cpu" and prefers_onednn():
         try:
             fast = torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
@@ -40,8 +40,10 @@ def product(left: Tensor, right: Tensor) -> Tensor:
             if "could not create" not in str(error):
                 raise
         else:
-            return cast("Tensor", fast)
-    return torch.mm(left, right.T)
+            return cast("Tensor", fast) if out is None else out.copy_(fast)
+    if out is not None and out.dtype != left.dtype:
+        return out.copy_(torch.mm(left, right.T))
+    return torch.mm(left, right.T, out=out)
 
 
 def product_in_float32(left: Tensor, right: Tensor) -> Tensor:

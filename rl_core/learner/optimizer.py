@@ -1,7 +1,7 @@
 """A model with its AdamW and its learning-rate schedule: the unit that one update steps."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -264,6 +264,29 @@ def make_optimizers(
 def offload_device(config: RunConfig, device: torch.device) -> torch.device | None:
     """Returns where reference and optimizer state wait for their use, None for where they are."""
     return torch.device("cpu") if config.resources.offload and device.type == "cuda" else None
+
+
+@contextmanager
+def side_by_side(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Gives weights gradients that lie side by side in memory, for backward passes to add to.
+
+    A pass that makes them one by one puts them between activations, and glibc's heap keeps the
+    holes that those leave. A weight that nothing was added to has none at the end.
+    """
+    sizes = [parameter.numel() for parameter in parameters]
+    together = torch.zeros(sum(sizes), device=parameters[0].device)
+    added: set[Tensor] = set()
+    hooks = []
+    for parameter, part in zip(parameters, torch.split(together, sizes), strict=True):
+        parameter.grad = part.view_as(parameter)
+        hooks.append(parameter.register_post_accumulate_grad_hook(added.add))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    try:
+        yield
+    finally:
+        for parameter, hook in zip(parameters, hooks, strict=True):
+            hook.remove()
+            if parameter not in added:
+                parameter.grad = None
 
 
 @contextmanager

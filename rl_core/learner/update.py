@@ -5,6 +5,7 @@ does: optimizer.py. Legend: b responses of a micro-batch, T response tokens.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -24,7 +25,7 @@ from rl_core.config.run import RunConfig
 from rl_core.errors import out_of_memory_as
 from rl_core.learner.experience import Experience
 from rl_core.learner.microbatching import Microbatching
-from rl_core.learner.optimizer import ModelOptimizer
+from rl_core.learner.optimizer import ModelOptimizer, side_by_side
 from rl_core.learner.profiling import measured
 from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.models.forward import ForwardPass
@@ -155,9 +156,11 @@ class Updater:
                 loss = loss * float(number < len(parts))
             return loss, {metric: x.detach() for metric, x in metrics.items()}
 
-        computed = self._microbatching.threads.accumulate(
-            parameters, loss_and_metrics, range(len(passes))
-        )[: len(parts)]
+        are_few = len(parts) == 1 or not self._ranks.is_alone or parameters[0].is_cuda
+        with nullcontext() if are_few else side_by_side(parameters):
+            computed = self._microbatching.threads.accumulate(
+                parameters, loss_and_metrics, range(len(passes))
+            )[: len(parts)]
         return {
             metric: torch.stack([shares[metric] for shares in computed]).sum()
             for metric in computed[0]

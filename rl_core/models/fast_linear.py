@@ -23,13 +23,17 @@ def use_fast_products(model: nn.Module) -> None:
 def lay_out_for_few_rows(model: nn.Module) -> None:
     """Stores the matrices of linear layers column by column: MKL turns the others at each product.
 
-    In place; shapes and names stay. Nothing is left of the file that the model was loaded from.
+    In place; shapes and names stay. On a CPU each weight then has memory of its own, and nothing is
+    left of the file that the model was loaded from.
     """
     matrices = {module.weight for module in model.modules() if type(module) is nn.Linear}
     for weight in model.parameters():
-        if weight.device.type == "cpu" and weight.dtype == torch.float32 and not prefers_onednn():
-            kept = weight.data.T.contiguous().T if weight in matrices else weight.data.clone()
-            weight.data = kept
+        if weight.device.type != "cpu":
+            continue
+        if weight in matrices and weight.dtype == torch.float32 and not prefers_onednn():
+            weight.data = weight.data.T.clone(memory_format=torch.contiguous_format).T
+        else:
+            weight.data = weight.data.clone()
 
 
 class FastLinear(nn.Linear):

@@ -147,28 +147,34 @@ def starves_engine(shape: ModelShape, config: RunConfig, card_gib: float) -> boo
 def machine_need(shape: ModelShape, config: RunConfig) -> Need:
     """Returns what the machine's memory must hold for a run without a GPU.
 
-    Its fullest moment is an update, or when new weights go to the engines: Ray holds them beside
-    those of before, once for all engines, and the learner holds what it sends.
+    Its fullest moment is generation, an update, or when new weights go to the engines: Ray holds
+    them once for all engines, and the learner what it sends. Unless engines generate ahead, those
+    of before are gone by then, and transformers' engines hold nothing during an update.
     """
     plan, ranks = memory_plan(shape, config), config.resources.learner_ranks
     peak, num_engines = learner_peak(plan), config.rollout.num_engines
-    version = plan[-1].parts["incoming_weights"]
+    version, runs_ahead = plan[-1].parts["incoming_weights"], config.rollout.staleness > 0
     # Each part of an engine is handed all new weights.
     copies = config.rollout.tensor_parallel_size - 1
     engines = num_engines * (plan[-1].total_bytes - version + copies * version)
+    rests = ranks * resting_learner(shape, config).total_bytes
     # What is not one of the learner's own tensors is a copy.
     is_made = config.model.lora_rank or ranks > 1 or config.compute_dtype != "float32"
-    sends = ranks * resting_learner(shape, config).total_bytes + (version if is_made else 0)
 
-    def moment(phase: str, learner_bytes: int, num_versions: int) -> Moment:
+    def moment(phase: str, learner_bytes: int, engine_bytes: int, num_versions: int) -> Moment:
         in_bytes = {
             f"{_several(ranks, 'learner', 'learner ranks')} ({phase})": learner_bytes,
-            _several(num_engines, "engine", "engines"): engines,
+            _several(num_engines, "engine", "engines"): engine_bytes,
             "weights on their way": num_versions * version,
         }
         return Moment(_in_gib(in_bytes) | _processes(config) | _BESIDE_GIB)
 
-    moments = (moment(peak.phase, ranks * peak.total_bytes, 1), moment("sync", sends, 2))
+    stays = engines if config.rollout.engine == "vllm" or runs_ahead else 0
+    moments = (
+        moment(peak.phase, ranks * peak.total_bytes, stays, 1),
+        moment("gen", rests, engines, 1),
+        moment("sync", rests + (version if is_made else 0), engines, 2 if runs_ahead else 1),
+    )
     return Need([max(moments, key=lambda moment: moment.total_gib)])
 
 

@@ -19,6 +19,7 @@ from rl_core.resources.placement import asked_at_a_time
 
 _FLOAT32 = 4
 _LOGIT_BLOCK, _CARD_LOGIT_BLOCK = 2**21 * _FLOAT32, 2**25 * _FLOAT32
+_KEPT_LOGITS = 2**25 * _FLOAT32
 """Of the blocks in algos/logprobs.py."""
 _MOMENT_BLOCK, _4BIT_BLOCK = 256, 64
 """Numbers with one scale: learner/adamw_8bit.py, models/linear_4bit.py."""
@@ -323,7 +324,9 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     phases = [PhaseMemory("log_probs", "learner", {**resident, **forward})]
     if models.critic:
         phases.append(update("update_critic", models.critic, 0))
-    return [*phases, update("update_actor", models.actor, block)]
+    # Of all tokens, if all are responses'; the four blocks of a card are more.
+    few = 0 if on_gpu else min(_FLOAT32 * tokens * shape.vocab_size, _KEPT_LOGITS)
+    return [*phases, update("update_actor", models.actor, block + few)]
 
 
 def _gathered_bytes(

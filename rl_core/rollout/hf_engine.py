@@ -20,6 +20,7 @@ from rl_core.models.shared_prefix import can_share_prompts
 from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
 from rl_core.rollout.protocol import RolloutEngine
 from rl_core.rollout.shared_prompts import ATTENTION, RoomyLayer, SharedPrompts
+from rl_core.system.heap import give_back_heap
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
 
@@ -69,6 +70,7 @@ class HfEngine(RolloutEngine):
         self._model.eval()
         use_fast_products(self._model)
         lay_out_for_few_rows(self._model)
+        self._has_weights = True
         self._shares_prompts = can_share_prompts(self._model.get_decoder())
         if self._shares_prompts:
             self._model.set_attn_implementation(ATTENTION)
@@ -83,6 +85,8 @@ class HfEngine(RolloutEngine):
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
     ) -> Iterator[tuple[int, Completion]]:
         """Yields what has ended, soon after it; see `RolloutEngine.generate`."""
+        if not self._has_weights:
+            raise RuntimeError("the engine's weights were released: others must come first")
         for start in range(0, len(requests), self._max_num_seqs):
             batch = requests[start : start + self._max_num_seqs]
             for row, completion in self._generate_batch(batch, sampling):
@@ -91,9 +95,21 @@ class HfEngine(RolloutEngine):
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
         own = self._model.state_dict()
-        with torch.no_grad():
-            for name, tensor in complete_weights(weights, self._shapes).items():
-                own[name].copy_(tensor)
+        for name, tensor in complete_weights(weights, self._shapes).items():
+            memory = own[name].untyped_storage()
+            if not memory.nbytes():
+                memory.resize_(own[name].nbytes)
+            own[name].copy_(tensor)
+        self._has_weights = True
+
+    def release_weights(self) -> None:
+        """Frees its own weights on a CPU, where the learner needs the memory meanwhile."""
+        if self._device.type != "cpu":
+            return
+        self._has_weights = False
+        for weight in self._model.parameters():
+            weight.untyped_storage().resize_(0)
+        give_back_heap()
 
     def resize(self, max_num_seqs: int) -> None:
         """Takes another batch size; see `RolloutEngine.resize`."""
@@ -254,7 +270,7 @@ def _sample(
         token = logits.argmax(dim=-1, keepdim=True)
         log_sums = logits.logsumexp(dim=-1, keepdim=True)
     else:
-        logits = logits / temperature
+        logits = logits if temperature == 1 else logits / temperature
         log_sums = logits.logsumexp(dim=-1, keepdim=True)
         cumulated = (logits - log_sums).exp_().cumsum(dim=-1)
         total = cumulated[:, -1:].contiguous()

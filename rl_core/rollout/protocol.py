@@ -45,7 +45,7 @@ class RolloutEngine(Protocol):
         ...
 
     def release_weights(self) -> None:
-        """Lets go of the tensors of `update_weights`, if it keeps any: others come next."""
+        """Lets go of all weights that it can do without: nothing is generated until others come."""
         return
 
     def resize(self, max_num_seqs: int) -> None:

@@ -136,6 +136,8 @@ class Workers:
         Returns the step's metrics, and the rollout log's columns with one number per rollout.
         """
         self._on_progress("learn")
+        if not self._config.rollout.staleness:
+            self.engines.release_weights()  # nobody generates before `sync_weights`
         start = time.perf_counter()
         told = self._together(
             actor.learn.remote(list(rollouts), step) for actor in self.ranks.values()

@@ -172,9 +172,9 @@ class Engines:
         return merge_metrics(answers) | {"rollout/engine_restarts": num_deaths}
 
     def release_weights(self) -> None:
-        """Frees in Ray what `set_weights` replaces next: else old and new would both be there.
+        """Frees what `set_weights` replaces next: nothing is generated until then.
 
-        Not where an engine starts and asks for them meanwhile.
+        Not in Ray where an engine starts and asks for them meanwhile.
         """
         self._ask_each(self._loaded(), lambda actor: actor.release_weights.remote())
         if len(self._loaded()) == len(self._engines):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rl_core.algos import logprobs
 from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
 
 TOKENS, HIDDEN, VOCAB = 37, 16, 50
@@ -37,7 +38,9 @@ def test_by_hand():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("block_words", [1, 8, 50, 1_000])
-def test_values_and_gradients_equal_the_plain_way(temperature, block_words):
+@pytest.mark.parametrize("most_kept", [0, TOKENS * VOCAB])
+def test_values_and_gradients_equal_the_plain_way(temperature, block_words, most_kept, monkeypatch):
+    monkeypatch.setattr(logprobs, "_KEPT_LOGITS", most_kept)
     hidden, weight, targets = inputs()
     weights = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(5))
     expected = plain(hidden, weight, targets, temperature)
@@ -123,6 +126,18 @@ def test_all_logits_never_exist_at_once():
     assert largest_allocation(block_words=8_192) == 2**25  # the measure sees them
     assert largest_allocation(block_words=64) <= 2**18
     assert largest_allocation(block_words=None) == 2**23
+
+
+@pytest.mark.parametrize(("most", "num_kept"), [(TOKENS * VOCAB, 1), (TOKENS * VOCAB - 1, 0)])
+def test_few_logits_are_kept_for_the_backward_pass_and_more_are_not(most, num_kept, monkeypatch):
+    monkeypatch.setattr(logprobs, "_KEPT_LOGITS", most)
+    hidden, weight, targets = inputs()
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        token_logprobs(hidden, weight, targets, temperature=1.0, block_words=8)
+    assert sum(x.shape[-1] for x in saved if x.shape[:1] == (TOKENS,) and x.dim() == 2) == (
+        HIDDEN + num_kept * VOCAB
+    )
 
 
 def test_logits_of_any_size_neither_overflow_nor_vanish():

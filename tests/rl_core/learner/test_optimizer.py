@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_core.config.run import CriticConfig
-from rl_core.learner.optimizer import ModelOptimizer
+from rl_core.learner.optimizer import ModelOptimizer, side_by_side
 
 
 def make(**changes: Any) -> tuple[nn.Linear, ModelOptimizer]:
@@ -112,3 +112,18 @@ def test_moments_are_beside_the_weights_only_while_these_move():
 
     tensors = optimizer.state_tensors("actor").items()
     assert {x.device.type for name, x in tensors if not name.endswith(".step")} == {"meta"}
+
+
+def test_gradients_side_by_side_add_up_and_what_nothing_was_added_to_has_none():
+    one, unused, two = (nn.Parameter(torch.full((n,), float(n))) for n in (3, 4, 2))
+    weights = [one, unused, two]
+    for _ in range(2):  # the second begins anew
+        with side_by_side(weights):
+            for scale in (1.0, 10.0):
+                (scale * (one.sum() + 2 * two.square().sum())).backward()
+        assert one.grad is not None
+        assert two.grad is not None
+        assert unused.grad is None
+        assert one.grad.tolist() == [11.0] * 3
+        assert two.grad.tolist() == [88.0] * 2  # 4 * 2 * 11
+        assert two.grad.data_ptr() == one.grad.data_ptr() + 4 * (3 + 4)

@@ -39,12 +39,12 @@ def test_two_ranks_are_one_learner_until_one_of_them_dies(
     learner.save(tmp_path / "one")
     logs = tmp_path / "logs"
     with Workers.start(two, tiny_model_path, log_folder=logs) as workers:
+        before = workers.engines.generate(REQUESTS, GREEDY)
         metrics, of_rollouts = workers.learn(rollouts, step=1)
         for name, number in without_timings(expected).items():
             if not name.startswith("global_seqlen/"):
                 assert metrics[name] == pytest.approx(number, rel=1e-5, abs=1e-6), name
         assert of_rollouts["value_mean"] == pytest.approx(columns["value_mean"], abs=1e-5)
-        before = workers.engines.generate(REQUESTS, GREEDY)
         workers.sync_weights()
         after = workers.engines.generate(REQUESTS, GREEDY)
         for old, new in zip(before, after, strict=True):

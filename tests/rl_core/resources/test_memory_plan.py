@@ -34,6 +34,7 @@ ADAPTERS = 24 * 8 * (2 * 1_792 + 2 * 1_024 + 3 * 5_760)
 def test_the_blocks_of_logits_that_are_planned_are_those_that_are_computed():
     planned = memory_plan_module._LOGIT_BLOCK, memory_plan_module._CARD_LOGIT_BLOCK
     assert planned == (4 * logprobs._BLOCK_LOGITS, 4 * logprobs._CARD_BLOCK_LOGITS)
+    assert memory_plan_module._KEPT_LOGITS == 4 * logprobs._KEPT_LOGITS
 
 
 def test_activations_of_one_layer_by_hand():

@@ -2,6 +2,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rl_core.rollout.hf_engine import HfEngine
 from tests.support.engines import ENGINES, ask, assert_greedy_as, make_vllm, perturb, prompts
 
 
@@ -10,6 +11,8 @@ def test_greedy_tokens_are_those_of_transformers_after_each_weight_update(engine
     seen = {tuple(c.response_ids) for c in ask(engine, prompts())}
     for update in range(4):
         perturb(reference, update)
+        if update % 2:
+            engine.release_weights()
         engine.update_weights(reference.state_dict())
         assert_greedy_as(reference, engine)
         new = {tuple(c.response_ids) for c in ask(engine, prompts())}
@@ -58,6 +61,20 @@ def test_a_partial_or_foreign_update_is_refused_and_changes_nothing(
     with pytest.raises(ValueError, match=message):
         engine.update_weights(weights)
     assert_greedy_as(reference, engine)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_released_weights_are_in_no_memory_and_nothing_is_generated_from_them(
+    dtype, tiny_model_path, reference
+):
+    engine = HfEngine(tiny_model_path, dtype=dtype, max_num_seqs=16, on_gpu=False)
+    for _ in range(2):  # those of the folder, then those of an update
+        engine.release_weights()
+        assert {x.untyped_storage().nbytes() for x in engine._model.parameters()} == {0}
+        with pytest.raises(RuntimeError, match="weights were released"):
+            ask(engine, prompts())
+        engine.update_weights(reference.state_dict())
+        ask(engine, prompts())
 
 
 def test_a_vllm_engine_built_again_keeps_the_last_weights(tiny_model_path, reference):
