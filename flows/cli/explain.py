@@ -196,10 +196,8 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     """Returns a type and its bounds in words, from a field's JSON schema."""
     if "anyOf" in schema:
         return " or ".join(_allowed(part) for part in schema["anyOf"])
-    if "const" in schema:
-        return _text(schema["const"])
-    if "enum" in schema:
-        *others, last = map(_text, schema["enum"])
+    if "const" in schema or "enum" in schema:
+        *others, last = map(_text, schema.get("enum", [schema.get("const")]))
         return f"{', '.join(others)} or {last}" if others else last
     if schema.get("type") == "array":
         item = _allowed(schema["items"])
@@ -216,8 +214,4 @@ def _wrapped(text: str, start: str, then: str | None = None) -> list[str]:
 
 def _text(value: Any) -> str:
     """Returns a value as it is written in an override."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Sequence):
-        return f"[{','.join(map(_text, value))}]"
-    return json.dumps(value)
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace('"', "")
