@@ -88,31 +88,30 @@ def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
     call(preflight_task, config)
     bring_records(config.storage)
     config = choose_run(config, own_name())
-    with published(config), started(config) as run:
+    with published(config), started(config) as run, heeding_the_server(), recorded(run) as stage:
         run.update(own_settings=own_settings(config), **record)
-        with heeding_the_server(), recorded(run) as stage:
-            take_over(run)
-            with stage("generate"):
-                data = call(dataset_task(config), config)
-            with stage("base_model"):
-                model_path = cached_base_model(config, data)
-                keep_curve(model_path, run.path)
-            with stage("validate"):
-                call(validate_task, config, data, model_path)
-            run.update(model=str(model_path), data=str(data))
-            with stage("train"):
-                steps = call(retried_train(config, run), config, run, data, model_path)
-                run.update(steps=steps)
-            with stage("prune"):
-                call(prune_task, config, run)
-            with stage("evaluate"):  # an engine that was too large for training still is
-                in_force = settings_in_force(config, run)
-                call(retried_evaluate(config, run), in_force, run, data, model_path)
-            with stage("promote"):
-                call(promote_task, config, run, data, model_path)
-            run.update(status="finished", finished_at=utc_now())  # or its report says "running"
-            with stage("report"):
-                call(report_task, run)
+        take_over(run)
+        with stage("generate"):
+            data = call(dataset_task(config), config)
+        with stage("base_model"):
+            model_path = cached_base_model(config, data)
+            keep_curve(model_path, run.path)
+        with stage("validate"):
+            call(validate_task, config, data, model_path)
+        run.update(model=str(model_path), data=str(data))
+        with stage("train"):
+            steps = call(retried_train(config, run), config, run, data, model_path)
+            run.update(steps=steps)
+        with stage("prune"):
+            call(prune_task, config, run)
+        with stage("evaluate"):  # an engine that was too large for training still is
+            in_force = settings_in_force(config, run)
+            call(retried_evaluate(config, run), in_force, run, data, model_path)
+        with stage("promote"):
+            call(promote_task, config, run, data, model_path)
+        run.update(status="finished", finished_at=utc_now())  # or its report says "running"
+        with stage("report"):
+            call(report_task, run)
     return run
 
 

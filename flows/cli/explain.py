@@ -157,23 +157,17 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
         if key == "env":
             for name_of_env, one in ENVS.items():
                 yield from _settings_of(one, "env.", name_of_env)
-            continue
-        if inspect.isclass(field.annotation) and issubclass(field.annotation, Section):
+        elif inspect.isclass(field.annotation) and issubclass(field.annotation, Section):
             yield from _settings_of(field.annotation, f"{key}.", env)
-            continue
-        yield Setting(
-            key,
-            env,
-            words.get(name, ""),
-            _allowed(schema[name]),
-            _text(schema[name].get("default")),
-            {
+        else:
+            presets = {
                 preset: _text(said[key])
                 for preset, (its_env, said) in _presets().items()
                 if key in said and env in (None, its_env)
-            },
-            tuple(verl for verl, ours in NAMES.items() if ours == key),
-        )
+            }
+            verl = tuple(verl for verl, ours in NAMES.items() if ours == key)
+            allowed, default = _allowed(schema[name]), _text(schema[name].get("default"))
+            yield Setting(key, env, words.get(name, ""), allowed, default, presets, verl)
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
@@ -214,4 +208,6 @@ def _wrapped(text: str, start: str, then: str | None = None) -> list[str]:
 
 def _text(value: Any) -> str:
     """Returns a value as it is written in an override."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace('"', "")
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
+    return value if isinstance(value, str) else json.dumps(value)
