@@ -75,11 +75,12 @@ def serve(words: Sequence[str]) -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup`
         signal.signal(signal.SIGHUP, signal.default_int_handler)
     with suppress(KeyboardInterrupt), _Processes() as processes:
-        url = _server(processes)
+        url, restart = _server(processes)
         names = ", ".join(_pool_and_automations())
         processes.call(*_DEPLOY)
         say(f"deployments  from deployments/prefect.yaml, and the automations {names}")
-        processes.start("worker", *_WORKER)
+        restart["worker"] = partial(processes.start, "worker", *_WORKER)
+        restart["worker"]()
         if night.at is None or is_off():
             say("night        none: off in deployments/night.yaml (at: null) or in the UI")
         else:
@@ -87,7 +88,7 @@ def serve(words: Sequence[str]) -> None:
         say(f"worker       takes one run at a time; logs in {processes.logs}")
         say(f"from another terminal: {_run_it(url)}")
         say("Ctrl-C stops all of it; a run that goes on there saves first, and Retry continues it")
-        processes.watch()
+        processes.watch(restart)
 
 
 def notify(words: Sequence[str]) -> None:
@@ -107,13 +108,13 @@ def notify(words: Sequence[str]) -> None:
         raise RunFailedError("not everybody got the message")
 
 
-def _server(processes: _Processes) -> str:
-    """Returns the URL of the settings' server, or of one that is started here."""
+def _server(processes: _Processes) -> tuple[str, dict[str, Callable[[], None]]]:
+    """Returns the URL of the settings' server, or of one that is started here and how it starts."""
     settings = get_current_settings()
     if settings.api.url is not None and answers(settings.api.url):
         _look_at_login(settings.api.url)
         say(f"server       {settings.api.url.removesuffix('/api')}")
-        return settings.api.url
+        return settings.api.url, {}
     own = settings.server.api
     url = settings.api.url or f"http://{own.host}:{own.port}/api"
     address = urlsplit(url)
@@ -129,17 +130,21 @@ def _server(processes: _Processes) -> str:
     else:
         said, where = own.auth_string.get_secret_value(), f"your {login.SERVER_AUTH_STRING}"
     os.environ[login.AUTH_STRING] = said
-    command = ("server", "start", "--host", host, "--port", str(port))
-    processes.start("server", *command, environment=safe)
-    deadline = time.monotonic() + _START_S
-    while not answers(url):
-        processes.refuse_dead("server")
-        if time.monotonic() > deadline:
-            raise RunFailedError(f"the server did not start; see {processes.logs}")
-        time.sleep(_POLL_S)
+
+    def start() -> None:
+        command = ("server", "start", "--host", host, "--port", str(port))
+        processes.start("server", *command, environment=safe)
+        deadline = time.monotonic() + _START_S
+        while not answers(url):
+            processes.refuse_dead("server")
+            if time.monotonic() > deadline:
+                raise RunFailedError(f"the server did not start; see {processes.logs}")
+            time.sleep(_POLL_S)
+
+    start()
     say(f"server       {url.removesuffix('/api')}")
     say(f"login        the page asks once: paste {where}")
-    return url
+    return url, {"server": start}
 
 
 def _look_at_login(url: str) -> None:
@@ -233,7 +238,6 @@ class _Processes(AbstractContextManager["_Processes"]):
         self.logs.mkdir(parents=True, exist_ok=True)
         self._mark = secrets.token_hex(8)
         self._started: dict[str, subprocess.Popen[bytes]] = {}
-        self._again: dict[str, Callable[[], None]] = {}
 
     def __exit__(self, *error: object) -> None:
         for signum in _STOPS:
@@ -254,7 +258,6 @@ class _Processes(AbstractContextManager["_Processes"]):
         self._end([], _STOP_S)
 
     def start(self, name: str, *arguments: str, environment: Mapping[str, str] = {}) -> None:
-        self._again[name] = partial(self.start, name, *arguments, environment=environment)
         with (self.logs / f"{name}.log").open("ab") as log:
             self._started[name] = subprocess.Popen(
                 [*_PREFECT, *arguments],
@@ -273,7 +276,7 @@ class _Processes(AbstractContextManager["_Processes"]):
             what = f"`prefect {' '.join(arguments)}` failed ({done.returncode})"
             raise RunFailedError(f"{what}\n{_end_of(done.stdout + done.stderr)}")
 
-    def watch(self) -> NoReturn:
+    def watch(self, restart: Mapping[str, Callable[[], None]]) -> NoReturn:
         """Starts again what ends, a few times.
 
         A worker's run goes on without it, and a second beside it would share its memory: so a new
@@ -282,7 +285,7 @@ class _Processes(AbstractContextManager["_Processes"]):
         restarts: deque[float] = deque(maxlen=_RESTARTS)
         while True:
             time.sleep(_POLL_S)
-            for name, start_again in self._again.items():
+            for name, start in restart.items():
                 if self._started[name].poll() is None:
                     continue
                 if name == "worker" and any(map(_is_flow_run, self._marked([]))):
@@ -294,7 +297,7 @@ class _Processes(AbstractContextManager["_Processes"]):
                     self.refuse_dead(name)
                 restarts.append(now)
                 say(f"{self._how_it_ended(name)}: it is started again, and runs go on")
-                start_again()
+                start()
 
     def refuse_dead(self, name: str) -> None:
         if self._started[name].poll() is not None:

@@ -180,7 +180,7 @@ def test_what_ends_again_and_again_is_given_up(name, tmp_path, monkeypatch, caps
     with temporary_settings({PREFECT_HOME: tmp_path}), serve._Processes() as processes:
         processes.start(name)
         with pytest.raises(RunFailedError) as caught:
-            processes.watch()
+            processes.watch({name: lambda: processes.start(name)})
     said = capsys.readouterr().out.splitlines()
     assert len([line for line in said if "it is started again" in line]) == 3
     assert f"the {name} is not started again: 3 restarts in 10 minutes" in said
