@@ -7,8 +7,7 @@ Not here: what a stage does (`tasks/`), and how the command line shows it (`flow
 """
 
 from collections.abc import Sequence
-from typing import Any, ParamSpec, TypeVar, cast
-from uuid import UUID, uuid4
+from typing import Any, ParamSpec, TypeVar
 
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 
@@ -16,9 +15,7 @@ apply_defaults()  # a Prefect worker starts this module without our command line
 hide_cuda_only_packages()
 
 from prefect import Task, flow  # noqa: E402  # transformers and vLLM come with the tasks below
-from prefect.client.schemas.objects import RunInput, State, TaskRun, TaskRunResult  # noqa: E402
-from prefect.task_engine import run_task  # noqa: E402
-from prefect.utilities.callables import get_call_parameters  # noqa: E402
+from prefect.client.schemas.objects import State, TaskRun  # noqa: E402
 
 from flows.errors import one_line  # noqa: E402
 from flows.runs.run_record import choose_run, recorded, tell_the_end_plainly  # noqa: E402
@@ -91,31 +88,30 @@ def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
     call(preflight_task, config)
     bring_records(config.storage)
     config = choose_run(config, own_name())
-    with published(config), started(config) as run:
+    with published(config), started(config) as run, heeding_the_server(), recorded(run) as stage:
         run.update(own_settings=own_settings(config), **record)
-        with heeding_the_server(), recorded(run) as stage:
-            take_over(run)
-            with stage("generate"):
-                data = call(dataset_task(config), config)
-            with stage("base_model"):
-                model_path = cached_base_model(config, data)
-                keep_curve(model_path, run.path)
-            with stage("validate"):
-                call(validate_task, config, data, model_path)
-            run.update(model=str(model_path), data=str(data))
-            with stage("train"):
-                steps = call(retried_train(config, run), config, run, data, model_path)
-                run.update(steps=steps)
-            with stage("prune"):
-                call(prune_task, config, run)
-            with stage("evaluate"):  # an engine that was too large for training still is
-                in_force = settings_in_force(config, run)
-                call(retried_evaluate(config, run), in_force, run, data, model_path)
-            with stage("promote"):
-                call(promote_task, config, run, data, model_path)
-            run.update(status="finished", finished_at=utc_now())  # or its report says "running"
-            with stage("report"):
-                call(report_task, run)
+        take_over(run)
+        with stage("generate"):
+            data = call(dataset_task(config), config)
+        with stage("base_model"):
+            model_path = cached_base_model(config, data)
+            keep_curve(model_path, run.path)
+        with stage("validate"):
+            call(validate_task, config, data, model_path)
+        run.update(model=str(model_path), data=str(data))
+        with stage("train"):
+            steps = call(retried_train(config, run), config, run, data, model_path)
+            run.update(steps=steps)
+        with stage("prune"):
+            call(prune_task, config, run)
+        with stage("evaluate"):  # an engine that was too large for training still is
+            in_force = settings_in_force(config, run)
+            call(retried_evaluate(config, run), in_force, run, data, model_path)
+        with stage("promote"):
+            call(promote_task, config, run, data, model_path)
+        run.update(status="finished", finished_at=utc_now())  # or its report says "running"
+        with stage("report"):
+            call(report_task, run)
     return run
 
 
@@ -127,17 +123,13 @@ class Chain:
     """
 
     def __init__(self) -> None:
-        self._before: UUID | None = None
+        self._before: list[State[Any]] = []
 
     def __call__(self, task: Task[_P, _Result], *args: _P.args, **kwargs: _P.kwargs) -> _Result:
         """Returns the task's result."""
-        before: set[RunInput] = {TaskRunResult(id=self._before)} if self._before else set()
-        self._before = uuid4()
-        parameters = get_call_parameters(task.fn, args, kwargs)
-        # Prefect knows dependencies of parameters only: the first one gets another.
-        after = {next(iter(parameters)): before}
-        result = run_task(task, self._before, parameters=parameters, dependencies=after)
-        return cast("_Result", result)
+        state = task(*args, **kwargs, wait_for=self._before, return_state=True)
+        self._before = [state]
+        return state.result()
 
 
 def retried_train(config: RunConfig, run: RunFolder) -> Task[..., int]:

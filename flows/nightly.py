@@ -148,13 +148,10 @@ class Night:
     def champion(self) -> PromotedContender | None:
         """Returns the champion of the run's problems; None, too, if it cannot be read."""
         data = self.run.read().data if self.run else None
-        if self.config is None or data is None:
-            return None
-        try:
-            champion = champion_of(self.config, Path(data))
-        except (OSError, ValueError):
-            return None
-        return champion.current if champion else None
+        with suppress(OSError, ValueError):
+            if self.config and data and (champion := champion_of(self.config, Path(data))):
+                return champion.current
+        return None
 
 
 def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
@@ -212,11 +209,9 @@ def _facts(night: Night, run: RunFolder) -> dict[str, Any]:
 
 
 def _lines(facts: dict[str, Any], night: Night) -> list[str]:
-    lines = []
-    if facts["accuracy_before"] is not None or facts["accuracy_after"] is not None:
-        measured = (facts["accuracy_before"], facts["accuracy_after"])
-        before, after = map(accuracy_in_words, measured)
-        lines.append(f"accuracy {before} -> {after}")
+    lines, measured = [], (facts["accuracy_before"], facts["accuracy_after"])
+    if measured != (None, None):
+        lines.append(f"accuracy {' -> '.join(map(accuracy_in_words, measured))}")
     start = f", started from {facts['started_from']}" if night.start and night.start.folder else ""
     lines.append(f"{facts['steps']} steps in {facts['minutes']:g} min on {facts['host']}{start}")
     if facts["next_step"]:

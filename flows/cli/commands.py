@@ -230,9 +230,9 @@ def suggestions(command: str, prefix: str, **others: object) -> list[str]:
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """Returns `command`, `words` (before and after options, too) and the command's options."""
     parser = build_parser()
-    first, rest = (arguments[0], list(arguments[1:])) if arguments else ("help", [])
+    first, *rest = arguments or ["help"]
     if first == "help":
-        first, rest = (rest[0], ["--help"]) if rest else ("--help", [])
+        first, *rest = [rest[0], "--help"] if rest else ["--help"]
     if first.startswith("-") and first not in ("-h", "--help", "--version"):
         parser.error(f"unknown option {first}{did_you_mean(first, ['--help', '--version'])}")
     if first not in COMMANDS and not first.startswith("-"):

@@ -31,12 +31,10 @@ def data(words: Sequence[str], *, output_format: str) -> None:
     places = [word for word in named if word.endswith(".parquet") or Path(word).exists()]
     if len(places) > 1:
         raise BadInputError(f"data {look} takes one FILE at a time, not {' and '.join(places)}")
-    run: RunFolder | None = None
     runs = [word for word in named if word not in places]
-    if runs or any(text.startswith("run_id=") for text in settings):
-        config, run = existing_run(run_first([*runs, *settings], "data"))
-    else:
-        config = compose(settings)
+    has_run = bool(runs) or any(text.startswith("run_id=") for text in settings)
+    words = run_first([*runs, *settings], "data")
+    config, run = existing_run(words) if has_run else (compose(settings), None)
     place, why = (Path(places[0]).expanduser(), "") if places else _dataset(config, run, settings)
     files = _files(place, asked.get("split"), why)
     if look == "lengths":

@@ -157,23 +157,17 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
         if key == "env":
             for name_of_env, one in ENVS.items():
                 yield from _settings_of(one, "env.", name_of_env)
-            continue
-        if inspect.isclass(field.annotation) and issubclass(field.annotation, Section):
+        elif inspect.isclass(field.annotation) and issubclass(field.annotation, Section):
             yield from _settings_of(field.annotation, f"{key}.", env)
-            continue
-        yield Setting(
-            key,
-            env,
-            words.get(name, ""),
-            _allowed(schema[name]),
-            _text(schema[name].get("default")),
-            {
+        else:
+            presets = {
                 preset: _text(said[key])
                 for preset, (its_env, said) in _presets().items()
                 if key in said and env in (None, its_env)
-            },
-            tuple(verl for verl, ours in NAMES.items() if ours == key),
-        )
+            }
+            verl = tuple(verl for verl, ours in NAMES.items() if ours == key)
+            allowed, default = _allowed(schema[name]), _text(schema[name].get("default"))
+            yield Setting(key, env, words.get(name, ""), allowed, default, presets, verl)
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
@@ -196,10 +190,8 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     """Returns a type and its bounds in words, from a field's JSON schema."""
     if "anyOf" in schema:
         return " or ".join(_allowed(part) for part in schema["anyOf"])
-    if "const" in schema:
-        return _text(schema["const"])
-    if "enum" in schema:
-        *others, last = map(_text, schema["enum"])
+    if "const" in schema or "enum" in schema:
+        *others, last = map(_text, schema.get("enum", [schema.get("const")]))
         return f"{', '.join(others)} or {last}" if others else last
     if schema.get("type") == "array":
         item = _allowed(schema["items"])
@@ -216,8 +208,6 @@ def _wrapped(text: str, start: str, then: str | None = None) -> list[str]:
 
 def _text(value: Any) -> str:
     """Returns a value as it is written in an override."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Sequence):
+    if isinstance(value, list | tuple):
         return f"[{','.join(map(_text, value))}]"
-    return json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value)

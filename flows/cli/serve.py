@@ -38,12 +38,7 @@ from prefect.workers.process import ProcessWorker
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError, RunFailedError
-from flows.prefect_patches.login import (
-    AUTH_STRING,
-    SERVER_AUTH_STRING,
-    login_file,
-    server_environment,
-)
+from flows.prefect_patches import login
 from flows.prefect_patches.private_server import answers
 from flows.settings.night import NIGHT_FILE, is_off, read_night
 from rl_core.system.child_process import how_it_ended
@@ -129,12 +124,12 @@ def _server(processes: _Processes) -> tuple[str, dict[str, Callable[[], None]]]:
     _refuse_taken(host, port)
     os.environ["PREFECT_API_URL"] = url
     refresh_global_settings_context()  # the server's pages get the URL from it
-    safe = server_environment(get_current_settings())
+    safe = login.server_environment(get_current_settings())
     if own.auth_string is None:
-        login, where = safe[SERVER_AUTH_STRING], f"`cat {login_file(settings.home)}`"
+        said, where = safe[login.SERVER_AUTH_STRING], f"`cat {login.login_file(settings.home)}`"
     else:
-        login, where = own.auth_string.get_secret_value(), f"your {SERVER_AUTH_STRING}"
-    os.environ[AUTH_STRING] = login
+        said, where = own.auth_string.get_secret_value(), f"your {login.SERVER_AUTH_STRING}"
+    os.environ[login.AUTH_STRING] = said
 
     def start() -> None:
         command = ("server", "start", "--host", host, "--port", str(port))
@@ -158,13 +153,13 @@ def _look_at_login(url: str) -> None:
         return
     if refuses_login():
         raise BadInputError(
-            f"the server at {url} refuses the login: set {AUTH_STRING} to what its "
-            f"{SERVER_AUTH_STRING} is"
+            f"the server at {url} refuses the login: set {login.AUTH_STRING} to what its "
+            f"{login.SERVER_AUTH_STRING} is"
         )
     if httpx.get(f"{url}/admin/version", timeout=5).status_code != httpx.codes.UNAUTHORIZED:
         say(
             f"warning      {url} has no login: everybody who reaches it can run commands as you; "
-            f"start it with {SERVER_AUTH_STRING}=name:password"
+            f"start it with {login.SERVER_AUTH_STRING}=name:password"
         )
 
 

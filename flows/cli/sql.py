@@ -8,6 +8,7 @@ from typing import Final
 
 from flows.cli.terminal import say, show_rows, terminal_width
 from flows.errors import BadInputError
+from rl_core.config.operations import StorageConfig
 from tasks.queries.render import render_queries
 from tasks.queries.saved_questions import list_queries
 from tasks.queries.sql import ask, run_query, values_there
@@ -75,11 +76,8 @@ def _root_and_run(settings: Sequence[str]) -> tuple[Path, list[str]]:
 def storage_root(overrides: Sequence[str]) -> Path:
     """Returns where runs are; if possible without Hydra, whose import outlasts most questions."""
     if not overrides:
-        from rl_core.config.operations import StorageConfig
-
         return StorageConfig().root
-    plain = _PLAIN_ROOT.fullmatch(overrides[0])
-    if plain is not None and len(overrides) == 1:
+    if len(overrides) == 1 and (plain := _PLAIN_ROOT.fullmatch(overrides[0])):
         return Path(plain[1])
     from flows.settings.compose import compose
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,18 +75,16 @@ def generate(overrides: Sequence[str]) -> None:
 def validate(overrides: Sequence[str]) -> None:
     """Checks the data set, and the prompts under the model's tokenizer."""
     config = _ready(overrides, checks.preflight_data)
+    if (why := checks.unreachable_model(config)) is None:
+        checks.refuse_fatal(checks.preflight_validation(config))
     from tasks.validate import ValidationFailed, check_without_tokenizer, validate_dataset
-
-    if (why := checks.unreachable_model(config)) is not None:
-        with _shown(), inputs_published(config):
-            data = generate_dataset(config)
-            count = check_without_tokenizer(config, data)
-        say(f"{data}: {count} checks passed, and prompts were not measured: {why}")
-        return
-    config = _ready(overrides, checks.preflight_validation)
 
     with _shown(), inputs_published(config):
         data = generate_dataset(config)
+        if why is not None:
+            count = check_without_tokenizer(config, data)
+            say(f"{data}: {count} checks passed, and prompts were not measured: {why}")
+            return
         model_path = base_model(config, data)
         try:
             validation = validate_dataset(config, data, model_path)
@@ -108,13 +106,11 @@ def train(overrides: Sequence[str]) -> None:
     from tasks.train import train_and_show
     from tasks.validate import validate_dataset
 
-    with _shown(trains=True), ExitStack() as held:
+    with _shown(trains=True):
         bring_records(config.storage)
         config = choose_run(config, None)
-        held.enter_context(published(config))
-        run = held.enter_context(started(config))
-        run.update(own_settings=own_settings(config))
-        with recorded(run) as stage:
+        with published(config), started(config) as run, recorded(run) as stage:
+            run.update(own_settings=own_settings(config))
             with stage("prepare"):
                 data = generate_dataset(config)
                 model_path = base_model(config, data)

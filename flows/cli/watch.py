@@ -115,22 +115,18 @@ def _curves(rows: list[dict[str, Any]]) -> RenderableType:
 
 def _memory(rows: list[dict[str, Any]]) -> list[RenderableType]:
     """What each phase took at most, and what each process holds, in the last step."""
+    last = rows[-1] if rows else {}
     shown: list[RenderableType] = []
     for label, prefix in (
         ("learner at most, GiB ", "memory/peak_gib/"),
         ("memory held, GiB     ", HOST_GIB),
     ):
-        values = {
-            name.removeprefix(prefix): float(value)
-            for row in rows[-1:]
-            for name, value in row.items()
-            if name.startswith(prefix) and value is not None
-        }
-        worst = sorted(values.items(), key=lambda item: -item[1])[:4]
-        said = ", ".join(f"{printable(name)} {gib:.2f}" for name, gib in worst)
-        if prefix == HOST_GIB and rows and rows[-1].get(AVAILABLE_GIB) is not None:
-            said += f"; {rows[-1][AVAILABLE_GIB]:.1f} are left"
-        if values:
+        names = [name for name in last if name.startswith(prefix) and last[name] is not None]
+        worst = sorted(names, key=lambda name: -last[name])[:4]
+        said = ", ".join(f"{printable(n.removeprefix(prefix))} {last[n]:.2f}" for n in worst)
+        if prefix == HOST_GIB and last.get(AVAILABLE_GIB) is not None:
+            said += f"; {last[AVAILABLE_GIB]:.1f} are left"
+        if names:
             shown.append(Text.assemble((label, "dim"), said))
     return shown
 

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefect.plugins import HookContext, register_hook
 
-from flows.prefect_patches.login import (
-    AUTH_STRING,
-    SERVER_AUTH_STRING,
-    login_file,
-    login_for,
-    server_environment,
-)
+from flows.prefect_patches import login
 from rl_core.system.network import spare_loopback
 
 if TYPE_CHECKING:
@@ -37,17 +31,18 @@ def setup_environment(*, ctx: HookContext) -> None:
     starts_a_server = "server start" in " ".join(sys.argv)
     if starts_a_server:
         try:
-            safe = server_environment(settings)
+            safe = login.server_environment(settings)
         except (OSError, ValueError) as error:
             raise SystemExit(f"no server without a login: {error}") from None
         os.environ.update(safe)
-        if SERVER_AUTH_STRING in safe:
-            sys.stderr.write(f"login: the page asks once, `cat {login_file(settings.home)}`\n")
+        if login.SERVER_AUTH_STRING in safe:
+            file = login.login_file(settings.home)
+            sys.stderr.write(f"login: the page asks once, `cat {file}`\n")
     if starts_a_server or "PREFECT__SERVER_FINAL" in os.environ:
         lock_before_reading()
         list_newest_artifacts_first()
-    elif settings.api.auth_string is None and (login := login_for(ctx.api_url, settings)):
-        os.environ[AUTH_STRING] = login
+    elif settings.api.auth_string is None and (said := login.login_for(ctx.api_url, settings)):
+        os.environ[login.AUTH_STRING] = said
     if Path(sys.argv[0]).stem == "prefect" and "deployment" in sys.argv:
         accept_bare_names()
 

@@ -36,10 +36,6 @@ if os.getppid() != parent:  # it died before we asked
 runpy.run_module("uvicorn", run_name="__main__", alter_sys=True)
 """
 """Has the kernel stop the server with a parent that was killed, which stops nothing any more."""
-_APP = (
-    *("--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1"),
-    *("--log-level", "error"),
-)
 _SERVER_ENVIRONMENT = {
     "PREFECT_UI_ENABLED": "false",
     "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "",
@@ -78,16 +74,16 @@ class PrivateServer:
         # One at a time: two that make the database of a new PREFECT_HOME together both fail.
         self._starting.enter_context(locked(home))
         self._url = f"http://127.0.0.1:{port}/api"
+        own = {**_SERVER_ENVIRONMENT, SERVER_AUTH_STRING: self._login}
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-c", _OUTLIVES_NOBODY, str(os.getpid())),
-                *(*_APP, "--port", str(port)),
+                *("--factory", "prefect.server.api.server:create_app", "--log-level", "error"),
+                *("--host", "127.0.0.1", "--port", str(port)),
                 # By default uvicorn looks for modules in the working folder first, -P or not.
                 *("--app-dir", str(Path(prefect.__file__).parents[1])),
             ],
-            env=environment_of_child("prefect")
-            | _SERVER_ENVIRONMENT
-            | {SERVER_AUTH_STRING: self._login},
+            env=environment_of_child("prefect") | own,
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=self._said,

@@ -210,19 +210,16 @@ def memory_timeline(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float 
 
     def held(row: Mapping[str, Any]) -> dict[str, float]:
         return {
-            short + name.removeprefix(prefix): value
+            short + name.removeprefix(prefix): round(value, 3)
             for name, value in row.items()
             for prefix, short in _TIMELINES.items()
             if name.startswith(prefix) and value is not None
         }
 
-    measured = [(float(row["step"]), gib) for row in rows[-_STEPS_KEPT:] if (gib := held(row))]
-    names = dict.fromkeys(name for _, gib in measured for name in gib)
-    timeline: dict[str, tuple[float | None, ...]] = {
-        name: tuple(round(gib[name], 3) if name in gib else None for _, gib in measured)
-        for name in names
-    }
-    return {"step": tuple(step for step, _ in measured)} | timeline if measured else {}
+    last = rows[-_STEPS_KEPT:]
+    measured = [{"step": float(row["step"]), **gib} for row in last if (gib := held(row))]
+    names = dict.fromkeys(name for one in measured for name in one)
+    return {name: tuple(one.get(name) for one in measured) for name in names}
 
 
 def _show_last_words(run: RunFolder) -> None:
@@ -294,8 +291,6 @@ class _End(logging.Filter):
 
 def tell_the_end_plainly() -> None:
     """Has the logs of this process's flow and task runs end with what a person can use."""
+    end = _End()
     for name in PREFECTS_RUN_LOGGERS:
-        logging.getLogger(name).addFilter(_END)
-
-
-_END: Final = _End()
+        logging.getLogger(name).addFilter(end)

@@ -25,6 +25,7 @@ from prefect.exceptions import Abort, Pause, PrefectException, TerminationSignal
 from prefect.states import Cancelled, Crashed, Running
 
 from rl_core.runs.run_folder import RunFolder
+from tasks.prefect_ui.artifacts import beside
 
 _MAINTAIN: Final = "maintain_concurrency_lease"
 _LOOK_S: Final = 5.0
@@ -135,8 +136,7 @@ class _Watch:
         self._cancels = False
 
     def __enter__(self) -> None:
-        own = contextvars.copy_context()
-        threading.Thread(target=own.run, args=(self._keep_looking,), daemon=True).start()
+        beside(self._keep_looking)
 
     def __exit__(self, *error: object) -> None:
         with self._acting:  # what it has begun, and nothing after that

@@ -37,17 +37,14 @@ def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> 
     SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
     """
     parsed = _parse(overrides)
-    chosen = {
-        item.key_or_group: _text(item) for item in parsed if item.key_or_group in keys.CHOICES
-    }
+    given = {key: _text(item) for key, item in parsed.items()}
+    chosen = {key: given.pop(key) for key in parsed if key in keys.CHOICES}
     for group, name in chosen.items():
         if group != "preset" or not name.endswith(_FILES):
             keys.check_choice(group, name)
-    if base is not None and chosen:
-        raise SettingsError(f"{next(iter(chosen))} cannot change: these are settings of a run")
-    values = [item for item in parsed if item.key_or_group not in keys.CHOICES]
-    given = {item.key_or_group: _text(item) for item in values}
     if base is not None:
+        if chosen:
+            raise SettingsError(f"{next(iter(chosen))} cannot change: these are settings of a run")
         preset, env = base.preset, base.env.name
         settings = base.model_dump(mode="json", exclude={"preset"})
     else:
@@ -57,6 +54,7 @@ def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> 
         keys.check_key(key)
         if key not in keys.known_keys(env):
             raise SettingsError(keys.of_another_env(key, env))
+    values = {key: parsed[key].value() for key in given}
     return _validate(_merge(settings, values) | {"preset": preset}, given, env)
 
 
@@ -78,8 +76,8 @@ def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _parse(overrides: Sequence[str]) -> list[Override]:
-    """Returns the overrides, each a plain KEY=VALUE that is given once."""
+def _parse(overrides: Sequence[str]) -> dict[str, Override]:
+    """Returns the overrides by key, each a plain KEY=VALUE that is given once."""
     parser = OverridesParser.create()
     parsed: dict[str, Override] = {}
     for text in overrides:
@@ -103,7 +101,7 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
         if item.key_or_group in parsed:
             raise SettingsError(f"{item.key_or_group} is given twice: {text!r} too")
         parsed[item.key_or_group] = item
-    return list(parsed.values())
+    return parsed
 
 
 def read_preset(name: str) -> tuple[str, dict[str, Any]]:
@@ -162,15 +160,15 @@ def _text(item: Override) -> str:
     return value if isinstance(value, str) else raw
 
 
-def _merge(settings: Mapping[str, Any], values: Sequence[Override]) -> dict[str, Any]:
+def _merge(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings with other values, and with what `${...}` names."""
     try:
         config = OmegaConf.create(dict(settings))
-        for item in values:
-            OmegaConf.update(config, item.key_or_group, item.value(), merge=True)
+        for key, value in values.items():
+            OmegaConf.update(config, key, value, merge=True)
         _refuse_resolvers(OmegaConf.to_container(config))
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except OmegaConfBaseException as error:
         raise SettingsError(in_one_line(error)) from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
