@@ -14,9 +14,9 @@ LINES = {
     "rl_core/checkpoints": (840, 1_000),
     "rl_core/data": (1_660, 1_400),
     "rl_core/envs": (3_400, 3_000),
-    "rl_core/learner": (1_880, 1_900),
-    "rl_core/models": (1_310, 1_650),
-    "rl_core/resources": (1_960, 1_850),
+    "rl_core/learner": (1_890, 1_900),
+    "rl_core/models": (1_330, 1_650),
+    "rl_core/resources": (1_970, 1_850),
     "rl_core/rollout": (1_460, 1_600),
     "rl_core/runs": (950, 950),
     "rl_core/sft": (930, 1_000),
@@ -24,11 +24,11 @@ LINES = {
     "rl_core/system": (1_820, 1_300),
     "rl_core/tracking": (1_100, 1_300),
     "rl_core/workers": (1_500, 1_450),
-    "rl_core": (23_620, 23_500),
+    "rl_core": (23_660, 23_500),
     "tasks/importers": (1_160, 1_000),
     "tasks": (7_820, 8_350),
     "flows": (3_990, 3_500),
-    "tests": (35_840, 36_000),
+    "tests": (35_860, 36_000),
 }
 
 

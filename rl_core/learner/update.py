@@ -6,10 +6,10 @@ does: optimizer.py. Legend: b responses of a micro-batch, T response tokens.
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Literal
+from typing import Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_core.algos.kl import kl_estimate
 from rl_core.algos.losses import (
@@ -28,6 +28,7 @@ from rl_core.learner.microbatching import Microbatching
 from rl_core.learner.optimizer import ModelOptimizer, side_by_side
 from rl_core.learner.profiling import measured
 from rl_core.learner.ranks import ALONE, Ranks
+from rl_core.models.fast_linear import cast_once
 from rl_core.models.forward import ForwardPass
 from rl_core.models.loading import Models
 
@@ -157,7 +158,11 @@ class Updater:
             return loss, {metric: x.detach() for metric, x in metrics.items()}
 
         are_few = len(parts) == 1 or not self._ranks.is_alone or parameters[0].is_cuda
-        with nullcontext() if are_few else side_by_side(parameters):
+        is_cast = not are_few and self._config.compute_dtype == "bfloat16"
+        with (
+            nullcontext() if are_few else side_by_side(parameters),
+            cast_once(self._trunk(name)) if is_cast else nullcontext(),
+        ):
             computed = self._microbatching.threads.accumulate(
                 parameters, loss_and_metrics, range(len(passes))
             )[: len(parts)]
@@ -165,6 +170,12 @@ class Updater:
             metric: torch.stack([shares[metric] for shares in computed]).sum()
             for metric in computed[0]
         }
+
+    def _trunk(self, name: Name) -> nn.Module:
+        if name == "critic":
+            assert self._models.critic is not None
+            return self._models.critic.backbone
+        return cast("nn.Module", self._models.actor.get_decoder())
 
     def _actor_loss(
         self, mini: Experience, rows: Tensor, denominators: Denominators, kl_coef: float

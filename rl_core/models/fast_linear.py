@@ -1,9 +1,13 @@
 """Linear layers whose float32 products go where `algos.products` finds them fastest on this CPU."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rl_core.algos.matmul import prefers_onednn, product
 
@@ -34,6 +38,24 @@ def lay_out_for_few_rows(model: nn.Module) -> None:
             weight.data = weight.data.T.clone(memory_format=torch.contiguous_format).T
         else:
             weight.data = weight.data.clone()
+
+
+@contextmanager
+def cast_once(model: nn.Module) -> Iterator[None]:
+    """Has linear layers compute in bfloat16 with one copy of each weight for all passes.
+
+    Autocast makes one for each pass, and again for each layer that is computed again. Gradients
+    reach the weights as they are.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    for layer in layers:
+        copy = layer.weight.to(torch.bfloat16)
+        layer.forward = partial(functional.linear, weight=copy, bias=layer.bias)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
 
 
 class FastLinear(nn.Linear):

@@ -284,6 +284,8 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     adds = tokens < config.actor.mini_batch_size * config.algorithm.group_size * (
         config.data.max_prompt_length + config.data.max_response_length
     )
+    # Copies of the weights for all micro-batches; without checkpoints they are in what is kept.
+    is_cast = adds and checkpoints and config.compute_dtype != "float32" and ranks == 1
     # The widest moment of a layer: an MLP's gate, up, activation and product, or their gradients.
     passing = tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
     if rank:  # beside a product: B A x, that scaled, the sum, and peft's float32 copy of x
@@ -299,6 +301,8 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
             "activations": threads * (kept + passing),
             "logits": threads * logits,
         }
+        if is_cast and not on_gpu:
+            parts["copies"] = 2 * shape.num_layers * shape.num_layer_parameters
         if logits and not rank:
             # The head's gradient before it is added; of a tied one, at the end, the inputs' too.
             head = threads * _FLOAT32 * shape.vocab_size * shape.hidden_size

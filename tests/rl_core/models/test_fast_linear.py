@@ -4,7 +4,12 @@ from torch import nn
 
 from rl_core.algos import matmul as products
 from rl_core.models import fast_linear, loading
-from rl_core.models.fast_linear import FastLinear, lay_out_for_few_rows, use_fast_products
+from rl_core.models.fast_linear import (
+    FastLinear,
+    cast_once,
+    lay_out_for_few_rows,
+    use_fast_products,
+)
 
 CPU = torch.device("cpu")
 
@@ -31,6 +36,29 @@ def test_results_and_gradients_are_those_of_a_plain_layer(monkeypatch, has_bias)
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(fast(x), plain(x))
+
+
+def test_weights_that_are_cast_once_give_the_same_gradients(tiny_model_path):
+    model = loading.load_actor(tiny_model_path, CPU)
+    trunk = model.get_decoder()
+    layers = [module for module in trunk.modules() if isinstance(module, nn.Linear)]
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        for ids in ([[5, 6, 7, 8]], [[9, 3]]):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                states = trunk(torch.tensor(ids)).last_hidden_state
+            states.square().sum().backward()
+        return [layer.weight.grad.clone() for layer in layers if layer.weight.grad is not None]
+
+    expected = gradients()
+    with cast_once(trunk):
+        copies = [layer.forward.keywords["weight"] for layer in layers]
+        assert {copy.dtype for copy in copies} == {torch.bfloat16}
+        actual = gradients()
+    assert len(actual) == len(layers)
+    assert all(map(torch.equal, actual, expected))
+    assert all("forward" not in vars(layer) for layer in layers)
 
 
 @pytest.mark.parametrize(("is_faster", "kind"), [(True, FastLinear), (False, nn.Linear)])

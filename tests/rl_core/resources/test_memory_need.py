@@ -96,7 +96,7 @@ def test_with_adapters_the_fullest_moment_is_when_new_weights_go_to_the_engine(
         model={"lora_rank": 64, "dtype": "bfloat16", "gradient_checkpointing": True},
         algorithm={"estimator": "grpo", "group_size": 4},
         data={"train_batch_size": 1, "max_prompt_length": 64, "max_response_length": 64},
-        actor={"mini_batch_size": 1, "micro_batch_tokens": 128},
+        actor={"mini_batch_size": 1, "micro_batch_tokens": 512},
     )
     engine, version = memory_plan(QWEN, config)[-1], 2 * NUM_WEIGHTS
     # What the learner sends; an engine that generates ahead keeps those of before in Ray, too.
