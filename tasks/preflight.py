@@ -194,10 +194,10 @@ def _found(config: RunConfig, path: str) -> str:
             f"model.path={path}: there is no such folder: give a folder that exists, "
             "ORGANISATION/NAME of the Hugging Face hub, or modelscope:OWNER/NAME"
         )
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import constants, try_to_load_from_cache
 
     is_cached = isinstance(try_to_load_from_cache(path, "config.json"), str)
-    url = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    url = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     return _hub_model(path, is_cached=is_cached, hub="the hub", url=url)
 
 

@@ -19,12 +19,10 @@ from rl_core.resources.placement import asked_at_a_time
 
 _FLOAT32 = 4
 _LOGIT_BLOCK, _CARD_LOGIT_BLOCK = 2**21 * _FLOAT32, 2**25 * _FLOAT32
-_KEPT_LOGITS = 2**25 * _FLOAT32
-"""Of the blocks in algos/logprobs.py."""
+_KEPT_LOGITS = 2**25 * _FLOAT32  # these three as in algos/logprobs.py
 _MOMENT_BLOCK, _4BIT_BLOCK = 256, 64
 """Numbers with one scale: learner/adamw_8bit.py, models/linear_4bit.py."""
-_LIVE_BLOCKS = 4
-"""Logits, their exponentials, and what an operation makes of them."""
+_LIVE_BLOCKS = 4  # logits, their exponentials, and what an operation makes of them
 
 
 @dataclass(frozen=True)
@@ -328,9 +326,16 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     phases = [PhaseMemory("log_probs", "learner", {**resident, **forward})]
     if models.critic:
         phases.append(update("update_critic", models.critic, 0))
-    # Of all tokens, if all are responses'; the four blocks of a card are more.
-    few = 0 if on_gpu else min(_FLOAT32 * tokens * shape.vocab_size, _KEPT_LOGITS)
-    return [*phases, update("update_actor", models.actor, block + few)]
+    logits = block if on_gpu else block + _kept_logits(shape, config)
+    return [*phases, update("update_actor", models.actor, logits)]
+
+
+def _kept_logits(shape: ModelShape, config: RunConfig) -> int:
+    """Returns what kept logits, of responses whose group shares its prompt, take beyond a block."""
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    share = response / (prompt / config.algorithm.group_size + response)
+    kept = math.ceil(share * micro_batch_tokens(config)) * shape.vocab_size * _FLOAT32
+    return max(0, min(kept, _KEPT_LOGITS) - _LOGIT_BLOCK)
 
 
 def _gathered_bytes(
