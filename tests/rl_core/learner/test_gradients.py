@@ -30,9 +30,8 @@ def experience_of(learner: Learner, batch: TrainBatch) -> Experience:
 
 
 def accumulated(learner: Learner, experience: Experience, which: str) -> Tensor:
-    """The gradient of one mini-batch holding the whole batch, flattened, in float64."""
+    """The gradient of one mini-batch alone, all rows, flattened, whatever `.grad` was before."""
     model = learner.models.actor if which == "actor" else learner.models.critic
-    model.zero_grad()
     learner.microbatching.run(
         "update",
         experience.batch,
