@@ -50,8 +50,8 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
         return
     tokens = micro_batch_tokens(config)
     logits = (
-        f"all logits of {tokens:,} tokens, never held at once, would take "
-        f"{_FLOAT32 * tokens * shape.vocab_size / GIB:.3g} GiB"
+        f"all logits of {tokens:,} tokens take {_FLOAT32 * tokens * shape.vocab_size / GIB:.3g} "
+        "GiB; more than 0.125 are never held at once"
     )
     on_gpu = config.resources.learner_gpus or config.resources.rollout_gpus
     limit = config.resources.planned_card_gib if on_gpu else _machine_gib()
