@@ -157,10 +157,10 @@ class Updater:
                 loss = loss * float(number < len(parts))
             return loss, {metric: x.detach() for metric, x in metrics.items()}
 
-        are_few = len(parts) == 1 or not self._ranks.is_alone or parameters[0].is_cuda
-        is_cast = not are_few and self._config.compute_dtype == "bfloat16"
+        adds_up = len(parts) > 1 and self._ranks.is_alone and not parameters[0].is_cuda
+        is_cast = adds_up and self._config.compute_dtype == "bfloat16"
         with (
-            nullcontext() if are_few else side_by_side(parameters),
+            side_by_side(parameters) if adds_up else nullcontext(),
             cast_once(self._trunk(name)) if is_cast else nullcontext(),
         ):
             computed = self._microbatching.threads.accumulate(

@@ -198,7 +198,7 @@ def automation(**changes: Any) -> AutomationCore:
     ("status", "outcome"), [(404, nullcontext()), (409, pytest.raises(httpx.HTTPStatusError))]
 )
 def test_an_automation_that_is_gone_is_deleted(status, outcome):
-    """A busy server deletes it and answers 503; the client asks again, and hears 404."""
+    """A busy server may delete it and still answer 503. The repeat then gets 404."""
     with (
         answering(status) as url,
         temporary_settings({PREFECT_API_URL: url}),
