@@ -13,7 +13,7 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -62,15 +62,24 @@ def _loads_a_program(pid: int) -> bool:
 
 def end_process_group(group: str) -> None:
     """Kills all processes of a group and waits until they are gone; this one lives on."""
-    deadline = time.monotonic() + _LONGEST_END_S
     while left := members(group):
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        _, left = psutil.wait_procs(left, timeout=1.0)
-        if left and time.monotonic() > deadline:
-            _logger.error("these processes do not end: %s", ", ".join(str(p.pid) for p in left))
+        if not end_processes(left):
             return
+
+
+def end_processes(processes: Iterable[psutil.Process], patience_s: float = 0.0) -> bool:
+    """Kills what does not end by itself, and waits until all are gone; says whether they are.
+
+    A process that was killed lives on until the kernel has taken its memory away.
+    """
+    _, left = psutil.wait_procs(processes, timeout=patience_s)
+    for process in left:
+        with suppress(psutil.Error):
+            process.kill()
+    _, left = psutil.wait_procs(left, timeout=_LONGEST_END_S)
+    if left:
+        _logger.error("these processes do not end: %s", ", ".join(str(p.pid) for p in left))
+    return not left
 
 
 def children_that_mention(path: Path) -> list[psutil.Process]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-import psutil
 import ray
 from ray.exceptions import (
     OutOfMemoryError,
@@ -25,7 +24,7 @@ from rl_core.config.run import RunConfig
 from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line
 from rl_core.resources.placement import LEARNER, asked_of_ray
 from rl_core.system.process_env import apply_defaults
-from rl_core.system.process_group import children_that_mention, session_folder
+from rl_core.system.process_group import children_that_mention, end_processes, session_folder
 from rl_core.system.words import cut, in_one_line, printable
 from rl_core.workers.ray_auth import address_of_auto, private, reread_settings, send_token
 
@@ -71,8 +70,7 @@ def ray_session(
             ray.shutdown()
             reread_settings()
             # A worker notices a moment later that its raylet is gone; one deep in C++ may not.
-            for process in psutil.wait_procs(processes, timeout=5.0)[1]:
-                process.kill()
+            end_processes(processes, patience_s=5.0)
 
 
 class _NotInWorkingFolder(JobConfig):  # type: ignore[misc]  # Ray has no types

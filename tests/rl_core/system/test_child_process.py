@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from rl_core.system.child_process import Channel, Child, how_it_ended
+from tests.support.programs import lives
 from tests.support.traps import SECRETS, WANDB_KEY, secrets_of, set_traps, sprung
-from tests.support.waiting import wait_for
 
 CHILD = """
 import os, subprocess, sys, time
@@ -103,7 +103,7 @@ def test_a_kill_takes_all_that_the_child_started(child):
     child.send({"do": "start"})
     started = [psutil.Process(pid) for pid in child.receive(60)["pids"]]
     child.kill()
-    wait_for(lambda: not any(process.is_running() for process in started))
+    assert not any(map(lives, started))
     with pytest.raises(EOFError):
         child.receive(60)
     assert child.process.returncode == -signal.SIGKILL

@@ -17,6 +17,7 @@ from rl_core.system.process_group import (
     PROCESS_GROUP,
     dump_stacks,
     end_process_group,
+    end_processes,
     environment_of,
     members,
     session_folder,
@@ -50,6 +51,14 @@ OWNER = """
 SLEEP = "import time; time.sleep(1000)"
 
 
+HOLDER = """
+    import time
+    memory = b"x" * 2**30
+    print("ready", flush=True)
+    time.sleep(1000)
+"""
+
+
 def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
@@ -81,6 +90,18 @@ def test_the_stacks_of_all_threads_are_dumped_even_of_a_stopped_process():
             end_process_group(group)
         assert members(group) == []
         assert {dumper.wait(), bystander.wait()} <= {-signal.SIGKILL, 0}
+
+
+def test_what_does_not_end_is_killed_and_waited_for():
+    """The kernel takes a tenth of a second to free 1 GiB."""
+    ends = "import time; time.sleep(0.3); raise SystemExit(3)"
+    with begun(HOLDER) as holder, begun(ends) as other:
+        assert said(holder) == "ready"
+        processes = [psutil.Process(one.pid) for one in (holder, other)]
+        assert end_processes(processes[1:], patience_s=60)
+        assert end_processes(processes)
+        assert not any(map(lives, processes))
+        assert [process.wait() for process in processes] == [-signal.SIGKILL, 3]
 
 
 def test_what_a_killed_owner_left_is_swept_and_nothing_else(temp_root):
