@@ -65,7 +65,7 @@ class Training:
     def task_run_name(self) -> str:
         with get_client(sync_client=True) as client:
             page = Page(self._flow_run_id, client)
-            wait_for(page.ended, 30)  # events are written a moment later
+            wait_for(page.ended)  # events are written a moment later
             (name,) = page.names()
         return name
 

@@ -104,7 +104,7 @@ class Page:
         def found() -> list[Any]:
             return [log for log in self.logs() if message in log.message]
 
-        wait_for(found, 30, seen=lambda: (message, [log.message for log in self.logs()]))
+        wait_for(found, seen=lambda: (message, [log.message for log in self.logs()]))
         return found()[0]
 
 
@@ -126,7 +126,7 @@ def test_tags_and_task_runs_say_what_ran(run_and_page):
     tags = page.client.read_flow_run(page.id).tags
     assert set(tags) == {"preset:gsm8k-toy", "env:gsm8k", "estimator:grpo"}
     # events are written a moment later
-    wait_for(lambda: len(page.names()) >= 9, 30, seen=page.names)
+    wait_for(lambda: len(page.names()) >= 9, seen=page.names)
     assert page.names() == {
         "check disk, engine and model",
         "generate 80 problems",
@@ -154,7 +154,7 @@ def test_the_graph_chains_the_stages(run_and_page):
         }
 
     chain = {(f"{one}_task", f"{other}_task") for one, other in itertools.pairwise(CHAIN)}
-    wait_for(lambda: chain <= edges(), 60, seen=edges)
+    wait_for(lambda: chain <= edges(), seen=edges)
 
 
 def test_every_artifact_has_a_description_and_training_was_shown_live(run_and_page):
@@ -298,7 +298,7 @@ def test_no_page_shows_the_secret_in_an_error(tmp_path, tiny_overrides, monkeypa
         def states() -> list[str]:
             return [str(state.message) for state in page.ended() if state.is_failed()]
 
-        wait_for(states, 30)
+        wait_for(states)
         own = client.read_flow_run(page.id).state
         cells = [str(cell) for row in page.table("preflight") for cell in row.values()]
         table = " ".join(cells).replace("\n", " ").replace("\u200b", "")  # as cells wrap it
@@ -323,7 +323,7 @@ def test_a_live_artifact_is_one_that_changes():
     def showing() -> None:
         live = LiveArtifacts()
         live.show("moving", "markdown", lambda: "first", "1")
-        wait_for(page.artifacts, 30)
+        wait_for(page.artifacts)
         live.show("moving", "markdown", lambda: "second", "2")
         live.show("moving", "markdown", lambda: "third", "3")
         live.close()

@@ -25,7 +25,7 @@ def test_a_lease_that_the_server_has_forgotten_does_not_end_the_flow(monkeypatch
         )
         words = "slots are no longer reserved. Execution will"
         with lease:
-            wait_for(lambda: words in caplog.text, 60, poll_s=0.01)
+            wait_for(lambda: words in caplog.text, poll_s=0.01)
         return True
 
     with caplog.at_level(logging.WARNING), pytest.raises(CancelledError):

@@ -64,5 +64,5 @@ def test_two_ranks_are_one_learner_until_one_of_them_dies(
             assert not step.done()
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(WorkerDied, match=r"learner_1 died: .*learner_1\.log ends with"):
-                step.result(timeout=30)
+                step.result(timeout=300)
     survived("SIGKILL", "one of two learner ranks in mid-step", steps_lost=1)

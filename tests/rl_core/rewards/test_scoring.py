@@ -146,7 +146,7 @@ def test_whatever_a_function_does_costs_its_own_response_alone(caplog):
         lines = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
         return [line for line in lines if "import time; time.sleep(100.7)" in line]
 
-    wait_for(lambda: not left(), 30, seen=left)
+    wait_for(lambda: not left(), seen=left)
     errors = [r for r, s in zip(responses, scored, strict=True) if s.verdict == "reward_error"]
     assert errors == bad
     assert {s.score for s in scored if s.verdict == "reward_error"} == {0.0}

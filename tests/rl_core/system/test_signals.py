@@ -52,7 +52,7 @@ def run_loop(
         for signum in signals:
             process.send_signal(signum)
             time.sleep(0.2)
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     return [line.strip() for line in output.splitlines()]
 

@@ -90,7 +90,7 @@ def test_a_pass_that_fails_half_way_keeps_nobody_waiting_and_leaves_no_hooks():
 
 def test_results_come_in_order_and_the_callers_grad_mode_holds_in_the_threads():
     threads = MicroBatchThreads(2)
-    both_are_there = threading.Barrier(2, timeout=20)
+    both_are_there = threading.Barrier(2, timeout=300)
 
     def look(item: int) -> tuple[int, bool, int]:
         both_are_there.wait()  # two items at a time, or this breaks
@@ -108,7 +108,7 @@ def test_an_error_arrives_when_no_other_thread_is_at_work_any_more():
         if item == 0:
             has_failed.set()
             raise MemoryError
-        has_failed.wait(20)
+        has_failed.wait(300)
         for _ in range(1_000):
             torch.ones(64, 64).sum()
         is_done.set()
