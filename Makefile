@@ -51,7 +51,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt uv
 	grep -vE '^($(UNPINNED))==' constraints.txt > .venv/constraints.txt
 	$(BIN)/uv pip install --python $(BIN)/python --constraint .venv/constraints.txt $(if $(GPU),,$(CPU_WHEELS)) --editable '.[$(EXTRAS)]'
-	@[[ '$(EXTRAS)' != $(EXTRA),dev ]] || echo "without reasoning-gym, which wants a C compiler and Python's headers" >&2
+	@[[ '$(EXTRAS)' != $(EXTRA),dev ]] || echo "without reasoning-gym, which needs a C compiler and Python's headers" >&2
 	touch $(STAMP)
 
 smollm2: $(STAMP) ## SmolLM2-135M-Instruct (93 MB, Apache-2.0) for preset=smollm2-laptop, and what reads it
@@ -86,7 +86,7 @@ fuzz: $(STAMP) ## the same properties with new random examples, for MINUTES=10
 seeded-faults: $(STAMP) ## which test catches each of 44 faults that are put into a copy, 10 minutes
 	$(BIN)/python -m tests.support.seeded_faults
 
-chaos: $(STAMP) ## the fault matrix alone: what was killed, filled, cut or corrupted, and what it cost
+chaos: $(STAMP) ## only the fault matrix: what was killed, filled, cut or corrupted, and what it cost
 	$(BIN)/pytest -m chaos
 
 lint: $(STAMP) ## ruff, mypy, import directions, SQL style, the files of deployments/

@@ -4,7 +4,7 @@
 
 A learner of Qwen2's shape with AdamW's state takes snapshots and writes them as a run does: into a
 temporary folder, summed, fsynced, renamed, then read back from the disk and verified. The peer is
-`save_pretrained` of the weights alone, which neither fsyncs nor verifies. Seconds per GB written or
+`save_pretrained` of only the weights, which neither fsyncs nor verifies. Seconds per GB written or
 copied, in turn: medians and, as other work on the machine disturbs all of it, the best round. The
 stall's target is 0.15 s per GB, or what a plain copy of as many bytes takes in the same rounds.
 """

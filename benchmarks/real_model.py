@@ -1,4 +1,4 @@
-"""What a model of preset=smollm2-laptop knows apart from the form of its answers, and still knows.
+"""What a model of preset=smollm2-laptop can do, apart from the form of its answers.
 
     python benchmarks/real_model.py DATA MODEL [MODEL ...]
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/scaling.py [ranks] [engines] [--sizes 1 2 4] [--steps 3]
 
-`ranks`: the learner alone, as 1, 2, 4 processes that meet over gloo, on the same batch (strong
+`ranks`: only the learner, as 1, 2, 4 processes that meet over gloo, on the same batch (strong
 scaling) and on a batch that grows with them (weak). `engines`: a learner and 1, 2, 4 transformers
 engines as Ray runs them, and what Ray takes beside their work. Work per CPU second, since processes
 share this machine's cores; the bytes are the loopback's, in a network namespace of this program's

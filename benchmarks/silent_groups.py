@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/silent_groups.py        (after `make smollm2`)
 
 12 groups of 8 responses of 3 to 16 tokens, prompts of 45 to 59, random token ids; each share is
-timed with a backward pass over all groups, and over those alone that have an advantage.
+timed with a backward pass over all groups, and over only those that have an advantage.
 """
 
 from __future__ import annotations

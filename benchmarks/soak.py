@@ -8,7 +8,7 @@ their pruning. About every second each process is looked at. The tables give, ov
 `--warm-up`, by Theil and Sen's estimator (the median slope between any two looks): anonymous memory
 per step, open files and threads, CPU seconds per step and how these drift over the whole run; then
 what lies on the disk. Exit code 1: a process gains more than 0.2 MB per step, or keeps files open
-or threads alive. Times are printed, not judged, but for whoever reads them on a quiet machine.
+or threads alive. Times are only printed: they mean something on a quiet machine.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/warm_start.py [KEY=VALUE ...]        # e.g. base_model.steps=300
 
 "Persistent" forbids giving up after a "no": an estimate of what reinforcement learning can reach by
-persistence alone. "Covered" are problems that some search solves, in as many tokens as it takes.
+mere persistence. "Covered" are problems that some search solves, in as many tokens as it takes.
 The model is made with the settings of `quickstart`, in a folder that is removed; `preset=NAME` and
 `storage.root=FOLDER` say otherwise.
 """

@@ -59,7 +59,7 @@ class Variant:
     has_reference: bool = False
     model: str = "3m"
     in_bfloat16: bool = False
-    """Products alone: weights and moments are float32."""
+    """Only products: weights and moments are float32."""
 
     @property
     def completions(self) -> int:

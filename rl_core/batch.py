@@ -177,7 +177,7 @@ def micro_batches(batch: TrainBatch, budget_tokens: int, *, share_prompts: bool)
 
     Rows of like length stand together, longest first, so that little is padding. Where prompts are
     shared, groups may stand together instead, if that makes fewer tokens in all. Each row is in
-    exactly one micro-batch. A row longer than the budget stands alone: rows cannot be cut.
+    exactly one micro-batch; one that is longer than the budget is alone in it, as rows stay whole.
     `share_prompts`: a group's prompt is computed once per micro-batch.
     """
     columns = (batch.prompt_lengths, batch.response_lengths, batch.group_ids)

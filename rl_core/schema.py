@@ -71,7 +71,7 @@ ROLLOUTS = pa.schema(
 """`policy_version` is how many updates made the policy that sampled the response.
 
 `turns` are those of `model` and `env`, null where the model wrote all; `response_tokens` counts
-both, `reward` of a turn is beside `score`, and log-probs are those of the model's tokens alone.
+both, `reward` of a turn is beside `score`, and log-probs are those of the model's tokens only.
 `value` is what the answer is equal to, null where it is no number; `truth` is the problem's, as
 JSON. Runs of before these two have null there.
 """

@@ -52,7 +52,7 @@ def measured_before(config: RunConfig) -> StepEstimate | None:
         if _shape(read_settings(run)) != shape:
             continue
         rows = MetricsLog(run / "metrics.jsonl").read()
-        trained = (row for row in rows if row["step"] > 0)  # before the first step is a test alone
+        trained = (row for row in rows if row["step"] > 0)  # step 0 is only a test
         steps = [seconds for row in trained if (seconds := row.get("timing_s/step"))]
         seconds = cost.measured_step(steps, at_least=1)
         if seconds is not None:

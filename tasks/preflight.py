@@ -225,7 +225,7 @@ def _home_made_model(config: RunConfig) -> Finding:
         whats, choices = zip(*known, strict=True)
         return fatal(
             "model",
-            f"the home-made base model knows only {' and '.join(whats)}, asked without chat tags",
+            f"the home-made base model learns only {' and '.join(whats)}, asked without chat tags",
             f"set model.path, or {', or '.join(choices)}"
             if env.home_made is not None
             else f"env={env.name} needs a model that reads and answers already: model.path=FOLDER, "
@@ -259,7 +259,7 @@ def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
         yield warning(
             "outcome",
             f"model.path={config.model.path}: base models of {weak[0].removesuffix('b')} billion "
-            f"parameters were not seen to learn {env.name.capitalize()} by reinforcement alone "
+            f"parameters were not seen to learn {env.name.capitalize()} by reinforcement only "
             "(format, then nothing)",
             "sft.data=traces shows it how first; or take 1.5 billion or more, an instruction-tuned "
             "model, or read it as a rehearsal",

@@ -1,1 +1,1 @@
-"""What runs on a card, run there in one command: `make gpu-check`. Not a test of speed alone."""
+"""What runs on a card, run there in one command: `make gpu-check`. Not only a test of speed."""

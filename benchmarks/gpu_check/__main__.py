@@ -60,7 +60,7 @@ def _chosen(parts: str) -> list[str]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--parts", type=_chosen, default=list(PARTS), help="a,c: these alone")
+    parser.add_argument("--parts", type=_chosen, default=list(PARTS), help="a,c: only these")
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="by default a card if there is one"
     )

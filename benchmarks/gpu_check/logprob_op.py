@@ -25,7 +25,7 @@ _BOUNDS = {torch.float32: (1e-3, 1e-4), torch.bfloat16: (0.1, 0.05)}
 _MIB = 2**20
 
 Outputs = tuple[Tensor, ...]
-"""Log-probs and entropies, [N] each; of Liger the mean negative log-prob alone."""
+"""Log-probs and entropies, [N] each; of Liger only the mean negative log-prob."""
 Contestant = Callable[[Tensor, Tensor, Tensor], Outputs]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from rl_core.system.threads import MicroBatchThreads
 
 _BLOCK: Final = 2**22
-"""Elements copied at a time: an embedding alone can be a third of a model."""
+"""Elements copied at a time: one embedding can be a third of a model."""
 _PARTS: Final = 8
 """Parts of a copy: if one thread is held up, the others do its work."""
 _BYTES_BESIDE: Final = 2**16

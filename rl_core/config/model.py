@@ -86,7 +86,7 @@ class BaseModelConfig(Section):
         if self.hidden_size % (32 * self.num_heads):
             raise ValueError(
                 f"base_model.hidden_size={self.hidden_size} over base_model.num_heads="
-                f"{self.num_heads} must be a multiple of 32: vLLM on a CPU knows no other head"
+                f"{self.num_heads} must be a multiple of 32: vLLM on a CPU has no other head size"
             )
         return self
 

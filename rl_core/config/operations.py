@@ -47,7 +47,7 @@ class TrainerConfig(Section):
     wandb_project: str = "countdown-train"
     """Project in wandb that the run belongs to."""
     wandb_mode: Literal["offline", "online"] = "offline"
-    """`online` falls back to `offline` where the server does not answer within 3 seconds;
+    """`online` falls back to `offline` if the server does not answer within 3 seconds;
     `countdown-train sync` uploads later, from `metrics.jsonl`."""
 
 
@@ -59,7 +59,7 @@ class StorageConfig(Section):
     by a folder of its own below `outputs/`."""
     url: str | None = None
     """Object store that `root` is published to while runs go on: `s3://BUCKET/PREFIX`, `gs://` or
-    `az://`; credentials come from the environment alone."""
+    `az://`; credentials come only from the environment."""
     min_free_gib: float = Field(1.0, ge=0)
     """Preflight refuses to start with less free disk than this; pruning keeps it free."""
     rollout_quota_bytes: int = Field(20_000_000_000, ge=0)

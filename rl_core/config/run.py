@@ -112,7 +112,7 @@ class AlgorithmConfig(Section):
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per token; 1 values a late reward as much as an early one."""
     gae_lambda: float = Field(1.0, ge=0, le=1)
-    """GAE's lambda: 1 trusts the returns alone, smaller values trust the critic more."""
+    """GAE's lambda: 1 uses only the returns, smaller values rely more on the critic."""
     group_size: int = Field(1, ge=1)
     """Rollouts per prompt; the group estimators need at least 2."""
     kl_mode: Literal["reward", "loss", "none"] = "reward"

@@ -1,7 +1,7 @@
 """Families of problems; never torch.
 
-An env is one class derived from `TextEnv`, in a file or a folder with all that knows it by its
-name; only `ENVS` lists them. One of your own is named by its module: see `find_env`.
+An env is one class derived from `TextEnv`, in a file or a folder that holds all code which names
+it; only `ENVS` lists them. One of your own is named by its module: see `find_env`.
 """
 
 from importlib import import_module

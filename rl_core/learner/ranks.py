@@ -28,7 +28,7 @@ _LOST_RANK_WORDS = ("gloo", "nccl", "connection closed by peer", "connection res
 class Ranks:
     """One of the learner's processes among all, counted from 0; more than one must have met.
 
-    By default it is alone, so that nothing is ever sent.
+    By default there is only one, and nothing is ever sent.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:

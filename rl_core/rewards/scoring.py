@@ -36,7 +36,7 @@ REWARD_ERROR: Final = "reward_error"
 NO_ANSWER: Final = "no_answer"
 """A user's function says so by the `pred` None, or a blank text."""
 INCORRECT: Final = "incorrect"
-"""What a user's function did not find correct: whether it was readable, only the function knows."""
+"""What a user's function did not find correct; whether it could be read, the row does not say."""
 _START_TIMEOUT_S: Final = 120.0
 """A user's module may import much; only then do the limits per response count."""
 _TRIAL: Final = "<think>a trial</think>\n<answer>42</answer>"

@@ -2,7 +2,7 @@
 
 What the model goes on with are the very tokens that were sampled, and the env's words tokenized by
 themselves: a text that was cut into tokens anew would not be what the log-probs are of. A turn is a
-request of its own whose prompt is all that was said, which vLLM knows from its prefix cache.
+request of its own; its prompt is the conversation so far, which vLLM holds in its prefix cache.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -131,7 +131,7 @@ def split_evenly(examples: Sequence[Example], *, count: int) -> list[Sequence[Ex
 def split_by_tokens(
     examples: Sequence[Example], *, max_tokens: int, threads: int
 ) -> list[Sequence[Example]]:
-    """Returns parts of at most `max_tokens`, padding included; a longer example stands alone.
+    """Returns parts of at most `max_tokens`, padding included; a longer example is a part.
 
     As many for each thread, so that none waits long for the others.
     """

@@ -1,4 +1,4 @@
-"""What a run's metrics mean, in words: each rule knows one way in which training goes wrong.
+"""What a run's metrics mean, in words: each rule detects one way in which training goes wrong.
 
 A rule reads series of metrics by their names (verl's) and returns a `Diagnosis`, or None, also if
 the log lacks a series: so logs of other trainers can be read as well. Rules compare a run's

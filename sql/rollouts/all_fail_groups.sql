@@ -1,5 +1,5 @@
 -- one row per run and step with groups of responses to one prompt: how many groups failed as a whole.
--- Ask it how much of a batch teaches nothing, and in how many of those format credit alone differs.
+-- Ask it how much of a batch teaches nothing, and in how many of those only the format credit differs.
 -- Example: countdown-train sql all_fail_groups --run latest
 with response_groups as (
     select

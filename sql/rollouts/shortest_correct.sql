@@ -2,7 +2,7 @@
 -- Ask it whether answers are worked out, guessed or gamed.
 -- Example: countdown-train sql shortest_correct -p limit=3 --run latest
 -- $limit: int = 5 (rows per run at most)
-with shortest as ( -- without the text, which is then read for these few alone
+with shortest as ( -- without the text, which is then read only for these few
     select
         run_id,
         step,

@@ -26,7 +26,7 @@ where checkpoints.accuracy is not null
 qualify
     row_number() over (
         partition by checkpoints.run_id
-        -- the pointer knows scores
+        -- of equal accuracy, the one that the pointer `best` names
         order by checkpoints.accuracy desc, checkpoints.is_best desc, checkpoints.step asc
     ) = 1
 order by checkpoints.run_id asc

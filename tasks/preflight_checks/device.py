@@ -38,7 +38,7 @@ print(json.dumps({"torch": torch.__version__, "arches": arches, "cards": cards})
 _NUMA: Final = "libnuma.so.1"
 _WHEELS: Final = {12: "CUDA 12.8 or newer (cu128)", 10: "CUDA 12.8 or newer (cu128)"}
 """What a torch wheel must be built with to know a card, by its major compute capability."""
-_OLD_WHEELS: Final = "CUDA 12.6 (cu126), the last that knows cards so old"
+_OLD_WHEELS: Final = "CUDA 12.6 (cu126), the last that supports cards so old"
 _BUSY_SHARE: Final = 0.1  # of a card's memory: more than this in other hands is worth a word
 
 

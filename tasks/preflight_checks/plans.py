@@ -146,7 +146,7 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
         yield fatal(
             "disk plan",
             said,
-            "the checkpoints alone do not fit: lower checkpoints.keep_last, train adapters "
+            "even the checkpoints do not fit: lower checkpoints.keep_last, train adapters "
             "(model.lora_rank=64), or set storage.root to a larger disk",
         )
     elif at is not None:

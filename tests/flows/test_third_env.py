@@ -103,7 +103,7 @@ def test_its_rows_are_made_read_checked_and_scored(tmp_path):
 def test_what_it_lacks_is_said_and_what_it_does_not_know_leaves_others_alone():
     findings = preflight_validation(compose(["env=echo"]))
     (model,) = [found for found in findings if found.level == "fatal"]
-    assert "the home-made base model knows only Countdown with 3 or 4 numbers" in model.message
+    assert "the home-made base model learns only Countdown with 3 or 4 numbers" in model.message
     script = "python3 -m verl.trainer.main_ppo data.train_files=gsm8k/train.parquet"
     assert import_script(script).settings["env.name"] == "gsm8k"
 

@@ -60,7 +60,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         for path in ("/no/such/folder", "nope", "./a", "a/b/c", "../b", "/a")
     ),
     *(
-        ({"env": env}, "the home-made base model knows only|needs a model that reads and answers")
+        ({"env": env}, "the home-made base model learns only|needs a model that reads and answers")
         for env in (
             {"name": "countdown", "min_operands": 3, "max_operands": 5},
             {"name": "countdown", "min_operands": 2, "max_operands": 3},

@@ -37,7 +37,7 @@ def saved_run(root: Path, *, checkpoint: int | None = 400) -> RunFolder:
         (
             WorkerDied("engine_1", "killed?"),
             "read {run}/workers/engine_1.log, and ask `dmesg -T | grep -i 'killed process'` "
-            "whether the kernel wanted its memory; {again} {outcome}",
+            "whether the kernel took back its memory; {again} {outcome}",
         ),
         (
             Stalled("gen", "no progress for 600 s"),
