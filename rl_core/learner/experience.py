@@ -1,4 +1,4 @@
-"""Stages 5 and 6: rollouts -> log-probs and values -> token rewards -> advantages.
+"""Stage 5: rollouts -> log-probs and values -> token rewards -> advantages.
 
 Legend: B responses, T response tokens. Nothing here carries gradient or changes any state.
 """

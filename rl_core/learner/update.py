@@ -1,4 +1,4 @@
-"""Stage 7: experience -> losses -> gradients by micro-batches -> one optimizer step per mini-batch.
+"""Stages 6 and 7: experience -> losses -> gradients -> one optimizer step per mini-batch.
 
 Which formula of algos/, and which of its terms, is what the settings ask for. What an optimizer
 does: optimizer.py. Legend: b responses of a micro-batch, T response tokens.
