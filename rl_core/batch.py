@@ -61,7 +61,7 @@ class TrainBatch:
 
     @property
     def sampled_mask(self) -> Tensor:
-        """Tokens that the model sampled (all but the env's), bool [B, T]: only these teach."""
+        """Tokens that the model sampled (not the env's), bool [B, T]: only these enter a loss."""
         mask = self.response_mask
         return mask if self.env_mask is None else mask & ~self.env_mask
 

@@ -47,7 +47,7 @@ def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def product_in_float32(left: Tensor, right: Tensor) -> Tensor:
-    """Returns `product` as float32; a card sums bfloat16 in float32, so nothing is rounded."""
+    """Returns `product` as float32; a card sums bfloat16 in float32, so the sum is not rounded."""
     if left.dtype == torch.bfloat16 and left.device.type == "cuda":
         return torch.mm(left, right.T, out_dtype=torch.float32)
     return product(left, right).float()

@@ -44,7 +44,7 @@ def fresh_state(optimizer: Any, share: nn.Parameter, of: nn.Parameter) -> dict[s
     optimizer.args.min_8bit_size = 0 if _is_rounded(of) else sys.maxsize
     try:
         optimizer.init_state(optimizer.param_groups[0], share, 0, 0)
-    finally:  # if memory runs out, a part of it
+    finally:  # if memory runs out, pops a part of it
         state: dict[str, Any] = optimizer.state.pop(share, {})
     return state
 

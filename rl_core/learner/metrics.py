@@ -114,7 +114,7 @@ def rollout_columns(experience: Experience) -> dict[str, list[float]]:
     """Returns one number per rollout, under the names of the rollout log's columns.
 
     `reward` is the score less the KL penalty and `ref_kl` the response's KL in nats, both summed
-    over the tokens that the model sampled; NaN where there is no critic or no reference.
+    over the tokens that the model sampled; NaN if there is no critic or no reference.
     """
     batch, mask = experience.batch, experience.batch.sampled_mask
 

@@ -107,7 +107,7 @@ def checkpoint_gradients(model: transformers.PreTrainedModel) -> None:
         )
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in layers:
-        layer.training = True  # transformers needs it; not .train(), which sets all inside
+        layer.training = True  # transformers needs it; not .train(), which sets inner ones, too
 
 
 def copy_sharing_frozen(model: Module) -> Module:

@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 class AdaptiveEngine:
-    """Generates as many responses at a time as memory allows; the model's folder must not go."""
+    """Generates as many responses at a time as memory allows; do not delete the model's folder."""
 
     def __init__(self, config: RunConfig, model_path: Path) -> None:
         self._config = config

@@ -54,8 +54,8 @@ def staleness_metrics(rollouts: Sequence[Rollout], step: int, *, limit: int) -> 
     """Returns how stale a step's tokens are, in updates; nothing if `limit` is 0.
 
     A token's staleness is the number of updates between the policy that sampled it and the one
-    that learns from it: step n, from 1, learns with the policy of n - 1 updates. AReaL counts so
-    (arXiv:2505.24298, section 5.1), for each trajectory by its oldest token.
+    that learns from it: step n, from 1, learns with the policy of n - 1 updates. AReaL counts
+    in the same way (arXiv:2505.24298, section 5.1), for each trajectory by its oldest token.
     `rollout/stale_tokens_frac` is the share of tokens that are not of the newest policy.
 
     Raises:

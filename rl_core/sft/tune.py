@@ -28,7 +28,7 @@ from rl_core.system.log_file import Log
 from rl_core.system.threads import MicroBatchThreads
 
 _RISEN: Final = 1.02
-"""If the held-out loss ends above so many times its lowest, fewer steps would be better."""
+"""If the held-out loss ends above this multiple of its lowest, fewer steps would be better."""
 _PROGRESS: Final = "progress.pt"
 Row = dict[str, float]
 """A point of the curve: `step`, `loss`, and `held_out_loss` if it was measured."""

@@ -104,7 +104,7 @@ def _private_options(
         "logging_level": "ERROR",
         "_temp_dir": str(temp_dir),
         "_system_config": {
-            # When its head is gone so long, Ray ends this process by `_exit`; 60 by default.
+            # Seconds without a head after which Ray ends this process by `_exit`; 60 by default.
             "gcs_rpc_server_reconnect_timeout_s": 10,
             "free_objects_period_milliseconds": 0,  # old weights go before new ones come
         },
