@@ -1,1 +1,1 @@
-"""The way of one puzzle: problem, prompt, rollout, advantage, loss, gradient, checkpoint."""
+"""The path of one puzzle: problem, prompt, rollout, advantage, loss, gradient, checkpoint."""

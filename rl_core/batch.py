@@ -22,7 +22,7 @@ from rl_core.types import Rollout
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """The rollouts of a step, or some of them, as tensors of one device."""
+    """The rollouts of a step, or some of them, as tensors on one device."""
 
     input_ids: Tensor
     """int64 [B, L]: prompt, response, then padding."""
@@ -41,9 +41,9 @@ class TrainBatch:
     truncated: Tensor
     """bool [B]: generation stopped at the length limit."""
     env_mask: Tensor | None = None
-    """bool [B, T]: the env's tokens, never the first or the last of a response; None for none."""
+    """bool [B, T]: the env's tokens, never a response's first or last; None if there are none."""
     turn_rewards: Tensor | None = None
-    """float32 [B, T]: at the last token of a turn its own reward, else 0; None with `env_mask`."""
+    """float32 [B, T]: a turn's own reward at its last token, else 0; None if `env_mask` is None."""
 
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])
@@ -55,30 +55,30 @@ class TrainBatch:
 
     @property
     def response_mask(self) -> Tensor:
-        """Real response tokens, the env's too, bool [B, T]."""
+        """Real response tokens, including the env's, bool [B, T]."""
         columns = torch.arange(self.rollout_logprobs.shape[1], device=self.input_ids.device)
         return columns < self.response_lengths.unsqueeze(-1)
 
     @property
     def sampled_mask(self) -> Tensor:
-        """Tokens that the model sampled, bool [B, T]: what is learned from, all but the env's."""
+        """Tokens that the model sampled (not the env's), bool [B, T]: only these enter a loss."""
         mask = self.response_mask
         return mask if self.env_mask is None else mask & ~self.env_mask
 
     def prompts(self) -> tuple[Tensor, Tensor]:
-        """Returns where the G prompts of the batch stand, and whose prompt is which.
+        """Returns one row of each of the G groups, and for each row the index of its group.
 
-        A row of each group, int64 [G], and the place of each row's group among them, int64 [B].
+        The rows are int64 [G]; the indices into them int64 [B]. A group's rows share one prompt.
         """
         groups, prompt_of_row = torch.unique(self.group_ids, return_inverse=True)
         rows = torch.arange(len(self), device=self.group_ids.device)
         return torch.empty_like(groups).scatter_(0, prompt_of_row, rows), prompt_of_row
 
     def predictor_index(self) -> Tensor:
-        """Returns the places in the flattened [B * L] of the N response tokens' predictors, int64.
+        """Returns the positions in the flattened [B * L] that predict the N response tokens, int64.
 
-        The state before a token predicts it (and has its value), so the first stands at the last
-        token of the prompt.
+        The state before a token predicts it (and has its value), so the first position is that of
+        the prompt's last token.
         """
         rows, columns = self.response_mask.nonzero(as_tuple=True)
         return rows * self.input_ids.shape[1] + self.prompt_lengths[rows] - 1 + columns
@@ -95,7 +95,7 @@ class TrainBatch:
 
     @property
     def outcomes(self) -> Tensor:
-        """What the responses earned, the scorer's rewards and their turns', float32 [B]."""
+        """The total reward of each response, the scorer's and its turns', float32 [B]."""
         return self.rewards + (0 if self.turn_rewards is None else self.turn_rewards.sum(dim=-1))
 
     def select(self, rows: Tensor) -> TrainBatch:
@@ -159,7 +159,7 @@ def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
 def _turns(
     rollouts: Sequence[Rollout], shape: tuple[int, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Returns `env_mask` and `turn_rewards`; None where the models wrote all."""
+    """Returns `env_mask` and `turn_rewards`; both None if no response has turns."""
     if not any(rollout.completion.turns for rollout in rollouts):
         return None, None
     env_mask, rewards = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.float32)
@@ -175,10 +175,10 @@ def _turns(
 def micro_batches(batch: TrainBatch, budget_tokens: int, *, share_prompts: bool) -> list[Tensor]:
     """Returns rows (int64 [b] each) of micro-batches under a budget of padded tokens.
 
-    Rows of like length stand together, longest first, so that little is padding. Where prompts are
-    shared, groups may stand together instead, if that makes fewer tokens in all. Each row is in
-    exactly one micro-batch; one that is longer than the budget is alone in it, as rows stay whole.
-    `share_prompts`: a group's prompt is computed once per micro-batch.
+    Rows of similar length go together, longest first, so that there is little padding. If prompts
+    are shared, the rows of a group go together instead if that makes fewer tokens in all. Each row
+    is in exactly one micro-batch; a row longer than the budget has one of its own, as rows stay
+    whole. `share_prompts`: a group's prompt is computed once per micro-batch.
     """
     columns = (batch.prompt_lengths, batch.response_lengths, batch.group_ids)
     rows = list(zip(range(len(batch)), *(x.tolist() for x in columns), strict=True))
@@ -225,7 +225,7 @@ def _packed(
 def _size(
     num_rows: int, num_groups: int, longest: tuple[int, int, int], *, share_prompts: bool
 ) -> int:
-    """Returns the tokens computed for rows whose longest prompt, response and both are given."""
+    """Returns the tokens computed for rows; `longest`: their prompt, response and whole row."""
     if share_prompts and num_groups < num_rows:
         return num_groups * longest[0] + num_rows * longest[1]
     return num_rows * longest[2]
@@ -254,7 +254,7 @@ def mini_batches(group_ids: Tensor, num_groups: int) -> list[Tensor]:
 
 
 def balanced_rows(batch: TrainBatch, num_parts: int) -> list[Tensor]:
-    """Returns rows (int64 [b] each, ascending) of parts of whole groups, with like many tokens.
+    """Returns rows (int64 [b] each, ascending) of parts of whole groups, about equal in tokens.
 
     The longest group goes to the part with the fewest tokens so far, then the next (LPT).
     """

@@ -11,9 +11,9 @@ _MEMORY_WORDS = (
     "out of memory",
     "can't allocate memory",
     "cannot allocate memory",
-    "bad_alloc",  # C++, where torch passes it on
+    "bad_alloc",  # C++, if torch passes it on
     "cublas_status_alloc_failed",  # no room for cuBLAS's workspace on a card
-    "could not create a primitive",  # oneDNN, which tells no reason: no room for its code
+    "could not create a primitive",  # oneDNN, which gives no reason: no memory for its code
     "could not create a memory object",  # oneDNN
     "no available memory for the cache blocks",  # vLLM on a card
     "less than requested memory for kv",  # vLLM on the CPU
@@ -35,11 +35,11 @@ class OutOfMemory(RuntimeError):  # noqa: N818  # OutOfMemoryError is torch's an
 
 
 RAY: Final = "Ray"
-"""The worker that `WorkerDied` names where Ray itself did not start."""
+"""The worker that `WorkerDied` names if Ray itself did not start or has no room for the run."""
 
 
 class WorkerDied(RuntimeError):  # noqa: N818  # as OutOfMemory
-    """A process of the run is gone, without an exception of its own to tell why."""
+    """A process of the run is gone, and left no exception that says why."""
 
     def __init__(self, worker: str, detail: str) -> None:
         super().__init__(f"{worker} died: {detail}")
@@ -51,7 +51,7 @@ class WorkerDied(RuntimeError):  # noqa: N818  # as OutOfMemory
 
 
 class RankLost(WorkerDied):
-    """What a learner rank says when another is gone in mid-step: not the cause, but its news."""
+    """Raised by a learner rank when another rank is gone in mid-step: an effect, not the cause."""
 
 
 class Stalled(RuntimeError):  # noqa: N818  # as OutOfMemory
@@ -70,8 +70,8 @@ class Stalled(RuntimeError):  # noqa: N818  # as OutOfMemory
 def out_of_memory_as(phase: str) -> Iterator[None]:
     """Turns any library's out-of-memory error within the block into `OutOfMemory(phase)`.
 
-    torch raises a RuntimeError on the CPU, vLLM a ValueError, Python a MemoryError: known
-    by name and message, so that this module loads none of these libraries.
+    torch raises a RuntimeError on the CPU, vLLM a ValueError, Python a MemoryError. They
+    are recognised by name and message, so that this module loads none of these libraries.
     """
     try:
         yield
@@ -84,7 +84,7 @@ def out_of_memory_as(phase: str) -> Iterator[None]:
 
 
 def allocation_in_words(error: BaseException) -> str:
-    """Returns in one sentence what did not fit and what was free; the cause keeps the rest."""
+    """Returns in one sentence what did not fit and what was free; `error` has the rest."""
     said = str(error)
     wanted = re.search(r"tried to allocate ([\d.]+ \w+)", said, re.IGNORECASE)
     if wanted is None:
@@ -95,18 +95,18 @@ def allocation_in_words(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns what the error says, or its name if that is nothing."""
+    """Returns the first line of an error's message, or its class's name if it has no message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def last_line(error: BaseException) -> str:
-    """Returns what an error of another process says, below that process's traceback."""
+    """Returns the last line of an error of another process: its message, below the traceback."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Says whether `error` is one of the forms that running out of memory takes."""
+    """Returns whether `error` is one that a library raises when memory runs out."""
     if isinstance(error, MemoryError) or any(
         kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__
     ):

@@ -1,4 +1,4 @@
-"""One evaluation: the test problems of a data set, asked of any model once: its rows are kept."""
+"""One evaluation: any model answers a data set's test problems once, and its rows are kept."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Evaluator:
     config: RunConfig
     data: Path
     run: RunFolder | None = None
-    """The run that asks: what its reserve gave up is not for rows."""
+    """The run that evaluates: rows must not use the disk space that its reserve has freed."""
 
     @cached_property
     def problems(self) -> list[Problem]:
@@ -58,7 +58,7 @@ class Evaluator:
 
     @cached_property
     def problem_set(self) -> str:
-        """A digest of all test problems: what is asked, and what is right."""
+        """A digest of all test problems: their prompts and their right answers."""
         asked = [(problem.messages, problem.ground_truth) for problem in self.problems]
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
@@ -72,10 +72,10 @@ class Evaluator:
         """Everything but the model that rows depend on."""
         evaluation = self.config.evaluation.model_dump(mode="json")
         if len(self.asked) == len(self.problems):
-            evaluation["max_problems"] = None  # as many as there are is all of them
+            evaluation["max_problems"] = None  # a limit that leaves none out is no limit
         reward, env = self.config.env.reward, self.config.env.model_dump(mode="json")
         if self.config.env.max_turns == 1:
-            del env["max_turns"]  # rows that were kept before there were turns are still these
+            del env["max_turns"]  # rows kept before there were turns stay valid
         return ({"reward_source": _source_digest(reward)} if reward is not None else {}) | {
             "version": EVALUATION_VERSION,
             "env": env,
@@ -88,13 +88,13 @@ class Evaluator:
 
     @cached_property
     def evaluation(self) -> str:
-        """What is asked, as rows name it: `512-problems-1a2b3c4d`, the same for every model."""
+        """This evaluation's name in rows: `512-problems-1a2b3c4d`, the same for every model."""
         return f"{len(self.asked)}-problems-{_digest(self.settings)[:8]}"
 
     def is_own_of(self, run: RunFolder) -> bool:
-        """Says whether the run's own settings ask this of its own problems.
+        """Returns whether this is the evaluation of the run's own settings and own problems.
 
-        If they cannot be read any more, the first evaluation counts as the own one.
+        If its settings can no longer be read, the run's first evaluation counts as its own.
         """
         try:
             data = run.read().data or self.data
@@ -106,17 +106,17 @@ class Evaluator:
         return own == self.evaluation
 
     def rows_file(self, name: str, model: Path) -> Path:
-        """Returns where the rows of a model lie, there or not."""
+        """Returns the file of a model's rows, which may not exist yet."""
         digest = _digest({"settings": self.settings, "model": model_digest(model)})[:16]
         return self.config.storage.root / "evaluations" / f"{name}-{digest}.parquet"
 
     @property
     def may_reuse(self) -> bool:
-        """Whether known rows are those of today: a user's own reward may have been changed."""
+        """Whether known rows are still valid: a user's own reward may have been changed."""
         return self.config.env.reward is None
 
     def reusable_rows(self, name: str, model: Path) -> Rows | None:
-        """Returns a model's rows, if it need not be asked again."""
+        """Returns a model's known rows if they may be reused."""
         return self.known_rows(name, model) if self.may_reuse else None
 
     def known_rows(self, name: str, model: Path) -> Rows | None:
@@ -130,8 +130,8 @@ class Evaluator:
     def ask(self, engines: Engines, name: str, model: Path) -> Rows:
         """Returns the rows of the model whose weights the engines hold, and keeps them.
 
-        The tokenizer is that of the model's folder. A full disk costs the keeping and a warning.
-        ValueError if a prompt has a token that the model does not know.
+        The tokenizer is that of the model's folder. If the disk is full, the rows are not
+        kept, with a warning. ValueError if a prompt has a token that the model does not have.
         """
         tokenizer = load_tokenizer(str(model))
         chat = self.config.env.prompt_template == "chat"
@@ -173,15 +173,15 @@ class Evaluator:
         except OSError as error:
             if not is_disk_full(error):
                 raise
-            _logger.warning("the rows of %s are not kept for the next who asks: %s", name, error)
+            _logger.warning("the rows of %s are not kept for the next evaluation: %s", name, error)
         return rows
 
     def rows_of(
         self, engines: Engines | None, name: str, model: Path, *, is_loaded: bool = False
     ) -> Rows:
-        """Returns a model's rows: those that are known, else what engines answer with its weights.
+        """Returns a model's rows: known ones, else those of the engines' answers with its weights.
 
-        `engines` is None if the rows are known; `is_loaded`: they hold the weights already.
+        `engines` is None if the rows are known; `is_loaded`: the engines hold the weights already.
         """
         rows = self.reusable_rows(name, model)
         if rows is None:
@@ -211,10 +211,10 @@ def checkpoint_name(checkpoint: Path) -> str:
 def ask_trained(
     config: RunConfig, run: RunFolder, data: Path, model_path: Path, engines: Engines
 ) -> None:
-    """Has the engines of a training that is done answer what its evaluation will ask.
+    """Lets the engines of a finished training answer the problems of its evaluation.
 
-    It then starts no engines of its own, which takes longer than many an evaluation. What fails
-    here costs no more than that.
+    The evaluation then need not start engines, which often takes longer than its problems do. If
+    this fails, it starts them after all.
     """
     evaluator = Evaluator(config, data, run)
     if not evaluator.may_reuse:

@@ -70,10 +70,10 @@ ROLLOUTS = pa.schema(
 )
 """`policy_version` is how many updates made the policy that sampled the response.
 
-`turns` are those of `model` and `env`, null where the model wrote all; `response_tokens` counts
-both, `reward` of a turn is beside `score`, and log-probs are those of the model's tokens only.
-`value` is what the answer is equal to, null where it is no number; `truth` is the problem's, as
-JSON. Runs of before these two have null there.
+`turns` are those of `model` and `env`, null if the env took no part; `response_tokens` counts both,
+a turn's `reward` is not part of `score`, and log-probs are only of the model's tokens. `value` is
+what the answer is equal to, null if it is no number; `truth` is the problem's ground truth, as
+JSON. Both are null in runs that are older than these two columns.
 """
 
 EVALUATION = pa.schema(
@@ -104,7 +104,7 @@ EVALUATION = pa.schema(
 )
 """`model` is `base` or `step_000100`; `mode` is `greedy` or `sampled`.
 
-`num_operands` is null where a problem has none. `ground_truth` is JSON: with the prompt it says
+`num_operands` is null if a problem has none. `ground_truth` is JSON: with the prompt it says
 which problem was asked. `evaluation` names what was asked, problems and settings, and
 `num_problems` says how many problems: rows of two evaluations are not to be averaged. Both are null
 in `held_out/`.
@@ -124,4 +124,4 @@ RESCORES = pa.schema(
 """Rollouts scored anew: `changed` names the settings that differ from the run's own."""
 
 MOST_VALIDATION_ROWS: Final = 128
-"""Kept of each test: to read, not to count, so the disk need not hold them all."""
+"""Rows kept of each test: for reading, not for statistics, so the disk need not hold them all."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _NORMAL_GAP = {"float32": 1e-3, "bfloat16": 0.1}
-"""Nats per token: vLLM and transformers differ by 1e-6 to 3e-5, and by 0.01 to 0.04 in bfloat16."""
+"""Nats per token: vLLM and transformers differ by 1e-6 to 3e-5, in bfloat16 by 0.01 to 0.04."""
 
 
 @dataclass
@@ -50,13 +50,13 @@ class StepClock:
 
 @dataclass
 class GapWatch:
-    """Warns when engines and learner begin to disagree, and now and then after that."""
+    """Warns when engines and learner disagree, at most once in 100 steps."""
 
     dtype: str
     next_step: int = 0
 
     def __call__(self, step: int, metrics: dict[str, float]) -> None:
-        """Looks at the metrics of a step; stale tokens differ for another reason."""
+        """Checks a step's metrics, unless tokens are stale: these differ for another reason."""
         gap, limit = metrics["rollout/logprob_gap_mean"], _NORMAL_GAP[self.dtype]
         is_stale = metrics.get("rollout/staleness_max")
         if gap > limit and not is_stale and step >= self.next_step:
@@ -84,7 +84,7 @@ class TrainInputs:
 
 @dataclass(frozen=True)
 class Trainer:
-    """What the loop works with, and the loop."""
+    """The training loop, and everything that it works with."""
 
     config: RunConfig
     inputs: TrainInputs
@@ -94,17 +94,17 @@ class Trainer:
     rewards: Rewards
     """Scores responses while others are still being written."""
     run: RunFolder
-    """Where metrics and rollouts land."""
+    """Where metrics and rollouts are written."""
     saves: BackgroundSave
     """Writes the checkpoints of `run`; the last is written when its block is left."""
     order: ProblemOrder
-    """Which problems are asked, and how long, from where `workers` stand."""
+    """The order of the problems and the last step, from the step that `workers` have done."""
     observers: Sequence[StepObserver] = ()
-    """What goes on beside a step."""
+    """Called at each step: they measure, log, or stop the run."""
     curriculum: Curriculum | None = None
-    """Chooses each step's problems, standing where `workers` do; None: those of the order."""
+    """Chooses each step's problems, after the same step as `workers`; None: `order` does."""
     interruptible: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Entered while responses are waited for, which `StopAsked` ends."""
+    """Entered while the loop waits for responses: in it, a stop raises `StopAsked`."""
 
     def train(self, start_step: int) -> int:
         """Trains to the end, or until an observer stops it; returns the last step done."""
@@ -132,7 +132,7 @@ class Trainer:
                         collected = ahead.take(step, clock)
                 except StopAsked:
                     return self._leave(step - 1, start_step, metrics)
-                # Not across a checkpoint: what a resume finds there is all there is.
+                # Not across a checkpoint: a resume has only what the checkpoint holds.
                 if config.rollout.staleness and not is_saving:
                     ahead.begin(step + 1)
                 learned, per_rollout = workers.learn(collected.rollouts, step)
@@ -146,7 +146,7 @@ class Trainer:
                         saves.snapshot()
             metrics |= clock.seconds | {"epoch": self._epoch(step)} | observers.measure()
             metrics |= per_token_ms(metrics, collected.rollouts)
-            # Logs first: no checkpoint lies ahead of them, and a resume cuts what lies ahead of it.
+            # Logs first: no checkpoint is ahead of them, and a resume cuts rows after its own.
             run.rollouts.write(step, self._epoch(step), collected.rollouts, per_rollout)
             run.metrics.append(step, metrics)
             if is_saving or is_last:
@@ -159,14 +159,14 @@ class Trainer:
     def _hand_over(
         self, step: int, is_last: bool, ahead: RolloutsAhead, clock: Clock
     ) -> dict[str, float]:
-        """Gives the engines a step's update, tests it where that is due; returns their metrics.
+        """Gives the engines a step's update and tests it if a test is due; returns their metrics.
 
-        StopAsked while they still wrote responses, before they got anything.
+        Raises StopAsked only while they still generate, before they get the update.
         """
         config, workers, metrics = self.config, self.workers, dict[str, float]()
         is_testing = step % config.trainer.test_freq == 0 or is_last
         with clock("sync"):
-            # A test that is due is no stop's to leave out: a resume would not do it.
+            # A stop must not skip a test that is due: a resume would not do it.
             may_end = ahead.is_collecting() and not is_testing
             with self.interruptible() if may_end else nullcontext():
                 ahead.finish()
@@ -177,7 +177,7 @@ class Trainer:
         return metrics | workers.engines.end_step()
 
     def _leave(self, step: int, start_step: int, metrics: Mapping[str, float]) -> int:
-        """Saves what the last step learned, where that is not saved, and returns the step."""
+        """Saves the state after `step`, unless that is saved already, and returns the step."""
         if step > start_step and step % self.config.trainer.save_freq:
             self.saves.snapshot()
             self._write_checkpoint(step, metrics, StepClock())
@@ -196,7 +196,7 @@ class Trainer:
         return self.order.before(step).epoch
 
     def _collect(self, step: int, clock: Clock) -> Collected:
-        """Returns the rollouts of a step's own problems; called for one step after the other."""
+        """Returns the rollouts of a step's problems; must be called for the steps in order."""
         chooser = self.curriculum or self.order
         collected = collect(
             self.config,
@@ -216,7 +216,7 @@ class Trainer:
         return replace(collected, metrics=metrics)
 
     def test_greedily(self, step: int) -> dict[str, float]:
-        """Returns `val/*`: a greedy response per test problem; the first land in `held_out/`."""
+        """Returns `val/*`: a greedy response per test problem; `held_out/` keeps the first ones."""
         problems = self.inputs.test[: self.config.trainer.test_problems]
         requests = [GenerationRequest(item.prompt_ids, seed=0) for item in problems]
         greedy = SamplingSettings(self.config.data.max_response_length, temperature=0.0)

@@ -1,4 +1,4 @@
-"""A training process, wired: inputs, Ray's workers, trackers and saves around the loop."""
+"""A training process: connects inputs, Ray's workers, trackers and saves to the loop."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -58,8 +58,8 @@ def train_model(
 
     Raises:
         ValueError: there are too few problems for one batch, `env.reward` names no function, no
-            checkpoint of the run is sound, or it began as another model.
-        OutOfMemory: a phase did not fit; the latest checkpoint stands.
+            checkpoint of the run is sound, or the run began as another model.
+        OutOfMemory: a phase did not fit; the latest checkpoint stays valid.
         WorkerDied: the learner or an engine was killed.
     """
     inputs = load_inputs(config, data, model_path)
@@ -135,9 +135,9 @@ def train_model(
 def load_curriculum(
     config: RunConfig, data: Path, step: int, checkpoint: Path | None
 ) -> Curriculum | None:
-    """Returns what chooses the problems after a step, as its checkpoint left it.
+    """Returns what chooses the problems after a step, restored from that step's checkpoint.
 
-    ValueError if the checkpoint's is of other problems.
+    ValueError if the checkpoint's curriculum is of other problems.
     """
     if config.data.curriculum is None:
         return None
@@ -155,7 +155,7 @@ def load_curriculum(
 def _problem_order(
     config: RunConfig, num_problems: int, step: int, checkpoint: Checkpoint | None, logger: Log
 ) -> ProblemOrder:
-    """Returns the order of the problems from where a checkpoint stands, and says what it keeps."""
+    """Returns the order of the problems after a checkpoint; warns if data or seed have changed."""
     folder = checkpoint.path / RESUME_FOLDER if checkpoint else None
     place = read_place(config, num_problems, step, folder)
     if place.num_problems != num_problems:

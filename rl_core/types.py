@@ -17,7 +17,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "turns"]
 """`turns`: the env would have answered, but `env.max_turns` were over."""
 
 OWN_EXTRA_INFO: Final = "own"
-"""Field of a data set's `extra_info` for that of a user's row, as JSON; absent where none has."""
+"""Field of `extra_info` with a user's own `extra_info`, as JSON; absent if no row has one."""
 
 
 class Message(TypedDict):
@@ -39,9 +39,9 @@ class Problem:
     ground_truth: Any
     """In the env's own shape: {"target": 35, "numbers": [3, 14, 7]}, or a number as text."""
     num_solutions: int
-    """Difficulty label; 0 where unknown."""
+    """Difficulty label; 0 if unknown."""
     extra_info: str = ""
-    """That of a user's row, as JSON, for `env.reward`; empty where there is none."""
+    """The `extra_info` of a user's row, as JSON, for `env.reward`; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ScoredText:
     """`correct`, `wrong_value`, `no_answer`, ...; only `correct` counts as accuracy."""
     answer: str | None
     value: str | None = None
-    """What the answer is equal to, in lowest terms: `18` or `7/2`; None where it has no value."""
+    """What the answer is equal to, in lowest terms: `18` or `7/2`; None if it has no value."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class SamplingSettings:
     max_tokens: int
     temperature: float = 1.0
     stop: tuple[str, ...] = ()
-    """Texts after which a response ends too: they stay in it, with all of their last token."""
+    """Texts that also end a response; it keeps them, and all of the token that completes them."""
 
 
 @dataclass(frozen=True)
@@ -83,18 +83,18 @@ class GenerationRequest:
     seed: int
     """Same seed, prompt and weights: same response, alone or in a batch."""
     max_tokens: int | None = None
-    """Where less is left than `SamplingSettings.max_tokens`."""
+    """The limit of this response, if less is left than `SamplingSettings.max_tokens`."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A piece of a response: of the model, or what the env put in between."""
+    """A piece of a response, written by the model or inserted by the env."""
 
     is_model: bool
     num_tokens: int
     text: str
     reward: float = 0.0
-    """Of a model's turn, for itself: beside the score of the whole response."""
+    """Of a model's turn itself, in addition to the score of the whole response."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,14 @@ class Completion:
     """What an engine returns for one request, or a model and its env for one rollout."""
 
     response_ids: npt.NDArray[np.int64]
-    """int64 [T], with the end-of-sequence token where one was sampled."""
+    """int64 [T], with the end-of-sequence token if one was sampled."""
     logprobs: npt.NDArray[np.float32]
     """float32 [T], natural log, of the sampled tokens, after temperature; 0 at the env's."""
     finish_reason: FinishReason
     policy_version: int = 0
     """How many updates made the policy that sampled it."""
     turns: tuple[Turn, ...] = ()
-    """All of the response, the model first and last; empty where the model wrote all of it."""
+    """All pieces of the response, the model's first and last; empty if the env took no part."""
 
     @property
     def sampled(self) -> npt.NDArray[np.bool_]:
@@ -139,5 +139,5 @@ class Rollout:
 
     @property
     def reward(self) -> float:
-        """The score of the whole response, and what its turns earned beside it."""
+        """The score of the whole response plus the rewards of its turns."""
         return self.scored.score + sum(turn.reward for turn in self.completion.turns)

@@ -18,8 +18,8 @@ def generalized_advantages(
 ) -> tuple[Tensor, Tensor]:
     """Returns GAE advantages, not whitened, and returns (advantages + values), each float [B, T].
 
-    delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lambda A_{t+1}; a response ends in
-    value 0. Tokens outside the mask are skipped, as if the response did not hold them.
+    delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lambda A_{t+1}; after a response
+    the value is 0. Tokens outside the mask are skipped, as if the response did not hold them.
 
     `values[:, t]` is the value before token t is chosen. `gae_lambda` 1 gives reward-to-go minus
     value, 0 the one-step error.
@@ -132,7 +132,7 @@ def reinforce_plus_plus_baseline_advantages(
 
 
 def outcome_gate(correct: Tensor, group_ids: Tensor) -> Tensor:
-    """Returns which responses stand in a group with at least one correct response, bool [B].
+    """Returns which responses are in a group with at least one correct response, bool [B].
 
     If all fail, rewards differ only by format credit, and dividing by the group's tiny std would
     turn that into full-size advantages. Keep such groups out of an estimator's mask.

@@ -38,7 +38,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator) 
 def fixed_kl_coef(
     kl_coef: float, kl: float, *, target: float, horizon: int, num_rollouts: int
 ) -> float:
-    """Returns the coefficient as it is; takes what `adaptive_kl_coef` takes."""
+    """Returns the coefficient unchanged; takes the same arguments as `adaptive_kl_coef`."""
     return kl_coef
 
 
@@ -49,8 +49,8 @@ def adaptive_kl_coef(
 
     coef (1 + clip(kl / target - 1, -0.2, 0.2) num_rollouts / horizon).
 
-    `kl`, this step's, and `target` are per response, in nats. Over `horizon` rollouts the
-    coefficient may change by a fifth.
+    `kl` (of this step) and `target` are per response, in nats. Over `horizon` rollouts the
+    coefficient changes by a fifth at most.
 
     Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
     """

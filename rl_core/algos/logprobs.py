@@ -2,9 +2,9 @@
 
 Legend: N tokens, H hidden size, V vocabulary. The plain way keeps several [N, V] float32 tensors
 for the backward pass (8 x 1,024 tokens of a 152k vocabulary: 4.64 GiB each). Here logits exist for
-one block of words at a time, under a softmax that is normalised on the way, and unless they are few
-they are computed again in the backward pass. Blocks of words, not of tokens: each row of the head's
-gradient is then written once, where blocks of tokens would add the whole of it up again and again.
+one block of the vocabulary at a time, with a running softmax, and unless they are few they are
+computed again in the backward pass. Blocks of the vocabulary, not of the N tokens: each row of the
+head's gradient is then written once; blocks of tokens would add to all of it again and again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,18 +16,18 @@ from torch import Tensor
 from rl_core.algos.matmul import product, product_in_float32, product_operand
 
 _BLOCK_LOGITS, _CARD_BLOCK_LOGITS = 2**21, 2**25
-"""In one block: 8 MiB of float32 fit a CPU's cache, and are few for a card.
+"""Logits in one block, on a CPU and a card: 8 MiB of float32 fit a CPU's cache; a card needs more.
 
 Measured on an H200, 8,192 tokens of Qwen2.5-0.5B in bfloat16, forward and backward: 537 ms with
-blocks of 8 MiB, 63 ms with 128 MiB, 55 ms with 1 GiB. A card waits for each block's ten kernels.
+blocks of 8 MiB, 63 ms with 128 MiB, 55 ms with 1 GiB. Each block costs ten launches of kernels.
 """
 _KEPT_LOGITS = 2**25
-"""Up to so many, 128 MiB, are kept for the backward pass: a product less of the head.
+"""Up to so many logits (128 MiB) are kept for the backward pass, which saves a product.
 
-Measured on a CPU, a step of SmolLM2-135M in micro-batches of 512 response tokens: 0.9 of 20 s.
+Measured on a CPU, a step of SmolLM2-135M in micro-batches of 512 response tokens: 0.9 of 20 s less.
 """
 _FEWEST_WORDS = 256
-"""In one block, however many tokens there are: thinner matrix products are slow."""
+"""The smallest block of the vocabulary, however many tokens N: thinner products are slow."""
 
 
 def token_logprobs(
@@ -47,8 +47,8 @@ def token_logprobs(
         targets: int64 [N].
         temperature: logits are divided by it.
         compute_dtype: of the matrix products, hidden's own by default; softmax is always float32.
-        block_words: words whose logits exist at a time; by default as many as make 8 MiB, 128 on
-            a card.
+        block_words: vocabulary entries in one block; by default as many as make 8 MiB of logits,
+            or 128 MiB on a card.
     """
     logprobs, _ = _apply(
         hidden, head_weight, targets, temperature, compute_dtype, block_words, with_entropy=False
@@ -84,7 +84,7 @@ def _apply(
     dtype = hidden.dtype if compute_dtype is None else compute_dtype
     most = _CARD_BLOCK_LOGITS if hidden.is_cuda else _BLOCK_LOGITS
     words = block_words or max(most // max(len(hidden), 1), _FEWEST_WORDS)
-    # The states are divided, once, instead of all logits.
+    # Divide the states once, instead of all logits.
     scaled = hidden if temperature == 1.0 else hidden / temperature
     result = _BlockwiseLogprobs.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
         scaled.to(dtype), head_weight, targets, words, with_entropy
@@ -95,7 +95,7 @@ def _apply(
 def _blocks(
     hidden: Tensor, head_weight: Tensor, words: int, kept: Sequence[Tensor] = ()
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yields (first word, weights [v, H], float32 logits [N, v]) block by block.
+    """Yields (first vocabulary entry, weights [v, H], float32 logits [N, v]) block by block.
 
     The weights are a `product_operand` of hidden's dtype; logits that were not kept may be
     overwritten.
@@ -114,7 +114,7 @@ def _position(targets: Tensor, first: int, num_words: int) -> tuple[Tensor, Tens
 
 
 class _BlockwiseLogprobs(torch.autograd.Function):
-    """Keeps two numbers per token, and the logits where they are few: else they are recomputed.
+    """Saves two numbers per token, and the logits if they are few; else these are recomputed.
 
     With z the logits, p their softmax, y the target and E the entropy:
     d logprob / dz = onehot(y) - p, and d E / dz = -p (log p + E).
@@ -134,7 +134,7 @@ class _BlockwiseLogprobs(torch.autograd.Function):
         chosen, total, moment = (
             torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device) for _ in range(3)
         )
-        # Of the words so far, with d = logit - highest: total = sum exp(d), moment = sum d exp(d).
+        # Of all blocks so far, with d = logit - highest: total = sum exp(d), moment = sum d exp(d).
         highest = torch.full_like(total, torch.finfo(torch.float32).min)
         are_few = len(hidden) * len(head_weight) <= _KEPT_LOGITS
         keeps = are_few and any(ctx.needs_input_grad[:2])

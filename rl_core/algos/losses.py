@@ -23,7 +23,7 @@ class PolicyLoss:
 
     loss: Tensor
     clip_frac: Tensor
-    """Share of tokens where the clip counts."""
+    """Share of tokens whose loss the clip changes."""
     approx_kl: Tensor
     """Mean of old_logprobs - logprobs, nats per token: how far the policy has moved."""
 
@@ -97,7 +97,7 @@ def gspo_policy_loss(
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
     lengths = response_mask.sum(dim=-1, keepdim=True).clamp(min=1)
     sequence_log_ratio = (log_ratio.sum(dim=-1, keepdim=True) / lengths).detach()
-    # Worth the sequence's ratio, with the gradient of the token's own log-prob.
+    # Its value is the sequence's ratio, its gradient that of the token's own log-prob.
     ratio = _exp(sequence_log_ratio + log_ratio - log_ratio.detach())
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_eps_low, 1 + clip_eps_high)

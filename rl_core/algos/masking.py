@@ -55,10 +55,10 @@ def whiten(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
 def aggregate(
     per_token: Tensor, mask: Tensor, aggregation: Aggregation, denominators: Denominators
 ) -> Tensor:
-    """Returns this part's share of a loss over the whole mini-batch, a scalar.
+    """Returns this micro-batch's share of a loss over the whole mini-batch, a scalar.
 
-    The shares of the parts of a mini-batch add up to its loss, however it was split, because the
-    denominators are the mini-batch's and not the part's. `per_token` carries gradient.
+    The shares of a mini-batch's micro-batches add up to its loss, however it was split, because
+    the denominators are the mini-batch's. `per_token` carries gradient.
 
     `token-mean` weighs tokens alike (DAPO); `seq-mean-token-sum` sums a response's tokens and
     averages over responses (Dr.GRPO up to a constant); `seq-mean-token-mean` averages within a

@@ -1,8 +1,8 @@
-"""Matrix products on a CPU, by the library and in the dtype that are fastest there.
+"""Matrix products on a CPU, with the library and the dtype that are fastest on it.
 
-torch asks MKL for float32 products, which leaves the AVX-512 of AMD's CPUs unused: half of oneDNN's
-speed where they have it, and where not a sixth more. bfloat16 products have a quarter of float32's
-speed where the CPU emulates them, and half of it on an Intel CPU with AVX-512 BF16 and no AMX.
+torch uses MKL for float32 products, which does not use AVX-512 on AMD's CPUs: if they have it, MKL
+has half of oneDNN's speed; if not, a sixth more than oneDNN's. bfloat16 products have a quarter of
+float32's speed if the CPU emulates them, and half on an Intel CPU with AVX-512 BF16 but no AMX.
 """
 
 from functools import cache
@@ -16,7 +16,7 @@ from rl_core.system.devices import cpu_info, has_fast_bfloat16
 
 @cache
 def prefers_onednn() -> bool:
-    """Whether this CPU multiplies float32 faster through oneDNN than as torch does it."""
+    """Whether oneDNN multiplies float32 faster on this CPU than MKL, which torch uses."""
     is_slow_in_mkl = "AuthenticAMD" in cpu_info() and "avx512f" in cpu_info()
     return is_slow_in_mkl and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
@@ -24,7 +24,7 @@ def prefers_onednn() -> bool:
 def product_operand(tensor: Tensor) -> Tensor:
     """Returns the tensor, its values unchanged, in the dtype in which `product` is fastest.
 
-    Float32 for bfloat16 on a CPU that multiplies it no faster.
+    That is float32 for a bfloat16 tensor on a CPU that has no fast bfloat16 products.
     """
     on_cpu = tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu"
     return tensor.float() if on_cpu and not has_fast_bfloat16() else tensor
@@ -36,7 +36,7 @@ def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
         try:
             fast = torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
         except RuntimeError as error:
-            # Where memory is short oneDNN cannot write the code for a new shape; MKL needs none.
+            # If memory is short, oneDNN cannot generate code for a new shape; MKL needs none.
             if "could not create" not in str(error):
                 raise
         else:
@@ -47,7 +47,7 @@ def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def product_in_float32(left: Tensor, right: Tensor) -> Tensor:
-    """Returns `product` as float32; a card adds bfloat16 up so, and need not round the sum."""
+    """Returns `product` as float32; a card sums bfloat16 in float32, so the sum is not rounded."""
     if left.dtype == torch.bfloat16 and left.device.type == "cuda":
         return torch.mm(left, right.T, out_dtype=torch.float32)
     return product(left, right).float()

@@ -1,9 +1,9 @@
-"""AdamW whose moments take a byte each: bitsandbytes', under the names of its own state.
+"""AdamW with 8-bit moments: that of bitsandbytes, with the names of its own state.
 
-Both moments are kept in blocks of 256 numbers, each as one of 256 parts, finer towards 0, of the
-block's largest, which stands beside it in float32. A tensor of fewer than 4,096 numbers keeps
-float32, and so does one that learner ranks cut within a block: their shares would have other
-scales than the whole. Rows of real models are seldom so.
+Both moments are quantized in blocks of 256 numbers: each number is one of 256 fractions, finer
+towards 0, of the block's largest, which is kept in float32. A tensor of fewer than 4,096 numbers
+keeps float32 moments, and so does one that learner ranks cut within a block: their shares would
+have other scales than the whole. In real models such row sizes are rare.
 
 Source: Dettmers et al. 2022 (arXiv:2110.02861).
 """
@@ -21,7 +21,7 @@ from rl_core.models.bitsandbytes import load_bitsandbytes
 from rl_core.models.sharding import cut_as, own_part
 
 CONSTANTS = ("qmap1", "qmap2")
-"""What a byte stands for: the same in every tensor's state, and no part of a checkpoint."""
+"""The number of each byte: the same in every tensor's state, and no part of a checkpoint."""
 _BLOCK, _SMALLEST = 256, 4_096
 
 
@@ -31,7 +31,7 @@ def make_adamw_8bit(
     """Returns the optimizer of float32 parameters, with AdamW's usual betas and eps.
 
     Raises:
-        ValueError: bitsandbytes is not there, or knows nothing of this device.
+        ValueError: bitsandbytes is not installed, or does not support this device.
     """
     optim = load_bitsandbytes("actor.optimizer=adamw_8bit", parameters[0].device).optim
     made: torch.optim.Optimizer = optim.AdamW8bit(parameters, lr=lr, weight_decay=weight_decay)
@@ -39,18 +39,18 @@ def make_adamw_8bit(
 
 
 def fresh_state(optimizer: Any, share: nn.Parameter, of: nn.Parameter) -> dict[str, Any]:
-    """Returns the state that a first step would make of a parameter's share; leaves none behind."""
-    # bitsandbytes asks how large the share is.
+    """Returns the state that a first step would make for a share; `optimizer` keeps none of it."""
+    # By itself bitsandbytes decides by the size of the share.
     optimizer.args.min_8bit_size = 0 if _is_rounded(of) else sys.maxsize
     try:
         optimizer.init_state(optimizer.param_groups[0], share, 0, 0)
-    finally:  # where memory ends, a part of it
+    finally:  # if memory runs out, pops a part of it
         state: dict[str, Any] = optimizer.state.pop(share, {})
     return state
 
 
 def moments_like(parameter: nn.Parameter) -> dict[str, Tensor]:
-    """Returns, by field, tensors with shape and dtype of the moments to come, without memory."""
+    """Returns, by field, tensors with the later moments' shape and dtype that take no memory."""
     size, device = parameter.numel(), parameter.device
     if not _is_rounded(parameter):
         return {"state1": parameter.detach(), "state2": parameter.detach()}
@@ -62,7 +62,7 @@ def moments_like(parameter: nn.Parameter) -> dict[str, Tensor]:
 def shape_when_cut(field: str, parameter: Tensor) -> Sequence[int]:
     """Returns the shape in which a field of AdamW's state is cut by rows as its parameter is.
 
-    The scales of as many rows as end a block make one row.
+    Scales of the fewest rows that fill whole blocks make one row.
     """
     if not field.startswith("absmax"):
         return parameter.shape
@@ -71,7 +71,7 @@ def shape_when_cut(field: str, parameter: Tensor) -> Sequence[int]:
 
 
 def step_without_numbers(optimizer: torch.optim.Optimizer) -> None:
-    """Counts the coming step where a rank's share is empty: the kernels need at least a number."""
+    """Counts the next step for empty shares, and skips these: kernels need at least a number."""
     for share, state in optimizer.state.items():
         if share.grad is not None and not share.numel():
             share.grad = None
@@ -81,10 +81,10 @@ def step_without_numbers(optimizer: torch.optim.Optimizer) -> None:
 def restored_state(
     optimizer: Any, share: nn.Parameter, of: nn.Parameter, saved: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """Returns the state of a parameter's share from `saved`, by field, that of the whole parameter.
+    """Returns the state of a parameter's share from `saved`, the whole parameter's by field.
 
-    Any number of ranks wrote that. What those kept in float32, or these do, is rounded or spread
-    out.
+    Any number of ranks may have written that. Moments that only one of the two sides keeps in
+    float32 are quantized or dequantized.
     """
     state = fresh_state(optimizer, share, of)
     functional = load_bitsandbytes("actor.optimizer=adamw_8bit", share.device).functional
@@ -129,7 +129,7 @@ def _is_rounded(parameter: Tensor) -> bool:
 
 
 def _rows_per_cut(parameter: Tensor) -> int:
-    """After how many rows, again and again, a block ends with a row."""
+    """Returns the fewest rows that fill whole blocks."""
     return _BLOCK // math.gcd(_BLOCK, _row_size(parameter))
 
 

@@ -40,12 +40,12 @@ class Experience:
     loss_mask: Tensor
     """Tokens that are learned from, bool [B, T]: all sampled ones, unless `mask_truncated`."""
     old_logprobs: Tensor
-    """Of the policy before the step's first update; where `is_on_policy`, 0 until that has run."""
+    """Of the policy before the step's first update; if `is_on_policy`, 0 until that update."""
     is_on_policy: bool
     """The step has one update, whose own forward pass fills `old_logprobs`: the ratio is 1."""
     token_rewards: Tensor
-    """The score at the last token and turns' rewards at theirs, less the KL penalty
-    (`kl_mode=reward`); 0 at the env's tokens."""
+    """The score at the last token, plus each turn's reward at the turn's last token, less the KL
+    penalty (`kl_mode=reward`); 0 at the env's tokens."""
     advantages: Tensor
     ref_logprobs: Tensor | None
     kl_estimator: KlEstimator
@@ -100,8 +100,8 @@ class Experience:
 class ExperienceMaker:
     """Computes what a step's update needs, by forward passes without gradient; changes no model.
 
-    `forward` has the run's temperature and type. The reference waits for its use at `offload_to`,
-    or stays where it is. Each of the `ranks` computes its own rows.
+    `forward` has the run's temperature and type. Between uses the reference is on `offload_to`,
+    if that is given. Each of the `ranks` computes its own rows.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class ExperienceMaker:
         self._ranks = ranks
         self._config, self._models, self._forward = config, models, forward
         self._microbatching, self._device = microbatching, microbatching.device
-        # With adapters it is the actor without them, and stays where that is. One that is cut
-        # comes to the device as it is gathered: FSDP knows where its shares wait.
+        # With adapters the reference is the actor without them, and is not moved. A sharded one
+        # comes to the device as it is gathered, by FSDP's own offloading.
         moves_whole = ranks.is_alone and not config.model.lora_rank
         self._offload_to = offload_to if moves_whole else None
         if models.reference is not None and self._offload_to is not None:
@@ -127,10 +127,10 @@ class ExperienceMaker:
     def __call__(
         self, batch: TrainBatch, *, kl_coef: float, is_on_policy: bool
     ) -> tuple[Experience, dict[str, float]]:
-        """Returns a step's experience, and what its phases cost; `values_follow` where they can.
+        """Returns a step's experience, and its phases' costs; sets `values_follow` if possible.
 
-        The batch is on the learner's device, its groups whole. Of a step `is_on_policy`, the only
-        update will fill `old_logprobs` in its own pass.
+        The batch is on the learner's device, its groups whole. If the step `is_on_policy`, its
+        only update will fill in `old_logprobs` from its own pass.
         """
         costs: dict[str, float] = {}
         old, ref, values = TokenOutputs(), TokenOutputs(), None
@@ -195,9 +195,9 @@ def assemble(
 ) -> Experience:
     """Returns the batch, whose groups must be whole, with token rewards and advantages.
 
-    Log-probs and values are float32 [B, T]. Without `old_logprobs` those of the step's only update
-    count, and the engines' for a KL penalty in the reward; without `ref_logprobs` there is no KL.
-    Only estimator `gae` needs `values`; without them those of the critic's only update count.
+    Log-probs and values are float32 [B, T]. Without `old_logprobs` the step's only update fills
+    them in, and a KL penalty in the reward uses the engines'; without `ref_logprobs` there is no
+    KL. Only estimator `gae` needs `values`; without them the critic's only update fills them in.
     """
     mask = batch.sampled_mask
     token_rewards = adv.end_rewards(batch.rewards, mask)
@@ -214,7 +214,7 @@ def assemble(
         advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
     else:
         advantages, returns = _advantages(batch, token_rewards, values, algorithm)
-    # Only in the loss: a response cut off still counts in its group's mean.
+    # Masked only in the loss: a truncated response still counts in its group's mean.
     is_learned = ~batch.truncated if algorithm.mask_truncated else torch.ones_like(batch.truncated)
     return Experience(
         batch=batch,
@@ -249,7 +249,7 @@ def _estimated(
 def _advantages(
     batch: TrainBatch, token_rewards: Tensor, values: Tensor | None, algorithm: AlgorithmConfig
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns advantages, and the critic's targets where there is a critic."""
+    """Returns advantages, and the critic's targets if there is a critic."""
     mask = batch.sampled_mask
     if algorithm.estimator == "gae":
         assert values is not None, "estimator gae needs the critic's values"

@@ -1,9 +1,9 @@
 """The learner: actor, critic and reference, from a batch of rollouts to new weights.
 
-The way of a batch: `make_experience` (experience.py: log-probs, values, advantages), then `update`
-(update.py: losses, gradients, optimizers). What a checkpoint holds of it all is copied while it
-stands still, written later, and restored (state.py).
-Not here: Ray (workers/), formulas (algos/), generation (rollout/), which checkpoints stay.
+The path of a batch: `make_experience` (experience.py: log-probs, values, advantages), then `update`
+(update.py: losses, gradients, optimizers). A checkpoint's content is copied while no weight
+changes, written later, and restored (state.py).
+Not here: Ray (workers/), formulas (algos/), generation (rollout/), which checkpoints are kept.
 """
 
 import copy
@@ -103,9 +103,9 @@ class Learner:
             self.microbatching.threads, copies=config.checkpoints.in_background
         )
         self._snapshot: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]
-        """The last one's weights, other tensors, and numbers; of ranks, this one's share."""
+        """The last snapshot's weights, other tensors and numbers; with ranks, this one's share."""
         self._owners: Mapping[str, int] = {}
-        """Of the snapshot's weights, the rank that has each."""
+        """By name, the rank that has each of the snapshot's weights."""
         self._kl_coef = config.algorithm.kl_coef
         self.steps_done = 0
         """Steps whose update is in the weights."""
@@ -120,7 +120,7 @@ class Learner:
     def make_experience(self, batch: TrainBatch) -> tuple[Experience, dict[str, float]]:
         """Returns the batch with log-probs, values and advantages, and costs; changes nothing.
 
-        What the step's only update computes anyway follows from that, see `Experience`.
+        What the step's only update computes anyway is filled in by it later, see `Experience`.
         The batch may be on any device; its groups must be whole.
         """
         return self._make(
@@ -130,9 +130,9 @@ class Learner:
         )
 
     def update(self, experience: Experience) -> dict[str, float]:
-        """Moves critic and actor along a step's experience, returns metrics under verl's names.
+        """Updates critic and actor from a step's experience; returns metrics under verl's names.
 
-        The actor stands still during the first `critic.warmup_steps` steps of a run with a critic.
+        The actor does not learn in the first `critic.warmup_steps` steps of a run with a critic.
         """
         config, actor_learns = self.config, self._actor_learns()
         metrics = self.updater(experience, kl_coef=self._kl_coef, actor_learns=actor_learns)
@@ -169,7 +169,7 @@ class Learner:
         return complete_weights(self.models.actor)
 
     def each_weight(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the tensors of `weights` one by one; of a sharded model only one is whole."""
+        """Yields the tensors of `weights` one by one; of a sharded model only one is gathered."""
         return ((name, whole_tensor(tensor)) for name, tensor in merged_state(self.models.actor))
 
     def save(self, folder: Path) -> None:
@@ -180,7 +180,7 @@ class Learner:
     def reserve_snapshot(self) -> None:
         """Makes memory for snapshots ready; a step may run meanwhile."""
         if not self._ranks.is_alone:
-            return  # what they would look at is gathered meanwhile: the first snapshot does it
+            return  # a step may be gathering the weights: the first snapshot does it
         tensors = self._trained_weights()
         if self.config.model.lora_rank:
             for name, merged in merged_state(self.models.actor):
@@ -194,8 +194,8 @@ class Learner:
     def snapshot(self) -> int:
         """Copies all that a checkpoint holds over the last snapshot; returns its size in bytes.
 
-        Not while the last one is being written. Of several ranks, each copies a share of the
-        tensors, whole.
+        Must not run while the last one is being written. Of several ranks, each copies some of the
+        tensors, and each of these whole.
         """
         state = self._trained_weights() | rng_tensors()
         numbers = {
@@ -237,7 +237,7 @@ class Learner:
         return copies, owners
 
     def write_snapshot(self, folder: Path) -> None:
-        """Writes the last snapshot as a checkpoint; if a copy, beside any other method.
+        """Writes the last snapshot as a checkpoint; if it is a copy, beside any other method.
 
         Of several ranks, each writes its share.
         """
@@ -255,8 +255,8 @@ class Learner:
         """Restores a checkpoint's state; the actor's weights come with its model.
 
         Raises:
-            ValueError: if there is no such state, none of a critic where one is trained, or one
-                whose adapters or critic are others.
+            ValueError: if there is no such state, it has none of a critic that is trained, or
+                `check_settings` finds other settings in it.
         """
         tensors, numbers = read_state(folder)
         check_settings(folder, numbers, self.config)
@@ -266,12 +266,12 @@ class Learner:
             optimizer.restore(name, tensors, numbers[f"{name}_schedule"])
         restore_rng(tensors)
         self.steps_done = numbers["steps_done"]
-        if self.config.algorithm.kl_controller == "adaptive":  # a fixed one is what settings say
+        if self.config.algorithm.kl_controller == "adaptive":  # a fixed one is a setting
             self._kl_coef = numbers["kl_coef"]
         self.microbatching.restore(numbers["token_budgets"])
 
     def _trained_weights(self) -> dict[str, Tensor]:
-        """Returns what learns and is not in the model that is served."""
+        """Returns the trained weights that are not in the served model."""
         return {
             name: weight
             for model, optimizer in self.optimizers.items()

@@ -1,6 +1,6 @@
-"""What a step says of itself: its batch, its policy, and the rollout log's columns.
+"""The metrics of a step's batch and of its policy, and the rollout log's columns.
 
-Legend: B responses, T response tokens. Names are verl's, so that dashboards and old logs compare.
+Legend: B responses, T response tokens. Names are verl's: dashboards and old logs stay comparable.
 """
 
 import math
@@ -31,10 +31,10 @@ def batch_metrics(
     max_prompt_length: int,
     num_ranks: int = 1,
 ) -> dict[str, float]:
-    """Returns what a step's whole batch says about the step, under verl's names.
+    """Returns the metrics of a step's whole batch, under verl's names.
 
-    `max_prompt_length` is in tokens: which share of prompts fills it? The batch's tokens are
-    divided among the learner's `num_ranks`.
+    `max_prompt_length`, in tokens, is for the share of prompts that reach it. The batch's tokens
+    are divided among the learner's `num_ranks`.
     """
     batch, mask = experience.batch, experience.batch.sampled_mask
     metrics = {
@@ -66,7 +66,7 @@ def batch_metrics(
 
 
 def policy_metrics(experience: Experience, *, kl_coef: float) -> dict[str, float]:
-    """Returns how far the policy stood from the engines' and from the reference.
+    """Returns how far the policy is from the engines' and from the reference.
 
     `experience` is the step's whole batch, with `old_logprobs` filled in.
     """
@@ -84,7 +84,7 @@ def policy_metrics(experience: Experience, *, kl_coef: float) -> dict[str, float
 
 
 def _sequence_lengths(batch: TrainBatch, num_ranks: int) -> dict[str, float]:
-    """Returns how evenly a step's tokens lie on the learner's ranks: cut as they come, balanced.
+    """Returns the tokens of each learner rank, with rows in their order and balanced.
 
     Source: verl 0.9, verl/utils/seqlen_balancing.py, log_seqlen_unbalance.
     """
@@ -114,7 +114,7 @@ def rollout_columns(experience: Experience) -> dict[str, list[float]]:
     """Returns one number per rollout, under the names of the rollout log's columns.
 
     `reward` is the score less the KL penalty and `ref_kl` the response's KL in nats, both summed
-    over the tokens that the model sampled; NaN where there is no critic or no reference.
+    over the tokens that the model sampled; NaN if there is no critic or no reference.
     """
     batch, mask = experience.batch, experience.batch.sampled_mask
 

@@ -1,8 +1,8 @@
 """Passes over a batch that run out of memory are run again, in smaller micro-batches.
 
-A micro-batch is only how much is computed at a time: whatever the split, the sums are the same to
-rounding. So one that does not fit costs its pass, and neither the step nor the run; on one of
-several ranks it costs the attempt, as the others wait for it.
+A micro-batch is only what is computed at a time: whatever the split, the sums are equal up to
+rounding. So if one does not fit, only its pass is lost, not the step or the run; with several
+ranks the attempt ends with OutOfMemory, as the other ranks wait for this one.
 """
 
 import gc
@@ -36,7 +36,7 @@ class Microbatching:
     ) -> None:
         self._config, self.device, self._ranks = config, device, ranks
         self._share_prompts = can_share_prompts(model)
-        # Passes of several ranks wait for each other: in one order.
+        # Passes of several ranks wait for each other, so they run in one order.
         side_by_side = device.type == "cpu" and ranks.is_alone
         self.threads = MicroBatchThreads(config.resources.learner_threads if side_by_side else 1)
         self._budgets = TokenBudgets(config.actor.micro_batch_tokens)
@@ -51,11 +51,11 @@ class Microbatching:
         """Returns `attempt(rows of each micro-batch, int64 [b])`, again until it fits.
 
         The batch is split between ranks and then, by the phase's budget, into micro-batches. An
-        attempt must not mind what one that failed has left. Rows `apart` (bool [B]) share no
+        attempt must work whatever a failed one has left behind. Rows `apart` (bool [B]) share no
         micro-batch with others, and come last.
 
         Raises:
-            OutOfMemory: though every micro-batch was a single row, or on one of several ranks.
+            OutOfMemory: every micro-batch was a single row already, or there are several ranks.
         """
         while True:
             parts = self._parts(phase, batch, apart)

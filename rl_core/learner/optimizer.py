@@ -31,7 +31,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def lr_factor(step: int, *, schedule: LrSchedule, warmup_steps: int, num_steps: int) -> float:
-    """Returns what the learning rate is multiplied by in a training step, counted from 0.
+    """Returns the factor of the learning rate in a training step, counted from 0.
 
     Step k of the warm-up has (k + 1) / warmup_steps. A decay reaches 0 at `num_steps` and stays
     there, so the last step still learns.
@@ -43,7 +43,7 @@ def lr_factor(step: int, *, schedule: LrSchedule, warmup_steps: int, num_steps: 
 
 
 def _step_tensor(step: Tensor | int) -> Tensor:
-    """AdamW counts in a tensor, bitsandbytes in a number."""
+    """Returns the steps as a tensor: AdamW counts in a tensor, bitsandbytes in a number."""
     return step if isinstance(step, Tensor) else torch.tensor(step, device="cpu")
 
 
@@ -51,8 +51,8 @@ class ModelOptimizer:
     """AdamW on a model, with its learning-rate schedule; of a sharded model, on this rank's share.
 
     All parameters that require gradient are optimized. For the rate see `lr_factor`, for the `kind`
-    the setting `actor.optimizer`. AdamW's moments wait at `offload_to` between two steps, by
-    default beside the weights.
+    the setting `actor.optimizer`. Between two steps AdamW's moments are on `offload_to`,
+    by default beside the weights.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ModelOptimizer:
         self._grad_clip, self._lr = settings.grad_clip, settings.lr
         self._offload_to = offload_to
         self._shares = {parameter: own_share(parameter) for parameter in self.parameters}
-        """What the optimizer steps: of a parameter that ranks have cut, the part that is here."""
+        """What the optimizer updates: of a sharded parameter, this rank's part."""
         shares = list(self._shares.values())
         self._optimizer: torch.optim.Optimizer = (
             make_adamw_8bit(shares, lr=self._lr, weight_decay=settings.weight_decay)
@@ -89,12 +89,12 @@ class ModelOptimizer:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What is optimized, as it stands in the model now: of ranks whole in a pass, else cut."""
+        """The trained parameters as the model has them now; sharded ones are whole in a pass."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     @property
     def is_fused(self) -> bool:
-        """Whether one kernel steps all weights; 8 bits have none for all."""
+        """Whether one kernel updates all weights; with 8 bits there is no such kernel."""
         return bool(self._optimizer.defaults.get("fused"))
 
     @property
@@ -103,9 +103,9 @@ class ModelOptimizer:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def clip(self) -> Tensor:
-        """Clips the gathered gradient and returns its norm, a scalar; no weight moves yet.
+        """Clips the summed gradient; returns its norm before that, a scalar. No weight moves yet.
 
-        All memory that `step` needs is taken here, so that what does not fit can be done again.
+        All memory that `step` needs is allocated here: if it does not fit, passes can run again.
         """
         self._make_moments()
         if self._offload_to is not None:
@@ -117,7 +117,7 @@ class ModelOptimizer:
         return norm
 
     def step(self, norm: Tensor) -> None:
-        """Moves the weights along the clipped gradient and clears it; `clip` returned its norm.
+        """Moves the weights along the clipped gradient and clears it; `norm` is from `clip`.
 
         A gradient that is not finite is thrown away: one bad micro-batch must not end a run.
         """
@@ -133,7 +133,7 @@ class ModelOptimizer:
         self.offload()
 
     def offload(self) -> None:
-        """Leaves the device to forward and backward passes, if the moments wait elsewhere."""
+        """Moves the moments to `offload_to`, if given: passes get the device's memory."""
         if self._offload_to is not None:
             self._bring_moments(self._offload_to)
 
@@ -215,7 +215,7 @@ class ModelOptimizer:
     ) -> None:
         """Restores what `state_tensors` and `schedule_state` returned.
 
-        Of the schedule, where it stood: the rate, and how it falls, are the settings of today.
+        Of the schedule only its position: the rate and its decay come from the current settings.
         """
         for name, parameter in self.model.named_parameters():
             start = f"{prefix}.{name}."
@@ -242,8 +242,8 @@ class ModelOptimizer:
 def make_optimizers(
     config: RunConfig, models: Models, offload_to: torch.device | None = None
 ) -> dict[str, ModelOptimizer]:
-    """Returns what learns, by name: the actor, and the critic if there is one."""
-    # Only decays need it, and the settings make sure that they have it.
+    """Returns the optimizers by model: the actor's, and the critic's if there is one."""
+    # Only decays need it, and the settings demand it for them.
     num_steps = config.trainer.total_steps or 0
     make = partial(ModelOptimizer, kind=config.actor.optimizer, offload_to=offload_to)
     actor, critic = config.actor, config.critic
@@ -262,16 +262,16 @@ def make_optimizers(
 
 
 def offload_device(config: RunConfig, device: torch.device) -> torch.device | None:
-    """Returns where reference and optimizer state wait for their use, None for where they are."""
+    """Returns where reference and optimizer state are kept between uses; None: not moved."""
     return torch.device("cpu") if config.resources.offload and device.type == "cuda" else None
 
 
 @contextmanager
 def side_by_side(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Gives weights gradients that lie side by side in memory, for backward passes to add to.
+    """Allocates the weights' gradients as one block of memory, to which backward passes add.
 
-    A pass that makes them one by one puts them between activations, and glibc's heap keeps the
-    holes that those leave. A weight that nothing was added to has none at the end.
+    A pass that allocates them one by one puts them between activations, and glibc's heap keeps the
+    holes that freed activations leave. A weight to which nothing was added has none at the end.
     """
     sizes = [parameter.numel() for parameter in parameters]
     together = torch.zeros(sum(sizes), device=parameters[0].device)
@@ -291,7 +291,7 @@ def side_by_side(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def on_device(model: nn.Module, device: torch.device, offload_to: torch.device) -> Iterator[None]:
-    """Has a whole model on its device within the block; afterwards it is where it waits."""
+    """Moves a whole model to `device` for the block, and to `offload_to` after it."""
     model.to(device)
     try:
         yield

@@ -18,12 +18,12 @@ _PAGES = ("VmHWM", "RssFile", "RssShmem")
 
 @contextmanager
 def measured(phase: str, device: torch.device, metrics: dict[str, float]) -> Iterator[None]:
-    """Notes what the block costs: `timing_s/<phase>` and `memory/peak_gib/<phase>`.
+    """Writes to `metrics` what the block costs: `timing_s/<phase>` and `memory/peak_gib/<phase>`.
 
-    On a GPU the peak is of all tensors, and the time includes its queue; on a CPU it is of the
-    process's own memory, as in `memory/host_gib/learner`, without pages that others share. Of a GPU
-    also `memory/card_gib`, all that it has, and `memory/card_left_gib/<phase>`: what was left of it
-    at the peak, beside what all processes hold.
+    On a GPU the peak is of all tensors, and the time includes queued kernels; on a CPU the peak is
+    of the process's own memory, as in `memory/host_gib/learner`, without pages that others share.
+    A GPU also has `memory/card_gib`, its total memory, and `memory/card_left_gib/<phase>`: what no
+    process used of it at the peak.
     """
     start = time.perf_counter()
     _reset_peak(device)
@@ -34,7 +34,7 @@ def measured(phase: str, device: torch.device, metrics: dict[str, float]) -> Ite
     metrics[f"memory/peak_gib/{phase}"] = _peak_bytes(device) / GIB
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        # What torch keeps for later can be used again, so it is not gone.
+        # Memory that torch caches can be used again, so it counts as free.
         mine = torch.cuda.memory_reserved(device)
         metrics[f"memory/card_left_gib/{phase}"] = (free + mine - _peak_bytes(device)) / GIB
         metrics["memory/card_gib"] = total / GIB
@@ -44,7 +44,7 @@ def _reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        # A system that does not allow it shows the highest peak since the start.
+        # If the system does not allow it, the peak is the highest since the start.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
@@ -54,14 +54,14 @@ def _peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status").read_text(encoding="ascii")
     held = {name: int(status.split(f"{name}:")[1].split()[0]) * 1024 for name in _PAGES}
-    # The kernel knows only the peak of all pages; what is shared hardly changes within a phase.
+    # Linux records only the peak of all pages; shared ones hardly change within a phase.
     return held["VmHWM"] - held["RssFile"] - held["RssShmem"]
 
 
 class Utilisation:
-    """What share of the device's measured peak the updates use (`mfu/*`); none of unknown shapes.
+    """The share of the device's measured peak that updates use (`mfu/*`), if shapes are known.
 
-    Where it `shares_prompts`, a group's prompt is computed once for all its responses.
+    If it `shares_prompts`, a group's prompt is computed once for all its responses.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Utilisation:
         """
         if self._shape is None:
             return {}
-        if self._device.type == "cpu":  # one that was busy at the start has more than it showed
+        if self._device.type == "cpu":  # if it was busy at the start, it is faster than measured
             self._peak = max(self._peak, self._measured_peak())
         own_prompt = torch.ones_like(batch.prompt_lengths, dtype=torch.bool)
         if self._shares_prompts:

@@ -1,8 +1,8 @@
-"""The learner's processes, seen from one of them: which rows it computes, and what they add up.
+"""The learner's processes (ranks), seen from one of them: its rows, and sums over all ranks.
 
-All ranks hold the whole batch, so what is said of a step is computed by each of them, from equal
-numbers. What is divided is the work of a pass, and the weights (sharding.py). Within a pass FSDP
-gathers weights and adds up gradients, so ranks agree first on how many there are.
+All ranks hold the whole batch, so each of them computes the step's metrics, from equal numbers.
+Only the work of a pass and the weights (sharding.py) are divided. Within a pass FSDP gathers
+weights and adds up gradients, so the ranks first agree on the number of passes.
 """
 
 import os
@@ -26,9 +26,9 @@ _LOST_RANK_WORDS = ("gloo", "nccl", "connection closed by peer", "connection res
 
 
 class Ranks:
-    """One of the learner's processes among all, counted from 0; more than one must have met.
+    """One of the learner's processes, counted from 0; if there are several, `meet` returns it.
 
-    By default there is only one, and nothing is ever sent.
+    By default there is only one, which sends nothing.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -48,10 +48,10 @@ class Ranks:
     def same_passes(
         self, parts: Sequence[Tensor], learns: Sequence[bool]
     ) -> list[tuple[Tensor, bool]]:
-        """Returns a rank's micro-batches and which have gradient, so that all ranks' are alike.
+        """Returns a rank's passes, as many as all ranks have, and which have gradient on any rank.
 
-        Behind its own `parts` (rows, int64 [b] each, at least one), a rank with fewer than others
-        gets one of its rows again: not to be counted.
+        After its own `parts` (rows, int64 [b] each, at least one), a rank with fewer than others
+        repeats one of its rows: those passes must not count.
         """
         if self.is_alone:
             return list(zip(parts, learns, strict=True))
@@ -77,10 +77,10 @@ class Ranks:
     def divide(
         self, tensors: Iterable[tuple[str, Tensor]]
     ) -> Iterator[tuple[str, int, Tensor | None]]:
-        """Yields each tensor's name, the rank that is to keep it, and there the whole of it.
+        """Yields each tensor's name, the rank that keeps it, and on that rank the whole tensor.
 
-        The ranks' shares have about the same size. All must iterate, over the same names; tensors
-        are the same on all ranks, or shards.
+        The ranks' shares have about the same size. All ranks must iterate over the same names;
+        tensors are the same on all ranks, or shards.
         """
         kept = [0] * self.size
         for name, tensor in tensors:
@@ -93,7 +93,7 @@ ALONE = Ranks()
 
 
 def open_meeting(host: str, size: int) -> TCPStore:
-    """Returns where ranks meet, on a free port: kept by the first rank as long as it lives."""
+    """Returns the store through which ranks meet, on a free port of the first rank's process."""
     port, listener = listen_at(host)  # torch itself would listen at every address
     return TCPStore(
         host, port, size, is_master=True, wait_for_workers=False, master_listen_fd=listener
@@ -101,15 +101,15 @@ def open_meeting(host: str, size: int) -> TCPStore:
 
 
 def enter_meeting(host: str, port: int, size: int) -> TCPStore:
-    """Returns what the first rank has opened at an address."""
+    """Returns the store that the first rank has opened at an address."""
     return TCPStore(host, port, size, is_master=False)
 
 
 def meet(rank: int, size: int, *, meeting: TCPStore, own_host: str, timeout_s: float) -> Ranks:
-    """Waits for all ranks, and returns this one among them.
+    """Waits for all ranks, and returns this one.
 
-    All is sent by the network interface that has the address `own_host`. A rank waits for another
-    as long as `timeout_s`: longer than a pass can differ between two.
+    All traffic uses the network interface with the address `own_host`. A rank waits for another at
+    most `timeout_s`, which must be longer than the passes of two ranks can differ.
     """
     # Else gloo looks its host's name up, which on many machines leads to no interface at all.
     for name, addresses in psutil.net_if_addrs().items():

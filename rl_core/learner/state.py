@@ -18,11 +18,11 @@ _TENSORS = "learner.safetensors"
 _NUMBERS = "learner.json"
 _VERSION = 1
 _BEFORE_IT_WAS_SAVED = {"actor.optimizer": "adamw", "model.load_in_4bit": False}
-"""What a state was written with that does not name the setting."""
+"""Values of the settings that older states do not name."""
 
 
 def rng_tensors() -> dict[str, Tensor]:
-    """Returns torch's random states, uint8; of a card only where this process computes on one."""
+    """Returns torch's random states, uint8; of a card only if this process computes on one."""
     states = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         states["rng.cuda"] = torch.cuda.get_rng_state()
@@ -79,9 +79,9 @@ def write_state(
     rank: int = 0,
     size: int = 1,
 ) -> None:
-    """Writes a rank's tensors to a file of its own, and the first rank's plain numbers.
+    """Writes a rank's tensors to a file of its own; the first rank also writes the plain numbers.
 
-    The folder is that of all `size` ranks, and made if missing.
+    All `size` ranks share the folder, which is made if missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

@@ -1,7 +1,7 @@
 """Stages 6 and 7: experience -> losses -> gradients -> one optimizer step per mini-batch.
 
-Which formula of algos/, and which of its terms, is what the settings ask for. What an optimizer
-does: optimizer.py. Legend: b responses of a micro-batch, T response tokens.
+The settings choose the formula of algos/ and its terms. The optimizers are in optimizer.py.
+Legend: b responses of a micro-batch, T response tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,11 +34,11 @@ from rl_core.models.loading import Models
 
 _POLICY_LOSSES = {"ppo": ppo_policy_loss, "gspo": gspo_policy_loss, "cispo": cispo_policy_loss}
 Name = Literal["actor", "critic"]
-"""Of a model that learns; what its metrics start with."""
+"""A model that learns, and the prefix of its metrics."""
 
 
 class Updater:
-    """Moves the models that have an optimizer along a step's experience; holds no other state.
+    """Updates the models that have an optimizer from a step's experience; holds no other state.
 
     `forward` has the run's temperature and type. Each of the `ranks` computes the gradient of its
     own rows.
@@ -62,8 +62,8 @@ class Updater:
     ) -> dict[str, float]:
         """Does all updates of a step, model after model; returns metrics under verl's names.
 
-        What the experience's only update computes on the way is filled in here. During the critic's
-        warm-up the actor does not learn.
+        Fills in what the experience leaves to its only update. During the critic's warm-up the
+        actor does not learn.
         """
         metrics: dict[str, float] = {}
         for name in self.learners(actor_learns=actor_learns):
@@ -76,14 +76,14 @@ class Updater:
         return metrics
 
     def complete_values(self, experience: Experience) -> None:
-        """Ends what the critic's only update has begun, see `Experience.values_follow`."""
+        """Adds up ranks' values, whitens the advantages; see `Experience.values_follow`."""
         for tensor in (experience.values, experience.returns, experience.advantages):
             assert tensor is not None
             self._ranks.add(tensor)  # each has filled in its own rows
         experience.advantages.copy_(whiten(experience.advantages, experience.batch.sampled_mask))
 
     def learners(self, *, actor_learns: bool) -> list[Name]:
-        """Returns what learns in turn."""
+        """Returns the models that learn, in this order."""
         critic: list[Name] = [] if self._models.critic is None else ["critic"]
         return [*critic, "actor"] if actor_learns else critic
 
@@ -104,7 +104,7 @@ class Updater:
         return means | {f"{name}/lr": lr}
 
     def _update(self, name: Name, mini: Experience, kl_coef: float) -> dict[str, Tensor]:
-        """Moves weights once, by a mini-batch; returns its metrics, scalars."""
+        """Updates the weights once, from a mini-batch; returns its metrics, scalars."""
         optimizer, phase = self._optimizers[name], f"update_{name}"
 
         def attempt(parts: list[Tensor]) -> dict[str, Tensor]:
@@ -114,7 +114,7 @@ class Updater:
 
         apart = ~self.teaches(name, mini)
         metrics = self._microbatching.run(phase, mini.batch, attempt, apart=apart)
-        # Not done again: weights move once. All memory is there, see `clip`.
+        # Never repeated: weights must move once. `clip` has allocated all memory for it.
         with out_of_memory_as(phase):
             optimizer.step(metrics[f"{name}/grad_norm"])
         return metrics
@@ -138,12 +138,12 @@ class Updater:
         for parameter in parameters:
             parameter.grad = None  # of an attempt that ran out of memory half-way
         mask = mini.loss_mask
-        # Where all responses are masked nothing is learned, and any denominator will do.
+        # If all responses are masked nothing is learned, and any denominator will do.
         denominators = count_denominators(mask if bool(mask.any()) else mini.batch.sampled_mask)
 
         teaches = self.teaches(name, mini)
         backward = [bool(teaches[rows].any()) for rows in parts]
-        # AdamW moves weights along a gradient of 0, too, but leaves alone those that have none.
+        # AdamW moves weights with a gradient of 0, too, but not those without: one pass has one.
         backward[0] |= not any(backward)
         passes = self._ranks.same_passes(parts, backward)
 

@@ -1,4 +1,4 @@
-"""bitsandbytes, an extra: loaded if a setting needs it, refused with a remedy if it cannot be."""
+"""bitsandbytes, an optional package: loaded if a setting needs it, else an error with a remedy."""
 
 import importlib
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Linear layers whose float32 products go where `algos.products` finds them fastest on this CPU."""
+"""Linear layers whose float32 products use the fastest library on this CPU (`algos.matmul`)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ from rl_core.algos.matmul import prefers_onednn, product
 
 
 def use_fast_products(model: nn.Module) -> None:
-    """Makes the model's plain linear layers compute with `product`, where that is any faster.
+    """Makes the model's plain linear layers compute with `product`, if that is faster.
 
-    In place; weights, names and, to rounding, results stay.
+    In place; weights, names and (up to rounding) results stay the same.
     """
     if not prefers_onednn():
         return
@@ -25,10 +25,10 @@ def use_fast_products(model: nn.Module) -> None:
 
 
 def lay_out_for_few_rows(model: nn.Module) -> None:
-    """Stores the matrices of linear layers column by column: MKL turns the others at each product.
+    """Stores linear layers' matrices column by column: MKL transposes others in each product.
 
-    In place; shapes and names stay. On a CPU each weight then has memory of its own, and nothing is
-    left of the file that the model was loaded from.
+    In place; shapes and names stay. On a CPU each weight then has memory of its own, and none is
+    mapped from the file that the model was loaded from.
     """
     matrices = {module.weight for module in model.modules() if type(module) is nn.Linear}
     for weight in model.parameters():
@@ -42,10 +42,10 @@ def lay_out_for_few_rows(model: nn.Module) -> None:
 
 @contextmanager
 def cast_once(model: nn.Module) -> Iterator[None]:
-    """Has linear layers compute in bfloat16 with one copy of each weight for all passes.
+    """Makes linear layers compute in bfloat16 with one copy of each weight for all passes.
 
-    Autocast makes one for each pass, and again for each layer that is computed again. Gradients
-    reach the weights as they are.
+    Autocast makes one in each pass, and another for each recomputed layer. Gradients still reach
+    the weights themselves.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     for layer in layers:

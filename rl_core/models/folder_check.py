@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _TRAINABLE: Final = ("F64", "F32", "F16", "BF16")
 _MOST_HEADER_BYTES: Final = 100_000_000
-"""Of safetensors' own reader."""
+"""The limit of safetensors' own reader."""
 _NAMES_SHOWN: Final = 3
 
 Shape = tuple[int, ...]
@@ -100,9 +100,9 @@ def _check_kind(config: Mapping[str, Any]) -> None:
 
 
 def _expected(folder: Path) -> dict[str, tuple[str, Shape]]:
-    """Returns each parameter's shape, by its name in a file, with its name without the prefix.
+    """Returns each parameter's name without the prefix, and its shape, by its name in a file.
 
-    Empty where transformers renames or joins a file's tensors on the way to the model.
+    Empty if transformers renames or joins a file's tensors when it loads them.
     """
     import torch
     import transformers

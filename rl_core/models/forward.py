@@ -1,6 +1,6 @@
-"""The forward pass over a batch: one result, of which the caller names the parts that it needs.
+"""The forward pass over a batch: log-probs (and entropy) of an actor, or values of a critic.
 
-Weights are float32; with `compute_dtype=bfloat16` the pass runs under autocast, but for the value
+Weights are float32; with `compute_dtype=bfloat16` the pass runs under autocast, except the value
 head. Legend: B rows, T response tokens, M all sampled tokens of a batch, H hidden size.
 """
 
@@ -20,9 +20,9 @@ from rl_core.models.shared_prefix import response_states
 
 @dataclass(frozen=True)
 class TokenOutputs:
-    """What models say of the sampled tokens, each float32 [B, T], 0 at all others.
+    """A model's outputs at the sampled tokens, each float32 [B, T], 0 at all others.
 
-    What was not asked for is None.
+    Those that were not asked for are None.
     """
 
     logprobs: Tensor | None = None
@@ -80,7 +80,7 @@ def sampled_states(trunk: nn.Module, batch: TrainBatch, *, compute_dtype: torch.
         hidden = response_states(trunk, batch)
     if batch.env_mask is None:
         return hidden
-    # What the env said is read, and never predicted.
+    # The env's tokens are input, and never predicted.
     own = batch.sampled_mask[batch.response_mask].nonzero().squeeze(-1)
     return select_rows(hidden, own)
 

@@ -1,8 +1,8 @@
 """Frozen linear layers whose weights take 4 bits each, for adapters to learn beside (QLoRA).
 
 A weight is stored as NF4: blocks of 64 numbers, each one of 16 levels between minus and plus the
-block's largest, which stands beside it in float32. A pass makes a layer's weight whole and lets it
-go again; backwards once more.
+block's largest magnitude, which is kept in float32. A forward pass dequantizes a layer's weight and
+frees it again, and so does the backward pass.
 
 Source: Dettmers et al. 2023 (arXiv:2305.14314).
 """
@@ -22,7 +22,7 @@ class Linear4bit(nn.Linear):
     """A linear layer that never learns; the bias of the layer it is made from stays as it is."""
 
     absmax: nn.Parameter
-    """Of each block, float32; a parameter, so that models which share frozen weights share it."""
+    """Each block's largest, float32; a parameter, so that models with shared weights share it."""
 
     def __init__(self, layer: nn.Linear, device: torch.device) -> None:
         from bitsandbytes import functional
@@ -43,8 +43,8 @@ class Linear4bit(nn.Linear):
 
         state = functional.QuantState(
             absmax=self.absmax.detach(),
-            # As one row: with AVX-512 bitsandbytes 0.50 looks for blocks from each row's begin on,
-            # which is wrong for every row after the first that is no whole number of blocks long.
+            # As one row: with AVX-512 bitsandbytes 0.50 begins a new block at each row, which is
+            # wrong from the second row on if rows are no whole number of blocks long.
             shape=torch.Size((1, self.out_features * self.in_features)),
             dtype=dtype,
             blocksize=_BLOCK,
@@ -62,7 +62,7 @@ class Linear4bit(nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """x W', which keeps nothing of what it made whole."""
+    """x W'; the dequantized weight is not kept for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Linear4bit) -> Tensor:

@@ -40,9 +40,9 @@ class Critic(nn.Module):
 def load_causal_lm(
     path: Path, dtype: torch.dtype, *, attention: str | None = None
 ) -> transformers.PreTrainedModel:
-    """Returns the causal LM of a folder, all of it, on the CPU: every load of a model is this one.
+    """Returns the complete causal LM of a folder, on the CPU; every load of a model calls this.
 
-    `attention` names an implementation of transformers; by default it chooses one.
+    `attention` names an implementation of transformers, which chooses one by default.
 
     Raises:
         ValueError: as `check_model_folder` does; a parameter is in no file and would stay random;
@@ -107,11 +107,11 @@ def checkpoint_gradients(model: transformers.PreTrainedModel) -> None:
         )
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in layers:
-        layer.training = True  # transformers asks for it; not .train(), which goes on inside
+        layer.training = True  # transformers needs it; not .train(), which sets inner ones, too
 
 
 def copy_sharing_frozen(model: Module) -> Module:
-    """Returns a copy that has its own learning weights, and the very same tensors of the others."""
+    """Returns a copy with trainable weights of its own, which shares the frozen ones' tensors."""
     shared = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
     return copy.deepcopy(model, shared)
 
@@ -137,14 +137,14 @@ class Models:
 def load_models(
     config: RunConfig, model_path: Path, resume_from: Path | None, device: torch.device
 ) -> Models:
-    """Returns the models of a run, as they are before what a learner's state holds is put back.
+    """Returns the models of a run, before a learner's saved state is restored.
 
     The actor is that of the checkpoint `resume_from`, if any, else the base model.
 
     Raises:
         ValueError: as `load_actor` and `checkpoint_gradients` do.
     """
-    # With adapters, a checkpoint holds merged weights: base and adapters come apart.
+    # With adapters, a checkpoint has merged weights: load the base, restore adapters later.
     rank = config.model.lora_rank
     folder = model_path if resume_from is None or rank else resume_from
     actor = load_actor(folder, device, in_4bit=config.model.load_in_4bit)

@@ -2,8 +2,8 @@
 
 A linear layer with weight W computes W x + (alpha / rank) B A x, and only A [rank, in] and B
 [out, rank] learn. Outside the learner there are no adapters: engines and checkpoints get the
-merged weights W + (alpha / rank) B A, computed beside W, which adding and taking away would wear.
-Of a W in 4 bits (QLoRA) that is the W which the learner computes with, not the one it came from.
+merged weights W + (alpha / rank) B A as new tensors: adding to W and subtracting again would lose
+precision. For a W in 4 bits (QLoRA), W is the dequantized one of the learner, not the original.
 
 Source: Hu et al. 2021 (arXiv:2106.09685).
 """
@@ -26,7 +26,7 @@ def add_adapters(model: transformers.PreTrainedModel, *, rank: int, alpha: float
 
     At first B is 0, so the model computes what it did; A is drawn from torch's generator.
     """
-    import peft  # here: a run without adapters has no second to spend on it
+    import peft  # here: it takes a second, which a run without adapters saves
 
     # peft types alpha as int, and only divides by the rank.
     settings = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear")
@@ -38,8 +38,8 @@ def add_adapters(model: transformers.PreTrainedModel, *, rank: int, alpha: float
 def merged_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Yields `model.state_dict()` with every adapter merged, under the names of a plain model.
 
-    Layers with adapters give new tensors, gathered by collectives where the model is sharded; all
-    others give the model's own, shards as they are. There a weight that stands twice comes once.
+    Layers with adapters give new tensors, gathered by collectives if the model is sharded; all
+    others give the model's own, and shards are not gathered. A tied weight comes only once.
     """
     adapted = {
         f"{name}.base_layer.weight": layer

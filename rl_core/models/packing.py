@@ -7,7 +7,7 @@ pass, so layers can forget and compute again (gradient checkpointing). It reads 
 row: a small part of a layer's work.
 
 Legend: B rows, L longest row (prompt + response less its last token), N tokens computed, of which
-M stand before the rows' own (prompts without their last token), H hidden size, D head size.
+the first M are the prompts' (without their last tokens), H hidden size, D head size.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _SelectRows(torch.autograd.Function):
 class PackedRows:
     """The tokens of a micro-batch that are computed: its prompts', then its rows'.
 
-    A row's own begin with the last token of its prompt, whose state predicts the first of the
+    A row's own tokens begin with its prompt's last, whose state predicts the first of the
     response.
     """
 
@@ -64,14 +64,13 @@ class PackedRows:
     num_prompt_tokens: int
     """M."""
     places: Tensor
-    """Which token stands where in the rows, int64 [B, L]; behind a row's end, its last."""
+    """Which token is at each position of the rows, int64 [B, L]; past a row's end, its last."""
     slots: Tensor
-    """Where in the flattened [B * L] each token stands; a prompt's, in one of its rows; int64 [N].
-    """
+    """Each token's position in the flattened [B * L], a prompt's in one of its rows; int64 [N]."""
 
     @classmethod
     def of(cls, batch: TrainBatch) -> PackedRows:
-        """Returns the tokens that the states before a batch's responses need."""
+        """Returns the tokens that must be computed to predict a batch's responses."""
         device = batch.input_ids.device
         prompt_rows, prompt_of_row = batch.prompts()
         before, lengths = batch.prompt_lengths - 1, batch.lengths - 1
@@ -99,7 +98,7 @@ class PackedRows:
         """Returns [1, heads, N, D] as rows, [B, heads, L, D]; gradients of a token are added up."""
         num_heads, num_tokens = heads.shape[1:3]
         tokens = heads.transpose(1, 2).reshape(num_tokens, -1)
-        # An embedding's backward adds in one order on a GPU too, where index_select's does not.
+        # On a GPU, too, an embedding's backward adds in a fixed order, unlike index_select's.
         rows = functional.embedding(self.places, tokens)
         return rows.view(*self.places.shape, num_heads, -1).transpose(1, 2)
 
@@ -109,7 +108,7 @@ class PackedRows:
 
 
 def _starts(lengths: Tensor) -> Tensor:
-    """Returns where each of so many begins, one after another."""
+    """Returns where each of consecutive pieces of these lengths begins."""
     return lengths.cumsum(0) - lengths
 
 
@@ -123,7 +122,7 @@ def attention(
     packed: PackedRows | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Returns what queries read, [1, N, heads, D]; without `packed`, what transformers' SDPA does.
+    """Returns attention's output, [1, N, heads, D]; without `packed`, as transformers' SDPA does.
 
     The query is [1, heads, N, D], key and value are [1, heads of keys, N, D]. `packed` are the
     tokens' rows, with which the mask is ignored.
@@ -138,7 +137,7 @@ def attention(
         num_groups = query.shape[1] // key.shape[1]
         key, value = repeat_kv(key, num_groups), repeat_kv(value, num_groups)
     if device == "cpu" and torch.is_autocast_enabled(device):
-        # Its backward pass in bfloat16 takes 3.6 times as long there as in float32.
+        # On a CPU its backward pass in bfloat16 takes 3.6 times as long as in float32.
         query, key, value = query.float(), key.float(), value.float()
         if attention_mask is not None and attention_mask.is_floating_point():
             attention_mask = attention_mask.float()
@@ -172,14 +171,14 @@ def takes_packed_rows(backbone: Any) -> bool:
 def packed_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
     """Returns the states that predict the response tokens, [N - M, H], row after row.
 
-    The backbone is one that `takes_packed_rows`, whose layers all see all tokens before one.
+    The backbone must be one that `takes_packed_rows`; each layer must see all earlier tokens.
     """
     packed = PackedRows.of(batch)
     states: Tensor = backbone(
         input_ids=packed.ids,
         position_ids=packed.positions,
         use_cache=False,
-        attention_mask=packed.slots[None, None, None],  # of 4 dimensions: so that none is made
+        attention_mask=packed.slots[None, None, None],  # of 4 dimensions, so that no mask is made
         packed=packed,
     ).last_hidden_state[0]
     return states[packed.num_prompt_tokens :]

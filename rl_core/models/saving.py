@@ -1,4 +1,4 @@
-"""An actor as a folder in the Hugging Face layout, which transformers and vLLM load as it lies."""
+"""An actor as a folder in the Hugging Face layout, which transformers and vLLM load as it is."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ _TOKENIZER_FILES = (
 
 
 def part_file(file: str, part: int, size: int) -> str:
-    """Returns the name of a part, from 0, of a safetensors file, as Hugging Face names them."""
+    """Returns the name of a shard, from 0, of a safetensors file, as Hugging Face names it."""
     stem = file.removesuffix(".safetensors")
     return file if size == 1 else f"{stem}-{part + 1:05}-of-{size:05}.safetensors"
 
@@ -35,17 +35,17 @@ def save_actor(
     tokenizer_from: Path,
     folder: Path,
 ) -> None:
-    """Writes a model as a folder that transformers and vLLM load as it lies, tokenizer included.
+    """Writes a model as a folder that transformers and vLLM load as it is, tokenizer included.
 
-    The weights, see `complete_weights`, are written as they are, in float32; the model says what
-    stands beside them, and its own may change meanwhile.
+    The weights, see `complete_weights`, are written as they are, in float32; only the configuration
+    is taken from `model`, whose own weights may change meanwhile.
     """
     model.save_pretrained(folder, state_dict=dict(weights))
     _copy_tokenizer(tokenizer_from, folder)
 
 
 def save_part(weights: Mapping[str, Tensor], folder: Path, part: int, size: int) -> None:
-    """Writes a share, counted from 0, of a model's weights: contiguous, on the CPU."""
+    """Writes a shard, counted from 0, of a model's weights, contiguous and on the CPU."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(dict(weights), folder / part_file(_WEIGHTS, part, size), metadata={"format": "pt"})
 
@@ -57,7 +57,7 @@ def save_beside_parts(
     tokenizer_from: Path,
     folder: Path,
 ) -> None:
-    """Writes what `save_actor` does but for the weights, and which part holds each of these."""
+    """Writes what `save_actor` does except the weights, and the index of their shards."""
     model.config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)

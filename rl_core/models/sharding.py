@@ -28,11 +28,11 @@ Result = TypeVar("Result")
 
 
 class ShardedModel(nn.Module):
-    """A model whose weights lie on all ranks, a share each, and the root of FSDP's hooks.
+    """A model of whose weights each rank has a share, and the root of FSDP's hooks.
 
-    Weights of the model, which is whole and the same on all ranks, become DTensors in place; those
-    that `stay_whole`, beside adapters, are shared by all models. If it `offloads`, the shards lie
-    in the machine's memory, and only what is gathered on the device.
+    The given model is whole and the same on all ranks; its weights become DTensors in place. Those
+    that `stay_whole`, beside adapters, are shared by all models. If it `offloads`, shards are in
+    the machine's memory, and only gathered weights on the device.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ShardedModel(nn.Module):
         blocks = [m for m in self.modules() if isinstance(m, GradientCheckpointingLayer)]
         for part in (*blocks, self):
             unit = fully_shard(part, mesh=mesh, ignored_params=stay_whole, offload_policy=policy)
-            # Shares of a loss are added up, where FSDP would take the ranks' mean.
+            # Shares of a loss are added up; by default FSDP takes the ranks' mean.
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(enable=True)
 
@@ -61,12 +61,12 @@ class ShardedModel(nn.Module):
 
 
 def shard(models: Models, device: torch.device, *, offloads: bool) -> dict[nn.Module, ShardedModel]:
-    """Leaves each rank its share of all weights, and returns the root of each model that is cut.
+    """Cuts all weights into a share for each rank; returns the root of each model that is cut.
 
-    Beside adapters the weights that stand still stay whole: all models share them, and a reference
-    is the actor without adapters. The models are the same on all ranks, and have no optimizers yet.
-    Of models on the CPU, what is cut goes to the device a layer at a time. If it `offloads`, the
-    reference's shares lie in the machine's memory.
+    With adapters the frozen weights stay whole: all models share them, and a reference is the actor
+    without adapters. The models must be the same on all ranks, and have no optimizers yet. Models
+    on the CPU go to the device a layer at a time, as they are cut. If it `offloads`, the
+    reference's shares are in the machine's memory.
     """
     mesh = _mesh_of_all(device.type)
     actor, reference, critic = models.actor, models.reference, models.critic
@@ -95,20 +95,20 @@ def sharded_pass(
         return forward(batch, **models)
     outputs: TokenOutputs = root(partial(forward, batch, **models))
     if not torch.is_grad_enabled():
-        # FSDP would keep the root's weights, and a list of all passes until one has a backward.
+        # Else FSDP keeps the root's weights, and a list of all passes until one has a backward.
         cast("FSDPModule", root).reset_iter_state()
     return outputs
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Returns a tensor that all ranks hold; of one that is cut, gathered by a collective."""
+    """Returns the whole tensor; if it is sharded, all ranks gather it by a collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def whole_in(rank: int, tensor: Tensor) -> Tensor | None:
-    """Returns a tensor that all ranks hold, in one of them: None in the others; a collective.
+    """Returns the whole tensor on one rank and None on the others; all ranks must call this.
 
-    Each shard goes only to that rank, where `whole_tensor` sends it to all.
+    Each shard is sent only to that rank; `whole_tensor` sends it to all.
     """
     if not isinstance(tensor, DTensor):
         return tensor if distributed.get_rank() == rank else None
@@ -130,7 +130,7 @@ def whole_in(rank: int, tensor: Tensor) -> Tensor | None:
 def cut_as(like: Tensor, tensor: Tensor) -> Tensor:
     """Returns this rank's share of a tensor that is the same on all ranks; no collective.
 
-    It is cut as `like`, of the same shape, which may be whole.
+    It is cut as `like`, which has the same shape; if `like` is whole, it stays whole.
     """
     tensor = tensor.to(like.device)
     if not isinstance(like, DTensor):
@@ -139,7 +139,7 @@ def cut_as(like: Tensor, tensor: Tensor) -> Tensor:
 
 
 def own_share(parameter: nn.Parameter) -> nn.Parameter:
-    """Returns what an optimizer steps of a parameter: where it is cut, only this rank's part."""
+    """Returns the part of a parameter that an optimizer updates; if sharded, only this rank's."""
     if not isinstance(parameter, DTensor):
         return parameter
     return nn.Parameter(own_part(parameter.detach()))
@@ -151,17 +151,17 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 def as_shares(part: Tensor, like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Returns this rank's part of a tensor as such, so that all ranks' parts can be joined.
+    """Returns this rank's part of a tensor as a DTensor, so that all ranks' parts can be joined.
 
-    The tensor, whose `shape` is that of the whole, is cut as `like` is, maybe on another device;
-    where that is not cut, `part` is returned.
+    `shape` is that of the whole tensor, which is cut as `like` is, maybe on another device; if
+    `like` is not cut, `part` is returned.
     """
     if not isinstance(like, DTensor):
         return part
     part = part.reshape(-1, *shape[1:])
     whole = torch.empty(shape, device="meta")
     mesh = like.device_mesh
-    if part.device.type not in (mesh.device_type, "meta"):  # else all would come to the card
+    if part.device.type not in (mesh.device_type, "meta"):  # else the whole would come to the card
         mesh = _mesh_of_all(part.device.type)
     return DTensor.from_local(
         part,

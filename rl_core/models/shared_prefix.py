@@ -1,4 +1,4 @@
-"""Hidden states that predict response tokens; a group's prompt is computed once for all of it.
+"""Hidden states that predict response tokens; a group's prompt is computed once for all its rows.
 
 Legend: B rows, G prompts, P longest prompt, T longest response, H hidden size, N response tokens.
 """
@@ -14,14 +14,14 @@ from rl_core.batch import TrainBatch
 from rl_core.models.packing import packed_states, select_rows, takes_packed_rows
 
 _PADDING: Final = 0.1
-"""Of rows without a shared prompt: to gather rows for attention costs something, too."""
+"""Rows without a shared prompt are packed above this share of padding: gathering costs, too."""
 
 
 def can_share_prompts(backbone: Any) -> bool:
     """Returns whether a group's prompt is read once for all its responses.
 
-    Not where layers see a window of positions or carry a state, for which padded prompts would be
-    wrong; nor where they must be read at once, see `_reads_once`, unless they take packed rows.
+    Not if layers see a window of positions or carry a state, for which padded prompts would be
+    wrong; nor if a micro-batch must be one pass, see `_reads_once`, unless rows can be packed.
     """
     config = backbone.config.get_text_config()
     layer_types = getattr(config, "layer_types", None) or ["full_attention"]
@@ -31,10 +31,10 @@ def can_share_prompts(backbone: Any) -> bool:
 
 
 def _reads_once(backbone: Any) -> bool:
-    """Whether a micro-batch is one pass through the layers.
+    """Whether a micro-batch must be one pass through the layers.
 
-    Those that are checkpointed forget their keys to compute them again; those that are sharded
-    wait for other ranks, whose passes must be as many whatever their rows share.
+    Checkpointed layers drop their keys and compute them again; sharded layers wait for other
+    ranks, which must do as many passes whichever rows share a prompt.
     """
     is_sharded = any(isinstance(module, FSDPModule) for module in backbone.modules())
     return backbone.is_gradient_checkpointing or is_sharded
@@ -59,7 +59,7 @@ def response_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
 
 
 def _packs(backbone: Any, batch: TrainBatch, *, is_shared: bool) -> bool:
-    """Returns whether rows are packed: read once, or where a mask or padding would cost."""
+    """Returns whether rows are packed: to read them in one pass, or to save a mask or padding."""
     if not (takes_packed_rows(backbone) and can_share_prompts(backbone)):
         return False
     if is_shared:
@@ -81,9 +81,9 @@ def _continued_states(backbone: Any, batch: TrainBatch) -> Tensor:
     positions = batch.prompt_lengths.unsqueeze(-1) + torch.arange(
         num_columns, device=lengths.device
     )
-    # Behind a shorter prompt stands what its row goes on with: hidden from the responses below.
+    # A shorter prompt is followed by tokens of its response: the mask below hides them.
     prompts = batch.input_ids[prompt_rows, :longest]
-    # Past the end of a row any token will do: nothing looks at it.
+    # Past the end of a row any token will do: no real token sees it.
     responses = batch.input_ids.gather(1, positions.clamp(max=batch.input_ids.shape[1] - 1))
     # Looked up at once: each lookup's gradient is a tensor of the embedding's size.
     embedded = backbone.get_input_embeddings()(torch.cat([prompts.flatten(), responses.flatten()]))

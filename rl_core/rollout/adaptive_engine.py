@@ -1,7 +1,7 @@
-"""Where generating runs out of memory, what is missing is generated again, less at a time.
+"""If generation runs out of memory, unfinished responses are generated again, fewer at a time.
 
-How many responses are under way changes none of them: each has a seed of its own. So what does not
-fit costs those that had not ended, and neither the step nor the run.
+The number of responses at a time changes none of them: each has a seed of its own. So running out
+of memory costs only the work on unfinished responses, not the step or the run.
 """
 
 import gc
@@ -20,12 +20,12 @@ from rl_core.rollout.protocol import RolloutEngine
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
 _BUDGET: Final = "gen"
-"""Whatever is generated for: it is the same engine, and the same memory."""
+"""One budget for all phases: they share the engine and its memory."""
 _logger = logging.getLogger(__name__)
 
 
 class AdaptiveEngine:
-    """Generates as many responses at a time as memory allows; the model's folder must stay."""
+    """Generates as many responses at a time as memory allows; do not delete the model's folder."""
 
     def __init__(self, config: RunConfig, model_path: Path) -> None:
         self._config = config
@@ -59,9 +59,9 @@ class AdaptiveEngine:
     def end_step(self) -> dict[str, float]:
         """Returns metrics of what was generated since the last call.
 
-        `memory/budget_seqs/gen` is how many responses it ended with at a time, and
-        `memory/oom/<phase>` how often they did not fit; `memory/oom_seqs/<phase>`, if they ever did
-        not, how many were under way the first time.
+        `memory/budget_seqs/gen` is the number of responses at a time in the end, and
+        `memory/oom/<phase>` how often they did not fit; if they did not, `memory/oom_seqs/<phase>`
+        is how many were under way the first time.
         """
         metrics: dict[str, float] = {}
         if self._failures:

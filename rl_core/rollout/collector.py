@@ -30,7 +30,7 @@ _MULTIPLIER = np.uint64(6_364_136_223_846_793_005)
 
 @dataclass(frozen=True)
 class Answer:
-    """A completion as text, and its score to be."""
+    """A completion, its text, and the future of its score."""
 
     completion: Completion
     text: str
@@ -39,12 +39,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Collected:
-    """The rollouts that a step learns from, and what was seen on the way."""
+    """The rollouts that a step learns from, and the metrics of collecting them."""
 
     rollouts: list[Rollout]
     """`group_size` per problem of the batch, group after group."""
     metrics: dict[str, float]
-    """Of the batch's own problems: replacing groups does not flatter the accuracy.
+    """Of the problems chosen first, so that replacing groups does not raise the accuracy.
 
     `rollout/tokens_per_s` counts the sampled tokens of replaced groups too.
     """
@@ -64,14 +64,14 @@ def collect(
     rewards: Rewards,
     clock: Callable[[str], AbstractContextManager[None]],
 ) -> Collected:
-    """Returns the scored rollouts of a step, counted from 1, of the problems in `chosen` positions.
+    """Returns a step's scored rollouts of the problems at the `chosen` positions.
 
-    Where `algorithm.resample_rounds` says so, groups whose scores are all equal, which teach
+    In up to `algorithm.resample_rounds` rounds, groups whose scores are all equal, which teach
     nothing, are replaced by groups of other problems (DAPO, arXiv:2503.14476, section 3.2). These
     depend on (seed, step) only; groups that no round could replace stay, so the batch is full.
 
-    For `decode` and `encode` see `TurnTaking`. The clock times `gen`, and as `reward` what scoring
-    takes after it.
+    `step` counts from 1; for `decode` and `encode` see `TurnTaking`. The clock times `gen`, and as
+    `reward` the rest of the scoring after it.
     """
     group_size = config.algorithm.group_size
     sampling = SamplingSettings(config.data.max_response_length, config.rollout.temperature)
@@ -204,7 +204,7 @@ def repeated_share(token_ids: NDArray[np.int64], length: int = 8) -> float:
     """
     if len(token_ids) <= length:
         return 0.0
-    # A polynomial modulo 2^64 stands for a run: two different ones meet once in 10^19.
+    # Runs are hashed by a polynomial modulo 2^64: two different ones collide once in 10^19.
     powers = np.cumprod(np.full(length, _MULTIPLIER))
     runs = np.convolve(token_ids.astype(np.uint64), powers, "valid")
     return 1 - len(set(runs.tolist())) / len(runs)

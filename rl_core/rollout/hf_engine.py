@@ -1,4 +1,4 @@
-"""Stage 3 with transformers only: slower than vLLM, and runs wherever torch does.
+"""Stage 3 with transformers only: slower than vLLM, but runs wherever torch does.
 
 B requests of a batch, b of them still running, P longest prompt, V vocabulary.
 """
@@ -39,11 +39,11 @@ class StopTexts:
         ends = {text[-1] for text in texts}
         candidates = [i for i, word in enumerate(words) if ends & set(word)]
         self._candidates = torch.tensor(candidates, device="cpu")
-        # A token is a byte at least.
+        # A token has at least one byte, so this many tokens hold any of the texts.
         self._longest = max(len(text.encode()) for text in texts)
 
     def candidates(self, token: torch.Tensor) -> list[int]:
-        """Returns which of the tokens, int64 [b], could complete a text: few of many."""
+        """Returns which of the tokens, int64 [b], could complete a text: usually few."""
         is_one = torch.isin(token, self._candidates.to(token.device))
         return [int(i) for i in is_one.nonzero().squeeze(-1)]
 
@@ -64,7 +64,7 @@ class HfEngine(RolloutEngine):
         max_num_seqs: int,
         on_gpu: bool,
     ) -> None:
-        """Loads the model of a Hugging Face folder; so many responses are generated at a time."""
+        """Loads the model of a Hugging Face folder, for `max_num_seqs` responses at a time."""
         self._device = torch.device("cuda" if on_gpu else "cpu")
         self._model: Any = load_causal_lm(model_path, getattr(torch, dtype)).to(self._device)
         self._model.eval()
@@ -84,7 +84,7 @@ class HfEngine(RolloutEngine):
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
     ) -> Iterator[tuple[int, Completion]]:
-        """Yields what has ended, soon after it; see `RolloutEngine.generate`."""
+        """Yields completions soon after they have ended; see `RolloutEngine.generate`."""
         if not self._has_weights:
             raise RuntimeError("the engine's weights were released: others must come first")
         for start in range(0, len(requests), self._max_num_seqs):
@@ -112,7 +112,7 @@ class HfEngine(RolloutEngine):
         give_back_heap()
 
     def resize(self, max_num_seqs: int) -> None:
-        """Takes another batch size; see `RolloutEngine.resize`."""
+        """Changes the batch size; see `RolloutEngine.resize`."""
         self._max_num_seqs = max_num_seqs
 
     def close(self) -> None:
@@ -123,8 +123,8 @@ class HfEngine(RolloutEngine):
     def _generate_batch(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
     ) -> Iterator[tuple[int, Completion]]:
-        """Yields rows when they leave the batch: when half of those in it have ended, or all."""
-        # What each row will draw is drawn at once: a sample depends on its seed, not on the batch.
+        """Yields ended rows when they leave the batch: once half of its rows have ended, or all."""
+        # Each row's random numbers are drawn at once: they depend on its seed, not on the batch.
         draws = torch.stack(
             [
                 torch.rand(
@@ -148,7 +148,7 @@ class HfEngine(RolloutEngine):
         for step in range(num_steps):
             token, logprob = _sample(logits, sampling.temperature, draws[rows, step])
             tokens[rows, step], logprobs[rows, step] = token, logprob
-            # Rows that have ended go on until half have: what they sample counts for nothing.
+            # Ended rows stay until half have ended: what they still sample is ignored.
             lengths[rows] += ~ended[rows]
             ended[rows] |= torch.isin(token, self._stop_ids)
             if stops is not None:
@@ -185,7 +185,7 @@ class HfEngine(RolloutEngine):
         return self._stop_texts if texts else None
 
     def _read_prompts(self, requests: Sequence[GenerationRequest]) -> tuple[_Context, torch.Tensor]:
-        """Reads each distinct prompt once; returns what follows must know, and logits [B, V].
+        """Reads each distinct prompt once; returns the next tokens' context, and logits [B, V].
 
         Prompts are padded on the left with token 0, masked.
         """
@@ -232,14 +232,14 @@ class HfEngine(RolloutEngine):
 
 @dataclass
 class _Context:
-    """What the responses have behind them."""
+    """The state of the running responses: what their next tokens need."""
 
     cache: DynamicCache
-    """Keys and values; where prompts are shared, only those of the responses."""
+    """Keys and values; if prompts are shared, only those of the responses."""
     positions: torch.Tensor
     """Of the next tokens, int64 [b, 1]."""
     mask: torch.Tensor | None
-    """Real tokens of prompts and responses, int64 [b, tokens], where prompts are not shared."""
+    """Real tokens of prompts and responses, int64 [b, tokens], if prompts are not shared."""
     prompts: SharedPrompts | None
 
     def attention(self) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def _sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the next tokens int64 [b] and their log-probs float32 [b], of logits float32 [b, V].
 
-    A token is drawn where `draws` (float32 [b] from [0, 1)) cut the cumulated probabilities; at
+    A token is drawn where the cumulative probabilities pass `draws` (float32 [b] from [0, 1)); at
     temperature 0 it is the likeliest.
     """
     if temperature == 0:

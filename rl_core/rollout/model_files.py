@@ -1,4 +1,4 @@
-"""What an engine must know of a model folder: its tensors, and where a response ends."""
+"""What an engine reads from a model folder: its tensors, and the tokens that end a response."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ _NAMES_SHOWN = 3
 
 
 def weight_shapes(model_path: Path) -> dict[str, torch.Size]:
-    """Returns the shape of every tensor that a weight update must bring, by Hugging Face name.
+    """Returns the shape of every tensor that a weight update must contain, by Hugging Face name.
 
     With tied embeddings `lm_head.weight` is not among them: it is the input embedding.
     """

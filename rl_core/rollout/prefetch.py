@@ -13,14 +13,14 @@ Clock = Callable[[str], AbstractContextManager[None]]
 
 
 class RolloutsAhead:
-    """Hands out the rollouts of each step, collected on demand or in the meantime."""
+    """Hands out the rollouts of each step, collected on demand or ahead of time."""
 
     def __init__(self, collect_step: Callable[[int, Clock], Collected]) -> None:
         self._collect_step = collect_step
         self._ahead: Future[Collected] | None = None
 
     def begin(self, step: int) -> None:
-        """Has the rollouts of a step collected, which is the next to be taken."""
+        """Starts to collect the rollouts of a step; `take` must be called for this step next."""
         self._ahead = ahead = Future[Collected]()
 
         def run() -> None:
@@ -42,7 +42,7 @@ class RolloutsAhead:
             self._ahead.result()
 
     def take(self, step: int, clock: Clock) -> Collected:
-        """Returns a step's rollouts; of those from ahead `gen` is the time of waiting."""
+        """Returns a step's rollouts; if collected ahead, `gen` is the time of waiting for them."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return self._collect_step(step, clock)
@@ -51,15 +51,15 @@ class RolloutsAhead:
 
 
 def staleness_metrics(rollouts: Sequence[Rollout], step: int, *, limit: int) -> dict[str, float]:
-    """Returns how stale a step's tokens are, in updates; where they must not be, nothing.
+    """Returns how stale a step's tokens are, in updates; nothing if `limit` is 0.
 
     A token's staleness is the number of updates between the policy that sampled it and the one
-    that learns from it: step n, from 1, learns with the policy of n - 1 updates. So AReaL counts
-    (arXiv:2505.24298, section 5.1), for each trajectory by its oldest token.
+    that learns from it: step n, from 1, learns with the policy of n - 1 updates. AReaL counts
+    in the same way (arXiv:2505.24298, section 5.1), for each trajectory by its oldest token.
     `rollout/stale_tokens_frac` is the share of tokens that are not of the newest policy.
 
     Raises:
-        RuntimeError: a token is staler than the limit, or from a policy that is yet to be.
+        RuntimeError: a token is staler than the limit, or from a newer policy than the step's own.
     """
     tokens: Counter[int] = Counter()
     for rollout in rollouts:

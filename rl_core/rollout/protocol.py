@@ -1,4 +1,4 @@
-"""What the loop asks of a rollout engine (stage 3), whichever library generates."""
+"""The interface of a rollout engine (stage 3), whichever library generates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def in_order(finished: Iterable[tuple[int, Completion]]) -> list[Completion]:
-    """Returns what an engine yielded, all of it, in the order of the requests."""
+    """Returns all completions that an engine yielded, in the order of the requests."""
     return [completion for _, completion in sorted(finished, key=itemgetter(0))]
 
 
@@ -21,7 +21,7 @@ class RolloutEngine(Protocol):
     """Generates responses with weights that the learner replaces between steps."""
 
     policy_version: int
-    """How many updates made the weights: completions bear this number."""
+    """How many updates made the weights; completions carry this number."""
 
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
@@ -30,28 +30,28 @@ class RolloutEngine(Protocol):
 
         A response ends after an end-of-sequence token of the model's generation config (it is the
         last of `response_ids` and has a log-prob), after the token that completes a text of
-        `sampling.stop`, or after `sampling.max_tokens` or fewer that the request allows. The same
+        `sampling.stop`, or after `sampling.max_tokens` (or the request's own limit). The same
         prompt and seed give the same response under the same weights, alone or in a batch.
         """
         ...
 
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replaces all weights in place, and forgets whatever was computed with the old ones.
+        """Replaces all weights in place, and drops everything computed with the old ones.
 
-        Every tensor of the model stands under its Hugging Face name, on any device, in any float
-        type; with tied embeddings `lm_head.weight` may be left out. They may be kept, and must not
-        change, until `release_weights` or until others come. ValueError for any but all of them.
+        `weights` has all tensors by Hugging Face name, on any device, in any float type; with tied
+        embeddings `lm_head.weight` may be left out. The engine may keep them: they must not change
+        until `release_weights` or the next update. ValueError if any is missing or does not fit.
         """
         ...
 
     def release_weights(self) -> None:
-        """Lets go of all weights that it can do without: nothing is generated until others come."""
+        """Frees all weights that it can do without: nothing is generated until the next update."""
         return
 
     def resize(self, max_num_seqs: int) -> None:
-        """Generates so many responses at a time from now on, with the same weights.
+        """Generates `max_num_seqs` responses at a time from now on, with the same weights.
 
-        Also makes an engine whose `generate` ran out of memory sound again.
+        Also makes an engine whose `generate` ran out of memory usable again.
         """
         ...
 

@@ -35,9 +35,9 @@ class SharedPrompts:
     prompt_of_row: list[int]
     """The prompt of each response, of b; every prompt has one."""
     rows: Tensor
-    """The responses of each prompt, int64 [G * n]; where a prompt has fewer, its first again."""
+    """The responses of each prompt, int64 [G * n]; a prompt with fewer repeats its first."""
     places: Tensor
-    """Where in `rows` each response stands, int64 [b]."""
+    """The position of each response in `rows`, int64 [b]."""
 
     @classmethod
     def of(
@@ -62,7 +62,7 @@ class SharedPrompts:
         )
 
     def keep(self, rows: Sequence[int]) -> SharedPrompts:
-        """Returns what is needed for these responses."""
+        """Returns only what these responses need."""
         wanted = [self.prompt_of_row[row] for row in rows]
         left = sorted(set(wanted))
         index = torch.tensor(left, device=self.is_padding.device)
@@ -74,9 +74,9 @@ class SharedPrompts:
         )
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Returns what each response's new token reads in a layer, [b, K, r, D].
+        """Returns the attention output of each response's new token in a layer, [b, K, r, D].
 
-        The query is scaled, [b, K, r, D]; keys and values are of what was generated, [b, K, t, D].
+        The query is scaled, [b, K, r, D]; keys and values are of generated tokens, [b, K, t, D].
         """
         prompt_keys, prompt_values = self.keys[layer], self.values[layer]
         to_prompt = self._by_prompt(query) @ prompt_keys.transpose(-1, -2)
@@ -132,7 +132,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
 
 
 def _larger(old: Tensor, new: Tensor, num_tokens: int) -> Tensor:
-    """Returns room for tokens like those of `new`, [b, K, t, D], begun with the old ones."""
+    """Returns a buffer for tokens like those of `new`, [b, K, t, D], which begins with `old`."""
     room = new.new_empty(*new.shape[:2], num_tokens, new.shape[-1])
     if old.numel():
         room[:, :, : old.shape[-2]] = old

@@ -1,7 +1,7 @@
 """Several turns: the env answers a response, and the model goes on (`env.max_turns`), stage 3.
 
-What the model goes on with are the very tokens that were sampled, and the env's words tokenized by
-themselves: a text that was cut into tokens anew would not be what the log-probs are of. A turn is a
+The model goes on from the tokens that it sampled, and the env's text is tokenized by itself: the
+log-probs are of the sampled tokens, and tokenizing the text again could give others. A turn is a
 request of its own; its prompt is the conversation so far, which vLLM holds in its prefix cache.
 """
 
@@ -28,12 +28,12 @@ Stream: TypeAlias = Callable[
 
 
 def within_bounds(turns: Sequence[Turn], score: float, *, full_score: float) -> tuple[Turn, ...]:
-    """Returns the turns with as much of their rewards as keeps the response's within bounds.
+    """Returns the turns, their rewards cut so that the response's reward stays within bounds.
 
-    In one turn a reward is the score, from 0 to `env.full_score`. What the turns earn is added to
-    it in their order, and counts as far as the sum stays there: no number of turns is worth more
-    than a correct answer, or less than nothing. A score beyond, which a user's function may give,
-    is a bound itself.
+    The bounds are those of a score, 0 and `env.full_score`. The turns' rewards are added to the
+    score in their order, and cut if the sum would leave the bounds: no number of turns is worth
+    more than a correct answer, or less than nothing. A score beyond a bound, which a user's
+    function may give, takes that bound's place.
     """
     low, high, reward = min(score, 0.0), max(score, full_score), score
     bounded = []
@@ -48,20 +48,20 @@ def within_bounds(turns: Sequence[Turn], score: float, *, full_score: float) -> 
 
 
 def turn_metrics(completions: Sequence[Completion]) -> dict[str, float]:
-    """Returns how often the model wrote in a response: `rollout/turns_mean` and `_max`."""
+    """Returns the model's turns per response: `rollout/turns_mean` and `_max`."""
     turns = [sum(turn.is_model for turn in c.turns) or 1 for c in completions]
     return {"rollout/turns_mean": float(np.mean(turns)), "rollout/turns_max": float(max(turns))}
 
 
 @dataclass
 class _Dialogue:
-    """What was said so far."""
+    """A request's conversation so far."""
 
     request: GenerationRequest
     completions: list[Completion] = field(default_factory=list)
     """One per turn of the model."""
     said: list[tuple[int, ...]] = field(default_factory=list)
-    """The env's tokens after each of them but the last."""
+    """The env's tokens after each of the model's turns but the last."""
     turns: list[Turn] = field(default_factory=list)
 
     @property
@@ -81,7 +81,7 @@ class _Dialogue:
         )
 
     def whole(self, finish_reason: FinishReason) -> Completion:
-        """Returns all turns as one completion; one that no env had to do with as it is."""
+        """Returns all turns as one completion; if the env took no part, the engine's own."""
         last = replace(self.completions[-1], finish_reason=finish_reason)
         if not self.said and not self.turns[-1].reward:
             return last
@@ -99,13 +99,13 @@ class _Dialogue:
 
 @dataclass(frozen=True)
 class TurnTaking:
-    """Models and an env that take turns; with one turn, an engine's own answers."""
+    """Lets a model and an env take turns; with one turn, it passes the engine's answers on."""
 
     env: TextEnv
     decode: Callable[[Sequence[int]], str]
     """Token ids to text, without special tokens."""
     encode: Callable[[str], Sequence[int]]
-    """The env's words to token ids, special tokens recognised."""
+    """The env's text to token ids, special tokens recognised."""
 
     def play(
         self,
@@ -114,10 +114,10 @@ class TurnTaking:
         sampling: SamplingSettings,
         problems: Sequence[Problem],
     ) -> Iterator[tuple[int, Completion]]:
-        """Yields each request's whole response with its position, as soon as it is over.
+        """Yields each request's whole response with its position, as soon as it is complete.
 
-        Turn by turn: the next begins when all responses have ended theirs. `sampling.max_tokens` is
-        of the whole response, the env's words included.
+        The next turn begins when all responses have ended the current one. `sampling.max_tokens` is
+        the limit of a whole response, including the env's tokens.
         """
         if self.env.max_turns == 1 or not self.env.overrides(TextEnv.reply):
             yield from stream(requests, sampling)
@@ -135,13 +135,13 @@ class TurnTaking:
                     goes_on.append(positions[i])
                 else:
                     yield positions[i], dialogue.whole(reason)
-            positions = sorted(goes_on)  # whichever ended first: neighbours stay neighbours
+            positions = sorted(goes_on)  # whichever ended first: groups stay together
             asked = [dialogues[i].next_request(sampling.max_tokens) for i in positions]
 
     def _take(
         self, dialogue: _Dialogue, completion: Completion, max_tokens: int, truth: Truth
     ) -> FinishReason | None:
-        """Adds a turn of the model and the env's answer; returns why it is over, if it is."""
+        """Adds a model's turn and the env's answer; returns why the response ended, None if not."""
         dialogue.completions.append(completion)
         ids, own = dialogue.ids, completion.response_ids.tolist()
         dialogue.turns.append(Turn(True, len(own), self.decode(own)))

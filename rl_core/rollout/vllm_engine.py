@@ -1,7 +1,7 @@
 """Stage 3 with vLLM, inside this process (the only vllm import).
 
 Set the environment first (`rl_core.system.process_env`): `VLLM_ENABLE_V1_MULTIPROCESSING=0` keeps
-the engine in-process, which starts in a third of the time, half the memory, and leaves no children.
+the engine in-process: it starts in a third of the time and half the memory, and leaves no children.
 """
 
 import gc
@@ -34,11 +34,11 @@ hide_cuda_only_packages()
 from vllm import LLM, ModelRegistry, SamplingParams  # noqa: E402  # after the guard above
 
 _CPU_BLOCK_TOKENS = 32
-"""The fewest that vLLM's attention on a CPU takes."""
+"""The smallest block that vLLM's attention on a CPU takes."""
 _MEMORY_SHARES = (1.0, 0.5, 0.25, 0.125)
-"""Of what the settings give an engine, one after the other where it is built again."""
+"""Shares of the memory that the settings give, tried in this order when an engine is rebuilt."""
 _TRIES = 3
-"""To measure what is free on a card that others use, too."""
+"""Attempts to measure the free memory of a card that others use, too."""
 
 
 class WeightUpdates:
@@ -60,11 +60,11 @@ class VllmEngine(RolloutEngine):
     """A vLLM engine on one device whose weights are replaced in place."""
 
     def __init__(self, config: RunConfig, model_path: Path, max_num_seqs: int) -> None:
-        """Loads the model; so many responses are generated at a time.
+        """Loads the model; generates `max_num_seqs` responses at a time.
 
-        In float32 log-probs agree with the learner's to about 1e-5, in bfloat16 to about 0.05. An
-        engine that sleeps gives a GPU's memory back after each `generate`, and keeps the weights in
-        the machine's memory until it is asked for something again.
+        In float32 log-probs agree with the learner's to about 1e-5, in bfloat16 to about 0.05. With
+        `rollout.sleep` the engine frees a GPU's memory after each `generate`, and keeps the weights
+        in the machine's memory until the next call.
         """
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
             raise RuntimeError(
@@ -81,7 +81,7 @@ class VllmEngine(RolloutEngine):
         self._weights: Mapping[str, torch.Tensor] | None = None
         self._options: dict[str, Any] = {
             "model": str(model_path),
-            # Responses of several turns end by what they say.
+            # Only responses of several turns end at texts (`env.stop`).
             "skip_tokenizer_init": config.env.max_turns == 1,
             "trust_remote_code": False,
             "load_format": "safetensors",  # never a pickle, which could execute code
@@ -97,8 +97,8 @@ class VllmEngine(RolloutEngine):
             "enforce_eager": True,
             # Prompts of a group share whole blocks: with the default of 128 most would share none.
             "block_size": _CPU_BLOCK_TOKENS,
-            # After part of a prompt vLLM turns the request's random generator back, which a
-            # generator of the CPU cannot do: prompts are read whole, or in the next step.
+            # After part of a prompt vLLM rewinds the request's random generator, which a generator
+            # of the CPU cannot do: prompts are read whole, or in the next step.
             "enable_chunked_prefill": False,
         }
         gpu_options = {
@@ -107,8 +107,8 @@ class VllmEngine(RolloutEngine):
         }
         self._options |= gpu_options if self._on_gpu else cpu_options
         if rollout.tensor_parallel_size > 1:
-            # A child process for each part, even where Ray could start them: they end with this
-            # one, and its cards are theirs.
+            # A child process for each shard, even if Ray could start them: they end with this
+            # process, and use its cards.
             self._options |= {
                 "tensor_parallel_size": rollout.tensor_parallel_size,
                 "distributed_executor_backend": "mp",
@@ -129,14 +129,14 @@ class VllmEngine(RolloutEngine):
             [self._params(request, sampling) for request in requests],
             use_tqdm=False,
         )
-        # Outputs bear the number that vLLM gave each request, without what it hangs on to it.
+        # Outputs have the number that vLLM gave each request, without the suffix that it adds.
         positions = {id_.partition("-")[0]: i for i, id_ in enumerate(ids)}
         engine = self.llm.llm_engine
         try:
             while engine.has_unfinished_requests():
                 outputs = engine.step()
                 if not engine.has_unfinished_requests():
-                    # Not after the last yield: a caller that counts its answers asks for no more.
+                    # Before the last yield: a caller that counts its answers does not come back.
                     self._go_to_sleep()
                 ended = [
                     (positions.pop(output.request_id), output.outputs[0]) for output in outputs
@@ -160,13 +160,13 @@ class VllmEngine(RolloutEngine):
             )
 
     def release_weights(self) -> None:
-        """Lets go of what `resize` would need; see `RolloutEngine.release_weights`."""
+        """Drops the weights that `resize` would load again; see `RolloutEngine.release_weights`."""
         self._weights = None
 
     def resize(self, max_num_seqs: int) -> None:
-        """Builds the engine again: one whose step has failed is in no known state.
+        """Builds the engine again: after a failed step its state is unknown.
 
-        Where memory is too short for that, with a half, a quarter, ... of the cache, in which
+        If memory is too short for that, it gets a half, a quarter, ... of the cache, in which
         responses then wait for each other.
         """
         self.close()
@@ -176,7 +176,7 @@ class VllmEngine(RolloutEngine):
                 self.llm = self._build(max_num_seqs, share=share)
                 break
             except (RuntimeError, ValueError, MemoryError) as error:
-                # A cache too small for one response is what too little memory has come to.
+                # A later error, such as a cache too small for one response, has the same cause.
                 if not said and not is_out_of_memory(error):
                     raise
                 said = said or allocation_in_words(error)
@@ -202,7 +202,7 @@ class VllmEngine(RolloutEngine):
             try:
                 options = self._options | memory | {"max_num_seqs": max_num_seqs}
                 return _undisturbed(lambda: LLM(**options))
-            except ValidationError as error:  # no process can send it to another
+            except ValidationError as error:  # cannot be sent between processes
                 said = str(error.errors()[0]["msg"]).removeprefix("Value error, ").splitlines()[0]
                 raise ValueError(f"vLLM refuses {self._options['model']}: {said}") from None
 
@@ -240,7 +240,7 @@ def _completion(output: Any, policy_version: int) -> Completion:
 
 
 def _undisturbed(build: Callable[[], LLM]) -> LLM:
-    """Returns what `build` makes; again if the card's free memory grew while vLLM measured it."""
+    """Returns `build()`; tries again if the card's free memory grew while vLLM measured it."""
     for _ in range(_TRIES):
         try:
             return build()

@@ -1,1 +1,1 @@
-"""The supervised start: a base model made at home from worked examples."""
+"""Supervised training (SFT): a home-made base model, or fine-tuning of a given one."""

@@ -23,7 +23,7 @@ from rl_core.system.threads import MicroBatchThreads
 
 _GRAD_CLIP: Final = 1.0
 _WORTH_SHARING: Final = 0.1
-"""The part of a pass's tokens that one beginning, read once, must save: a pass of its own costs."""
+"""A common beginning is read once if that saves this share of the tokens: it costs a pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Fitting:
     compute_dtype: torch.dtype = torch.float32
     """float32, or bfloat16 for autocast."""
     whole_logits: bool = False
-    """Of a small vocabulary, whose logits fit into memory: faster than block by block."""
+    """Compute all logits at once, for a small vocabulary: faster than block by block."""
 
     def fit(
         self,
@@ -62,7 +62,7 @@ class Fitting:
         """Trains in place; yields (steps done, loss) after each step.
 
         `backward` adds the gradient of a step, from 0, and returns its mean loss; `update` moves
-        the weights, with a share of the peak learning rate. `steps` begin where a resume goes on.
+        the weights, with a share of the peak learning rate. After a resume `steps` begin later.
         """
         for step in steps:
             loss = backward(step)
@@ -89,11 +89,11 @@ class Fitting:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """What learns."""
+        """The parameters that are trained."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     def summed_loss(self, part: Sequence[Example]) -> Tensor:
-        """Returns the sum over weighted tokens of a pass over some examples, with gradient."""
+        """Returns the weighted sum of some examples' token losses, with gradient."""
         batch, weights = _batched(part, self.pad_id)
         batch, weights = batch.to(self.model.device), weights.to(self.model.device)
         dtype, trunk = self.compute_dtype, self.model.get_decoder()
@@ -115,10 +115,10 @@ def schedule(step: int, *, warmup_steps: int, num_steps: int) -> float:
 
 
 def split_evenly(examples: Sequence[Example], *, count: int) -> list[Sequence[Example]]:
-    """Returns at most `count` parts of about as many tokens, the longest examples first.
+    """Returns at most `count` parts of about equal numbers of tokens, the longest examples first.
 
-    Examples of a length stand together, to save padding, and threads that take a part each end
-    together.
+    Examples of similar length are in one part, to save padding, and threads that take a part each
+    end together.
     """
     parts: list[list[Example]] = [[] for _ in range(count)]
     total, seen = sum(len(example.ids) for example in examples), 0
@@ -131,9 +131,9 @@ def split_evenly(examples: Sequence[Example], *, count: int) -> list[Sequence[Ex
 def split_by_tokens(
     examples: Sequence[Example], *, max_tokens: int, threads: int
 ) -> list[Sequence[Example]]:
-    """Returns parts of at most `max_tokens`, padding included; a longer example is a part.
+    """Returns parts of at most `max_tokens` with padding; a longer example has its own part.
 
-    As many for each thread, so that none waits long for the others.
+    Each thread gets as many parts, so that none waits long for the others.
     """
     count = threads
     while True:
@@ -146,11 +146,11 @@ def split_by_tokens(
 def _batched(examples: Sequence[Example], pad_id: int) -> tuple[TrainBatch, Tensor]:
     """Returns examples as a batch of rollouts, and the learned tokens' weights, float32 [N].
 
-    A response is what lies between the first and the last token that is learned; what teaches
-    nothing in between is the env's. If all examples begin alike, as prompts of one template do,
-    that is the prompt of all, and what follows it belongs to the responses.
+    A response reaches from the first to the last learned token; tokens of weight 0 in between
+    count as the env's. If all examples begin with the same tokens, as prompts of one template do,
+    these can become the prompt of all, and what follows them belongs to the responses.
     """
-    # The first token follows nothing that could predict it.
+    # No token comes before the first one, to predict it.
     learned = [[at for at, w in enumerate(e.weights) if at and w > 0] for e in examples]
     spans = [(places[0], places[-1] + 1) for places in learned]
     columns = zip(

@@ -1,4 +1,4 @@
-"""What `sft.data` names, looked up without a model: for preflight, and for the cache's key."""
+"""Looks up what `sft.data` names, without a model: for preflight, and for the cache's key."""
 
 import math
 from typing import Final
@@ -12,13 +12,13 @@ from rl_core.envs.text_env import TextEnv
 SETTING: Final = "sft.data"
 TRACES: Final = "traces"
 REPORT_NAME: Final = "warm_start.json"
-"""In the folder of a model that was made: what was measured of it."""
+"""The file with a model's measurements, in the folder of a model that SFT made."""
 CURVE_NAME: Final = "sft_loss.jsonl"
 """In the folder of a fine-tuned model, and of the runs that start from it: a row per step."""
 
 
 def check_sft(config: RunConfig) -> None:
-    """Raises ValueError where `sft.data` names what is not there; reads no row, asks no hub."""
+    """Raises ValueError if `sft.data` names nothing that can be used; reads no row, asks no hub."""
     name = config.sft.data
     if name is None:
         return
@@ -53,7 +53,7 @@ def planned_sft_steps(config: RunConfig) -> int:
 
 
 def data_digest(config: RunConfig) -> str:
-    """Returns a hash of the files of `sft.data`; of traces none: they follow from settings."""
+    """Returns a hash of the files of `sft.data`; empty for traces, which follow from settings."""
     name = config.sft.data
     assert name is not None, "there is no SFT"
     return "" if name == TRACES else digest_of(find_files(SETTING, [name], "train"))

@@ -1,6 +1,6 @@
-"""What a given model is fine-tuned on: traces of the train split, or a user's file (stage 0).
+"""The examples for fine-tuning: traces of the train split, or a user's file (stage 0).
 
-Prompts are tokenized as in a rollout, and responses apart from them.
+Prompts are tokenized as in a rollout, and responses separately from them.
 """
 
 import math
@@ -25,7 +25,7 @@ from rl_core.types import Message, Problem
 
 _COLUMNS: Final = ("prompt", "response", "messages")
 _TRACE_DRAWS: Final = 20
-"""Traces that are written of one problem until one is short enough."""
+"""Attempts to write a trace of a problem that is short enough."""
 _HELD_OUT_SHARE: Final = 0.1
 
 
@@ -65,7 +65,7 @@ def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -
         )
 
     def example(problem: Problem, solution: str, rng: random.Random) -> Example:
-        """Returns a trace that fits, as a rollout's response must."""
+        """Returns a trace that fits into `data.max_response_length`."""
         lengths = []
         for _ in range(_TRACE_DRAWS):
             response = config.env.write_trace(problem, solution, rng, sft.give_up_prob)
@@ -182,7 +182,7 @@ def _encode(
     *,
     chat_template: bool,
 ) -> Example:
-    """Returns a prompt that teaches nothing, and a response whose tokens and end weigh 1."""
+    """Returns an example: the prompt has weight 0, the response and its end token weight 1."""
     _, prompt_ids = encode_prompt(messages, tokenizer, chat_template=chat_template)
     ids = [*tokenizer.encode(response, add_special_tokens=False), tokenizer.eos_token_id]
     return Example([*prompt_ids, *ids], [0.0] * len(prompt_ids) + [1.0] * len(ids))

@@ -1,7 +1,7 @@
 """The home-made base model: a small Qwen2 fitted to the examples of its env, data path stage 0.
 
-Not the trainer: it makes, once, what `model.path` otherwise names. Examples are of mixed quality:
-they calculate well but mostly give up early, which is what reinforcement learning finds to improve.
+Not the trainer: this makes, once, the model that `model.path` would name otherwise. Examples are of
+mixed quality: they calculate well but mostly give up early, so that RL has something to improve.
 """
 
 import json
@@ -53,8 +53,8 @@ def make_base_model(
 ) -> dict[str, float]:
     """Trains tokenizer and model, and writes a Hugging Face folder, whole or not at all.
 
-    Returns what greedy responses to held-out problems are worth. `warm_start.json` holds it too,
-    beside the model's size and the gates that were missed. `on_step` is called with (steps done,
+    Returns measures of greedy responses to held-out problems. `warm_start.json` holds them, too,
+    with the model's size and the gates that it missed. `on_step` is called with (steps done,
     steps in all, loss). The same arguments give the same weights on one machine. Torch's global
     random state and thread count are left as they were.
     """
@@ -107,11 +107,11 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Returns a tokenizer fitted to `texts`, prompts and responses; the same for the same texts.
 
-    Byte-level BPE: any text survives a round trip. Of at most `vocab_size` tokens, 258 are every
-    byte, pad and eos. Verdicts, numbers and each of `words`, with the space before it, stand alone,
-    so that a phrase is the same tokens whatever it stands beside. A token holds at most
-    `digits_per_token` digits: with 1 numbers are spelt, with more those of the texts are a token
-    each, as far as the vocabulary has room.
+    Byte-level BPE: any text survives a round trip. Of at most `vocab_size` tokens, 258 are the
+    bytes, pad and eos. Verdicts, numbers and each of `words`, with the space before it, never merge
+    with their neighbours, so that a phrase is the same tokens everywhere. A token has at most
+    `digits_per_token` digits: with 1, numbers are spelt; with more, each number of the texts is one
+    token, as far as the vocabulary has room.
     """
     alone = rf"\p{{N}}{{1,{digits_per_token}}}{_VERDICTS}"
     if words:
@@ -144,9 +144,9 @@ def train_tokenizer(
 def draw_examples(
     source: SftExamples, tokenizer: PreTrainedTokenizerFast, count: int, rng: random.Random
 ) -> list[Example]:
-    """Returns a fresh batch; prompt and response are tokenized apart, as in a rollout."""
+    """Returns a fresh batch; prompt and response are tokenized separately, as in a rollout."""
     drawn = source.draw(count, rng)
-    # One call: what the weights look for, the prompts, the responses.
+    # One call: the texts that `weigh` looks for, the prompts, the responses.
     texts = [*source.marks, *(t.prompt for t in drawn), *(t.response for t in drawn)]
     encoded = iter(tokenizer(texts)["input_ids"])
     marks = [ids[0] for ids in islice(encoded, len(source.marks))]
@@ -235,7 +235,7 @@ def _measure(
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Returns the matrices with singular values near 1 (about 0.7 to 1.2), vectors as they were.
+    """Returns the matrices with singular values near 1 (about 0.7 to 1.2), same vectors.
 
     They are float32 [N, rows, columns], rows <= columns.
 

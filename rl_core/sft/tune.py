@@ -1,4 +1,4 @@
-"""Supervised fine-tuning of a given model: from `model.path` to the folder that training starts in.
+"""Supervised fine-tuning of a given model: from `model.path` to a folder that RL starts from.
 
 Data path stage 0.
 """
@@ -28,10 +28,10 @@ from rl_core.system.log_file import Log
 from rl_core.system.threads import MicroBatchThreads
 
 _RISEN: Final = 1.02
-"""A held-out loss that ends so many times above its lowest says that less would have been more."""
+"""If the held-out loss ends above this multiple of its lowest, fewer steps would be better."""
 _PROGRESS: Final = "progress.pt"
 Row = dict[str, float]
-"""A point of the curve: `step`, `loss`, and where it was measured `held_out_loss`."""
+"""A point of the curve: `step`, `loss`, and `held_out_loss` if it was measured."""
 
 
 def tune_model(
@@ -43,10 +43,10 @@ def tune_model(
     on_step: Callable[[int, int, Row], None],
     logger: Log,
 ) -> None:
-    """Fine-tunes a model and writes it as a folder that transformers and vLLM load as it lies.
+    """Fine-tunes a model and writes it as a folder that transformers and vLLM load as it is.
 
-    The folder appears whole or not at all. A call that was killed is taken up by the next with the
-    same folder, from its last save, with the result that it would have had. `on_step` is called
+    The folder appears whole or not at all. If a call is killed, the next one with the same
+    folder goes on from its last save and gets the same result. `on_step` is called
     with (steps done, steps in all, the curve's row). ValueError for a model that cannot be loaded,
     or rows that cannot be learned from; OutOfMemory if a single example does not fit.
     """
@@ -77,7 +77,7 @@ def tune_model(
 
 
 class _Tuning:
-    """A model and its optimizer, under the memory levers of the learner."""
+    """A model and its optimizer, with the learner's settings for less memory."""
 
     def __init__(
         self, config: RunConfig, model_path: Path, source: SftSource, pad_id: int, logger: Log
@@ -101,7 +101,7 @@ class _Tuning:
         self._max_tokens = config.actor.micro_batch_tokens
 
     def run(self, unfinished: Path, on_step: Callable[[int, int, Row], None]) -> list[Row]:
-        """Trains, from what an earlier call has left; returns the curve."""
+        """Trains, from an earlier call's last save if there is one; returns the curve."""
         sft, source = self._config.sft, self._source
         curve = self._load(unfinished)
         first, last = int(curve[-1]["step"]) if curve else 0, source.num_steps
@@ -133,7 +133,7 @@ class _Tuning:
     def _until_it_fits(
         self, work: Callable[[Sequence[Example], Parts], float], examples: Sequence[Example]
     ) -> float:
-        """Returns `work` of the examples, in micro-batches half as large after a lack of memory."""
+        """Returns `work` of the examples; halves the micro-batches each time memory runs out."""
         while True:
             parts = split_by_tokens(examples, max_tokens=self._max_tokens, threads=self._threads)
             try:
@@ -158,7 +158,7 @@ class _Tuning:
             self._logger.warning("SFT ran out of memory: micro-batches of %d now", self._max_tokens)
 
     def _save(self, folder: Path, curve: list[Row]) -> None:
-        """Writes what a killed SFT goes on from, whole or not at all."""
+        """Writes the state from which a killed SFT goes on, whole or not at all."""
         model = self.fitting.model
         learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
         progress = {"weights": learned, "optimizer": self._optimizer.state_dict(), "curve": curve}
@@ -171,7 +171,7 @@ class _Tuning:
             self._logger.warning("the disk is full, so a killed SFT would begin again: %s", error)
 
     def _load(self, folder: Path) -> list[Row]:
-        """Restores what `_save` wrote and returns the curve; empty where nothing was."""
+        """Restores what `_save` wrote and returns the curve; empty if nothing was saved."""
         if not (folder / _PROGRESS).is_file():
             return []
         progress = torch.load(folder / _PROGRESS, map_location="cpu", weights_only=True)
@@ -185,7 +185,7 @@ def _prepared(
     config: RunConfig, path: Path, lora_rank: int, device: torch.device
 ) -> transformers.PreTrainedModel:
     model = load_actor(path, device)
-    allow_packing(model)  # rows are padded all the same; in float32 it repeats keys for a card
+    allow_packing(model)  # packs rows on a card, where in float32 it also repeats keys
     if lora_rank:
         model.requires_grad_(False)
         add_adapters(model, rank=lora_rank, alpha=config.model.lora_alpha)

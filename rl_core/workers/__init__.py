@@ -1,1 +1,1 @@
-"""Ray: which process runs where, what runs in it, and what it asks of others."""
+"""Ray: which process runs where, what runs in it, and the calls between processes."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rl_core.rollout.adaptive_engine import AdaptiveEngine
 
 WRITING: Final = "writing"
-"""Ray's concurrency group, a thread of the actor, for what goes on beside its other calls."""
+"""Ray's concurrency group, a thread of the actor, for calls that run beside its others."""
 _logger = logging.getLogger(__name__)
 PAD_ID = 0
 """Fills up the learner's rows; masked everywhere, so any token will do."""
@@ -46,8 +46,8 @@ PAD_ID = 0
 def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
     """Sets this process's environment and sends its output, and what we log, to `log_file`.
 
-    The file descriptors are replaced, for C++ libraries and crash dumps write there. A full disk
-    costs what is written, not the process.
+    The file descriptors are replaced, as C++ libraries and crash dumps write there. If the disk
+    is full, output is lost, and the process goes on.
     """
     os.environ.update(environment)
     apply_defaults()
@@ -72,13 +72,13 @@ def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
     logger.setLevel(logging.INFO)
     logger.addHandler(own)
     logger.propagate = False
-    # Weights that are sent are only read; in the log of a dead process it would look like a cause.
+    # Harmless, as sent weights are only read; in a dead process's log it looks like the cause.
     warnings.filterwarnings("ignore", "Zero-copy tensor serialization")
     dump_stacks_on_request()
 
 
 class _Forgiving(io.BufferedIOBase):
-    """Writes to a file descriptor what it takes; a full disk loses the rest."""
+    """Writes to a file descriptor; output for which the disk has no room is lost."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -96,7 +96,7 @@ class _Forgiving(io.BufferedIOBase):
 
 
 class LearnerActor:
-    """The learner's process, or one of its ranks: then all are asked for the same, in one order."""
+    """The learner's process, or one of its ranks, which all get the same calls in one order."""
 
     def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
         prepare_process(environment, log_file)
@@ -106,7 +106,7 @@ class LearnerActor:
         self._gathered: Mapping[str, torch.Tensor] | None = None
 
     def open_meeting(self, host: str, size: int) -> int:
-        """Opens, in the first rank, where all will meet, and returns the port."""
+        """Opens the ranks' meeting point, in the first rank, and returns its port."""
         from rl_core.learner.ranks import open_meeting
 
         self._meeting = open_meeting(host, size)
@@ -122,7 +122,7 @@ class LearnerActor:
         self._ranks = meet(rank, size, meeting=meeting, own_host=own_host, timeout_s=timeout_s)
 
     def load(self, config: RunConfig, model_path: Path, resume_from: Path | None) -> None:
-        """Loads the models; apart from the constructor, so that errors arrive as what they are."""
+        """Loads the models; not in the constructor, so that errors keep their type."""
         with out_of_memory_as("load_learner"):
             from rl_core.learner.learner import Learner
             from rl_core.learner.ranks import ALONE
@@ -169,7 +169,7 @@ class LearnerActor:
         return sent
 
     def gather_weights(self) -> None:
-        """Has the first of several ranks hold all weights, for `weights` to return them."""
+        """Gathers all weights on the first of several ranks, for `weights` to return them."""
         assert self._ranks is not None
         with self._in_phase("weights"):
             weights = self._learner.weights()
@@ -178,24 +178,24 @@ class LearnerActor:
 
     @contextlib.contextmanager
     def _in_phase(self, phase: str) -> Iterator[None]:
-        """Has errors arrive as what they are: memory that ran out, another rank that is gone."""
+        """Raises the block's errors as `OutOfMemory` or `RankLost` if they are that."""
         from rl_core.learner.ranks import reporting_lost_rank
         from rl_core.system.heap import give_back_heap
 
         assert self._ranks is not None
-        give_back_heap()  # or a phase's peak comes on top of what the one before has left
+        give_back_heap()  # else this phase's peak includes what the last one has left
         with out_of_memory_as(phase), reporting_lost_rank(self._ranks):
             yield
 
     def _give_back(self) -> None:
-        """Leaves to engines on the same card what torch keeps of it for later."""
+        """Frees the memory that torch caches on a card, for engines on the same card."""
         import torch
 
         if takes_turns(self._config):
             torch.cuda.empty_cache()
 
     def snapshot(self) -> int:
-        """Copies what a checkpoint holds, while nothing is written."""
+        """Copies what a checkpoint holds; must not run while `write_snapshot` does."""
         with self._in_phase("save"):
             return self._learner.snapshot()
 
@@ -241,19 +241,19 @@ class RolloutActor:
     def begin(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
     ) -> None:
-        """Takes requests to generate, in place of whatever was left of those before."""
+        """Takes requests to generate; what is left of earlier ones is dropped."""
         self._ended = self._engine.generate(requests, sampling, phase)
 
     def next_finished(self, limit: int) -> list[tuple[int, Completion]]:
-        """Generates until so many more have ended, or all; returns them with their positions."""
+        """Generates until `limit` more have ended, or all; returns them with their positions."""
         return list(itertools.islice(self._ended, limit))
 
     def end_step(self) -> dict[str, float]:
-        """Returns what became of the engine's memory since this was asked last."""
+        """Returns the engine's memory metrics since the last call."""
         return self._engine.end_step()
 
     def release_weights(self) -> None:
-        """Lets go of the tensors in Ray's store that `set_weights` brought; others come next."""
+        """Drops the tensors in Ray's store that `set_weights` brought; new ones come next."""
         self._engine.engine.release_weights()
 
     def set_weights(self, weights: Path | Mapping[str, torch.Tensor], policy_version: int) -> None:

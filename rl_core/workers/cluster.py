@@ -1,6 +1,6 @@
-"""The processes of a run, seen from the trainer loop: the learner's ranks are all asked the same.
+"""The processes of a run, seen from the trainer loop; all learner ranks get the same calls.
 
-The driver holds no tensors: it sends requests and rollouts, and orders who talks to whom.
+The driver holds no tensors: it sends requests and rollouts, and directs all transfers.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ class Workers:
         With `resume_from`, a checkpoint's folder, the engines hold its weights too, which
         `policy_version` updates made. Without a `learner` there are engines only, for an
         evaluation. Output goes to `learner.log`, `engine_0.log`, ... in `log_folder`, by default a
-        temporary one. `report` gets in words how far the start is; `on_progress` the name of a
-        phase when it begins or is a piece further, from any thread.
+        temporary one. `report` gets messages on the start's progress; `on_progress` gets a phase's
+        name when it begins or makes progress, from any thread.
 
         Raises:
-            ValueError: the model cannot be split, or Ray could never hold it, as asked.
+            ValueError: the model cannot be split as set, or Ray never has the room that is set.
             OutOfMemory: a model did not fit.
             WorkerDied: a process was killed while it started.
         """
@@ -144,7 +144,7 @@ class Workers:
         )
         metrics, columns = told[0]
         learner_s = sum(s for name, s in metrics.items() if name.startswith("timing_s/"))
-        # From process to process and into tensors: what the learner's phases leave of the call.
+        # Transfer and conversion to tensors: the call's time less that of the learner's phases.
         metrics["timing_s/handover"] = time.perf_counter() - start - learner_s
         if len(told) > 1:
             of_memory = [{k: x for k, x in m.items() if k.startswith("memory/")} for m, _ in told]
@@ -164,26 +164,26 @@ class Workers:
         self.engines.set_weights(self.weights(), policy_version)
 
     def snapshot(self) -> int:
-        """Has the learner copy what a checkpoint holds, over the snapshot before."""
+        """Makes the learner copy what a checkpoint holds, over the last snapshot."""
         self._on_progress("save")
         return sum(self._together(actor.snapshot.remote() for actor in self.ranks.values()))
 
     def write_snapshot(self, folder: Path) -> None:
-        """Writes the last snapshot into a folder, empty or made; the learner goes on meanwhile."""
+        """Writes the last snapshot to an empty or new folder; the learner goes on meanwhile."""
         self._on_progress("save")
         folder.mkdir(parents=True, exist_ok=True)
         written: list[Future[Any]] = [
             actor.write_snapshot.remote(folder.resolve()).future() for actor in self.ranks.values()
         ]
-        wait(written)  # also where one has failed: the folder is not to be tidied under the others
+        wait(written)  # also if one has failed: the others still write into the folder
         for name, part in zip(self.ranks, written, strict=True):
             self._result(name, part)
 
     def _together(self, pending: Any) -> list[Any]:
         """Waits for references, one per rank in their order; raises as soon as a rank has failed.
 
-        Ranks that wait for one that has failed may never end. If it is gone they say so before Ray
-        does: then it is waited for, a little, so that what is raised names the cause.
+        Ranks that wait for a failed one may never end. If it died, they raise RankLost before Ray
+        reports its death: wait a little for that, so that the error names the cause.
         """
         futures = {ref.future(): name for ref, name in zip(pending, self.ranks, strict=True)}
         wait(futures, return_when=FIRST_EXCEPTION)
@@ -192,7 +192,7 @@ class Workers:
             wait(futures, timeout=10.0)  # Ray says within some 2 s that a process is gone
             errors = self._errors(futures)
         if errors:
-            # The cause first: no memory, then anything but what another rank saw of it.
+            # The cause first: OutOfMemory, then anything but RankLost, which is an effect.
             raise min(errors, key=lambda x: -isinstance(x, OutOfMemory) + isinstance(x, RankLost))
         return [self._result(name, future) for future, name in futures.items()]
 
@@ -210,7 +210,7 @@ class Workers:
         resources, place = self._config.resources, self._room.options(name)
         on_gpu, threads = place["num_gpus"] > 0, resources.rollout_threads
         if actor is LearnerActor:
-            # On a CPU the threads of one process are its own, a micro-batch each.
+            # On a CPU, one process runs its own threads, a micro-batch each.
             of_torch = on_gpu or resources.learner_ranks > 1
             threads = resources.learner_threads if of_torch else 1
         environment = process_environment(
@@ -222,7 +222,7 @@ class Workers:
         return remote.remote(environment, self._log_folder / f"{name}.log")
 
     def _load(self, resume_from: Path | None, report: Callable[[str], None]) -> None:
-        """Loads all models at the same time, but for those that share a card."""
+        """Loads all models at the same time, except those that share a card."""
         if len(self.ranks) > 1:
             self._meet()
         queues = loading_queues(self._cards(self.engines.actors | self.ranks))
@@ -253,7 +253,7 @@ class Workers:
 
     def _meet(self) -> None:
         ranks, size = self.ranks.values(), len(self.ranks)
-        timeout_s = self._config.watchdog.stall_s  # how long one waits for another in a step
+        timeout_s = self._config.watchdog.stall_s  # how long a rank waits for another in a step
         hosts = self._together(
             actor.__ray_call__.remote(lambda _: ray.util.get_node_ip_address()) for actor in ranks
         )

@@ -1,8 +1,8 @@
 """The rollout engines of a run, seen from the trainer loop (stage 3).
 
-An engine's death costs only its own work: others answer what it had not, and it is started again
-meanwhile, or when Ray has room for it. Every sample has a seed of its own, so the responses are
-those that they would have been.
+If an engine dies, only its work is lost: others answer its unfinished requests, and it is started
+again meanwhile, or when Ray has room for it. Every sample has a seed of its own, so the responses
+are the same as without the death.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from rl_core.workers.session import Results
 
 _MOST_DEATHS: Final = 3
-"""Of one engine without a step that it came through: then the attempt ends."""
+"""After so many deaths of one engine without a completed step in between, the attempt ends."""
 _PORTIONS: Final = 16
 """Calls in which an engine hands over its completions: each costs about a millisecond."""
 _logger = logging.getLogger(__name__)
@@ -42,18 +42,18 @@ class EngineProcess:
     actor: Any
     """Ray's handle, whose calls run one after the other in the order in which they were made."""
     starting: list[Future[Any]] = field(default_factory=list)
-    """Calls that load model and weights, until they are known to have ended well."""
+    """Calls that load model and weights, until their success is known."""
     is_behind: bool = False
-    """Others have newer weights: it gets these when it has loaded."""
+    """Others have newer weights, which it gets when it has loaded."""
 
 
 class Engines:
     """The rollout engines of one run.
 
-    `spawn` starts the process of an engine by its name, and `load` has it load the model, and
-    weights (a folder, or a reference) that so many updates made; without weights, the model's own.
-    Engines on the learner's card (`beside_learner`) are waited for when they start: they could not
-    while the learner works there. All but `close` is called only while nothing is streamed.
+    `spawn` starts the process of an engine by its name, and `load` makes it load the model and
+    weights (a folder or a reference; None: the model's own) with the number of their updates.
+    Requests wait until engines on the learner's card (`beside_learner`) have started: they could
+    not start while the learner works. Only `close` may be called while something is streamed.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Engines:
         return {name: engine.actor for name, engine in self._engines.items()}
 
     def begin_load(self, name: str) -> Future[Any]:
-        """Has an engine load the model and its weights; the future ends with that."""
+        """Starts to load an engine's model and weights; the future is done when they are loaded."""
         engine = self._engines[name]
         loading = self._load(engine.actor, self._weights, self._policy_version)
         loaded: Future[Any] = loading.future()
@@ -104,9 +104,9 @@ class Engines:
     ) -> Iterator[tuple[int, Completion]]:
         """Yields completions of all engines with their requests' positions, soon after each ended.
 
-        In no fixed order, a sixteenth of an engine's share at a time. Where memory runs out, those
-        under way are generated again, fewer at a time; where an engine dies, others answer what it
-        had not, or itself when it has started again.
+        They come in no fixed order, a sixteenth of an engine's share at a time. If memory runs out,
+        unfinished responses are generated again, fewer at a time; if an engine dies, others answer
+        its unfinished requests, or it does so itself when it has started again.
 
         Raises:
             OutOfMemory: not even one response fitted, or an engine was killed when memory ran out.
@@ -172,9 +172,9 @@ class Engines:
         return merge_metrics(answers) | {"rollout/engine_restarts": num_deaths}
 
     def release_weights(self) -> None:
-        """Frees what `set_weights` replaces next: nothing is generated until then.
+        """Frees the weights that `set_weights` replaces next: nothing is generated until then.
 
-        Not in Ray where an engine starts and asks for them meanwhile.
+        They stay in Ray's store if an engine is starting, which may still need them.
         """
         self._ask_each(self._loaded(), lambda actor: actor.release_weights.remote())
         if len(self._loaded()) == len(self._engines):
@@ -185,12 +185,12 @@ class Engines:
 
         They are a folder with a saved model of the same architecture, or Ray's reference to what
         `LearnerActor.weights` returns: tensors go from process to process, and not through this
-        one. `policy_version` is how many updates made them: what they sample bears it.
+        one. `policy_version` is how many updates made them: completions carry it.
         """
         loaded = self._loaded()
         self._weights, self._policy_version = weights, policy_version
         for engine in self._engines.values():
-            # Not at once: each would keep its weights in Ray as long as an engine has no room.
+            # Not now: the call would keep these weights in Ray as long as the engine has no room.
             engine.is_behind |= engine not in loaded
         self._ask_each(loaded, lambda actor: actor.set_weights.remote(weights, policy_version))
 
@@ -201,7 +201,7 @@ class Engines:
             self.set_weights(folder)
 
     def close(self) -> None:
-        """Has another thread's stream end instead of starting engines of a Ray that is gone."""
+        """Ends another thread's stream, so that it starts no engines when Ray is gone."""
         with self._lock:
             self._is_closed = True
 
@@ -210,7 +210,7 @@ class Engines:
             raise RuntimeError("the run has ended: nothing is generated any more")
 
     def _ask_each(self, engines: Sequence[EngineProcess], ask: Callable[[Any], Any]) -> list[Any]:
-        """Returns the answers of those that live, and starts the others again."""
+        """Returns the answers of the engines that live, and starts dead ones again."""
         calls = [(engine, ask(engine.actor).future()) for engine in engines]
         answers = []
         for engine, call in calls:
@@ -221,9 +221,9 @@ class Engines:
         return answers
 
     def _takers(self) -> list[EngineProcess]:
-        """Returns the engines to ask: those that have loaded, once one has.
+        """Returns the engines to ask: those that have loaded; waits until there is one.
 
-        Beside the learner all of them: they load before they answer.
+        On the learner's card it returns all engines: they load before they answer.
         """
         loaded = self._loaded()
         if self._beside_learner:
@@ -235,7 +235,7 @@ class Engines:
         return loaded
 
     def _loaded(self) -> list[EngineProcess]:
-        """Returns the engines that are not starting, and hold the weights that all others do."""
+        """Returns the engines that have started and have the current weights."""
         for engine in list(self._engines.values()):
             if all(call.done() for call in engine.starting):
                 try:
@@ -246,14 +246,14 @@ class Engines:
         return [engine for engine in self._engines.values() if not engine.starting]
 
     def _catch_up(self, engine: EngineProcess) -> None:
-        """Has an engine take weights that came while it started before it answers anything."""
+        """Sends an engine, before any request, the weights that came while it started."""
         if engine.is_behind:
             engine.is_behind = False
             call = engine.actor.set_weights.remote(self._weights, self._policy_version)
             engine.starting.append(call.future())
 
     def _answer(self, engine: EngineProcess, call: Future[Any]) -> Any:
-        """Waits for the result of a call, and before it of those that started the engine."""
+        """Waits for the result of a call, and before that for the calls that start the engine."""
         self._finish_start(engine)
         return self._result(engine.name, call)
 
@@ -264,12 +264,12 @@ class Engines:
             except OutOfMemory as error:
                 if error.phase != "load_engine":
                     raise
-                # What it had fitted before: another attempt, in which all load in turn, may do.
+                # It had fitted before: another attempt, in which all load in turn, may succeed.
                 raise WorkerDied(engine.name, f"it did not start again: {error}") from error
             engine.starting.pop(0)
 
     def _replace(self, engine: EngineProcess, death: WorkerDied) -> None:
-        """Starts a new process in place of a dead one, unless that was done, with current weights.
+        """Starts a new process, with current weights, in place of a dead one; does so only once.
 
         WorkerDied if it was not this process that died, or it has died too often.
         """
@@ -299,7 +299,7 @@ class Engines:
 def _begin(
     actor: Any, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
 ) -> list[Future[Any]]:
-    """Asks for everything at once, so that an engine need not wait for us between two calls."""
+    """Makes all calls at once, so that the engine need not wait for the driver between them."""
     limit = -(-len(requests) // _PORTIONS) or 1
     calls = [actor.begin.remote(requests, sampling, phase)]
     calls += [actor.next_finished.remote(limit) for _ in range(0, len(requests), limit)]
@@ -307,7 +307,7 @@ def _begin(
 
 
 def _shares(positions: Sequence[int], number: int) -> list[Sequence[int]]:
-    """Returns so many parts of about the same size, each of neighbours: they share prompts."""
+    """Returns `number` parts of about equal size, each of neighbours, which share prompts."""
     share, rest = divmod(len(positions), number)
     ends = itertools.accumulate(share + (i < rest) for i in range(number))
     return [positions[start:end] for start, end in itertools.pairwise((0, *ends))]

@@ -1,4 +1,4 @@
-"""Whether Ray's machines have the driver's program and see its folders: else an error says so.
+"""Checks that Ray's machines have the driver's program and see its folders; else ValueError.
 
 A model, a checkpoint or a log reaches another machine only by a folder that both see.
 """
@@ -25,16 +25,16 @@ _SOURCES: Final = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Software:
-    """What a machine would compute with."""
+    """The version of rl_core on a machine."""
 
     sources: str
-    """A digest of rl_core's source files: it also tells two states of one checkout apart."""
+    """A digest of rl_core's source files: it differs between two states of one checkout, too."""
     folder: str
     """Where rl_core lies."""
 
 
 def software() -> Software:
-    """Returns this process's."""
+    """Returns the version that this process runs."""
     digest = hashlib.sha256()
     for file in sorted(_SOURCES.rglob("*.py")):
         digest.update(file.relative_to(_SOURCES).as_posix().encode() + b"\0" + file.read_bytes())
@@ -104,9 +104,9 @@ _look: Any = ray.remote(num_cpus=0)(_look_around)
 
 
 def main() -> None:
-    """Prints in a line what is wrong with a cluster's machines: nothing, as a rule.
+    """Prints one line on what is wrong with a cluster's machines, or nothing.
 
-    For preflight, in a process of its own: one that has joined a Ray remembers its token.
+    Preflight runs this in a process of its own: one that has joined a Ray keeps its token.
     """
     address, *folders = sys.argv[1:]
     try:

@@ -1,8 +1,8 @@
-"""Who may give Ray commands: a private one takes them on loopback, with a token of its own.
+"""Access to Ray: a private Ray takes commands only on loopback, with a token of its own.
 
-Who reaches a Ray may run programs on all its machines. Ray checks tokens where it was started with
-them. For a cluster that is joined the token is read from the environment; a cluster on other
-machines that checks none is refused here, unless the user says otherwise.
+Anyone who reaches a Ray may run programs on all its machines. Ray checks tokens if it was started
+with them. To join a cluster, the token is read from the environment; a cluster on other machines
+that checks none is refused here, unless the user says otherwise.
 """
 
 import os
@@ -29,20 +29,20 @@ _TOKEN: Final = "RAY_AUTH_TOKEN"
 _TOKEN_FILE: Final = "RAY_AUTH_TOKEN_PATH"
 _PRIVATE: Final = {
     _MODE: "token",
-    # Else Ray takes the machine's address for 127.0.0.1, and listens at every address.
+    # Else Ray replaces 127.0.0.1 by the machine's address, and listens at every address.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 _ZERO_COPY: Final = "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS"
-"""Read when Ray is imported: workers share tensors in memory; a driver would load torch for it."""
+"""With it workers share tensors in memory. Ray's import reads it; a driver would load torch."""
 _CALL: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
-"""What an empty message asks of Ray's head without changing anything."""
+"""A call to Ray's head that takes an empty message and changes nothing."""
 
 
 def address_of_auto() -> str | None:
     """Returns what ray_address=auto means here; None: this user has called no `ray start` here.
 
-    Ray itself would take the note of any user, and the address of any Ray that it sees running: a
-    ValueError refuses another user's note.
+    Ray itself would take any user's file, and the address of any running Ray that it sees. Here
+    another user's file raises ValueError.
     """
     if named := os.environ.get("RAY_ADDRESS"):
         return named
@@ -50,7 +50,7 @@ def address_of_auto() -> str | None:
         note = os.open(RAY_CLUSTER_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
-    except OSError:  # a link, or not for us to read
+    except OSError:  # a link, or not readable for us
         raise ValueError(_FOREIGN_NOTE.format(RAY_CLUSTER_FILE)) from None
     with os.fdopen(note) as file:
         if os.fstat(note).st_uid != os.getuid():
@@ -60,10 +60,10 @@ def address_of_auto() -> str | None:
 
 @contextmanager
 def private() -> Iterator[None]:
-    """Has the Ray that starts within the block listen on loopback, and take a new token only.
+    """Makes a Ray that starts in the block listen only on loopback, with a new token.
 
-    The token is in no file, and in the environment of Ray's own processes only, which get no other
-    credentials: this process remembers it until `reread_settings`.
+    The token is in no file, and only in the environment of Ray's own processes, which get no other
+    credentials. Ray's library in this process keeps it until `reread_settings`.
     """
     from ray._private import ray_constants  # preflight asks for a token without loading Ray
 
@@ -111,7 +111,7 @@ def send_token(address: str) -> None:
 def mode_for(address: str) -> str | None:
     """Returns the RAY_AUTH_MODE with which a cluster can be joined; None: as the environment says.
 
-    An address at which nothing answers is for Ray to complain of.
+    If nothing answers at the address, Ray itself will raise the error.
 
     Raises:
         ValueError: the cluster refuses our token or needs one; or it takes commands from anybody,
@@ -165,7 +165,7 @@ def _token() -> tuple[str | None, str]:
 
 
 def _accepts(address: str, token: str | None) -> bool | None:
-    """Says whether Ray's head serves who sends this token, or none; None: it did not answer."""
+    """Returns whether Ray's head accepts this token, or none; None if it did not answer."""
     import grpc  # not at the start of every command
 
     metadata: Sequence[tuple[str, str]] = (

@@ -1,7 +1,7 @@
 """Room on Ray's machines for all processes of a run, reserved before any of them starts.
 
-All of it or nothing: else Ray would start what fits, and wait for the rest for ever. A process that
-dies leaves its place to its successor, if need be on another machine that Ray gets.
+All of it or nothing: else Ray would start what fits, and wait for the rest for ever. If a process
+dies, its successor gets its place, if need be on another machine that joins Ray.
 """
 
 import time
@@ -17,32 +17,32 @@ from rl_core.errors import RAY, WorkerDied
 from rl_core.resources.placement import asked_of_ray, in_words, lacking, shares_a_card, too_little
 
 _ROOM_WITHIN_S: Final = 60.0
-"""For what others hold: a run before this one may be on its way out."""
+"""The longest wait for room that others hold: an earlier run may be about to end."""
 _MACHINE_WITHIN_S: Final = 600.0
-"""For a machine that is gone, or another in its place."""
+"""The longest wait for a lost machine, or for another in its place."""
 _POLL_S: Final = 0.05
 
 
 class Reservation:
-    """A place for each process of a run; `report` gets a sentence on what is waited for.
+    """A place for each process of a run; `report` gets a sentence on what this waits for.
 
     Raises:
-        ValueError: no machine could ever hold some of it, and none that is gone came back.
-        WorkerDied: others held it for too long.
+        ValueError: no machine could ever hold one of them, and no lost machine came back.
+        WorkerDied: others held the room for too long.
     """
 
     def __init__(self, config: RunConfig, *, learner: bool, report: Callable[[str], None]) -> None:
         self._asked = asked_of_ray(config, learner=learner)
-        # Ray itself would say so only of a single process that is too large.
+        # Ray itself reports this only if a single process is too large.
         if lacking(self._asked, _machines()) and not _has_lost_machines():
             raise ValueError(too_little(self._asked, _machines()))
-        # Who shares cards must be on one machine; others rather have each its own.
+        # Processes that share cards must be on one machine; others are spread over machines.
         strategy = "PACK" if learner and shares_a_card(config) else "SPREAD"
         self._group: PlacementGroup = placement_group(list(self._asked.values()), strategy)
         self._wait(report)
 
     def options(self, name: str) -> dict[str, Any]:
-        """Returns the options of an actor's class that put it where it belongs."""
+        """Returns the options of an actor's class that put it into its reserved place."""
         bundle, index = self._asked[name], list(self._asked).index(name)
         return {
             "num_cpus": bundle["CPU"],
@@ -81,5 +81,5 @@ def _machines() -> list[dict[str, float]]:
 
 
 def _has_lost_machines() -> bool:
-    """Says whether a machine was in this cluster that is no longer: it may come back."""
+    """Returns whether a machine has left this cluster: it may come back."""
     return not all(node["Alive"] for node in ray.nodes())

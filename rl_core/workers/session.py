@@ -42,7 +42,7 @@ def ray_session(
     """
     apply_defaults()
     with session_folder() as folder, _stopping_signals() as restore_handlers:
-        # Within ours, which others cannot enter: Ray opens its own to everybody.
+        # Inside our folder, which other users cannot enter: Ray makes its own open to everybody.
         temp_dir, address = folder / "r", config.resources.ray_address
         try:
             try:
@@ -74,14 +74,14 @@ def ray_session(
 
 
 class _NotInWorkingFolder(JobConfig):  # type: ignore[misc]  # Ray has no types
-    """Ray's workers would look for every module in this process's working folder first."""
+    """Keeps Ray's workers from looking for every module in this process's working folder first."""
 
     def _runtime_env_has_working_dir(self) -> bool:
         return True  # then Ray adds neither that folder nor the script's
 
 
 def options_of_cluster(address: str) -> dict[str, Any]:
-    """Returns how to join a Ray that runs, from one of its machines."""
+    """Returns the options of `ray.init` to join a running Ray, from one of its machines."""
     if address == "auto" and (address := address_of_auto() or "") == "":
         raise ConnectionError("resources.ray_address=auto: `ray start` was not called here")
     return {"address": address, "log_to_driver": False, "job_config": _NotInWorkingFolder()}
@@ -104,7 +104,7 @@ def _private_options(
         "logging_level": "ERROR",
         "_temp_dir": str(temp_dir),
         "_system_config": {
-            # So long after its head is gone Ray ends this process by `_exit`; 60 by default.
+            # Seconds without a head after which Ray ends this process by `_exit`; 60 by default.
             "gcs_rpc_server_reconnect_timeout_s": 10,
             "free_objects_period_milliseconds": 0,  # old weights go before new ones come
         },
@@ -116,7 +116,7 @@ def _private_options(
 def _stopping_signals() -> Iterator[Callable[[], None]]:
     """Keeps SIGINT and SIGTERM as they were, though `ray.init` replaces SIGTERM's handler.
 
-    Yields a function to call after `ray.init`. Where SIGTERM had its default, which ends a process
+    Yields a function to call after `ray.init`. If SIGTERM had its default, which ends a process
     without any clean-up, it raises SystemExit within the block.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -143,10 +143,10 @@ def _exit_on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def why_not_started(error: Exception, session: Path, keep_in: Path | None) -> str:
-    """Returns in one line why Ray did not start, with the last that its processes said.
+    """Returns in one line why Ray did not start, with the last error of its processes.
 
     Ray's messages name logs in its session's folder, which is deleted when the start has failed.
-    With `keep_in` they are copied there, and the line names it.
+    With `keep_in` the logs are copied there, and the line names it.
     """
     logs = session / "session_latest" / "logs"
     reason = in_one_line(first_line(error))
@@ -165,7 +165,7 @@ def why_not_started(error: Exception, session: Path, keep_in: Path | None) -> st
 
 
 def _last_words(logs: Path) -> str:
-    """Returns the last error that a daemon wrote, else nothing; after it come but stack frames."""
+    """Returns the last error that a daemon logged, or ""; only stack frames come after it."""
     for name in _TELLING:
         try:
             lines = (logs / name).read_text(errors="replace").splitlines()
@@ -184,7 +184,7 @@ class Results:
         self._log_folder = log_folder
 
     def __call__(self, name: str, pending: Future[Any]) -> Any:
-        """Returns a worker's result, or raises what it raised, in our words.
+        """Returns a worker's result, or raises its error as one of ours.
 
         Through a future, because inside `ray.get` an exception raised by a signal handler is lost
         or replaced: Prefect's cancellation, for one.
@@ -204,7 +204,7 @@ class Results:
             if isinstance(error, OutOfMemoryError) or "running low on memory" in str(error):
                 raise OutOfMemory(name, "killed because the machine's memory ran low") from error
             raise self._death(name, error) from error
-        # Its head or its raylet is gone, and says so in many ways.
+        # Ray's head or raylet is gone, which raises many kinds of errors.
         except (RayError, ConnectionError) as error:
             raise WorkerDied(name, f"Ray has lost it ({first_line(error)})") from error
 
@@ -214,7 +214,7 @@ class Results:
         # A warning of torch's C++, [W, names no cause: a host without a name, say.
         telling = (line.strip() for line in lines if not line.startswith("[W"))
         said = [line for line in telling if line][-3:]
-        # As Ray says it of an actor.
+        # Ray's own words for a dead actor.
         how = (
             "machine is gone" if "its node has died" in str(error) else "process is gone (killed?)"
         )
