@@ -36,7 +36,7 @@ class Reservation:
         # Ray itself reports this only if a single process is too large.
         if lacking(self._asked, _machines()) and not _has_lost_machines():
             raise ValueError(too_little(self._asked, _machines()))
-        # Processes that share cards must be on one machine; others are spread over machines.
+        # Processes that share cards go to one machine if it has room; others are spread.
         strategy = "PACK" if learner and shares_a_card(config) else "SPREAD"
         self._group: PlacementGroup = placement_group(list(self._asked.values()), strategy)
         self._wait(report)
