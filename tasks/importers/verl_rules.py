@@ -281,3 +281,5 @@ def _loggers(asked: Asked) -> None:
     asked.settings[key] = [name for name in names if name in known]
     if others := ", ".join(str(name) for name in names if name not in known):
         asked.say("unknown_loggers", key, names=others)
+    if "wandb" in names:
+        asked.say("wandb_is_offline", key)
