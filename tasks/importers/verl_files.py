@@ -1,4 +1,4 @@
-"""What a launch script names on its own machine: problems, model, reward function."""
+"""Files that a launch script names, here or elsewhere: problems, model, reward function."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -60,7 +60,7 @@ def add_files(asked: Asked) -> None:
 
 
 def num_problems(asked: Asked) -> int | None:
-    """Returns how many problems there are to train on; None if only reading them would tell."""
+    """Returns how many problems there are to train on; None if that is not known yet."""
     most: int | None = asked.settings.get("data.train_size")
     if files := asked.settings.get(_TRAIN):
         if any(map(is_hub_name, files)):
@@ -120,7 +120,7 @@ def _here(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _say_missing(asked: Asked, key: str, missing: Sequence[str], env: str | None) -> None:
-    """Says that the env's files are made, and that others are left out."""
+    """Says of files that are not here that the run makes them, or that they are left out."""
     named = [name for name in missing if _env_in(name) is not None]
     made = [n for n in named or missing if env is not None and _env_in(n) in (env, None)]
     for names, remedy in (
@@ -133,7 +133,7 @@ def _say_missing(asked: Asked, key: str, missing: Sequence[str], env: str | None
 
 
 def _env_by_name(asked: Asked) -> str | None:
-    """Returns what the names of files say, else those of the project, else of the experiment."""
+    """Returns the env that the names of files, of the project or of the experiment fit."""
     keys = (_TRAIN, "trainer.project_name", "trainer.experiment_name")
     return next(filter(None, (_env_in(str(asked.plain(key))) for key in keys)), None)
 
@@ -143,6 +143,6 @@ def _env_in(name: str) -> str | None:
 
 
 def _env_whose(fits: Callable[[type[TextEnv]], bool]) -> str | None:
-    """Returns the first env that fits, the default one last: its peer's name is in any path."""
+    """Returns the first env that fits, the default one last: any path may hold `tinyzero`."""
     names = sorted(ENVS, key=lambda name: name == DEFAULT_ENV)
     return next((name for name in names if fits(ENVS[name])), None)

@@ -103,7 +103,7 @@ def _estimator(asked: Asked) -> None:
 
 
 def _group(asked: Asked) -> None:
-    """How many responses are compared, wherever the script says so."""
+    """Takes the number of responses to a prompt from any key that the script uses for it."""
     ours = "algorithm.group_size"  # a name that scripts use although verl does not have it
     name, theirs = asked.settings.get("algorithm.estimator"), asked.given.get(_RESPONSES)
     size = asked.count(_RESPONSES) or asked.count(ours)
@@ -127,10 +127,10 @@ def _group(asked: Asked) -> None:
 
 
 def _kl(asked: Asked) -> None:
-    """How KL holds the policy: in the loss, in the reward or not at all, and its estimate."""
+    """Chooses where KL counts (in the loss, in the reward or nowhere), and its estimate."""
     settings, key = asked.settings, "algorithm.kl_penalty"
     in_loss = asked.is_true(_ACTOR + "use_kl_loss")
-    # That it is not in the loss leaves open whether it is in the reward.
+    # If it is not in the loss, it may still be in the reward.
     if not in_loss and not any("kl_" in other for other in asked.given if _ACTOR not in other):
         asked.say("no_kl")
     kind = asked.plain(key)
