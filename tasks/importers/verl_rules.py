@@ -188,7 +188,7 @@ def _cards(asked: Asked) -> None:
     parallel = _ROLLOUT + "tensor_model_parallel_size"
     parts = asked.count(parallel) or 1
     if per_node not in asked.given:
-        why = "known" if per_node in asked.unread else "said, and verl's default is 8"
+        why = "known" if per_node in asked.unread else "given, and verl's default is 8"
         asked.say("unknown_cards", why=why)
     elif parts > cards:
         asked.say("too_few_cards", parallel, parts=parts, cards=cards)
