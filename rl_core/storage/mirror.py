@@ -33,7 +33,7 @@ END_S: Final = 600.0
 FAILED_END_S: Final = 60.0
 STOPPED_END_S: Final = 8.0
 """Of one that was stopped: SIGKILL usually follows SIGTERM after half a minute."""
-_LONGEST_PAUSE_S: Final = 15.0
+_PAUSE_IN_TROUBLE_S: Final = 15.0
 LAST_OF_DATA: Final = "test.parquet"
 LAST_OF_MODEL: Final = "warm_start.json"
 """The files of a data set and of a model that are sent last: with them the folder is whole."""
@@ -60,9 +60,10 @@ class Upload:
         self.known.is_pending = is_pending
         self._spool.write(self.run_id, self.known)
 
-    def missing(self) -> dict[str, Stat]:
-        """Returns the files that the store lacks, or has in another version."""
-        return self._changed(files_of(self.folder))
+    def missing(self, here: Mapping[str, Stat] | None = None) -> dict[str, Stat]:
+        """Returns which files, by default all of now, the store lacks or has in another version."""
+        files, known = here or files_of(self.folder), self.known.files
+        return {path: stat for path, stat in files.items() if known.get(path) != stat}
 
     def send(self, *, everything: bool = False) -> None:
         """Sends what changed, and deletes what is gone.
@@ -71,7 +72,7 @@ class Upload:
         before a StoreError.
         """
         here = files_of(self.folder)
-        changed = self._changed(here)
+        changed = self.missing(here)
         saved = sorted(path for path in changed if path.startswith(CHECKPOINTS))
         before = dict(self.known.files)
         try:
@@ -118,10 +119,6 @@ class Upload:
             self.store.delete(self._prefix + path for path in some)
             for path in some:
                 del self.known.files[path]
-
-    def _changed(self, files: Mapping[str, Stat]) -> dict[str, Stat]:
-        known = self.known.files
-        return {path: stat for path, stat in files.items() if known.get(path) != stat}
 
 
 class SharedUpload:
@@ -194,7 +191,6 @@ class Mirror:
         return self._giving_up.is_set() or self._lease.is_lost
 
     def _work(self) -> None:
-        pause_s = INTERVAL_S
         while not self._is_stopped():
             is_ending = self._ending.is_set()
             try:
@@ -213,7 +209,7 @@ class Mirror:
                 if is_ending:
                     return
             is_in_trouble = self._trouble is not None and not is_ending
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S if is_in_trouble else INTERVAL_S)
+            pause_s = _PAUSE_IN_TROUBLE_S if is_in_trouble else INTERVAL_S
             (self._giving_up if is_ending else self._ending).wait(pause_s)
 
 
@@ -228,9 +224,8 @@ def mirrored(
     """Brings a run down, if the store has it, and publishes it within the block.
 
     Without a URL it does nothing. `bring` is called once the run is here, for what it needs beside
-    it; it returns the folders, relative to `storage.root`, that are published with it. `timing` is
-    the lease's. ValueError if another machine is at work on the run, StoreError if the store does
-    not answer.
+    it, and returns the folders below `storage.root` that are published with it; `timing` is the
+    lease's. ValueError if another machine is at work on the run, StoreError if the store is gone.
     """
     if storage.url is None:
         yield

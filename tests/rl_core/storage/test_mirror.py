@@ -35,7 +35,7 @@ QUICK = {"beat_s": 0.3, "patience_s": 3.0}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror_module, "INTERVAL_S", 0.1)
-    monkeypatch.setattr(mirror_module, "_LONGEST_PAUSE_S", 0.3)
+    monkeypatch.setattr(mirror_module, "_PAUSE_IN_TROUBLE_S", 0.3)
 
 
 def storage(root: Path) -> StorageConfig:
