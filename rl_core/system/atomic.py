@@ -192,7 +192,7 @@ def open_own(path: Path, mode: str, *, or_others: bool = False) -> FileIO:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raises a PermissionError if another user owns the folder or its link, and can change them."""
+    """Raises a PermissionError if another user owns a folder or its link, and so can change it."""
     for path, info in ((folder, folder.lstat()), (folder.resolve(), folder.stat())):
         if info.st_uid != os.geteuid() and info.st_uid != _owner_of_new_files(path.parent):
             raise _refused(path, f"belongs to another user ({info.st_uid})")
