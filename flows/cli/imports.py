@@ -2,9 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError, SettingsError
@@ -15,9 +14,6 @@ from rl_core.tracking.diagnosis import diagnose
 from tasks.importers.console_log import import_log, other_trainer, read_log
 from tasks.importers.launch_script import import_script
 from tasks.report_page.failures import Failure, find_failure, is_of_a_program
-
-_VERL_WEIGHT_DECAY: Final = 0.01
-_WEIGHT_DECAYS: Final = ("actor.weight_decay", "critic.weight_decay")
 
 
 def import_file(words: Sequence[str]) -> None:
@@ -84,28 +80,12 @@ def _variables(words: list[str]) -> dict[str, str]:
     return variables
 
 
-def _taken_over(settings: dict[str, Any]) -> Iterator[str]:
-    """Adds verl's defaults where a script is silent and ours differ, and names them."""
-    lacking = [key for key in _WEIGHT_DECAYS if key not in settings]
-    if lacking:
-        settings |= dict.fromkeys(lacking, _VERL_WEIGHT_DECAY)
-        said = " and ".join(lacking)
-        yield f"{said} {_VERL_WEIGHT_DECAY}, verl's own where a script says nothing (here 0)"
-    if "wandb" in settings.get("trainer.logger", ()) and "trainer.wandb_mode" not in settings:
-        yield (
-            "wandb logs offline here, and `countdown-train sync` uploads later: "
-            "trainer.wandb_mode=online uploads while it trains"
-        )
-
-
 def _import_script(file: Path, text: str, output: Path, variables: dict[str, str]) -> None:
     if output.exists():
         raise BadInputError(f"{output} exists already: choose another name with output=FILE")
     imported = import_script(text, variables, os.environ)
     for finding in imported.findings:
         say(f"{finding.check:9}{'!' if finding.level == 'warning' else ' '} {finding}")
-    for note in _taken_over(imported.settings):
-        say(f"note       {note}")
     write_text_atomically(output, imported.preset(file.name))
     say(f"\n{output}: {len(imported.settings)} settings")
     try:

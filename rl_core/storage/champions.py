@@ -1,4 +1,4 @@
-"""CHAMPIONS of a store: written by compare-and-swap, whatever machine promotes."""
+"""CHAMPIONS of a store: written by compare-and-swap, so that any machine may promote."""
 
 import logging
 import time
@@ -44,7 +44,7 @@ def bring_champion(storage: StorageConfig, env: str, problems: str) -> Version |
     if champion is None or champion.is_there(spool.root):
         return version
     run_id, rows = champion.current.run_id, Path(champion.current.rows).name
-    if is_written_elsewhere(store, run_id, spool.name()):  # else what is gone here is gone there
+    if is_written_elsewhere(store, run_id, spool.name()):  # else it was deleted here, and so there
         own = f"checkpoints/{Path(champion.current.checkpoint).name}/"
         there = listing_of(store, run_id)
         download_run(store, spool, run_id, lambda p: records(p) or p.startswith(own), there)
@@ -84,7 +84,7 @@ def promote_published(
                 unless_published.pop_all()
                 return promotion
         _logger.info("another machine promoted meanwhile: comparing again")
-    raise StoreError(f"{storage.url}: others promote all the while")
+    raise StoreError(f"{storage.url}: {_ROUNDS} times another machine promoted first: try again")
 
 
 def _publish(store: ObjectStore, key: str, content: bytes, expected: Version | None) -> bool:

@@ -1,6 +1,6 @@
-"""DOWNLOAD: what the spool lacks of a run, or has older than the store, is brought down, whole.
+"""DOWNLOAD: brings down what the spool lacks of a run, or has older than the store.
 
-A checkpoint without its manifest in the store is none.
+Files and checkpoints come whole; a checkpoint without a manifest in the store does not count.
 """
 
 import json
@@ -45,8 +45,8 @@ def download_run(
 
     For a run that another spool wrote last. If this one has files of it that it never sent, its
     whole folder is moved to `superseded/`: nothing is lost, and nothing of it is mixed with what
-    others did since. `there` has all objects of the run, by path relative to its folder. What came
-    before a StoreError is whole.
+    others did since. `there` has all objects of the run, by path relative to its folder. After a
+    StoreError, what has come is whole.
     """
     folder = spool.root / "runs" / run_id
     known = spool.read(run_id)

@@ -16,13 +16,12 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from rl_core.storage.object_store import Conflict, ObjectStore, StoreError, Version
 
 _LEAVE_S: Final = 3.0
-"""Seconds for a sign of life that is on its way: after that the store is gone."""
+"""Seconds that the end waits for a sign of life that is being written."""
 _logger = logging.getLogger(__name__)
 
 
@@ -30,29 +29,27 @@ class LeaseHeldError(ValueError):
     """Another machine is at work on the run."""
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds between two signs of life, and without one until others may take the lease."""
-
-    beat_s: float = 15.0
-    patience_s: float = 60.0
-    """More than a store's usual hiccup."""
-
-
-USUAL: Final = Timing()
-
-
 class Lease:
     """A run's lease, held within the block, unless another spool takes it over: see `is_lost`.
 
-    `spool` names the local folder, on whatever machine, that writes the run's objects.
+    `spool` names the local folder that writes the run's objects, among those of all machines. The
+    holder gives a sign of life every `beat_s`; after `patience_s` without one, which is longer than
+    a store is usually away, others may take the lease.
     """
 
-    def __init__(self, store: ObjectStore, run_id: str, spool: str, timing: Timing = USUAL) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        run_id: str,
+        spool: str,
+        *,
+        beat_s: float = 15.0,
+        patience_s: float = 60.0,
+    ) -> None:
         self._store = store
         self._run_id = run_id
         self._key = f"locks/{run_id}.json"
-        self._timing = timing
+        self._beat_s, self._patience_s = beat_s, patience_s
         self._own = {
             "run_id": run_id,
             "spool": spool,
@@ -86,7 +83,7 @@ class Lease:
                         "run %s was written on %s: looking whether it still is (%.0f s)",
                         self._run_id,
                         holder["host"],
-                        self._timing.patience_s,
+                        self._patience_s,
                     )
                     held_since, seen = now, version
                 elif version != seen:
@@ -94,8 +91,8 @@ class Lease:
                         f"another machine, {holder['host']}, is at work on run {self._run_id}: "
                         "wait for it or stop it first"
                     )
-                if now - held_since < self._timing.patience_s:
-                    time.sleep(min(self._timing.beat_s, self._timing.patience_s) / 5)
+                if now - held_since < self._patience_s:
+                    time.sleep(min(self._beat_s, self._patience_s) / 5)
                     continue
             if self._write(version):
                 self.was_own = is_own
@@ -103,7 +100,7 @@ class Lease:
                 return self
 
     def __exit__(self, *_error: object) -> None:
-        """Gives the lease back; if the store is gone, others find it unmoved and take it."""
+        """Gives the lease back; if the store is gone, others take it when `patience_s` is over."""
         self._closing.set()
         self._thread.join(_LEAVE_S)
         if self.is_lost or self.is_kept or self._thread.is_alive():
@@ -114,7 +111,7 @@ class Lease:
             _logger.warning("the lease of run %s was not given back: %s", self._run_id, error)
 
     def _beat(self) -> None:
-        while not self._closing.wait(self._timing.beat_s):
+        while not self._closing.wait(self._beat_s):
             with suppress(StoreError):
                 if not self._write(self._version):
                     self.is_lost = True

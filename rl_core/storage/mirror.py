@@ -1,10 +1,10 @@
 """The MIRROR of a run: brought down at the start, then published by a thread, whole at the end.
 
-What is in the store is whole at any time: logs go before the checkpoint that lies ahead of none of
-them, a checkpoint's files before its manifest; manifests are deleted before the files that they
+What is in the store is whole at any time: logs are sent before the checkpoint whose steps they
+hold, a checkpoint's files before its manifest; manifests are deleted before the files that they
 name. An upload that stops at any point leaves a run that can be read and resumed.
 
-Nothing waits for the store: while it is slow or gone, training goes on in the spool.
+Training never waits for the store: while it is slow or gone, the run goes on in the spool.
 """
 
 import logging
@@ -21,7 +21,7 @@ from typing import Final
 from rl_core.checkpoints.manifest import MANIFEST
 from rl_core.config.operations import StorageConfig
 from rl_core.storage.download import download_run, everything, listing_of
-from rl_core.storage.lease import USUAL, Lease, LeaseHeldError, Timing, is_written_elsewhere
+from rl_core.storage.lease import Lease, LeaseHeldError, is_written_elsewhere
 from rl_core.storage.object_store import ObjectStore, StoreError
 from rl_core.storage.spool import CHECKPOINTS, Spool, Stat, checkpoint_of, files_of
 from rl_core.system.words import disk_size
@@ -33,12 +33,12 @@ END_S: Final = 600.0
 FAILED_END_S: Final = 60.0
 STOPPED_END_S: Final = 8.0
 """Of one that was stopped: SIGKILL usually follows SIGTERM after half a minute."""
-_LONGEST_PAUSE_S: Final = 15.0
+_PAUSE_IN_TROUBLE_S: Final = 15.0
 LAST_OF_DATA: Final = "test.parquet"
 LAST_OF_MODEL: Final = "warm_start.json"
 """The files of a data set and of a model that are sent last: with them the folder is whole."""
 _BYTES_PER_S: Final = 2**20
-"""A file that grows (metrics, logs) is sent again no more often than this many bytes allow."""
+"""A file that changes (metrics, logs) is sent again no sooner than its size takes at this rate."""
 _logger = logging.getLogger(__name__)
 
 
@@ -60,18 +60,19 @@ class Upload:
         self.known.is_pending = is_pending
         self._spool.write(self.run_id, self.known)
 
-    def missing(self) -> dict[str, Stat]:
-        """Returns the files that the store lacks, or has otherwise."""
-        return self._changed(files_of(self.folder))
+    def missing(self, here: Mapping[str, Stat] | None = None) -> dict[str, Stat]:
+        """Returns which files, by default all of now, the store lacks or has in another version."""
+        files, known = here or files_of(self.folder), self.known.files
+        return {path: stat for path, stat in files.items() if known.get(path) != stat}
 
     def send(self, *, everything: bool = False) -> None:
         """Sends what changed, and deletes what is gone.
 
-        With `everything` also large files that were sent a moment ago. Before a StoreError it notes
-        what was done.
+        With `everything` also large files that were sent a moment ago. What was done is noted, also
+        before a StoreError.
         """
         here = files_of(self.folder)
-        changed = self._changed(here)
+        changed = self.missing(here)
         saved = sorted(path for path in changed if path.startswith(CHECKPOINTS))
         before = dict(self.known.files)
         try:
@@ -119,15 +120,12 @@ class Upload:
             for path in some:
                 del self.known.files[path]
 
-    def _changed(self, files: Mapping[str, Stat]) -> dict[str, Stat]:
-        known = self.known.files
-        return {path: stat for path, stat in files.items() if known.get(path) != stat}
-
 
 class SharedUpload:
-    """What runs share, on its way to the store: only added to; a folder's last file makes it whole.
+    """What runs share, on its way to the store, where nothing of it is deleted.
 
-    `folders` are data sets and models, relative to `storage.root`; evaluations go with them.
+    `folders` are data sets and models, relative to `storage.root`, which their last file makes
+    whole; evaluations go with them.
     """
 
     def __init__(self, store: ObjectStore, root: Path, folders: Sequence[str]) -> None:
@@ -156,7 +154,7 @@ class SharedUpload:
 
 
 class Mirror:
-    """The thread that publishes a run from now on, and what it says when the store is gone."""
+    """The thread that publishes a run from now on."""
 
     def __init__(self, run: Upload, shared: SharedUpload, lease: Lease) -> None:
         self._run, self._shared, self._lease = run, shared, lease
@@ -193,7 +191,6 @@ class Mirror:
         return self._giving_up.is_set() or self._lease.is_lost
 
     def _work(self) -> None:
-        pause_s = INTERVAL_S
         while not self._is_stopped():
             is_ending = self._ending.is_set()
             try:
@@ -212,7 +209,7 @@ class Mirror:
                 if is_ending:
                     return
             is_in_trouble = self._trouble is not None and not is_ending
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S if is_in_trouble else INTERVAL_S)
+            pause_s = _PAUSE_IN_TROUBLE_S if is_in_trouble else INTERVAL_S
             (self._giving_up if is_ending else self._ending).wait(pause_s)
 
 
@@ -222,13 +219,13 @@ def mirrored(
     run_id: str,
     *,
     bring: Callable[[ObjectStore], Sequence[str]] = lambda store: (),
-    timing: Timing = USUAL,
+    **timing: float,
 ) -> Iterator[None]:
-    """Brings a run down, there or not, and publishes it within the block, if there is a URL.
+    """Brings a run down, if the store has it, and publishes it within the block.
 
-    `bring` is called once the run is here, for what it needs beside it; it returns the folders,
-    relative to `storage.root`, that are published with it. ValueError if another machine is at
-    work on the run, StoreError if the store does not answer.
+    Without a URL it does nothing. `bring` is called once the run is here, for what it needs beside
+    it, and returns the folders below `storage.root` that are published with it; `timing` is the
+    lease's. ValueError if another machine is at work on the run, StoreError if the store is gone.
     """
     if storage.url is None:
         yield
@@ -238,14 +235,14 @@ def mirrored(
         if not is_alone:  # the process that publishes the folder sees what this block writes
             yield
             return
-        with Lease(store, run_id, spool.name(), timing) as lease:
+        with Lease(store, run_id, spool.name(), **timing) as lease:
             upload = Upload(store, spool, run_id)
             there = listing_of(store, run_id)
             is_here = upload.known.is_whole and (upload.folder / "run.json").exists()
             if there and not (lease.was_own and is_here):
                 download_run(store, spool, run_id, everything, there)
                 upload = Upload(store, spool, run_id)
-            else:  # what is not there is sent again; what is only there is deleted there
+            else:  # what it lacks is sent again; what only it has is deleted
                 known, unlike_any = upload.known.files, Stat(size=-1, mtime_ns=0)
                 upload.known.files = {path: known.get(path, unlike_any) for path in there}
             upload.known.is_whole = True

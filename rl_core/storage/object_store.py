@@ -37,7 +37,7 @@ Version = dict[str, str]
 
 
 class StoreError(RuntimeError):
-    """The store did not do it: it is gone, slow, or refuses."""
+    """The store is gone, slow, or refuses a request."""
 
 
 class Conflict(RuntimeError):  # noqa: N818  # what happened, as `WorkerDied`
@@ -85,8 +85,8 @@ class ObjectStore:
     def put_if(self, key: str, content: bytes, expected: Version | None) -> Version:
         """Writes an object if it still is the version that was read, and returns the new one.
 
-        With `expected=None` there must be none yet. Conflict if it is another one: if a reply was
-        lost, that may be the one just written.
+        With `expected=None` there must be none yet. Conflict if another version is there: if a
+        reply was lost, it may be the one just written.
         """
         mode: Any = "create" if expected is None else expected
         with _in_words(self.url):

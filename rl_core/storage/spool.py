@@ -1,4 +1,4 @@
-"""The SPOOL: a local folder whose files are published to a store, and what of them is there.
+"""The SPOOL: a local folder whose files are published to a store, and a record of what it has.
 
     .mirror/<store>/<run_id>.json   what of the run agrees with the store
     .mirror/<store>/<run_id>.alone/ locked by the process here that publishes it
@@ -28,7 +28,7 @@ CHECKPOINTS: Final = "checkpoints/"
 
 @dataclass(frozen=True)
 class Stat:
-    """A file here: what changes when it does, and once the store has it so, the object's e-tag."""
+    """A file here: what changes when it does, and the e-tag of its object if the store has it."""
 
     size: int
     mtime_ns: int
@@ -40,11 +40,11 @@ class Agreement(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     is_pending: bool = False
-    """Whether it was being published: if nobody does so now, the store may lack something."""
+    """Whether it was being published: unless a process does so now, the store may lack some."""
     is_whole: bool = False
     """Whether all of it is here: otherwise what is missing here must not be deleted there."""
     files: dict[str, Stat] = {}
-    """When they were the same here and there, by path relative to the run's folder."""
+    """The files that are the same here and there, by path relative to the run's folder."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Spool:
         return Agreement()
 
     def write(self, run_id: str, agreement: Agreement) -> None:
-        """Notes what is known of a run; a full disk costs a second upload, not the run."""
+        """Notes what is known of a run; if the disk is full, files are only sent a second time."""
         with suppress(OSError):
             write_text_atomically(self.folder / f"{run_id}.json", agreement.model_dump_json())
 

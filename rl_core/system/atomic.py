@@ -1,8 +1,8 @@
 """Files and folders that are either whole or absent: temporary sibling, fsync, rename.
 
 Everything that lands in `storage.root` goes through here, so a reader (DuckDB, a resume, a person)
-never sees half a file, whatever killed the writer. Temporaries are siblings named `.tmp-*`, folders
-that are being deleted `.trash-*`: nobody needs them once their writer is dead.
+never sees half a file, whatever killed the writer. A file or folder is written as a sibling named
+`.tmp-*`, and deleted as `.trash-*`: both are litter once their writer is dead.
 """
 
 import errno
@@ -52,19 +52,19 @@ def new_file(final: Path) -> Iterator[Path]:
 def new_folder(final: Path) -> Iterator[Path]:
     """Yields an empty temporary sibling folder to fill; at the end it becomes `final`.
 
-    Each of its files and folders is fsynced first. On any exception it vanishes and what was at
-    `final` stands. Folders cannot be exchanged in one portable step: an existing `final` is moved
-    aside first, so for an instant neither is there, but never half of one. Parent folders are made.
+    Each of its files and folders is fsynced first. On any exception it vanishes and the old `final`
+    stands. Folders cannot be exchanged in one portable step: the old one is moved aside first, so
+    for an instant neither is there, but never half of one. Parent folders are made.
     """
-    temporary = _temporary_sibling(final)
+    temporary = _sibling(final, TEMPORARY_PREFIX)
     try:
-        temporary.mkdir()
+        temporary.mkdir(parents=True)
         yield temporary
         for parent, _, files in os.walk(temporary, topdown=False):
             for name in files:
                 _make_durable(Path(parent, name))
             _make_durable(Path(parent))
-        trash = _move_to_trash(final) if final.exists() else None
+        trash = final.rename(_sibling(final, TRASH_PREFIX)) if final.exists() else None
         try:
             temporary.rename(final)
         except OSError:
@@ -80,8 +80,8 @@ def new_folder(final: Path) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Deletes a folder, renamed first, so that half of it is never found under its name."""
-    trash = _move_to_trash(folder)
+    """Renames a folder, then deletes it: half of it is never found under its name."""
+    trash = folder.rename(_sibling(folder, TRASH_PREFIX))
     _sync(folder.parent)
     shutil.rmtree(trash)
 
@@ -89,7 +89,7 @@ def remove_folder(folder: Path) -> None:
 def sweep_leftovers(folder: Path) -> list[str]:
     """Deletes what dead writers left directly in a folder, and returns the names.
 
-    Nobody else may be writing there.
+    No other process may be writing there.
     """
     prefixes = (TEMPORARY_PREFIX, TRASH_PREFIX)
     leftovers = sorted(path for path in folder.glob(".*") if path.name.startswith(prefixes))
@@ -109,7 +109,7 @@ def replace_symlink(link: Path, target: str) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of a folder, which is made; a living process that has it is waited for."""
+    """Holds the lock of a folder, made if missing; waits while another process holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     with open_own(folder / ".lock", "a", or_others=True) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -121,8 +121,8 @@ def reading(folder: Path) -> Iterator[None]:
     """Keeps a folder's content where it is within the block; FileNotFoundError if it is gone.
 
     Many may read at a time; a process that removes or rearranges it must be `alone_in` it first.
-    The lock is on the folder itself, so that reading needs no right to write, and vanishes with its
-    process. A symlink is followed once: what it points to stays, wherever it points later.
+    The lock is on the folder itself, so that a reader needs no right to write, and ends with its
+    process. A symlink is followed once: the folder that it pointed to stays locked.
     """
     folder = folder.resolve()
     with _opened(folder, os.O_DIRECTORY) as descriptor:
@@ -134,9 +134,9 @@ def reading(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def alone_in(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Yields whether nobody is `reading` an existing folder, which then holds for the block.
+    """Yields whether no process is `reading` an existing folder; if so, none can within the block.
 
-    With `wait` it waits for readers to leave.
+    With `wait` it waits until all readers have left.
     """
     with _opened(folder, os.O_DIRECTORY) as descriptor:
         try:
@@ -148,7 +148,7 @@ def alone_in(folder: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
-    """Appends a whole line, with its line feed, in one write; `durable`: to the disk.
+    """Appends a whole line, with its line feed, in one write; `durable` flushes it to the disk.
 
     On an OSError (the disk is full or fails, or the file is not ours) the file is as it was.
     """
@@ -167,8 +167,8 @@ def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
 def open_own(path: Path, mode: str, *, or_others: bool = False) -> FileIO:
     """Opens a file, made if missing, without a buffer.
 
-    PermissionError if it is a link, which may lead to another file of ours, or no plain file, or
-    (but for `or_others`) belongs neither to us nor to its folder's owner.
+    PermissionError if it is a link (which may lead to another file of ours) or no plain file, or,
+    unless `or_others`, if it belongs neither to this user nor to its folder's owner.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -192,23 +192,23 @@ def open_own(path: Path, mode: str, *, or_others: bool = False) -> FileIO:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raises a PermissionError for another user's folder or link, who can change our files."""
+    """Raises a PermissionError if another user owns a folder or its link, and so can change it."""
     for path, info in ((folder, folder.lstat()), (folder.resolve(), folder.stat())):
         if info.st_uid != os.geteuid() and info.st_uid != _owner_of_new_files(path.parent):
             raise _refused(path, f"belongs to another user ({info.st_uid})")
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Says whether it is the error of a full disk or a used-up quota."""
+    """Says whether an error means a full disk or a used-up quota."""
     return isinstance(error, OSError) and error.errno in _DISK_FULL
 
 
 @contextmanager
 def disk_full_as_os_error(folder: Path) -> Iterator[None]:
-    """Turns what libraries raise on a full disk into the OSError that it is.
+    """Raises an OSError in place of what libraries raise on a full disk.
 
     safetensors raises its own type with the system's message, torch.save a RuntimeError that does
-    not mention the disk: there the free space tells.
+    not mention the disk: then the free space decides.
     """
     try:
         yield
@@ -224,7 +224,8 @@ def disk_full_as_os_error(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _replacing(final: Path) -> Iterator[Path]:
-    temporary = _temporary_sibling(final)
+    temporary = _sibling(final, TEMPORARY_PREFIX)
+    final.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary
         temporary.replace(final)
@@ -234,9 +235,8 @@ def _replacing(final: Path) -> Iterator[Path]:
     _sync(final.parent)
 
 
-def _temporary_sibling(final: Path) -> Path:
-    final.parent.mkdir(parents=True, exist_ok=True)
-    return final.with_name(f"{TEMPORARY_PREFIX}{final.name}-{secrets.token_hex(4)}")
+def _sibling(path: Path, prefix: str) -> Path:
+    return path.with_name(f"{prefix}{path.name}-{secrets.token_hex(4)}")
 
 
 def _refused(path: Path, what: str) -> PermissionError:
@@ -250,14 +250,10 @@ def _owner_of_new_files(folder: Path) -> int:
     return os.geteuid()
 
 
-def _move_to_trash(folder: Path) -> Path:
-    return folder.rename(folder.with_name(f"{TRASH_PREFIX}{folder.name}-{secrets.token_hex(4)}"))
-
-
 def _make_durable(path: Path) -> None:
     """Sets the mode (libraries that use temporary files leave 0600) and flushes to the disk.
 
-    The umask is read from the system: `os.umask` would have to change it, for all threads.
+    The umask is read from /proc: `os.umask` reads it only by changing it, for all threads.
     """
     umask = _UMASK.search(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"))
     mode = 0o777 if path.is_dir() else _FILE_MODE

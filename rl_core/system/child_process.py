@@ -26,7 +26,7 @@ from rl_core.system.process_env import Need, environment_of_child
 class Channel:
     """One end; any thread may send, one at a time may receive.
 
-    A time limit is the socket's, in both directions: use one only where one thread does all.
+    A timeout holds for the socket, in both directions: use one only if one thread does all.
     """
 
     def __init__(self, end: socket) -> None:
@@ -45,9 +45,9 @@ class Channel:
             self.socket.sendall(line)
 
     def receive(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """Returns the next message; what came of it before a TimeoutError is kept.
+        """Returns the next message; after a TimeoutError the part that came is kept.
 
-        EOFError if the other end is closed, or its process dead; ValueError if that was no message.
+        EOFError if the other end is closed, or its process dead; ValueError if it is no message.
         """
         deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
         while b"\n" not in self._unread:
@@ -69,10 +69,10 @@ class Channel:
 
 
 class Child(Channel):
-    """The parent's end, and the process, in a session of its own: Ctrl-C is only for us.
+    """The parent's end, and the process, in a session of its own, which Ctrl-C does not reach.
 
-    `module` calls `channel_to_parent`. Everybody on the machine can read `arguments`: no secrets.
-    The child has none of our credentials but those of `needs`. OSError if there is no process left.
+    `module` calls `channel_to_parent`. Every user of the machine can read `arguments`: no secrets.
+    Of our credentials the child has only those of `needs`. OSError if no process can be started.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Child(Channel):
         super().__init__(ours)
 
     def kill(self) -> None:
-        """Ends it and all that it started, and any `receive` here; harmless when repeated."""
+        """Kills it and all that it started, and ends any `receive` here; harmless when repeated."""
         # Not in the child, which starts faster without psutil.
         import psutil
 
@@ -121,9 +121,9 @@ class Child(Channel):
 
 
 def channel_to_parent() -> Channel:
-    """Returns the other end, in a process that is a `Child`: its last argument."""
+    """Returns the child's end, in a process that is a `Child`: its last argument."""
     end = socket(fileno=int(sys.argv.pop()))
-    end.set_inheritable(False)  # else a grandchild's life would look like ours
+    end.set_inheritable(False)  # else it stays open while a grandchild lives
     return Channel(end)
 
 
@@ -139,5 +139,5 @@ def pack(value: object) -> str:
 
 
 def unpack(text: str) -> Any:
-    """Returns what `pack` made a text of: it came by a private way."""
+    """Returns the value of `pack`'s text; only from our own processes: it may run any code."""
     return pickle.loads(b64decode(text))

@@ -5,8 +5,8 @@ share of this a run gets (`roofline.py`).
 
 Sources: NVIDIA's data sheets, and its papers on Ampere GA102, Ada and RTX Blackwell (appendix A of
 each). Tensor rates are dense (half of what a sheet with "sparsity" says) and with sums in float32
-(on GeForce cards half of the other); float32 is that of the plain units, since torch does not use
-TF32 unless told to.
+(on GeForce cards half of the rate with sums in float16); float32 rates are those of the plain
+units, since torch does not use TF32 by default.
 """
 
 import csv
@@ -36,7 +36,7 @@ class CardFigures:
     name: str
     memory_gib: float
     bfloat16_tflops: float
-    """10^12 operations per second; float32's where its tensor units do not know the type."""
+    """10^12 operations per second; float32's if its tensor units do not support bfloat16."""
     float32_tflops: float
     bandwidth_gb_s: float
     """10^9 bytes per second, from the card's own memory."""
@@ -64,7 +64,7 @@ CARDS: Final = tuple(_read_cards())
 def find_card(name: str, memory_gib: float | None = None) -> CardFigures | None:
     """Returns the card of a name as torch, nvidia-smi or a person writes it, None if unknown.
 
-    `NVIDIA A100-SXM4-80GB`, `a100 80`, `4090`, ...; a laptop's card, which has the name of another,
+    `NVIDIA A100-SXM4-80GB`, `a100 80`, `4090`, ...; a laptop's card, another chip of the same name,
     is unknown. The device's `memory_gib` decides between cards of one name.
     """
     found = _namesakes(name)
@@ -100,7 +100,7 @@ def cards_of(memory_gib: float) -> list[CardFigures]:
 def _namesakes(name: str) -> list[CardFigures]:
     words = _words(name)
     exact = [card for card in CARDS if _words(card.name) == words]
-    # PCIe tells H100s apart, and no others.
+    # Only of the H100 is there a PCIe card with other figures.
     return exact or [card for card in CARDS if _words(card.name) == words - {"pcie"}]
 
 
@@ -111,20 +111,20 @@ def _words(name: str) -> frozenset[str]:
 
 
 def _is_about(wanted: float, memory_gib: float) -> bool:
-    return abs(wanted - memory_gib) <= 0.1 * memory_gib  # it shows 23.5 GiB of 24
+    return abs(wanted - memory_gib) <= 0.1 * memory_gib  # a card of 24 GiB reports 23.5
 
 
 @cache
 def cpu_info() -> str:
-    """Returns what Linux says of the first processor."""
+    """Returns the first processor's part of /proc/cpuinfo."""
     return Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
 
 
 def has_fast_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 faster than float32.
+    """Says whether this CPU multiplies bfloat16 faster than float32.
 
-    AMX does, and AVX-512 BF16 on AMD's CPUs. On Intel's the latter has half of float32's speed:
-    virtual machines may hide their AMX.
+    CPUs with AMX do, and AMD's with AVX-512 BF16. On Intel's CPUs, AVX-512 BF16 has half of
+    float32's speed, and a virtual machine may hide their AMX.
     """
     has_avx512_bf16 = "AuthenticAMD" in cpu_info() and "avx512_bf16" in cpu_info()
     return has_avx512_bf16 or "amx_bf16" in cpu_info()

@@ -1,7 +1,7 @@
 """The reserve: disk blocks that a run holds, and gives up so that it can still say why it ends.
 
 Only last words may use what it frees: run.json, log.txt and metrics lines. Anything larger takes
-the reserve back first (`may_write`), or is not written.
+the reserve back first (`demand_room`), or is not written.
 """
 
 import errno
@@ -37,15 +37,10 @@ def hold_reserve(run_folder: Path) -> bool:
     return True
 
 
-def may_write(run_folder: Path) -> bool:
-    """Says whether more than last words may be written: the reserve is held, or never was."""
-    path = run_folder / RESERVE
-    return not path.exists() or path.stat().st_size > 0 or hold_reserve(run_folder)
-
-
 def demand_room(run_folder: Path) -> None:
-    """Raises the OSError of a full disk unless more than last words may be written."""
-    if not may_write(run_folder):
+    """Raises the OSError of a full disk if the reserve was given up and cannot be taken back."""
+    path = run_folder / RESERVE
+    if path.exists() and path.stat().st_size == 0 and not hold_reserve(run_folder):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run_folder))
 
 

@@ -1,4 +1,4 @@
-"""Memory that goes back to the machine."""
+"""Gives freed memory back to the machine."""
 
 import ctypes
 from contextlib import suppress
@@ -11,10 +11,10 @@ class _HeapFigures(ctypes.Structure):
 
 
 def give_back_heap() -> None:
-    """Gives the machine back what the C library keeps of freed memory, if that is much.
+    """Gives back the freed memory that the C library keeps, if it is more than 256 MiB.
 
-    glibc maps and unmaps blocks above 32 MiB one by one and keeps the others: all but the embedding
-    of a model of half a billion weights, whose learner held 1.6 GiB of holes after a step.
+    glibc unmaps freed blocks above 32 MiB and keeps smaller ones: all tensors of a model of half a
+    billion weights but the embedding. Its learner kept 1.6 GiB of them after a step.
     """
     libc = ctypes.CDLL(None)
     with suppress(AttributeError):  # another C library, or one of before 2021

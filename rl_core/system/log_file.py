@@ -28,12 +28,12 @@ class RedactingFormatter(logging.Formatter):
         super().__init__(layout, "%Y-%m-%dT%H:%M:%SZ")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the lines of one record (several with a traceback), which steer no terminal."""
+        """Returns the lines of a record (several with a traceback), printable on a terminal."""
         return printable(redact(super().format(record)), keep=LINES)
 
 
 class _LineByLine(logging.Handler):
-    """Appends whole records to a file of a run; a full disk costs the record, not the program."""
+    """Appends whole records to a run's file; on a full disk a record is lost without an error."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.INFO)
@@ -41,7 +41,7 @@ class _LineByLine(logging.Handler):
         self.setFormatter(RedactingFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Appends one record, at the expense of the run's reserve if need be."""
+        """Appends one record, on a full disk in the place of the run's reserve."""
         line = f"{self.format(record)}\n".encode(errors="replace")
         with suppress(OSError):
             write_last_words(
@@ -56,7 +56,7 @@ def log_to_file(path: Path) -> Iterator[None]:
     try:
         open_own(path, "a").close()
     except OSError as error:
-        if not is_disk_full(error):  # which costs lines, see below
+        if not is_disk_full(error):  # then only lines are lost, see `emit`
             raise
     with listening(_LineByLine(path)):
         yield
@@ -66,7 +66,7 @@ def log_to_file(path: Path) -> Iterator[None]:
 def listening(
     handler: logging.Handler, names: Sequence[str] = (*OUR_LOGGERS, *PREFECTS_RUN_LOGGERS)
 ) -> Iterator[None]:
-    """Gives loggers a handler within the block, and those without a level of their own INFO."""
+    """Adds a handler to loggers within the block; those without a level log from INFO up."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

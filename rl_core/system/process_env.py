@@ -27,19 +27,19 @@ _DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray's head would remember each of a hundred thousand calls, 45 kB per step, for nobody.
+    # Ray's head would keep a record of each call, 45 kB per step, which nothing reads.
     "RAY_task_events_report_interval_ms": "0",
     "RAY_worker_niceness": "0",  # Ray's 15 starves a run beside anything else on the machine
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings on a CPU are twenty lines that ask for nothing
+    "VLLM_LOGGING_LEVEL": "ERROR",  # on a CPU it warns in twenty lines of nothing to act on
     "WANDB_SILENT": "true",
 }
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Where torch looks for the settings of a card's memory, the first that is set."""
+"""Torch's settings of a card's memory: of these variables it reads the first that is set."""
 
 Need = Literal["prefect", "ray", "wandb"]
-"""Servers at which a child logs in. At hubs, object stores and webhooks only we do."""
+"""Servers at which a child logs in. Only this process does at hubs, stores and webhooks."""
 _NEEDED: Final[dict[Need, re.Pattern[str]]] = {
     "prefect": re.compile("PREFECT_"),
     "ray": re.compile("RAY_"),
@@ -51,11 +51,11 @@ _SECRET: Final = (
     r"|WEBHOOK(_?UR[LI])?|HOOK_UR[LI]|BEARER|COOKIES?"
     r"|(^|_)(PASS|PAT|AUTH|DSN|JWT|SAS|SIG)|_PWD|_(?<!PUBLIC_)KEYS?)(_?\d+)?"
 )
-"""What a secret's name ends with; the one list, for children and for `redact` alike."""
+"""What a secret's name ends with: one list for children and for `redact`."""
 _IS_SECRET: Final = re.compile(f"{_SECRET}$")
 _LEADS_TO_ONE: Final = re.compile(
     rf"{_SECRET}(_|$)|(^|_)(KEYS?|CONNECTION)(_|$)"
-    # Of the clouds also what says where a credential is.
+    # Also the clouds' variables that say where a credential is.
     r"|^(AWS|AZURE|GOOGLE|GCLOUD|CLOUDSDK|GCS|S3|R2|ALIBABA|OSS|OCI|DIGITALOCEAN)_"
     r"|^(PGPASSFILE|PGSERVICEFILE|KUBECONFIG|NETRC|SSH_AUTH_SOCK)$"
 )
@@ -77,7 +77,7 @@ def is_credential(name: str, value: str) -> bool:
 def environment_of_child(*needs: Need) -> dict[str, str]:
     """Returns our environment for a process that we start, with only the credentials of `needs`."""
     harmless = {k: v for k, v in all_variables().items() if not is_credential(k, v)}
-    # No module of the working folder is imported, by what the child itself starts either.
+    # Neither the child nor what it starts imports a module of the working folder.
     return harmless | credentials_for(*needs) | {"PYTHONSAFEPATH": "1"}
 
 
@@ -97,15 +97,15 @@ def credentials_for(*needs: Need, names: Collection[str] = ()) -> dict[str, str]
 
 
 def borrow(credentials: Mapping[str, str]) -> None:
-    """Keeps credentials for children of this process only, out of its own environment."""
+    """Keeps credentials that children of this process may get, outside its own environment."""
     _lent.update(credentials)
 
 
 def process_environment(*, num_threads: int, on_gpu: bool, sleeps: bool = False) -> dict[str, str]:
     """Returns the variables of one process that runs torch or vLLM, besides the defaults.
 
-    For a vLLM engine that `sleeps` torch refuses its memory pool beside segments that grow
-    (pytorch/pytorch#147851).
+    Segments of a card's memory do not grow for a vLLM engine that `sleeps`: torch refuses its
+    memory pool beside them (pytorch/pytorch#147851).
     """
     variables = {
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -127,13 +127,12 @@ def process_environment(*, num_threads: int, on_gpu: bool, sleeps: bool = False)
 def _exact_pinned_memory() -> str:
     """Returns what keeps torch from rounding pinned memory up to a power of two.
 
-    It took 10.4 GiB of the machine for a snapshot of 5.5. torch before 2.13 refuses the word.
+    Rounded up, a snapshot of 5.5 GiB took 10.4 GiB. torch before 2.13 refuses this setting.
     """
     from rl_core.system.versions import version_of
 
-    version = re.match(r"(\d+)\.(\d+)", version_of("torch") or "")
-    knows_it = version is not None and (int(version[1]), int(version[2])) >= (2, 13)
-    return ",pinned_max_round_threshold_mb:1" if knows_it else ""
+    version = [int(part) for part in re.findall(r"\d+", version_of("torch") or "")]
+    return ",pinned_max_round_threshold_mb:1" if version >= [2, 13] else ""
 
 
 def apply_defaults() -> None:
@@ -144,7 +143,7 @@ def apply_defaults() -> None:
 
 
 def hide_cuda_only_packages() -> None:
-    """Hides what is for cards from transformers, torch and vLLM beside torch+cpu.
+    """With torch+cpu, hides packages for cards from transformers, torch and vLLM.
 
     torchvision has no CPU build for this torch: a CUDA build beside torch+cpu breaks `import vllm`.
     triton, which vLLM brings along, takes 70 MB of each process that imports transformers' models.

@@ -1,7 +1,7 @@
 """The processes of one training: known by a mark that all inherit, and ended together.
 
-A SIGKILL leaves no time to tidy up. The next start finds by the mark what still runs, and by a lock
-that is free which of Ray's folders have lost their owner.
+A SIGKILL leaves no time to tidy up. The next start finds the processes that are left by their mark,
+and Ray's folders that have lost their owner by their free lock.
 """
 
 import faulthandler
@@ -46,7 +46,7 @@ def members(group: str, mark: str = PROCESS_GROUP) -> list[psutil.Process]:
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
-    """Returns a process's environment; while it loads a program, Linux shows none."""
+    """Returns a process's environment, once it has loaded its program: before, Linux shows none."""
     deadline = time.monotonic() + _LONGEST_LOADING_S
     while _loads_a_program(process.pid) and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -68,9 +68,9 @@ def end_process_group(group: str) -> None:
 
 
 def end_processes(processes: Iterable[psutil.Process], patience_s: float = 0.0) -> bool:
-    """Kills what does not end by itself, and waits until all are gone; says whether they are.
+    """Kills what does not end within `patience_s`, and waits; says whether all are gone.
 
-    A process that was killed lives on until the kernel has taken its memory away.
+    A killed process is there until the kernel has freed its memory.
     """
     _, left = psutil.wait_procs(processes, timeout=patience_s)
     for process in left:
@@ -98,7 +98,7 @@ def dump_stacks_on_request() -> None:
 
 
 def dump_stacks(group: str) -> None:
-    """Makes every process of the group that can dump its stacks do so, stopped ones too."""
+    """Makes all processes of the group that can dump their stacks do so, stopped ones too."""
     for process in members(group):
         if _catches(process.pid, _DUMP):
             with suppress(psutil.NoSuchProcess):
@@ -117,10 +117,10 @@ def _catches(pid: int, number: signal.Signals) -> bool:
 
 @contextmanager
 def session_folder() -> Iterator[Path]:
-    """Yields an empty temporary folder with a short path; the next start removes it at the latest.
+    """Yields an empty temporary folder with a short path, removed here or by the next start.
 
-    No other user can enter it. Processes that start within the block carry the mark in it, by which
-    `sweep_sessions` finds them.
+    No other user can enter it. Processes that start within the block inherit the mark that is in
+    it: `sweep_sessions` finds them by it.
     """
     sweep_sessions()
     before = os.environ.get(PROCESS_GROUP)
@@ -153,6 +153,6 @@ def sweep_sessions() -> None:
 
 
 def _short_temp_root() -> str:
-    """Returns the temp folder, or /tmp where its path leaves no room for Ray's sockets."""
+    """Returns the temp folder, or /tmp if its path leaves no room for Ray's sockets."""
     root = tempfile.gettempdir()
     return root if len(os.fsencode(root)) <= _LONGEST_TEMP_ROOT else "/tmp"

@@ -19,7 +19,7 @@ _SORT_KEY: Final = re.compile(
 _URL_USER: Final = re.compile(
     r"(?<=://)(?:[^/\s@'\"]+@|[^/\s@'\":\[]*:(?!\d{1,5}/)(?:(?!://)[^\s'\"<>\\])*@)"
 )
-"""User and password; a password may hold a slash, and a port is none."""
+"""User and password; a password may hold a slash, and a port is no password."""
 _FORMS: Final = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (  # without the backslash before a quote: the text may be JSON

@@ -3,7 +3,7 @@
 For scorers of other packages, which read what a model wrote. What they would evaluate is replaced
 (`rl_core.envs.reasoning_gym.scoring`); this is the wall behind that: each response has a copy of
 the process for itself, so nothing that is done there outlives it. Landlock, by its system calls, is
-a second wall: a kernel that is too old does not have it.
+a second wall, which older kernels lack.
 """
 
 import ctypes
@@ -57,10 +57,10 @@ class TooSlow(Exception):  # noqa: N818  # no error of ours
 
 
 def sealed(call: Callable[[], float], *, cpu_s: float) -> float:
-    """Returns what a call returns; 0 where it raises. What it changes in memory is forgotten.
+    """Returns what a call returns; 0 if it raises. What it changes in memory is forgotten.
 
-    `cpu_s` are CPU seconds that it may take, so that a busy machine changes no score: TooSlow if it
-    takes longer. NotSealed if it opened, wrote, started, imported or ran something, or died.
+    TooSlow if it takes more than `cpu_s` CPU seconds (of the CPU, so that a busy machine changes no
+    score). NotSealed if it opened, wrote, started, imported or ran something, or died.
     """
     ours, theirs = os.pipe()
     parent = os.getpid()

@@ -16,17 +16,17 @@ LEAVING_S: Final = 15.0
 
 
 class StopAsked(BaseException):
-    """A stop was asked for while nothing was under way that is worth finishing."""
+    """A stop was asked for while there was nothing worth finishing."""
 
 
 class StopSignals:
-    """Turns the first SIGINT or SIGTERM into a request that the trainer loop asks for.
+    """Turns the first SIGINT or SIGTERM into a request that the trainer loop looks at.
 
-    SIGKILL usually follows SIGTERM after a delay, so what lasts longer than the grace period is
-    given up; a person at a terminal waits, and may press Ctrl-C again. Giving up, and leaving the
-    block after a request, pass the signal to the handler that was there before: Ctrl-C raises
+    SIGKILL usually follows SIGTERM after a delay, so a step that lasts longer than the grace period
+    is given up; a person at a terminal waits, or presses Ctrl-C again. Then, and at the end of the
+    block after a request, the signal goes to the handler that was there before: Ctrl-C raises
     KeyboardInterrupt, Prefect's SIGTERM handler its TerminationSignal. Outside the main thread,
-    where Python allows no handlers, it never asks to stop.
+    where Python allows no handlers, nothing is ever requested.
 
     Example:
         with StopSignals() as stop:
@@ -51,7 +51,7 @@ class StopSignals:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Ends the block with `StopAsked` as soon as a signal comes, at once if one has come."""
+        """Ends the block with `StopAsked` as soon as a signal comes, or has come before."""
         try:
             self._interruptible = True
             if self.requested():
@@ -63,7 +63,7 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):
-                # A shell's `... &` and nohup start a process with SIGINT ignored: so it stays.
+                # A shell's `... &` and nohup start a process that ignores SIGINT: so it stays.
                 if signal.getsignal(signum) is not signal.SIG_IGN:
                     self._before[signum] = signal.signal(signum, self._on_signal)
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, lambda *_: self._give_up())
@@ -83,8 +83,8 @@ class StopSignals:
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if signum == signal.SIGTERM:
-            # A second one does not hurry: it comes if the parent, which sent the first, is killed
-            # for waiting too long.
+            # A second one changes nothing: it comes if the parent, which sent the first, is killed
+            # because it waited too long.
             if self.asked_by is not signal.SIGTERM:
                 signal.setitimer(signal.ITIMER_REAL, self.grace_s)
             self.asked_by = signal.SIGTERM

@@ -1,7 +1,8 @@
 """Micro-batches side by side on CPU threads, each computed by a single-threaded torch.
 
-Not torch's own threads: they meet after every small operation, which on two cores gained a factor
-of 1.6 at best and, beside a busy neighbour, lost one of 20. Results do not depend on their number.
+Not torch's own threads, which wait for each other after every small operation: two of them were 1.6
+times as fast as one at best, 20 times as slow beside a busy process. Results are the same for any
+number of threads.
 """
 
 import threading
@@ -31,8 +32,8 @@ class MicroBatchThreads:
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Yields `function(item)` in the order of the items, at most `num_threads` ahead.
 
-        Gradients are recorded if they are in the caller's thread. An error is raised when no thread
-        is at work any more: what they held is free.
+        Gradients are recorded if the caller's thread records them. An error is raised once no
+        thread is at work any more, so that their memory is free.
         """
         grad_enabled = torch.is_grad_enabled()
 
@@ -101,7 +102,7 @@ class _Turns:
 
     @contextmanager
     def item(self, number: int) -> Iterator[None]:
-        """Within it this thread adds that item's gradients; after it, or an error, none is left."""
+        """Lets this thread add an item's gradients; at the end, by an error too, it is done."""
         self._current.number = number
         try:
             yield

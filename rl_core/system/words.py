@@ -56,7 +56,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def without_middle(text: str, longest: int, gap: str = " [...] ") -> str:
-    """Returns a text, or if it is longer its beginning and its end with a gap between."""
+    """Returns a text; of one that is longer, the beginning and the end with a gap between."""
     half = longest // 2
     return text if len(text) <= longest else f"{text[:half]}{gap}{text[-half:]}"
 

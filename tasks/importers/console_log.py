@@ -38,7 +38,7 @@ Row = dict[str, float]
 def read_log(text: str) -> dict[int, Row]:
     """Returns the metrics by step; of a step that was done again, the last.
 
-    `not_finite/NAME` is 1 for a value that is none; `val/score` is the mean of the tests' scores.
+    `not_finite/NAME` is 1 for a value that is not finite; `val/score` is the tests' mean score.
     """
     rows: dict[int, Row] = {}
     for line in text.splitlines():
@@ -68,7 +68,7 @@ def _metrics(text: str) -> Iterator[tuple[str, float]]:
 
 
 def import_log(file: Path, *, root: Path, run_id: str) -> RunFolder:
-    """Makes a run of a log, its times counted back from the file's; ValueError without a step."""
+    """Makes a run of a log, with times counted back from the file's; ValueError without steps."""
     text = file.read_text(encoding="utf-8", errors="replace")
     rows, failure = read_log(text), find_failure(text)
     if not rows:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
@@ -13,7 +13,7 @@ from rl_core.system.redaction import is_secret
 from rl_core.system.words import did_you_mean, printable
 from tasks.importers.shell_script import Command, Script, Word
 from tasks.importers.verl_rules import translate
-from tasks.importers.verl_table import NAMES, PLAIN_NAMES, Given, Settings, finding, meaning, nested
+from tasks.importers.verl_table import NAMES, PLAIN_NAMES, Given, Settings, finding, meaning
 from tasks.preflight_checks import Finding
 
 _SETTING = re.compile(r"^\+{0,2}(?P<key>[A-Za-z_]\w*(?:\.[\w-]+)+)=(?P<value>.*)$", re.DOTALL)
@@ -34,10 +34,14 @@ class Imported:
 
     def preset(self, source: str) -> str:
         """Returns the settings as the text of a preset file."""
+        env = {"override /env": self.settings["env.name"]}
+        preset: dict[str, Any] = {"defaults": [env]}
+        for key, value in self.settings.items():
+            section, _, name = key.partition(".")
+            if key != "env.name":
+                preset.setdefault(section, {})[name] = value
         head = f"# Made from {printable(source)} by countdown-train import.\n"
-        settings = dict(self.settings)
-        choice = {"defaults": [{"override /env": settings.pop("env.name")}]}
-        return head + yaml.safe_dump(choice | nested(settings), sort_keys=False)
+        return head + yaml.safe_dump(preset, sort_keys=False)
 
 
 def import_script(
@@ -45,7 +49,7 @@ def import_script(
 ) -> Imported:
     """Returns what a launch script asks for, in our settings, and what is wrong with it.
 
-    `variables` are the user's, `shell` the environment; ValueError without a trainer's command.
+    `variables` are given by the user, `shell` is the environment; ValueError if nothing trains.
     """
     variables, shell = (
         {name: value for name, value in (given or {}).items() if not is_secret(name, value)}
@@ -83,7 +87,7 @@ def _rank(command: Command) -> tuple[bool, int]:
     keys = [match["key"] for word in command.words if (match := _SETTING.match(word.text))]
     if any("main_ppo" in word.text for word in command.words):
         return bool(keys), 0  # the first such command
-    # Text that is no script, and shows commands, has settings too: none of verl's, or ours.
+    # A text that only shows commands has settings, too, but none of verl's, or those of ours.
     is_known = any(key in NAMES or meaning(key, "") is not None for key in keys)
     is_verls = is_known and Path(command.words[0].text).name != "countdown-train"
     return False, len(keys) if is_verls else 0
@@ -118,7 +122,7 @@ def _why_no_settings(text: str, script: Script) -> str:
 
 
 def _line_findings(text: str, script: Script, words: list[Word]) -> Iterator[Finding]:
-    """Names lines that do not do what they look like."""
+    """Names lines that do something else than they seem to."""
     before = ""
     for i, line in enumerate(text.split("\n"), start=1):
         is_comment = i in script.comments and before.endswith("\\")
@@ -155,7 +159,7 @@ def _command_findings(text: str, script: Script, command: Command) -> Iterator[F
 def _variable_findings(
     script: Script, given: Mapping[str, Given], variables: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Names variables that the script needs from outside, and those given in vain."""
+    """Names variables that the script needs from outside, and given ones without effect."""
     named: set[str] = set()
     for name, line in script.unset.items():
         use = re.compile(rf"\$\{{?{re.escape(name)}\b")
@@ -179,14 +183,14 @@ def _variable_findings(
 def _inherited(
     script: Script, given: Mapping[str, Given], shell: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Names the variables of this shell that settings were taken from."""
+    """Names variables of this shell that stand in settings."""
     for name in sorted(script.from_outside.keys() & shell.keys() - {*_OF_ANY_SHELL}):
         if shell[name] and any(shell[name] in one.value for one in given.values()):
             yield finding("of_this_shell", script.from_outside[name], name=name)
 
 
 def _settings(words: list[Word]) -> tuple[dict[str, Given], list[Finding]]:
-    """Returns the settings, the last of each key, and what is said of doubles."""
+    """Returns the settings, of each key the last, and findings on keys that are given twice."""
     given: dict[str, Given] = {}
     findings = []
     for word in words:
@@ -205,7 +209,7 @@ def _settings(words: list[Word]) -> tuple[dict[str, Given], list[Finding]]:
 
 
 def _key_findings(given: Mapping[str, Given]) -> Iterator[Finding]:
-    """Names keys that do nothing, by the reason, and those that verl is not known to have."""
+    """Names keys that do nothing, by the reason, and those that are not known of verl."""
     idle: dict[str, list[str]] = {}
     for key, one in given.items():
         if key in NAMES:

@@ -1,8 +1,8 @@
 """Reads a shell script as a shell does, without running anything (the only tree-sitter import).
 
-Variables, arrays and sums are expanded. What only running the script would tell is not followed but
-named: a loop's and a function's commands are read once, of `if` and `case` the first way is, and
-what a program prints stays as it is written.
+Variables, arrays and sums are expanded. What is known only when the script runs is named: commands
+of a loop or function are read once, of `if` and `case` the first way is read, and what a program
+prints stays as it is written.
 """
 
 import ast
@@ -107,7 +107,7 @@ class Script:
         return Word(self._text(node).partition("\n")[0], _line(node))
 
     def _first_way(self, node: Node) -> Iterator[Node]:
-        """Yields what the first way of an `if` or `case` holds, and notes what all ways set."""
+        """Yields the first way of an `if` or `case`, and notes which variables all ways set."""
         names = {self._text(name) for name in _assigned(node)}
         if names:
             self.branches[self._first_line(node)] = names
@@ -145,7 +145,7 @@ class Script:
             yield from array
         elif node.type not in ("file_redirect", "herestring_redirect", "comment"):
             text = self._expand(node)
-            # Without quotes, what a variable holds is as many words as it looks.
+            # Without quotes, a variable's text is split at blanks.
             is_split = node.type in ("simple_expansion", "expansion")
             for part in text.split() if is_split else filter(None, [text]):
                 yield Word(part, _line(node))
@@ -168,26 +168,26 @@ class Script:
 
     def _expand(self, node: Node) -> str:
         text = self._text(node)
-        if node.type == "simple_expansion":
-            # Behind another one it comes with the blanks between both.
-            blanks, _, name = text.partition("$")
-            return blanks + self._value(node, name)
-        # Within ${NAME:-...} the grammar takes a sum for a command.
-        is_command = node.type == "command_substitution"
-        if node.type == "arithmetic_expansion" or (is_command and text.startswith("$((")):
-            return self._sum(node)
-        if is_command:
-            return text
-        if node.type == "expansion":
-            return self._expansion(node)
-        if node.type == "raw_string":
-            return text[1:-1]
-        if node.type in ("string", "concatenation", "command_name"):
-            return self._joined(node)
+        match node.type:
+            case "simple_expansion":
+                # Behind another one it comes with the blanks between both.
+                blanks, _, name = text.partition("$")
+                return blanks + self._value(node, name)
+            case "command_substitution" if not text.startswith("$(("):
+                return text
+            # Within ${NAME:-...} the grammar takes a sum for a command.
+            case "arithmetic_expansion" | "command_substitution":
+                return self._sum(node)
+            case "expansion":
+                return self._expansion(node)
+            case "raw_string":
+                return text[1:-1]
+            case "string" | "concatenation" | "command_name":
+                return self._joined(node)
         return re.sub(r"\\(.)", r"\1", text)
 
     def _joined(self, node: Node) -> str:
-        """Returns the parts of a text together, and the blanks that the grammar has no part for."""
+        """Returns the parts of a text together, with the blanks that the grammar leaves out."""
         quote = int(node.type == "string")
         text, end = "", node.start_byte + quote
         for child in node.named_children:
@@ -221,7 +221,7 @@ class Script:
             raise ValueError(f"its variables make more than {_MOST_EXPANDED:,} characters of text")
 
     def _known(self, name: str, node: Node) -> str | None:
-        """Returns a variable's value, and remembers where one from outside is used first."""
+        """Returns a variable's value, and notes the first use of one from outside."""
         if name in self.values and not is_secret(name, self.values[name]):
             self._count(len(self.values[name]))
             return self.values[name]
@@ -240,7 +240,7 @@ class Script:
         return self._text(node).lstrip()
 
     def _sum(self, node: Node) -> str:
-        """Returns what `$((...))` makes of whole numbers; anything else stays as written."""
+        """Returns the result of `$((...))` if it is of whole numbers, else the text."""
         text = self._text(node)
         inside = _SUM.fullmatch(text)
         value_of = lambda n: self._known(n[1], node) or n[2] or self._value(node, n[1])  # noqa: E731

@@ -1,14 +1,12 @@
-"""What a launch script names on its own machine: problems, model, reward function."""
+"""Files that a launch script names, here or elsewhere: problems, model, reward function."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow.parquet as pq
-
 from rl_core.config.run import DataConfig
-from rl_core.data.readers import find_files, is_hub_name, read_records
+from rl_core.data.readers import count_rows, find_files, is_hub_name, read_records
 from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.envs.rows import Record
 from rl_core.envs.text_env import TextEnv
@@ -27,10 +25,10 @@ def add_files(asked: Asked) -> None:
     here, missing = _here(settings.pop(_TRAIN, ()))
     tests, missing_tests = _here(settings.pop("data.test_files", ()))
     row: Record = {}
-    with suppress(StopIteration, OSError, ValueError):  # none is here, or it cannot be read
+    with suppress(IndexError, StopIteration, ValueError):  # none is here, or it cannot be read
         columns = (column for its in ENVS.values() for column in its.own_columns)
         fields = ("data_source", "prompt", "reward_model", *columns)
-        row = next(read_records(next(filter(None, map(_path_here, here))), fields))[1]
+        row = next(read_records(_files(here)[0], fields))[1]
     source = row.get("data_source")
     if not row:
         env = _env_by_name(asked)
@@ -62,15 +60,16 @@ def add_files(asked: Asked) -> None:
 
 
 def num_problems(asked: Asked) -> int | None:
-    """Returns how many problems there are to train on; None if only reading them would tell."""
+    """Returns how many problems there are to train on; None if that is not known yet."""
     most: int | None = asked.settings.get("data.train_size")
     if files := asked.settings.get(_TRAIN):
-        paths = [path for path in map(_path_here, files) if path and path.suffix == ".parquet"]
+        if any(map(is_hub_name, files)):
+            return None
         try:
-            rows: int = sum(pq.read_metadata(path).num_rows for path in paths)
-        except (OSError, ValueError):
+            rows = sum(map(count_rows, _files(files)))
+        except ValueError:
             return None  # said of the file when it is read
-        return min(rows, most or rows) if len(paths) == len(files) else None
+        return min(rows, most or rows)
     if _TRAIN in asked.given and _env_by_name(asked) is None:
         return None
     if (on_hub := ENVS[asked.settings["env.name"]].hub_problems) is not None:
@@ -85,8 +84,9 @@ def _add_model(asked: Asked) -> None:
         if asked.plain(_MODEL) is None and _MODEL not in asked.unread:
             asked.say("no_model")
         return
-    if is_hub_name(path) or _path_here(path):
-        return
+    with suppress(OSError, RuntimeError):  # too long a name, no such user
+        if is_hub_name(path) or Path(path).expanduser().exists():
+            return
     hub_name = f"Qwen/{Path(path).name}"
     if hub_name.startswith("Qwen/Qwen") and is_hub_name(hub_name):
         asked.settings["model.path"] = hub_name
@@ -105,25 +105,22 @@ def _add_reward(asked: Asked, key: str) -> None:
         asked.say("reward_without_a_module", key, file=file)
 
 
-def _path_here(name: str) -> Path | None:
-    with suppress(OSError, ValueError, RuntimeError):  # too long a name, no such user
-        path = Path(name).expanduser()
-        return path if path.exists() else None
-    return None
+def _files(names: Sequence[str]) -> list[Path]:
+    return find_files("", names, "train", from_hub=False)
 
 
 def _here(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the names that are here, or on the hub, and those that are not."""
     here = []
     for name in names:
-        with suppress(ValueError):
-            find_files("", [name], "train", from_hub=False)
+        with suppress(ValueError, RuntimeError):  # RuntimeError: ~NAME of no user
+            _files([name])
             here.append(name)
     return here, [name for name in names if name not in here]
 
 
 def _say_missing(asked: Asked, key: str, missing: Sequence[str], env: str | None) -> None:
-    """Says that the env's files are made, and that others are left out."""
+    """Says of files that are not here that the run makes them, or that they are left out."""
     named = [name for name in missing if _env_in(name) is not None]
     made = [n for n in named or missing if env is not None and _env_in(n) in (env, None)]
     for names, remedy in (
@@ -136,7 +133,7 @@ def _say_missing(asked: Asked, key: str, missing: Sequence[str], env: str | None
 
 
 def _env_by_name(asked: Asked) -> str | None:
-    """Returns what the names of files say, else those of the project, else of the experiment."""
+    """Returns the env that the names of files, of the project or of the experiment fit."""
     keys = (_TRAIN, "trainer.project_name", "trainer.experiment_name")
     return next(filter(None, (_env_in(str(asked.plain(key))) for key in keys)), None)
 
@@ -146,6 +143,6 @@ def _env_in(name: str) -> str | None:
 
 
 def _env_whose(fits: Callable[[type[TextEnv]], bool]) -> str | None:
-    """Returns the first env that fits, the default one last: its peer's name is in any path."""
+    """Returns the first env that fits, the default one last: any path may hold `tinyzero`."""
     names = sorted(ENVS, key=lambda name: name == DEFAULT_ENV)
     return next((name for name in names if fits(ENVS[name])), None)

@@ -103,7 +103,7 @@ def _estimator(asked: Asked) -> None:
 
 
 def _group(asked: Asked) -> None:
-    """How many responses are compared, wherever the script says so."""
+    """Takes the number of responses to a prompt from any key that the script uses for it."""
     ours = "algorithm.group_size"  # a name that scripts use although verl does not have it
     name, theirs = asked.settings.get("algorithm.estimator"), asked.given.get(_RESPONSES)
     size = asked.count(_RESPONSES) or asked.count(ours)
@@ -127,10 +127,10 @@ def _group(asked: Asked) -> None:
 
 
 def _kl(asked: Asked) -> None:
-    """How KL holds the policy: in the loss, in the reward or not at all, and its estimate."""
+    """Chooses where KL counts (in the loss, in the reward or nowhere), and its estimate."""
     settings, key = asked.settings, "algorithm.kl_penalty"
     in_loss = asked.is_true(_ACTOR + "use_kl_loss")
-    # That it is not in the loss leaves open whether it is in the reward.
+    # If it is not in the loss, it may still be in the reward.
     if not in_loss and not any("kl_" in other for other in asked.given if _ACTOR not in other):
         asked.say("no_kl")
     kind = asked.plain(key)
@@ -188,7 +188,7 @@ def _cards(asked: Asked) -> None:
     parallel = _ROLLOUT + "tensor_model_parallel_size"
     parts = asked.count(parallel) or 1
     if per_node not in asked.given:
-        why = "known" if per_node in asked.unread else "said, and verl's default is 8"
+        why = "known" if per_node in asked.unread else "given, and verl's default is 8"
         asked.say("unknown_cards", why=why)
     elif parts > cards:
         asked.say("too_few_cards", parallel, parts=parts, cards=cards)
@@ -281,3 +281,5 @@ def _loggers(asked: Asked) -> None:
     asked.settings[key] = [name for name in names if name in known]
     if others := ", ".join(str(name) for name in names if name not in known):
         asked.say("unknown_loggers", key, names=others)
+    if "wandb" in names:
+        asked.say("wandb_is_offline", key)

@@ -31,7 +31,7 @@ PLAIN_NAMES: Final = (*NAMES, *(pattern for pattern, _, _ in _PATTERNS if "*" no
 
 
 def meaning(key: str, value: str) -> tuple[str, bool] | None:
-    """Returns why a setting of verl's does nothing here, and whether it asks for what we lack."""
+    """Returns why a setting of verl does nothing here, and whether it asks for what is lacking."""
     is_off = value.strip(" '\"").lower() in TABLE["asks_for_nothing"]
     for pattern, reason, table in _PATTERNS:
         if fnmatchcase(key, pattern):
@@ -108,12 +108,3 @@ def finding(sentence: str, line: int, /, **facts: Any) -> Finding:
     message, remedy = TABLE["mistakes"].get(sentence) or TABLE["notes"][sentence]
     said = message.format(**facts), remedy.format(**facts)
     return Finding(f"line {line}", *said, level=level)
-
-
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings of ours (`section.name`) by section."""
-    sections: dict[str, Any] = {}
-    for key, value in settings.items():
-        section, _, name = key.partition(".")
-        sections.setdefault(section, {})[name] = value
-    return sections

@@ -22,7 +22,6 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.storage import download
 from rl_core.storage import mirror as mirror_module
 from rl_core.storage.download import all_but_checkpoints, download_run, listing_of
-from rl_core.storage.lease import Timing
 from rl_core.storage.mirror import Upload, mirrored
 from rl_core.storage.object_store import ObjectStore, StoreError
 from rl_core.storage.spool import Spool, files_of
@@ -30,13 +29,13 @@ from rl_core.system.atomic import remove_folder
 from tests.support import s3
 from tests.support.waiting import wait_for
 
-QUICK = Timing(beat_s=0.3, patience_s=3.0)
+QUICK = {"beat_s": 0.3, "patience_s": 3.0}
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror_module, "INTERVAL_S", 0.1)
-    monkeypatch.setattr(mirror_module, "_LONGEST_PAUSE_S", 0.3)
+    monkeypatch.setattr(mirror_module, "_PAUSE_IN_TROUBLE_S", 0.3)
 
 
 def storage(root: Path) -> StorageConfig:
@@ -45,7 +44,7 @@ def storage(root: Path) -> StorageConfig:
 
 @contextmanager
 def at_work(root: Path) -> Iterator[RunFolder]:
-    with mirrored(storage(root), "r", timing=QUICK):
+    with mirrored(storage(root), "r", **QUICK):
         yield RunFolder.create(RunConfig(run_id="r", storage=storage(root)))
 
 
@@ -75,7 +74,7 @@ def upload(store: ObjectStore, root: Path) -> Upload:
 
 def visit(root: Path, run_id: str = "r") -> Path:
     """What a start of a run sends and brings, and nothing else; returns the run's folder."""
-    with mirrored(storage(root), run_id, timing=QUICK):
+    with mirrored(storage(root), run_id, **QUICK):
         return RunFolder.under(root, run_id).path
 
 
@@ -284,7 +283,7 @@ def test_what_was_never_sent_is_set_aside_where_others_went_on(proxy, roots, mon
 
 
 def test_a_second_process_on_the_same_folder_leaves_publishing_to_the_first(store, roots):
-    with at_work(roots[0]) as run, mirrored(storage(roots[0]), "r", timing=QUICK):
+    with at_work(roots[0]) as run, mirrored(storage(roots[0]), "r", **QUICK):
         (run.path / "report.html").write_text("page")
         wait_for(lambda: "report.html" in keys(store))
 

@@ -9,8 +9,8 @@ import pytest
 from rl_core.system.disk_reserve import (
     RESERVE,
     RESERVE_BYTES,
+    demand_room,
     hold_reserve,
-    may_write,
     write_last_words,
 )
 from tests.support.faults import leave_files, leave_free, mounted_small_disk
@@ -33,26 +33,27 @@ def free(disk: Path) -> int:
 
 def test_the_reserve_takes_real_blocks_and_nothing_large_is_written_until_they_are_back(disk):
     before = free(disk)
-    assert may_write(disk)
+    demand_room(disk)
     assert hold_reserve(disk)
     assert hold_reserve(disk)  # held once, whoever asks again
     assert free(disk) == before - RESERVE_BYTES
     leave_free(disk, 0)
-    assert may_write(disk)  # the reserve is there: a large write fails by itself
+    demand_room(disk)  # the reserve is there: a large write fails by itself
     write_last_words(disk, lambda: (disk / "words").write_bytes(b"w" * 5_000) and None)
     assert (disk / "words").stat().st_size == 5_000
     assert free(disk) >= RESERVE_BYTES - 2 * 4096
-    assert not may_write(disk)
+    with pytest.raises(OSError, match="No space left"):
+        demand_room(disk)
     assert (disk / RESERVE).stat().st_size == 0
     leave_free(disk, RESERVE_BYTES + 2 * 4096)
-    assert may_write(disk)
+    demand_room(disk)
     assert (disk / RESERVE).stat().st_size == RESERVE_BYTES
 
 
 def test_a_disk_without_room_has_no_reserve_and_no_rule(small_disk):
     assert not hold_reserve(small_disk)
     assert not (small_disk / RESERVE).exists()
-    assert may_write(small_disk)
+    demand_room(small_disk)
     leave_free(small_disk, 0)
     with pytest.raises(OSError, match="No space left") as caught:
         write_last_words(small_disk, lambda: (small_disk / "x").write_bytes(b"w" * 5_000) and None)

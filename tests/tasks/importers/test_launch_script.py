@@ -88,7 +88,7 @@ def test_a_secret_of_the_shell_never_becomes_a_setting():
     "value", ["~nobody-of-that-name/model", "!!bool x", "0x_", "2024-13-45", "[" * 3_000, "&a [*a]"]
 )
 def test_a_value_that_is_no_number_or_path_of_anything_is_a_text(value):
-    script = f"python3 -m verl.trainer.main_ppo data.train_batch_size=64 x.y='{value}' "
+    script = f"python3 -m verl.trainer.main_ppo x.y='{value}' data.train_files='{value}' "
     script += f"actor_rollout_ref.model.path='{value}'"
     imported = import_script(script)
     assert imported.settings["model.path"] == value

@@ -70,4 +70,4 @@ def test_problems_of_another_kind_are_a_warning(tmp_path):
     plain.write_text('{"nums": [1, 3], "target": 4}\n')
     assert imported(plain).settings["env.name"] == "countdown"
     unknown = imported(tmp_path / "absent.parquet")
-    assert "what problems these are cannot be told" in warnings(unknown)
+    assert "the kind of problems is not known" in warnings(unknown)
