@@ -215,7 +215,7 @@ class _Parent:
         return self._done.wait(_POLL_S)
 
     def tell(self, **message: object) -> None:
-        """Sends the trainer a text to log (`say`), or how many steps were `sent`, if it still runs."""
+        """Sends the trainer a text to log (`say`) or how many steps were `sent`, if it is there."""
         with suppress(OSError):
             self.channel.send(message)
 
