@@ -73,7 +73,7 @@ def prune(
             disk_size(free),
             ": saving it may fail"
             if free < incoming_bytes
-            else f", of which {disk_size(min_free_bytes)} are to stay so (storage.min_free_gib)",
+            else f", of which {disk_size(min_free_bytes)} must stay free (storage.min_free_gib)",
         )
     return decisions
 

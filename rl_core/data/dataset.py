@@ -1,4 +1,4 @@
-"""Data sets on disk (data path stage 1): writes both splits, proves them whole, reads problems.
+"""Data sets on disk (data path stage 1): writes both splits, verifies them, reads problems.
 
 A data set is a folder with `train.parquet` and `test.parquet`. Each file's metadata has the
 settings that made it and a hash of its rows: a folder is reused only if the settings are the same.

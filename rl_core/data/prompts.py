@@ -131,7 +131,7 @@ def check_embedded(ids: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerB
         token = tokenizer.convert_ids_to_tokens(highest)
         raise ValueError(
             f"model.path={path}: {token!r}, which prompts hold, is token {highest}, and the model "
-            f"knows {num_rows:,}: it was added only to the tokenizer. "
+            f"has {num_rows:,}: it was added only to the tokenizer. "
             "Call model.resize_token_embeddings(len(tokenizer)) and save the model"
         )
 

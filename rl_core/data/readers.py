@@ -243,7 +243,7 @@ def _hub_files(given: str, name: str, split: str) -> list[Path]:
         groups = [sorted(Path(folder).glob(pattern)) for pattern in patterns]
         if _is_whole([file for group in groups for file in group]):
             return next(filter(None, groups))
-        refused = f"has not all files of the split in {folder}, which is all that the hub gave"
+        refused = f"lacks files of the split in {folder}, and the hub gave no others"
     raise ValueError(f"{given} {refused}: check the name, or download it and give its files")
 
 

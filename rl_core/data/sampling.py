@@ -17,11 +17,11 @@ from rl_core.config.run import RunConfig
 
 _PLACE, _CURRICULUM = "data.json", "curriculum.safetensors"
 LEAST_WEIGHT: Final = 0.05
-"""The smallest weight: a problem's measured pass rate stays true only if it is asked again."""
+"""The smallest weight: a measured pass rate stays true only if its problem is asked at times."""
 CLASS_MEMORY: Final = 0.9
 """Each step multiplies the older counts of a class by this: about ten steps count."""
 OWN_MEMORY: Final = 0.5
-"""The same for a problem's own counts when it is asked again: the policy has changed since."""
+"""The same for a problem's own counts: a pass or more later, the policy has changed."""
 CLASS_RESPONSES: Final = 1.0
 """The pass rate of its class counts like this many of a problem's own responses."""
 
@@ -50,7 +50,7 @@ class Place:
     """How far the passes over the data have come after a step."""
 
     seed: int
-    """Seed of the order in the first pass: a resume with another seed keeps it."""
+    """Seed of the order, from the run's start: a resume with another seed keeps it."""
     num_problems: int
     step: int = 0
     epoch: int = 0

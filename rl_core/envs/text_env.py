@@ -137,7 +137,7 @@ class TextEnv(Section):
     """Texts after which `reply` is called; each ends in an ASCII character. Without any, it is
     called when the response has ended by itself."""
     answer_mark: ClassVar[str] = ""
-    """Text that a scored response must have: prompts that do not ask for it teach nothing."""
+    """Text that a response needs to be scored: prompts that ask for another form teach nothing."""
     makes_problems: ClassVar[bool] = True
     """Whether there are problems other than the user's."""
     made_by: ClassVar[str | None] = None

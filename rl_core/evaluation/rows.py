@@ -1,4 +1,4 @@
-"""9 an EVALUATION ROW: a model's response to a held-out problem, its verdicts, and its file.
+"""An EVALUATION ROW (stage 9): a response to a held-out problem, its verdicts, and its file.
 
 Each problem is answered once greedily (accuracy) and n times sampled (pass@k). Engines, decoding
 and scoring come in as functions: nothing here loads a model.

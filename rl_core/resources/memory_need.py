@@ -22,7 +22,7 @@ from rl_core.system.words import GIB
 
 _LEARNER_GIB: Final = 0.5
 _ENGINE_GIB: Final = {"hf": 0.4, "vllm": 1.1}
-"""Of the machine, for such a process, without its model."""
+"""Of the machine, for a learner's or an engine's process, without its model."""
 _BESIDE_GIB: Final = {"trainer": 0.4, "Ray": 0.35, "flow and Prefect's server": 0.65}
 """Of the machine, for any model. Measured: benchmarks, a model of a real size."""
 CUDA_GIB: Final = 0.5

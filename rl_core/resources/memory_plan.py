@@ -394,6 +394,6 @@ def _engine_phase(shape: ModelShape, config: RunConfig) -> PhaseMemory:
         parts["logits"] = _LIVE_BLOCKS * num_seqs * shape.vocab_size * _FLOAT32
     elif not on_gpu:
         parts["kv_cache"] = config.rollout.kv_cache_mib * 2**20
-        # vLLM packs a copy of the head for oneDNN: a tied one is still needed for embeddings.
+        # vLLM packs the head for oneDNN; if tied, it also keeps the original for embeddings.
         parts["head"] = width * shape.vocab_size * shape.hidden_size if shape.tied else 0
     return PhaseMemory("gen", "engine", parts)

@@ -176,7 +176,7 @@ def samples_of_step(folder: Path, step: int | None = None, *, most: int = 8) -> 
 
 
 def in_turns(rows: Sequence[Row], most: int) -> list[Row]:
-    """Returns `most` rows, one of each verdict in turn: `correct`, then the most frequent first."""
+    """Returns at most `most` rows, one per verdict in turn: `correct`, then the most frequent."""
     counts = Counter(str(row["verdict"]) for row in rows)
     verdicts = sorted(counts, key=lambda verdict: (verdict != "correct", -counts[verdict], verdict))
     seen: Counter[str] = Counter()

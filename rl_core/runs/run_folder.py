@@ -233,8 +233,8 @@ class RunFolder:
     def update(self, **changes: object) -> RunRecord:
         """Changes fields of `run.json` in one step and returns the new record.
 
-        If the disk is full even without the reserve, the change is lost and an error is logged. The
-        seconds of stages in `timings_s` are added to those already recorded.
+        If the disk is full even after its reserve is freed, the change is lost and an error is
+        logged. The seconds of stages in `timings_s` are added to those already recorded.
         """
         with locked(self.path):
             before = self.read()
