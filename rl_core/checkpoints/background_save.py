@@ -1,4 +1,4 @@
-"""Checkpoints written beside training: the loop waits for a snapshot, a thread for the disk."""
+"""Saves checkpoints during training: the loop waits for a snapshot, a thread for the disk."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _logger = logging.getLogger(__name__)
 class BackgroundSave:
     """Takes snapshots, and writes each while training goes on; one at a time.
 
-    A save that fails is logged and costs only that checkpoint. On a full disk, all checkpoints but
-    latest and best are deleted, and the save is tried once more. Leaving the block waits for the
-    last write, so that a run that ends has its last checkpoint.
+    If a save fails, the error is logged and only that checkpoint is lost. On a full disk, all
+    checkpoints but latest and best are deleted, and the save is tried once more. Leaving the block
+    waits for the last write, so that a run that ends has its last checkpoint.
 
     `take` copies all that a checkpoint holds, and returns the bytes that writing it takes; `write`
     writes the latest copy into a folder; `after_save` is called in the thread after each write.
@@ -56,10 +56,10 @@ class BackgroundSave:
         self._size_bytes = 0
         self._pending: Future[None] | None = None
         self.trouble: str | None = None
-        """Why the last step that was to be saved cannot be resumed from, in a sentence."""
+        """Why no resume is possible from the last save, in a sentence; None if one is possible."""
 
     def snapshot(self) -> None:
-        """Takes a snapshot once the one before is written; raises what its writing raised."""
+        """Waits for the last write and raises its error, if any; then takes a snapshot."""
         self._wait()
         self._size_bytes = self._take()
 
@@ -75,7 +75,7 @@ class BackgroundSave:
                     self._after_save()
                 except OSError as error:
                     _logger.warning("tidying up after a save failed: %s", error)
-            except BaseException as error:  # noqa: BLE001  # raised where the write is waited for
+            except BaseException as error:  # noqa: BLE001  # raised by `_wait`
                 pending.set_exception(error)
             else:
                 pending.set_result(None)
@@ -102,7 +102,7 @@ class BackgroundSave:
             pending.result()
 
     def _save(self, step: int, accuracy: float | None, score: float | None) -> None:
-        """Saves a checkpoint, making room first; a full disk costs the checkpoint, not the run."""
+        """Makes room and saves a checkpoint; on a full disk only the checkpoint is lost."""
         trouble = None
         try:
             self._prune(self._kept, self._size_bytes)

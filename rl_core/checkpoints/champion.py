@@ -1,8 +1,8 @@
-"""CHAMPION: the best checkpoint of all runs on a set of problems, and those before it.
+"""CHAMPION: the best checkpoint of all runs on a set of problems, and the earlier ones.
 
     <storage.root>/champions/countdown-1a2b3c4d5e6f.json  one per set of test problems
 
-How a checkpoint takes the place is in `rl_core.evaluation.promotion`.
+How a checkpoint becomes champion is in `rl_core.evaluation.promotion`.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ class Contender(BaseModel):
     """Greedy, on the test problems."""
     num_problems: int
     evaluation: dict[str, Any]
-    """Everything but the model that its evaluation rows depend on."""
+    """Everything that its evaluation rows depend on, except the model."""
     rows: str
     """File of these rows, relative to `storage.root`."""
 
@@ -53,7 +53,7 @@ class Champion(BaseModel):
     """Digest of all test problems, which also names the file."""
     current: PromotedContender
     history: tuple[PromotedContender, ...] = ()
-    """Those before, the oldest first."""
+    """Earlier champions, the oldest first."""
 
     def is_there(self, root: Path) -> bool:
         """Says whether the champion's checkpoint still lies where it was, unchanged."""
@@ -62,7 +62,7 @@ class Champion(BaseModel):
 
 
 def champion_file(root: Path, env: str, problems: str) -> Path:
-    """Returns where the champion of a set of problems is named, there or not."""
+    """Returns the file that names the champion of a set of problems, whether it exists or not."""
     return root / "champions" / f"{env}-{problems[:12]}.json"
 
 

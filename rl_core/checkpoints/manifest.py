@@ -1,4 +1,4 @@
-"""A checkpoint's manifest: what was written, to the byte, so that damage is seen before loading."""
+"""A checkpoint's manifest: sizes and checksums of its files, to find damage before loading."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ class ManifestFile(BaseModel):
     """Relative to the checkpoint's folder, with forward slashes."""
     bytes: int
     crc32: str
-    """Eight hexadecimal digits. Against disks, not forgers: SHA-256 costs eight times the time."""
+    """Eight hexadecimal digits, against disk errors, not forgery: SHA-256 is eight times slower."""
 
 
 class Manifest(BaseModel):
@@ -33,13 +33,13 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
     step: int = Field(ge=0)
     accuracy: float | None
-    """Held-out greedy accuracy that chooses `best`; None where it was not measured."""
+    """Held-out greedy accuracy that chooses `best`; None if it was not measured."""
     score: float | None = None
-    """Mean score of the same responses, which decides between equals: a reward may be graded."""
+    """Mean score of the same responses, which decides between equal accuracies (graded rewards)."""
     created_at: str
     total_bytes: int
     resumable: Literal[True] = True
-    """False if an earlier version saved only the model on a full disk: of no use here."""
+    """Refused if False: an earlier version saved only the model if the disk was full."""
     files: tuple[ManifestFile, ...]
 
 
@@ -88,7 +88,7 @@ def read_manifest(checkpoint: Path) -> Manifest | str:
 def find_damage(checkpoint: Path, *, from_disk: bool = False) -> str | None:
     """Returns what is wrong with a checkpoint's folder, or None if every byte is right.
 
-    `from_disk` reads what the disk holds, not what the system has cached of the writing.
+    `from_disk` reads from the disk, not from the system's cache of what was written.
     """
     manifest = read_manifest(checkpoint)
     if isinstance(manifest, str):
@@ -103,10 +103,10 @@ def find_damage(checkpoint: Path, *, from_disk: bool = False) -> str | None:
 
 
 def model_digest(folder: Path) -> str:
-    """Returns what changes when a model's folder holds another model, 16 hexadecimal digits.
+    """Returns 16 hexadecimal digits that change if the folder holds another model.
 
-    Of a checkpoint a digest of its files' checksums, without those for a resume. Of another folder
-    one of names, sizes and times of writing: hashing gigabytes would take longer.
+    For a checkpoint, a digest of its files' checksums, without those for a resume. For another
+    folder, of names, sizes and times of writing: hashing gigabytes would take longer.
     """
     manifest = read_manifest(folder)
     if isinstance(manifest, Manifest):

@@ -1,4 +1,4 @@
-"""PRUNING: a run's checkpoints held to a quota, by one process at a time, except what is read."""
+"""PRUNING: deletes a run's checkpoints above a quota, in one process at a time, none being read."""
 
 import logging
 import shutil
@@ -44,12 +44,12 @@ def prune(
 ) -> list[PruningDecision]:
     """Deletes the checkpoints that need not stay and returns every decision, newest first.
 
-    The rules are those of `plan_pruning`; one that is being read stays, too. `min_free_bytes` of
-    the disk are kept free, as far as deleting can. `dry_run` only returns what would be done.
+    The rules are those of `plan_pruning`; a checkpoint that is being read stays too.
+    `min_free_bytes` of the disk are kept free, if deleting can do it. `dry_run` deletes nothing.
 
-    `incoming_bytes` are those of a checkpoint that is saved next. It will be the latest, and the
-    present latest then is one of the newest `keep_last`, so one fewer stays beside latest and best.
-    If it still has no room, a warning says so: the save may fail, and the run goes on.
+    `incoming_bytes` is the size of the checkpoint that is saved next. It will be the latest, and
+    the present latest will be one of the newest `keep_last`: so one fewer stays beside latest and
+    best. If it still has no room, a warning is logged: the save may fail, and the run goes on.
     """
     decisions: list[PruningDecision] = []
     spare_bytes = incoming_bytes + min_free_bytes
@@ -73,7 +73,7 @@ def prune(
             disk_size(free),
             ": saving it may fail"
             if free < incoming_bytes
-            else f", of which {disk_size(min_free_bytes)} are to stay so (storage.min_free_gib)",
+            else f", of which {disk_size(min_free_bytes)} must stay free (storage.min_free_gib)",
         )
     return decisions
 
@@ -81,7 +81,7 @@ def prune(
 def _plan(
     run_folder: Path, *, keep_last: int, quota_bytes: int, spare_bytes: int
 ) -> list[PruningDecision]:
-    """Returns the decisions for the sound checkpoints, which leave `spare_bytes` of disk free."""
+    """Returns decisions for the sound checkpoints that leave `spare_bytes` of the disk free."""
 
     def decide(checkpoints: Sequence[Checkpoint]) -> list[PruningDecision]:
         highest = best_of(checkpoints)
@@ -101,13 +101,13 @@ def _plan(
     decisions = decide(checkpoints)
     if all(decision.keep for decision in decisions):
         return decisions
-    # Every byte of the latest is read before another is deleted.
+    # The latest checkpoint is verified completely before another is deleted.
     damaged = find_damaged(run_folder, latest(run_folder))
     return decide([c for c in checkpoints if c.path not in damaged]) if damaged else decisions
 
 
 def _protected(run_folder: Path, checkpoints: Sequence[Checkpoint]) -> dict[int, str]:
-    """Returns why a step stays whatever the quota: it is a champion, or being read."""
+    """Returns, by step, why a checkpoint stays at any quota: it is a champion, or being read."""
     try:
         champions = champion_steps(run_folder)
     except ValueError as error:
@@ -122,7 +122,7 @@ def _protected(run_folder: Path, checkpoints: Sequence[Checkpoint]) -> dict[int,
 
 
 def _carried_out(decision: PruningDecision) -> PruningDecision:
-    """Deletes what was decided, unless it is being read by now; returns what became of it."""
+    """Deletes a checkpoint as decided, unless it is being read now; returns the final decision."""
     if decision.keep:
         return decision
     path = decision.checkpoint.path
@@ -145,9 +145,9 @@ def plan_pruning(
 ) -> list[PruningDecision]:
     """Returns what to do with each checkpoint, newest first. Pure.
 
-    Latest, best and `protected` ones (why, by step) always stay, even above `quota_bytes`. Beside
-    them stay the newest `keep_last`, as long as they have room in the quota and in `disk_bytes`,
-    which all that stay may take; the first that has none ends the row: there are no gaps.
+    Latest, best and `protected` ones (a reason by step) always stay, even above `quota_bytes`. The
+    newest `keep_last` others stay too, as long as all that stay fit into the quota and into
+    `disk_bytes`. After the first that does not fit, no older one stays: there are no gaps.
     """
     roles: dict[int, list[str]] = {}
     for step, role in ((latest_step, "latest"), (best_step, "best"), *(protected or {}).items()):

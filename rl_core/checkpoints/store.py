@@ -62,8 +62,8 @@ def save_checkpoint(
     the next save removes what a killed one wrote. A checkpoint of the same step is replaced.
 
     `write` fills the folder it is given. `accuracy`, held-out and greedy, moves `best`, if it was
-    measured; the mean `score` of the same responses decides between equal ones: a graded reward may
-    call nothing correct.
+    measured; the mean `score` of the same responses decides between equal ones (with a graded
+    reward, all accuracies may be 0).
 
     Raises:
         OSError: the disk is full or fails; nothing of this save is left.
@@ -119,7 +119,7 @@ def reading_latest(run_folder: Path) -> Iterator[Checkpoint | None]:
 def reading_sound(folder: Path) -> Iterator[None]:
     """Keeps a checkpoint, every byte verified, from being pruned within the block.
 
-    A model's folder without a manifest is taken as it is. ValueError if it is damaged,
+    A model's folder without a manifest is not verified. ValueError if the checkpoint is damaged,
     FileNotFoundError if there is none, or it was pruned a moment ago.
     """
     with reading(folder):
@@ -130,7 +130,7 @@ def reading_sound(folder: Path) -> Iterator[None]:
 
 
 def find_damaged(run_folder: Path, newest: Checkpoint | None) -> dict[Path, str]:
-    """Returns what is wrong with each checkpoint after `newest`: those that `latest` skipped."""
+    """Returns what is wrong with each damaged checkpoint after `newest`, which `latest` skipped."""
     found = dict[Path, str]()
     for path in reversed(_step_folders(run_folder)):
         if newest is not None and path == newest.path:
@@ -156,7 +156,7 @@ def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
 
 
 def checkpoints_folder(run_folder: Path) -> Path:
-    """Returns where a run's checkpoints lie, there or not."""
+    """Returns the folder of a run's checkpoints, whether it exists or not."""
     return run_folder / "checkpoints"
 
 
@@ -181,7 +181,7 @@ def _as_checkpoint(path: Path, manifest: Manifest) -> Checkpoint:
 
 
 def move_pointers(run_folder: Path, refused: Container[Path] = ()) -> None:
-    """Points `latest` and `best` where they belong by what is on the disk, but at none `refused`.
+    """Points `latest` and `best` to the right checkpoints on the disk, but to none in `refused`.
 
     If the disk is too full even for that, the next save or prune does it.
     """

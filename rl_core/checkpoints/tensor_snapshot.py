@@ -29,9 +29,9 @@ def bytes_to_write(tensors: Mapping[str, Tensor], *, beside: int) -> int:
 
 
 class SnapshotMemory:
-    """CPU memory for copies of named tensors, pinned for those of a GPU.
+    """CPU memory for copies of named tensors, pinned for tensors of a GPU.
 
-    It is kept from copy to copy: the page faults of fresh memory cost several times the copying.
+    It is reused for each copy: page faults of fresh memory take several times as long as copying.
     Without `copies` a snapshot is the tensors themselves, to be written before they change.
     """
 
@@ -42,7 +42,7 @@ class SnapshotMemory:
         self._lock = Lock()
 
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes the page faults for copies of such tensors, which are not read."""
+        """Allocates the memory for copies and takes its page faults now; tensors are not read."""
         if not self._makes_copies:
             return
         with self._lock:

@@ -11,9 +11,9 @@ from rl_core.section import Section
 NUM_POSITIONS: Final = 1_024
 """Tokens that the home-made base model reads, prompt and response."""
 GIVE_UP_PROB: Final = 0.3
-"""Of `sft.give_up_prob`; runs of before have 0."""
+"""The default of `sft.give_up_prob`; older runs have 0."""
 TRACE_STEPS: Final = 300
-"""Of `sft.data=traces`, unless `sft.steps` says otherwise."""
+"""Steps of `sft.data=traces`, unless `sft.steps` is set."""
 
 
 class ModelConfig(Section):
@@ -54,8 +54,8 @@ class BaseModelConfig(Section):
     """The home-made base model, a small Qwen2 warm-started on search traces or toy solutions."""
 
     vocab_size: int = Field(640, ge=300, le=8_192)
-    """At most: a corpus of `base` prompts is down to one token per constant phrase at about 583,
-    and to one per number as well, which Countdown needs with targets up to 99, at about 690."""
+    """Most tokens in the vocabulary. With `base` prompts, about 583 make each constant phrase one
+    token, and about 690 each number too, which Countdown needs with targets up to 99."""
     hidden_size: int = Field(128, ge=32)
     """Width of the model: for each head a multiple of 32."""
     intermediate_size: int = Field(256, ge=32)
@@ -94,8 +94,8 @@ class BaseModelConfig(Section):
 class SftConfig(Section):
     """Supervised fine-tuning (SFT) of the model that `model.path` names, before it is trained.
 
-    Memory is as the learner's: `model.dtype`, `model.gradient_checkpointing` and
-    `actor.micro_batch_tokens` hold here, too.
+    The learner's memory settings apply here too: `model.dtype`, `model.gradient_checkpointing` and
+    `actor.micro_batch_tokens`.
     """
 
     data: str | None = None
@@ -104,10 +104,10 @@ class SftConfig(Section):
     steps: int | None = Field(None, ge=1)
     """Optimizer steps; by default `epochs` passes over a FILE, or 300 of traces."""
     give_up_prob: float = Field(GIVE_UP_PROB, ge=0, le=1)
-    """Of `traces` of Countdown: the chance that a search gives up after a wrong try. Going on is
-    then left for training to find."""
+    """For `traces` of Countdown: the chance that a search gives up after a wrong try. Training must
+    then find out that going on is better."""
     epochs: int = Field(2, ge=1)
-    """Passes over a FILE, unless `steps` says how many steps."""
+    """Passes over a FILE, unless `steps` is set."""
     batch_size: int = Field(32, ge=1)
     """Examples per step."""
     lr: float = Field(1e-5, gt=0)
@@ -120,9 +120,9 @@ class SftConfig(Section):
     max_length: int = Field(2_048, ge=16)
     """Longest example, prompt and response, in tokens: a longer row of a FILE is refused."""
     held_out: int = Field(256, ge=1)
-    """Examples whose loss is measured and not learned; of a FILE at most a tenth of its rows."""
+    """Examples that only measure the loss and are not learned; at most a tenth of a FILE's rows."""
     save_freq: int = Field(100, ge=1)
-    """Steps between measurements of that loss, and between what a killed SFT goes on from."""
+    """Steps between held-out losses, and between saves that a killed SFT goes on from."""
     seed: int = Field(0, ge=0)
-    """Of order, traces and fresh adapters, apart from the run's seed so that runs share the
+    """Seed of order, traces and fresh adapters, apart from the run's seed so that runs share the
     model."""

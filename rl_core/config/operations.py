@@ -23,26 +23,26 @@ class TrainerConfig(Section):
     total_epochs: int = Field(15, ge=1)
     """Passes over the train split."""
     total_steps: int | None = Field(None, ge=1)
-    """Stops earlier than `total_epochs` would, where set."""
+    """Stops earlier than `total_epochs` would, if set."""
     save_freq: int = Field(100, ge=1)
     """Steps between checkpoints; the last step is always saved."""
     test_freq: int = Field(100, ge=1)
     """Steps between greedy evaluations on the test split; they choose `best`."""
     test_problems: int = Field(1_024, ge=1)
-    """Test problems used by those evaluations (the first so many)."""
+    """How many test problems those evaluations use, from the first one."""
     stop_grace_s: float = Field(GRACE_S, gt=0)
-    """Seconds after SIGTERM that a step and its save may take; then they are given up, and the
-    latest checkpoint stands.
+    """Seconds that a step and its save may take after SIGTERM; then they are given up, and the run
+    can go on from the latest checkpoint.
 
     Docker (`stop_grace_period`), Kubernetes and Slurm (`--signal`) kill some time after SIGTERM.
     Set this at least 15 s shorter. Prefect's Cancel waits 30 s. Ctrl-C has no limit.
     """
     logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = ("console",)
-    """Who is shown each step beside `metrics.jsonl` and `log.txt`, which always have it.
+    """Where each step is shown beside `metrics.jsonl` and `log.txt`, which always have it.
 
     `console`: a bar and lines in the terminal; `tensorboard`: event files in the run's folder;
     `wandb`: a process beside the trainer, which adds samples at each test. Without any, the
-    terminal shows but events and warnings.
+    terminal shows only events and warnings.
     """
     wandb_project: str = "countdown-train"
     """Project in wandb that the run belongs to."""
@@ -92,18 +92,18 @@ class CheckpointsConfig(Section):
     quota_bytes: int = Field(20_000_000_000, ge=1)
     """Bytes that all checkpoints of one run may take; latest and best always stay."""
     keep_last: int = Field(2, ge=0)
-    """Newest checkpoints kept beside latest and best, quota permitting."""
+    """Newest checkpoints kept beside latest and best, if the quota has room."""
     in_background: bool = True
-    """Written beside training, from a copy in the machine's memory: 12 bytes per trained weight."""
+    """Saves during training, from a copy in the machine's memory: 12 bytes per trained weight."""
 
 
 class BudgetConfig(Section):
-    """What training may take: a step that would go beyond stops it cleanly, with a checkpoint."""
+    """Limits of training, which stops with a checkpoint before a step that would exceed them."""
 
     price_per_hour: float | None = Field(None, gt=0)
-    """Of the machine; null shows no prices."""
+    """Price of the machine per hour; null shows no prices."""
     currency: str = Field("EUR", pattern=r"^\S{1,8}$")
-    """Of prices, as they are shown."""
+    """Currency that is shown with prices."""
     max_hours: float | None = Field(None, gt=0)
     """Hours of training, at most."""
     max_cost: float | None = Field(None, gt=0)
@@ -142,8 +142,8 @@ class EvaluationConfig(Section):
     samples_per_problem: int = Field(4, ge=1, le=1_024)
     """Samples for pass@k, k in 1, 2, 3, ... up to this, and for maj@k of all of them."""
     temperature: float = Field(1.0, gt=0, le=2)
-    """Of those samples; the answers that count for accuracy are greedy."""
+    """Temperature of the samples of pass@k; the answers that count for accuracy are greedy."""
     max_problems: int | None = Field(None, ge=1)
-    """Test problems used (the first so many); null: all."""
+    """How many test problems are used, from the first one; null: all."""
     seed: int = Field(0, ge=0)
-    """Of those samples, so that every model is asked the same."""
+    """Seed of the samples of pass@k: every model has the same one."""

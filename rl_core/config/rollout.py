@@ -20,23 +20,23 @@ class RolloutConfig(Section):
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs of each vLLM engine, which share its model; on a CPU, processes."""
     temperature: float = Field(1.0, gt=0, le=2)
-    """Of sampling in training: 1 samples the policy itself, less plays safe."""
+    """Sampling temperature in training: 1 samples the policy itself, less prefers likely tokens."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Refused below 1: it renormalises what is sampled, and the learner does not."""
+    """Refused below 1: it would renormalise the sampled probabilities, and the learner does not."""
     top_k: int = Field(-1, ge=-1)
-    """Refused above 0, as `top_p` below 1; -1 and 0 keep all words."""
+    """Refused above 0, as `top_p` below 1; -1 and 0 keep all tokens."""
     kv_cache_mib: int = Field(128, ge=16)
     """KV cache of a CPU engine."""
     gpu_memory_utilization: float = Field(0.4, gt=0, lt=1)
     """Share of the card that a GPU engine may use beside the learner."""
     sleep: bool = False
-    """A vLLM engine on a GPU gives its memory back while the learner works on the same card."""
+    """A vLLM engine on a GPU frees its memory while the learner works on the same card."""
     max_num_seqs: int = Field(256, ge=1)
-    """Responses that the engine generates at a time, at most: fewer where memory ran out."""
+    """Responses that the engine generates at a time, at most: fewer after memory ran out."""
     staleness: int = Field(0, ge=0, le=1)
     """Updates, at most, between the policy that sampled a token and the one that learns from it.
 
-    0: generating and learning take turns. 1: the next step's responses are generated meanwhile."""
+    0: generating and learning take turns. 1: the next responses are generated during learning."""
 
     @model_validator(mode="after")
     def _samples_the_policy_itself(self) -> RolloutConfig:
@@ -61,8 +61,8 @@ class ResourcesConfig(Section):
     """What Ray may use."""
 
     ray_address: str | None = None
-    """A running cluster, `host:port` or `auto`, on one of its machines: its token stands in
-    RAY_AUTH_TOKEN; by default a private one-machine Ray lives as long as the run."""
+    """A running cluster, `host:port` or `auto`, if you are on one of its machines; its token is in
+    RAY_AUTH_TOKEN. By default a private one-machine Ray lives as long as the run."""
     learner_ranks: int = Field(1, ge=1)
     """Processes of the learner, each with a share of all weights and of each mini-batch (FSDP2)."""
     learner_threads: int = Field(2, ge=1)
@@ -79,10 +79,10 @@ class ResourcesConfig(Section):
     """Memory of the card that the run is planned for, which preflight compares with the plan."""
     card: Annotated[str, AfterValidator(lambda name: named_card(name).name)] | None = None
     """The card that the run is planned for, as in `RTX 4090`, `A100 80GB`, `H100`: preflight takes
-    hours, price and memory (in place of `gpu_memory_gib`) from what is known of it; by default the
+    hours, price and memory (in place of `gpu_memory_gib`) from its known data; by default the
     card that is there."""
 
     @property
     def planned_card_gib(self) -> float | None:
-        """Memory of the card that the settings name, None where they name none."""
+        """Memory of the card that the settings name; None if they name none."""
         return self.gpu_memory_gib if self.card is None else named_card(self.card).memory_gib

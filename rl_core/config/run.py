@@ -41,7 +41,7 @@ GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 
 
 def _as_list(value: Any) -> Any:
-    """One name stands for a list of one, null for none."""
+    """Returns a list: one name is a list of one, null an empty one."""
     return () if value is None else (value,) if isinstance(value, str) else value
 
 
@@ -75,17 +75,17 @@ class DataConfig(Section):
     """Your own problems, by default none: paths or globs of parquet or JSON lines, or OWNER/NAME of
     a Hugging Face data set."""
     test_files: Files = ()
-    """Their test split, all of it; by default the rows after the first `train_size` (if there are
-    fewer, the last `test_size`)."""
+    """Files of your test split, used completely; by default the rows after the first `train_size`
+    (if there are fewer, the last `test_size`)."""
     train_size: int = Field(327_680, ge=1)
-    """Rows of the train split; of own files at most (ignored by GSM8K's `env.source` but `toy`)."""
+    """Rows of the train split; of own files, at most (ignored by GSM8K unless `env.source=toy`)."""
     test_size: int = Field(1_024, ge=1)
-    """Rows of the test split (likewise, and by `test_files`)."""
+    """Rows of the test split (ignored likewise, and with `test_files`)."""
     seed: int = Field(0, ge=0)
     """Seed of the generated problems, apart from the run's seed so that runs share their data."""
     curriculum: Literal["pass_rate"] | None = None
-    """`pass_rate` passes over problems that are nearly always or never solved, as measured of them
-    and of their like; null asks all, each once per epoch."""
+    """`pass_rate` mostly skips problems that are nearly always or never solved, as measured on them
+    and on similar ones; null asks all, each once per epoch."""
     train_batch_size: int = Field(256, ge=1)
     """Prompts per step; with `algorithm.group_size` n, n times as many rollouts."""
     max_prompt_length: int = Field(256, ge=1)
@@ -118,17 +118,17 @@ class AlgorithmConfig(Section):
     kl_mode: Literal["reward", "loss", "none"] = "reward"
     """KL to the reference as a penalty in the reward, as a term of the loss, or not at all."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
-    """Of the KL per token: `k1` plain, `k2` squared, `k3` never negative (low variance)."""
+    """Estimator of KL per token: `k1` plain, `k2` squared, `k3` never negative (low variance)."""
     kl_coef: float = Field(0.001, ge=0)
     """Weight of the KL to the reference; the adaptive controller starts from it."""
     kl_controller: Literal["fixed", "adaptive"] = "fixed"
     """Whether `kl_coef` stays as it is, or follows `kl_target`."""
     kl_target: float = Field(6.0, gt=0)
-    """Adaptive controller: wished KL per response, in nats."""
+    """Adaptive controller: target KL per response, in nats."""
     kl_horizon: int = Field(10_000, ge=1)
     """Adaptive controller: the more rollouts, the slower the coefficient follows."""
     resample_rounds: int = Field(0, ge=0)
-    """Group estimators: rounds, at most, that replace groups without spread by other problems'."""
+    """Group estimators: most rounds to replace groups without spread by other problems' groups."""
     mask_truncated: bool = False
     """Responses cut off at the length limit teach nothing (overlong filtering)."""
     outcome_gate: bool = True
@@ -148,7 +148,7 @@ class ActorConfig(Section):
     lr_schedule: LrSchedule = "constant"
     """After the warm-up; `linear` and `cosine` fall to 0 at `trainer.total_steps`."""
     warmup_steps: int = Field(0, ge=0)
-    """Training steps until `lr` is reached, in a line from 0."""
+    """Training steps until `lr` is reached, linearly from 0."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's, decoupled from the gradient."""
     optimizer: OptimizerName = "adamw"
@@ -168,17 +168,17 @@ class ActorConfig(Section):
     clip_eps_low: float = Field(0.2, gt=0, lt=1)
     """How far a token's ratio may fall below 1 before it is clipped."""
     clip_eps_high: float = Field(0.2, gt=0)
-    """How far it may rise above 1; more than below is DAPO's clip-higher."""
+    """How far a token's ratio may rise above 1; more than `clip_eps_low` is DAPO's clip-higher."""
     entropy_coef: float = Field(0.001, ge=0)
     """Weight of the entropy bonus: more keeps responses more varied."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest norm of the policy's gradient; a longer one is scaled down."""
     importance_cap: float | None = Field(2.0, ge=1)
-    """Largest weight of a token that rollout and learner see differently; null: no correction."""
+    """Largest importance weight of a token (learner over rollout); null: no correction."""
     loss_aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = (
         "token-mean"
     )
-    """What weighs alike: all tokens, or all responses (their tokens summed, or averaged)."""
+    """What has equal weight: all tokens, or all responses (their tokens summed, or averaged)."""
 
 
 class CriticConfig(Section):
@@ -206,7 +206,7 @@ class RunConfig(Section):
     run_id: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run's folder; an existing one is continued. By default a time and a word."""
     seed: int = Field(0, ge=0)
-    """Of order, sampling and fresh weights: the same seed repeats a run."""
+    """Seed of order, sampling and fresh weights: the same seed repeats a run."""
     storage: StorageConfig = StorageConfig()
     env: EnvConfig = ENVS[DEFAULT_ENV]()
     """The family of problems, chosen by `env=countdown` or `env=gsm8k`."""
@@ -228,16 +228,16 @@ class RunConfig(Section):
 
     @property
     def compute_dtype(self) -> Literal["float32", "bfloat16"]:
-        """`model.dtype`; for `auto` that of the hardware that reads this."""
+        """`model.dtype`; for `auto`, the type for the hardware of this process."""
         if self.model.dtype != "auto":
             return self.model.dtype
         return "bfloat16" if self.resources.learner_gpus or has_fast_bfloat16() else "float32"
 
     @property
     def has_one_update(self) -> bool:
-        """Whether a step's log-probs can be those of its only update, so that a pass is saved.
+        """Whether a step's log-probs can be those of its only update, which saves a pass.
 
-        A KL penalty in the reward needs them before it: then the engines' must be the same.
+        A KL penalty in the reward needs them before the update: then the engines' must be equal.
         """
         algorithm = self.algorithm
         in_reward = algorithm.kl_mode == "reward" and algorithm.kl_coef > 0
@@ -246,7 +246,7 @@ class RunConfig(Section):
 
     @property
     def has_one_critic_update(self) -> bool:
-        """Whether a step's values can be those of its only update, so that a pass is saved."""
+        """Whether a step's values can be those of its only update, which saves a pass."""
         return self.algorithm.estimator == "gae" and self._updates_once
 
     @property

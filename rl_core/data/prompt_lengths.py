@@ -1,8 +1,8 @@
-"""How many tokens prompts take (data path stage 2), without tokenizing hundreds of thousands.
+"""Counts the tokens of prompts (data path stage 2) without tokenizing hundreds of thousands.
 
 A templated prompt is as long as its parts: the template's own tokens, and what each number and the
 target add. Not every tokenizer is like that (one may merge "5, 7" into one token), so the sum is
-compared with the tokenizer on a sample of the prompts, and where it is wrong once, none is trusted.
+compared with the tokenizer on a sample of the prompts, and if one sum is wrong, none is used.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ def measure_by_parts(
 ) -> Ints | None:
     """Returns the tokens of every prompt as sums of parts, int64 [rows]; None if that is not exact.
 
-    Compared with the tokenizer are `sample_rows` random rows (the same ones each time), the first
-    row of every number and of every target, and the shortest and the longest prompt.
+    Sums are compared with the tokenizer for `sample_rows` random rows (the same ones each time),
+    the first row of every number and every target, and the shortest and the longest prompt.
 
     `rows` have `prompt`, list of {role, content}; `nums`, list of int64; `target`, int64. No nulls;
     every prompt is what `render` makes of its numbers and target.
@@ -61,7 +61,7 @@ def measure_by_parts(
 def _sum_parts(
     rows: pl.DataFrame, values: list[int], targets: list[int], render: Render, count: CountTokens
 ) -> Ints:
-    """Measures each part once, within a prompt of which nothing else changes."""
+    """Measures each part once, in a prompt in which only this part changes."""
     sizes: list[int] = rows["nums"].list.len().unique(maintain_order=True).to_list()
     one, target, most = values[0], targets[0], max(sizes)
     plain = {size: [one] * size for size in sizes}

@@ -19,10 +19,10 @@ from rl_core.data.modelscope_source import (
 from rl_core.types import Message, Problem, PromptedProblem
 
 OF_ITS_FILE_ALONE: Final = {"AutoTokenizer": [None, None]}
-"""`auto_map` of a tokenizer that is its `tokenizer.json` and no class of its model's.
+"""`auto_map` of a tokenizer that is loaded only from its `tokenizer.json`.
 
-In a `qwen2` folder AutoTokenizer (transformers 5) else ignores `tokenizer_class` and builds Qwen's
-own splitting and NFC around the file's merges."""
+Without it AutoTokenizer (transformers 5) ignores `tokenizer_class` in a `qwen2` folder, and builds
+Qwen's own splitting and NFC around the file's merges."""
 _PROBE = "Using the numbers [19, 36, 55, 7], create 98.\n<think> 55 + 36 = 91, 91 + 7 = 98 yes"
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -57,7 +57,7 @@ def resolve_model(path: str, root: Path = Path("outputs")) -> Path:
 
 
 def find_model_here(path: str) -> Path | None:
-    """Returns the folder of a model that is on this machine, None where it is not: asks no hub."""
+    """Returns the folder of a model if it is on this machine, else None; no hub is contacted."""
     if (name := modelscope_name(path)) is not None:
         return cached_from_modelscope(name)
     folder = Path(path).expanduser()
@@ -70,7 +70,7 @@ def find_model_here(path: str) -> Path | None:
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer of a model, proved to be lossless, or raises ValueError."""
+    """Returns the tokenizer of a model after a test that it is lossless, or raises ValueError."""
     folder = resolve_model(path)
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         raise ValueError(
@@ -85,7 +85,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     ):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
     else:
-        # Brings torch and every model's code: 2 s and 200 MB of a process that has no model.
+        # Imports torch and every model's code: 2 s and 200 MB in a process that has no model.
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -105,8 +105,8 @@ def encode_prompt(
 ) -> tuple[str, tuple[int, ...]]:
     """Returns a prompt as text and as token ids, or raises ValueError.
 
-    With `chat_template` the tokenizer's own renders the messages. Otherwise they are one user
-    message that is tokenized raw, after the beginning-of-text token where the tokenizer writes one
+    With `chat_template`, the tokenizer's template renders the messages. Otherwise they are one user
+    message that is tokenized raw, after the beginning-of-text token if the tokenizer writes one
     (Llama's, Gemma's; Qwen's has none); special tokens in it (`<|im_start|>`) are recognised.
     """
     text = _prompt_text(messages, tokenizer, chat_template=chat_template)
@@ -119,7 +119,7 @@ def encode_prompt(
 
 
 def check_embedded(ids: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises ValueError if a token that a model is to read has no row in its embedding.
+    """Raises ValueError if one of these token ids has no row in the model's embedding.
 
     A model with fewer rows than its tokenizer has tokens would fail with an index out of range.
     """
@@ -131,7 +131,7 @@ def check_embedded(ids: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerB
         token = tokenizer.convert_ids_to_tokens(highest)
         raise ValueError(
             f"model.path={path}: {token!r}, which prompts hold, is token {highest}, and the model "
-            f"knows {num_rows:,}: it was added only to the tokenizer. "
+            f"has {num_rows:,}: it was added only to the tokenizer. "
             "Call model.resize_token_embeddings(len(tokenizer)) and save the model"
         )
 
@@ -151,7 +151,7 @@ def prompted(
 def text_codec(
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[Callable[[Sequence[int]], str], Callable[[str], list[int]]]:
-    """Returns how responses become text, without special tokens, and an env's words token ids."""
+    """Returns a decoder of responses, without special tokens, and an encoder of an env's text."""
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True))
@@ -199,7 +199,7 @@ def _prompt_text(
 def _beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the token that the tokenizer writes before a text, empty if it writes none.
 
-    A base model that was trained with it answers badly without: Gemma 3 repeats one word.
+    A base model that was trained with it answers badly without it: Gemma 3 repeats one word.
     """
     first = list(tokenizer.encode("")[:1])
     return first if first == [tokenizer.bos_token_id] else []

@@ -1,6 +1,6 @@
 """Files that hold problems: finds them, here or on the Hugging Face hub, and reads them (stage 1).
 
-Only which files, bytes and records, not what their rows mean (`user_files`, `envs`, `sql/checks`).
+Only files, bytes and records; not what their rows mean (`user_files`, `envs`, `sql/checks`).
 """
 
 import hashlib
@@ -27,11 +27,11 @@ _SUFFIXES = (".parquet", ".jsonl", ".json")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _ENDING = re.compile(r"\.[A-Za-z]+")
 _HUB_PLACES = ("", "data/", "main/")
-"""Of a hub data set, likeliest first: `main` is the config that has no other name (GSM8K's)."""
+"""Folders of a hub data set, likeliest first: `main` is a config without a name (GSM8K's)."""
 _SHARD = re.compile(r"-of-(\d+)\.")
 _BATCH_ROWS = 16_384
 MAX_DECODED_BYTES = 8 * 2**30
-"""What a data set's file may say that its rows take before they are compressed."""
+"""The most uncompressed bytes that the metadata of a data set's file may state."""
 
 
 class DatasetError(ValueError):
@@ -41,11 +41,11 @@ class DatasetError(ValueError):
 def find_files(
     setting: str, names: Sequence[str], split: str, *, from_hub: bool = True
 ) -> list[Path]:
-    """Returns the files that a setting names, in its order; those of a glob by name.
+    """Returns the files that a setting names, in its order; files of a glob by name.
 
-    `names` are paths or globs of parquet or JSON lines, or data sets of the hub as OWNER/NAME, of
-    which the files of `split` are fetched unless they are in the local cache (without `from_hub`
-    they are left out); ValueError for any other.
+    `names` are paths or globs of parquet or JSON lines, or hub data sets as OWNER/NAME: their files
+    of `split` are fetched if the local cache lacks them, and left out without `from_hub`.
+    ValueError for any other name.
     """
     found: list[Path] = []
     for name in names:
@@ -58,7 +58,7 @@ def find_files(
 
 
 def is_hub_name(name: str) -> bool:
-    """Says whether a name is OWNER/NAME: no path that is there, nor one with a file's ending."""
+    """Says whether a name is OWNER/NAME: no existing path, and no name with a file's ending."""
     path = Path(name)
     if len(name) > 96 or not _HUB_NAME.fullmatch(name):
         return False
@@ -89,7 +89,7 @@ def _file_digest(file: Path, _size: int, _changed_ns: int) -> str:
 
 
 def read_records(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, Record]]:
-    """Yields (row, record) in file order; the row of JSON lines is the line, both count from 1.
+    """Yields (row, record) in file order, from row 1; for JSON lines, rows are line numbers.
 
     Of a parquet file only `columns` are read. ValueError names what cannot be read.
     """
@@ -101,7 +101,7 @@ def read_records(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, Reco
 
 
 def read_parquet(path: Path) -> pa.Table:
-    """Returns all rows of a data set's file; DatasetError says in a line why there are none."""
+    """Returns all rows of a data set's file; DatasetError says in one line why it cannot."""
     if not path.exists():
         raise DatasetError(f"{path} is missing: run `countdown-train generate`")
     if not path.is_file():
@@ -186,7 +186,7 @@ def _json_records(file: Path) -> Iterator[tuple[int, Record]]:
 def _parsed(text: bytes, what: str) -> Any:
     try:
         value = json.loads(text)
-        if b"\\u" in text:  # half of a surrogate pair is no text
+        if b"\\u" in text:  # half of a surrogate pair is not text
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         where = ""
@@ -243,12 +243,12 @@ def _hub_files(given: str, name: str, split: str) -> list[Path]:
         groups = [sorted(Path(folder).glob(pattern)) for pattern in patterns]
         if _is_whole([file for group in groups for file in group]):
             return next(filter(None, groups))
-        refused = f"has not all files of the split in {folder}, which is all that the hub gave"
+        refused = f"lacks files of the split in {folder}, and the hub gave no others"
     raise ValueError(f"{given} {refused}: check the name, or download it and give its files")
 
 
 def _is_whole(files: Sequence[Path]) -> bool:
-    """Says whether a cached copy has all files: `-of-00002` promises two such ones."""
+    """Says whether a cached copy has all files: `-of-00002` means that there are two."""
     shards = Counter(
         (file.parent, file.name.partition("-")[0], int(match[1]))
         for file in files

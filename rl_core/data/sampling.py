@@ -1,4 +1,4 @@
-"""Which problems a step sees: a function of the place in the data and the steps since.
+"""Chooses the problems of a step, from the place in the data and the steps since.
 
 The place is part of a checkpoint: a resume goes on there, whatever its batch size is.
 """
@@ -17,13 +17,13 @@ from rl_core.config.run import RunConfig
 
 _PLACE, _CURRICULUM = "data.json", "curriculum.safetensors"
 LEAST_WEIGHT: Final = 0.05
-"""Of the surest problem: what is measured of it stays true only if it is asked now and then."""
+"""The smallest weight: a measured pass rate stays true only if its problem is asked at times."""
 CLASS_MEMORY: Final = 0.9
-"""What a step leaves of the responses counted before it, of a class: about ten steps are seen."""
+"""Each step multiplies the older counts of a class by this: about ten steps count."""
 OWN_MEMORY: Final = 0.5
-"""The same of a problem's own, when it is asked again: a pass or more has changed the policy."""
+"""The same for a problem's own counts: a pass or more later, the policy has changed."""
 CLASS_RESPONSES: Final = 1.0
-"""For how many of a problem's own responses the rate of its class stands."""
+"""The pass rate of its class counts like this many of a problem's own responses."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,19 +50,19 @@ class Place:
     """How far the passes over the data have come after a step."""
 
     seed: int
-    """Of the order, in which the passes began: a resume with another seed keeps it."""
+    """Seed of the order, from the run's start: a resume with another seed keeps it."""
     num_problems: int
     step: int = 0
     epoch: int = 0
     """Pass over the data, from 0."""
     taken: int = 0
-    """Problems of its order that were asked."""
+    """Problems of this pass that were asked already."""
 
 
 class ProblemOrder:
     """All problems in a shuffled order, pass after pass; each is asked at most once in a pass.
 
-    Fewer problems than a batch, at the end of a pass, are left to the next pass' mix.
+    If fewer problems than a batch are left at the end of a pass, they wait for the next one.
     """
 
     def __init__(self, start: Place, batch_size: int) -> None:
@@ -72,7 +72,7 @@ class ProblemOrder:
         self._held = start
 
     def before(self, step: int) -> Place:
-        """Returns the place in which a step, one after the start's, begins."""
+        """Returns the place at which a step begins; it must be after the start's step."""
         start, after = self._start, step - self._start.step - 1
         if after < self._left:
             taken = start.taken + after * self._batch_size
@@ -88,7 +88,7 @@ class ProblemOrder:
         return [int(i) for i in order[place.taken : place.taken + self._batch_size]]
 
     def last_step(self, *, total_epochs: int, total_steps: int | None) -> int:
-        """Returns the step at which the run is finished: the start's, if it is already."""
+        """Returns the step at which the run is finished: the start's step if it already is."""
         passes = total_epochs - self._start.epoch - 1
         left = self._left + passes * self._per_epoch if passes >= 0 else 0
         last = self._start.step + left
@@ -106,9 +106,9 @@ class ProblemOrder:
 
 
 def read_place(config: RunConfig, num_problems: int, step: int, folder: Path | None) -> Place:
-    """Returns the place after the step of the checkpoint in a folder, or for a new run the first.
+    """Returns the place that a checkpoint holds or, for a new run, the first one.
 
-    A checkpoint of an older version holds none: then all steps had the batch size of today.
+    A checkpoint of an older version holds none: then all steps had the present batch size.
     """
     if folder is not None and (folder / _PLACE).is_file():
         return Place(**json.loads((folder / _PLACE).read_text(encoding="utf-8")))
@@ -118,18 +118,18 @@ def read_place(config: RunConfig, num_problems: int, step: int, folder: Path | N
 
 
 def epoch_order(seed: int, epoch: int, num_problems: int) -> npt.NDArray[np.int64]:
-    """Returns in which order a pass over the data (from 0) has the problems, int64 [N]."""
+    """Returns the order of the problems in a pass over the data (from 0), int64 [N]."""
     return np.random.default_rng([seed, epoch]).permutation(num_problems)
 
 
 @dataclass(frozen=True)
 class CurriculumState:
-    """Where the passes stand after a step, and what was measured up to it."""
+    """The place in the data after a step, and the pass rates measured until then."""
 
     epoch: int
     """Pass over the data, from 0."""
     position: int
-    """Place in its order that comes next."""
+    """Place of the next problem in the order of this pass."""
     asked: Floats
     """float64 [N], responses to each problem, older ones counting less."""
     solved: Floats
@@ -141,22 +141,22 @@ class CurriculumState:
 
 
 class Curriculum:
-    """Chooses problems whose outcome is least sure (`data.curriculum=pass_rate`).
+    """Chooses problems whose outcome is least certain (`data.curriculum=pass_rate`).
 
-    A problem that is always or never solved teaches nothing. Of a problem solved with probability p
-    the outcome varies by p (1 - p): so much can be learned from it (learnability: arXiv:2408.15099,
-    of prompts arXiv:2502.12272). Passes over the data are those of `epoch_order`; a problem whose
-    turn it is is taken with the probability p (1 - p) / the largest of all problems, so while
-    nothing is known all are taken.
+    A problem that is always or never solved teaches nothing. The outcome of a problem solved with
+    probability p has the variance p (1 - p): so much can be learned from it (learnability:
+    arXiv:2408.15099, of prompts arXiv:2502.12272). Passes over the data are those of `epoch_order`.
+    In its turn, a problem is taken with the probability p (1 - p) / the largest of all problems, so
+    all are taken while nothing is known.
 
     p is the problem's estimated pass rate: its own results, shrunk towards the recent rate of all
-    that are about as hard (`difficulty_of`): of many problems most are asked once, and their like
-    often. The choice depends only on the seed and the outcomes of earlier steps, also if rollouts
-    are collected ahead: they are collected one step after the other.
+    that are about as hard (`difficulty_of`). In a large data set most problems are asked once, but
+    similar ones often. The choice depends only on the seed and the outcomes of earlier steps, also
+    if rollouts are collected ahead: they are collected one step after the other.
 
-    `classes` are those of all N problems, at least a batch. At most `ahead` steps are chosen before
-    the one that is learned from. `checkpoint` is the folder that `save` wrote to after `step`;
-    without one, nothing is known yet. ValueError if it is of other problems.
+    `classes` has the class of each of the N problems, at least a batch. Steps are chosen at most
+    `ahead` steps before they are learned from. `checkpoint` is the folder that `save` wrote to
+    after `step`; without one, nothing is known yet. ValueError if it is of other problems.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Curriculum:
         return {"curriculum/passed_over_frac": 1 - self._batch_size / (places[1] - places[0])}
 
     def weights(self, step: int) -> Floats:
-        """Returns with which probability each problem is taken after a step, float64 [N]."""
+        """Returns the probability that each problem is taken after a step, float64 [N]."""
         state = self._after[step]
         class_rate = (state.class_solved + 1) / (state.class_asked + 2)  # 1/2 while none is known
         known = state.solved + CLASS_RESPONSES * class_rate[self._class_of]

@@ -1,7 +1,7 @@
 """The user's own problems: files of any known shape -> both splits of a data set (stage 1).
 
-Rows that would spoil a measurement are dropped and counted: duplicates, training rows that the test
-split holds too, problems without a solution.
+Rows that would spoil a measurement are dropped and counted: duplicates, training rows that are also
+in the test split, problems without a solution.
 """
 
 import logging
@@ -44,7 +44,7 @@ def _refused_as_own_files() -> Iterator[None]:
 
 @_refused_as_own_files()
 def own_files(data: DataConfig, *, from_hub: bool = True) -> dict[str, list[Path]]:
-    """Returns the files of each split that is named; without `from_hub` no network is asked."""
+    """Returns the files of each split that is named; without `from_hub` the network is not used."""
     named = {"train": data.train_files, "test": data.test_files}
     return {
         split: find_files(f"data.{split}_files", names, split, from_hub=from_hub)
@@ -76,7 +76,7 @@ def num_own_training_rows(data: DataConfig) -> int:
 
 @_refused_as_own_files()
 def read_own_data(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], dict[str, Any]]:
-    """Returns both splits, and what was taken and dropped: one line of that is logged.
+    """Returns both splits, and counts of the rows read and dropped, which it logs in one line.
 
     Without `data.test_files` the first train_size + test_size rows are taken and the last test_size
     of them are the test split, as TinyZero cuts its data. Rows are cut before any is dropped.
@@ -88,7 +88,7 @@ def read_own_data(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], 
     tested: set[tuple[Any, ...]] = set()
     for split in reversed(SPLITS):  # a problem in both belongs to the test split
         rows[split] = _without_doubles(rows[split], tested, left_out[split])
-        solved = env.with_solutions(rows[split])  # None where the env's solver finds nothing
+        solved = env.with_solutions(rows[split])  # None if the env's solver finds nothing
         left_out[split]["without a solution"] += solved.count(None)
         rows[split] = [problem for problem in solved if problem is not None]
         tested = {problem.key for problem in rows[split]}

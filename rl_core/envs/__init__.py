@@ -1,7 +1,7 @@
-"""Families of problems; never torch.
+"""Families of problems; torch is never imported.
 
-An env is one class derived from `TextEnv`, in a file or a folder that holds all code which names
-it; only `ENVS` lists them. One of your own is named by its module: see `find_env`.
+An env is one class derived from `TextEnv`. Its file or folder holds all code that names it, except
+the list `ENVS`. Your own env is named by its module: see `find_env`.
 """
 
 from importlib import import_module
@@ -27,7 +27,7 @@ _MAKES_PROBLEMS: Final = (TextEnv.problems, TextEnv.rows_of_splits, TextEnv.make
 
 
 def find_env(name: object, *, imports: bool = True) -> type[TextEnv]:
-    """Returns the env of a name: one of ours, or `package.module:CLASS`; or ValueError.
+    """Returns the env of a name: one of ours, or `package.module:CLASS`; else ValueError.
 
     Without `imports` no module is loaded: the name may come from somebody else's file.
     """
@@ -47,7 +47,7 @@ def _load(name: str) -> type[TextEnv]:
     module, _, attribute = name.partition(":")
     try:
         env = getattr(import_module(module), attribute)
-    except Exception as error:  # whatever a module of somebody else's does
+    except Exception as error:  # a user's module may raise anything
         raise ValueError(f"env={name} cannot be loaded: {type(error).__name__}: {error}") from error
     if not (isinstance(env, type) and issubclass(env, TextEnv)):
         raise ValueError(f"env={name} must be a class of TextEnv, not {type(env).__name__}")

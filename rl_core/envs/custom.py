@@ -28,12 +28,12 @@ class CustomConfig(TextEnv):
     name: Literal["custom"] = "custom"
     """Chosen by `env=custom`."""
     prompt_template: Literal["chat", "base"] = "chat"
-    """Around a `question`, which asks for answer tags; `chat`: the tokenizer's own tags; `base`:
-    a plain text. A row's own `prompt` stays as it is: tagged with `chat`, raw with `base`."""
+    """Text around a `question` that asks for answer tags. `chat`: with the tokenizer's chat tags;
+    `base`: plain. A row's own `prompt` gets no such text: only chat tags, with `chat`."""
     answer_from: Literal["last_line", "anywhere"] = "anywhere"
-    """Where answer tags may stand, for the comparison word for word."""
+    """Where answer tags may be, if answers are compared word for word."""
     format_score: float = Field(0.0, ge=0, le=1)
-    """Score of an answer in tags that is not the truth, where `env.reward` names no function."""
+    """Score of an answer in tags that is not correct, if `env.reward` names no function."""
 
     shared_checks: ClassVar = (*TEXT_CHECKS, "text_prompt.sql")
     checks: ClassVar = ("custom_ground_truth.sql",)
@@ -44,7 +44,7 @@ class CustomConfig(TextEnv):
     script_remedy: ClassVar = "data.train_files=FILE names rows of yours"
 
     def score(self, response: str, truth: Any) -> ScoredText:
-        """Scores word for word."""
+        """Compares the answer in tags word for word."""
         return self.score_words(response, text_of_truth(truth))
 
     def read_row(self, record: Record) -> Row:
@@ -61,12 +61,12 @@ class CustomConfig(TextEnv):
         )
 
     def check_parameters(self, *, train_size: int, test_size: int) -> dict[str, Any]:
-        """Returns whether a function scores, which may take any truth."""
+        """Returns whether `env.reward` is set: such a function may take any truth."""
         return {"has_reward": self.reward is not None}
 
     @staticmethod
     def has_truth(truth: Any) -> bool:
-        """Says whether there is any."""
+        """Says whether there is a truth."""
         return truth is not None
 
     def _prompt(self, record: Record) -> list[Message]:
@@ -86,7 +86,7 @@ class CustomConfig(TextEnv):
 
 
 def _truth(record: Record) -> Any:
-    """Returns the first truth that a row has, any value of JSON but null and a blank text."""
+    """Returns the first truth that a row has: any JSON value except null and blank text."""
     found = {
         "reward_model.ground_truth": struct_of(record, "reward_model").get("ground_truth"),
         "ground_truth": record.get("ground_truth"),

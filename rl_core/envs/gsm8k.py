@@ -1,4 +1,4 @@
-"""GSM8K: grade-school word problems with a number as the answer, from a data set or written here.
+"""GSM8K: grade-school word problems with a number as the answer, from a data set or generated here.
 
 Prompts are byte for byte those of the field's data, so that models and logs compare. Numbers are
 read as people write them: "18", "18.", "18.00", "$18" and "1,800".
@@ -32,14 +32,14 @@ _TEXTS: Final = {
 MAX_NUMBER_LENGTH: Final = 64
 """A longer number is never equal to anything: comparing it could cost more than reading it."""
 
-# Thousands only where every comma has three digits behind it; a minus after a digit or a closing
-# parenthesis is a subtraction. No part can match in two ways, so the search is linear.
+# Commas are part of a number only if each has three digits after it; a minus after a digit or a
+# closing parenthesis is a subtraction. No part can match in two ways, so the search is linear.
 _SIGN = r"(?:(?<![\w).])-\$?|\$-?)?"
 _ANY_NUMBER = _SIGN + r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\w)\.\d+)"
 _LENIENT = re.compile(f"({_ANY_NUMBER})", re.ASCII)
 _STRICT = re.compile(rf"####\s*\+?({_ANY_NUMBER})([^\n#<]*)", re.ASCII)
-# What makes another number of it, behind the number: 1/2, 10^2, 5e3, 12:30, 18 or 19, 2 and a half,
-# 3 million. Not the square or cube of a unit: 18 m^2.
+# Text after a number that makes it another number: 1/2, 10^2, 5e3, 12:30, 18 or 19, 2 and a half, 3
+# million. Not the square or cube of a unit: 18 m^2.
 _UNIT_POWER = re.compile(r"((?<=[^\W\d_][^\W\d_])|(?<=[^\W\d_ex]))\^?[23²³](?!\w)", re.IGNORECASE)
 _OTHER_NUMBER = re.compile(
     r"\s*(or|and|to|plus|minus|times|hundred|thousand|million|billion)\b", re.IGNORECASE
@@ -54,7 +54,7 @@ class Gsm8kConfig(TextEnv):
     """Chosen by `env=gsm8k`."""
     source: str = "openai/gsm8k"
     """A Hugging Face data set (config `main`), or `toy`: word problems of one to three steps in
-    GSM8K's form, written on the spot. `data.train_files` names the files of a copy."""
+    GSM8K's form, generated here. `data.train_files` names the files of a copy."""
     prompt_template: Literal["chat", "think"] = "chat"  # type: ignore[assignment]  # another choice of texts
     """`chat`: the tokenizer's own tags; `think`: a plain text that ends with <think>."""
     answer_from: Literal["strict", "lenient"] = "strict"
@@ -164,12 +164,12 @@ class Gsm8kConfig(TextEnv):
 
     @staticmethod
     def has_truth(truth: Any) -> bool:
-        """Says whether it is a number as text, that can be compared."""
+        """Says whether a truth is a number as text that can be compared."""
         return isinstance(truth, str) and _value(truth) is not None
 
 
 def extract_truth(answer: str) -> str:
-    """Returns the number after the last `####` of an answer, no commas; ValueError if none is."""
+    """Returns the number after the last `####` of an answer, without commas; or ValueError."""
     truth = answer.rpartition("####")[2].strip().replace(",", "")
     if "####" not in answer or _value(truth) is None:
         raise ValueError(
@@ -188,9 +188,9 @@ def score_response(
 ) -> ScoredText:
     """Scores one response: total, deterministic and linear in its length.
 
-    `strict` takes the last number after `####`, behind which only a unit or punctuation may follow
-    on the line; `lenient` takes the last number. The verdict is `no_answer` (score 0),
-    `wrong_value` (`format_score`) or `correct` (`full_score`).
+    `strict` takes the last number after `####`; on its line only a unit or punctuation may follow.
+    `lenient` takes the last number. The verdict is `no_answer` (score 0), `wrong_value`
+    (`format_score`) or `correct` (`full_score`).
     """
     if answer_from not in ("strict", "lenient"):
         raise ValueError(f"answer_from={answer_from!r} must be 'strict' or 'lenient'")
@@ -213,7 +213,7 @@ def score_response(
 
 
 def _as_texts(record: Record, name: str) -> Record:
-    """Returns a row with a number of that name as text: 4 and 4.0 are `4`."""
+    """Returns the row with its number of that name as text: 4 and 4.0 become `4`."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return record
@@ -228,7 +228,7 @@ def _goes_on(rest: str) -> bool:
 
 
 def _value(number: str) -> Fraction | None:
-    """Returns a number's exact value; None if it is none, or absurdly long."""
+    """Returns a number's exact value; None if it is not a number, or too long."""
     plain = number.strip().replace(",", "").replace("$", "").removesuffix(".")
     if len(plain) > MAX_NUMBER_LENGTH or not _PLAIN.fullmatch(plain):
         return None

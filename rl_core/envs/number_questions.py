@@ -1,7 +1,7 @@
 """Questions in words whose answer is one number: largest, smallest, product (stages 1 and 4).
 
-Not reasoning: answers of a few tokens, for a small model that reads and answers already. A model
-learns to say the number and nothing else, and to find it.
+They need no reasoning: answers have a few tokens, for a small model that can already read and
+answer. It learns to answer with nothing but a number, and with the right one.
 """
 
 import math
@@ -20,9 +20,9 @@ LONGEST_ANSWER: Final = 100
 """Characters of an answer that are kept; a longer one is wrong."""
 _LARGEST: Final = 99
 _FACTORS: Final = (12, 30)
-"""Largest first and second factor of a product; the smallest is 2. Larger: not learned."""
+"""Largest first and second factor of a product; the smallest is 2. Larger ones were not learned."""
 _KINDS: Final = (*("largest", "smallest") * 9, "times")
-"""Of the rows, in turn: there are no more than 264 products."""
+"""Kinds of the rows, in turn; products are rare since there are only 264."""
 _ANSWERS: Final[dict[str, Any]] = {"largest": max, "smallest": min, "times": math.prod}
 _NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 
@@ -61,7 +61,7 @@ class NumberQuestionsConfig(TextEnv):
     def score(self, response: str, truth: str) -> ScoredText:
         """Returns the score of a response: total, and linear in its length.
 
-        Verdicts are `correct`, `wrong_value`, `several_numbers` (of a strict reading), and
+        Verdicts are `correct`, `wrong_value`, `several_numbers` (only if `strict`), and
         `no_answer` if it holds no number.
         """
         found = list(dict.fromkeys(_NUMBER.findall(response)))
@@ -83,7 +83,7 @@ class NumberQuestionsConfig(TextEnv):
 
 
 def _draws(kind: str, max_numbers: int, rng: random.Random) -> Iterator[tuple[int, ...]]:
-    """Yields numbers to ask of; no set of them twice, in whichever order: not in both splits."""
+    """Yields numbers for questions; no set of numbers comes twice, in any order or split."""
     if kind == "times":
         first, second = _FACTORS
         pairs = {tuple(sorted((a, b))) for a in range(2, first + 1) for b in range(2, second + 1)}
@@ -100,7 +100,7 @@ def _draws(kind: str, max_numbers: int, rng: random.Random) -> Iterator[tuple[in
 
 
 def _plain(number: str) -> str:
-    """Returns a number without what does not change it: `046.0` is 46."""
+    """Returns a number without zeros that do not change it: `046.0` is 46."""
     whole, _, rest = number.removeprefix("-").partition(".")
     text = (whole.lstrip("0") or "0") + (f".{rest}" if (rest := rest.rstrip("0")) else "")
     return f"-{text}" if number.startswith("-") and text != "0" else text

@@ -58,7 +58,7 @@ class Row:
     solution: str = ""
     num_solutions: int = 0
     extra_info: str = ""
-    """That of a user's row, as JSON, for `env.reward`; empty if it has none."""
+    """`extra_info` of a user's row, as JSON, for `env.reward`; empty if it has none."""
     own: Mapping[str, Any] = field(default_factory=dict)
     """The env's own columns, by name."""
 
@@ -146,7 +146,7 @@ def question_in(content: str) -> str:
 
 
 def prompt_key(prompt: Sequence[Message]) -> tuple[str, ...]:
-    """Returns what two prompts share that ask the same: their words, not their white space."""
+    """Returns a prompt's texts with single spaces: equal for prompts that ask the same."""
     return tuple(" ".join(message["content"].split()) for message in prompt)
 
 
@@ -156,7 +156,7 @@ def text_of_truth(truth: Any) -> str:
 
 
 def shown_truth(truth: Any) -> str:
-    """Returns what is right, as a person reads it: of a truth with a question, its answer."""
+    """Returns a truth as a person reads it: only the answer if it has `question` and `answer`."""
     if isinstance(truth, Mapping) and truth.keys() >= {"question", "answer"}:
         truth = truth["answer"]
     return text_of_truth(truth)
@@ -166,7 +166,7 @@ def find_answer(response: str, answer_from: str) -> str:
     """Returns the text between the last closing tag and the nearest opening one before it.
 
     Empty if there is none; linear in the response's length. `last_line` reads tags on the
-    response's last line only, as TinyZero does; ValueError if it is neither that nor `anywhere`.
+    response's last line only, as TinyZero does. ValueError if `answer_from` is neither of the two.
     """
     if answer_from not in ("anywhere", "last_line"):
         raise ValueError(f"answer_from={answer_from!r} must be 'anywhere' or 'last_line'")

@@ -1,4 +1,4 @@
-"""What an env hands to the making of a home-made base model: texts, weights and gates (stage 0)."""
+"""What an env provides to train a home-made base model: texts, weights and gates (stage 0)."""
 
 import random
 from abc import ABC, abstractmethod
@@ -28,16 +28,16 @@ class SftExamples(ABC):
     give_up_prob: float
     """How often the model shall give up, or stop early."""
     train: Sequence[tuple[str, Any]]
-    """Prompts, and what the env knows of each problem."""
+    """Prompts, and the env's data on each problem."""
     test: Sequence[tuple[str, Any]]
-    """Those that the model is measured with."""
+    """The same of the problems that the model is measured with."""
 
     floors: ClassVar[Mapping[str, float]] = {}
-    """Gates: the least that a measure of `judge` may be."""
+    """Gates: the smallest values that measures of `judge` may have."""
     marks: ClassVar[Sequence[str]]
     """Texts whose first tokens `weigh` looks for."""
     words: ClassVar[Sequence[str]] = ()
-    """Words that are tokens by themselves, whatever stands beside them."""
+    """Words that are tokens by themselves, whatever is next to them."""
 
     def __post_init__(self) -> None:
         if not self.train or not self.test:
@@ -48,7 +48,7 @@ class SftExamples(ABC):
 
     @property
     def digits_per_token(self) -> int:
-        """Most digits of a token: 1 spells numbers, more make the frequent ones a token each."""
+        """Most digits of a token: 1 splits numbers into digits, more keeps frequent ones whole."""
         return 1
 
     @property
@@ -66,14 +66,14 @@ class SftExamples(ABC):
 
     @abstractmethod
     def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
-        """Returns the loss weight of each token of one of `draw`, the end included.
+        """Returns the loss weight of each token of a response from `draw`, with its end token.
 
         `marks` holds the first token id of each text of `self.marks`.
         """
 
     @abstractmethod
     def judge(self, responses: Sequence[str]) -> dict[str, float]:
-        """Returns what greedy responses to the held-out problems are worth."""
+        """Returns measures of greedy responses to the held-out problems."""
 
     @classmethod
     def failed_gates(cls, measured: Mapping[str, float]) -> tuple[str, ...]:

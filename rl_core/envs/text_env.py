@@ -1,8 +1,8 @@
 """An env: one class. Its fields are the settings, its methods the problems and the rule.
 
 Everything but `problems` and `score` has a default here, for questions in words (docs/data.md).
-Settings and scores are needed where nothing heavy may load: a method imports pyarrow or a solver
-when it is called.
+Some processes need settings and scores and must load nothing heavy: a method imports pyarrow or a
+solver only when it is called.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ TEXT_CHECKS: Final = (
 LONGEST_ANSWER: Final = 1_000
 """Characters of an answer that are compared word for word: a longer one is wrong."""
 _MOST_REPEATS: Final = 10_000
-"""Prompts in a row that were there already: then there are no others, or hardly any."""
+"""After so many repeated prompts in a row there are no other prompts, or hardly any."""
 
 Truth: TypeAlias = Any
-"""`Problem.ground_truth`: only the env's own methods know its shape."""
+"""`Problem.ground_truth`: only the env's own methods depend on its shape."""
 Solved: TypeAlias = Sequence[tuple[Problem, str]]
 """Problems with a solution each."""
 
 
 @dataclass(frozen=True)
 class TextProblem:
-    """What a model is asked, and what is right."""
+    """A question to the model, and its right answer."""
 
     prompt: str
     truth: Any
@@ -67,13 +67,13 @@ class TextProblem:
 
 @dataclass(frozen=True)
 class EnvTurn:
-    """What an env says to a response, which the model then goes on with."""
+    """An env's reply to a response; the model goes on after it."""
 
     text: str
-    """Tokenized as a prompt is: a chat's marks in it are recognised. Not empty."""
+    """Tokenized like a prompt: special tokens in it are recognised. Not empty."""
     reward: float = 0.0
-    """Of the model's turn that it answers, added to the score of the whole response: finite, and it
-    counts as far as the bounds of a reward let it (`rl_core.rollout.turns.within_bounds`)."""
+    """Reward of the model's turn before it, added to the score of the whole response. Finite, and
+    cut if the sum would leave its bounds (`rl_core.rollout.turns.within_bounds`)."""
 
     def __post_init__(self) -> None:
         if not self.text or not math.isfinite(self.reward):
@@ -108,17 +108,17 @@ class TextEnv(Section):
     full_score: float = Field(1.0, gt=0)
     """Score of a correct response."""
     max_turns: int = Field(1, ge=1)
-    """Times that the model writes: more let the env answer a response, and the model goes on."""
+    """Times that the model writes; above 1, the env answers a response and the model goes on."""
     reward: str | None = Field(None, pattern=REWARD_NAME)
     """package.module:function, a reward of your own with verl's signature, see rl_core/rewards/."""
     reward_workers: int = Field(1, ge=1)
-    """Processes that call it."""
+    """Processes that call `reward`."""
     reward_timeout_s: float = Field(5.0, gt=0)
-    """Seconds that it may take for one response."""
+    """Seconds that `reward` may take for one response."""
     reward_env: tuple[str, ...] = ()
-    """Variables of your environment that it gets although they look like credentials: [NAME]."""
+    """Environment variables that `reward` gets although they look like credentials: [NAME]."""
     reward_memory_mib: int = Field(4_096, ge=64)
-    """Address space of such a process."""
+    """Address space of each process that calls `reward`."""
 
     checks: ClassVar[tuple[str | Path, ...]] = ()
     """SQL files in `sql/checks`, or whole paths; each selects the rows that are wrong."""
@@ -126,32 +126,32 @@ class TextEnv(Section):
         *TEXT_CHECKS,
         *("text_prompt.sql", "row_count.sql"),
     )
-    """Checks that other envs have too. The first says which columns there are, and runs first."""
+    """Checks that other envs have too. The first one checks the columns, before the others."""
     checks_of_generator: ClassVar[tuple[str, ...]] = ()
-    """Names of checks that say nothing of `data.train_files`, but what the generator was asked."""
+    """Names of checks of the generator's settings: they do not apply to `data.train_files`."""
     checks_of_template: ClassVar[tuple[str, ...]] = ()
     """Names of checks that prompts of `data.train_files` may fail: the user wrote them so."""
     templates: ClassVar[Mapping[str, str]] = {}
     """Texts around a `{question}`, by `prompt_template`; without any, a prompt is the question."""
     stop: ClassVar[tuple[str, ...]] = ()
-    """Texts after which `reply` is asked; each ends in an ASCII character. Without any, it is asked
-    when the response has ended by itself."""
+    """Texts after which `reply` is called; each ends in an ASCII character. Without any, it is
+    called when the response has ended by itself."""
     answer_mark: ClassVar[str] = ""
-    """What a response must hold to be scored: prompts that ask for it otherwise teach nothing."""
+    """Text that a response needs to be scored: prompts that ask for another form teach nothing."""
     makes_problems: ClassVar[bool] = True
     """Whether there are problems other than the user's."""
     made_by: ClassVar[str | None] = None
     """A package whose version the generated rows depend on."""
     hub_problems: ClassVar[int | None] = None
-    """Train problems of the hub's data set that `source_name` is by default."""
+    """Number of train problems in the hub's data set that is the default `source_name`."""
     own_columns: ClassVar[tuple[str, ...]] = ()
     """Columns of a user's row that are read beside `rows.COLUMNS`; the first one names the env."""
     home_made: ClassVar[tuple[str, str] | None] = None
     """Problems that a home-made base model can be taught, and the settings that choose them."""
     traces_give_up: ClassVar[bool] = False
-    """Whether `write_trace` writes searches, which can: else the probability is 0."""
+    """Whether traces of `write_trace` can give up, as searches can; else the probability is 0."""
     weak_models: ClassVar[tuple[str, ...]] = ()
-    """Sizes of base models that were not seen to learn it by reinforcement only."""
+    """Sizes of base models that were never seen to learn it by reinforcement learning only."""
     script_words: ClassVar[tuple[str, ...]] = ()
     """Words in file names, projects and data sources of verl's launch scripts for this env."""
     script_remedy: ClassVar[str] = ""
@@ -185,7 +185,7 @@ class TextEnv(Section):
         raise NotImplementedError
 
     def scored(self, answer: str | None, *, right: bool) -> ScoredText:
-        """Returns the score of the answer that a response gives; None if it gives none."""
+        """Returns the score of a response that gives this answer; None: it gives no answer."""
         if answer is None:
             return ScoredText(0.0, "no_answer", None)
         if right:
@@ -207,7 +207,7 @@ class TextEnv(Section):
         return ScoredText(self.format_score, "wrong_value", raw[:LONGEST_ANSWER], value)
 
     def reply(self, response: str, truth: Any) -> EnvTurn | None:
-        """Returns what the env says to a response so far, its own words included; None ends it.
+        """Returns the env's reply to a response so far, earlier replies included; None ends it.
 
         Bounded in time and memory for any text.
         """
@@ -215,7 +215,7 @@ class TextEnv(Section):
 
     @staticmethod
     def difficulty_of(truth: Any, solution: str) -> str:
-        """Returns a name for problems that are about as hard, for `data.curriculum`."""
+        """Returns a name that problems share if they are about as hard, for `data.curriculum`."""
         return ""
 
     # The rows of a data set.
@@ -231,7 +231,7 @@ class TextEnv(Section):
         return self.source_name is None
 
     def rows_of_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, list[Row]]:
-        """Returns generated rows, the same on every machine; raises ValueError if they are few."""
+        """Returns generated rows, the same on every machine; ValueError if there are too few."""
         made: dict[tuple[str, ...], Row] = {}
         repeats, size = 0, train_size + test_size
         for one in self.problems(random.Random(f"{self.name}/{seed}")):
@@ -275,7 +275,7 @@ class TextEnv(Section):
 
     @staticmethod
     def with_solutions(rows: Sequence[Row]) -> Sequence[Row | None]:
-        """Returns the user's rows with what a solver says of them; None if it finds no solution."""
+        """Returns the user's rows with a solver's solutions; None for a row without a solution."""
         return rows
 
     @staticmethod
@@ -294,7 +294,7 @@ class TextEnv(Section):
 
     @classmethod
     def check_files(cls) -> tuple[str | Path, ...]:
-        """Returns all SQL checks of the env's own, the one of the columns first."""
+        """Returns all SQL checks of the env, the check of the columns first."""
         return (*cls.shared_checks, *cls.checks)
 
     def check_parameters(self, *, train_size: int, test_size: int) -> Mapping[str, Any]:
@@ -309,17 +309,17 @@ class TextEnv(Section):
     def prompt_of_numbers(self, numbers: Sequence[int], target: int) -> list[Message]:
         """Returns the prompt of a row whose prompt depends on `nums` and `target` only.
 
-        Its length is then summed from parts.
+        Then the prompt's length is computed as a sum over its parts.
         """
         raise NotImplementedError
 
     def require_package(self) -> None:
-        """Raises ValueError if what makes the problems is missing here, or refuses the settings."""
+        """Raises ValueError if the problems' package is missing, or refuses the settings."""
 
     # Questions of people, and the two ways to read an answer.
 
     def read_question(self, text: str, answer: str | None) -> Question:
-        """Returns a person's question, or raises ValueError; an `answer` of None is not known."""
+        """Returns a person's question, or raises ValueError; `answer` is None if not known."""
         problem = Problem(0, self.name, tuple(self.render(text)), answer or "", 0)
         return Question(text, problem, is_scored=answer is not None)
 
@@ -370,12 +370,12 @@ class TextEnv(Section):
 
     @classmethod
     def overrides(cls, method: Callable[..., Any]) -> bool:
-        """Says whether the class has a method of `TextEnv` of its own: `TextEnv.reply`, say."""
+        """Says whether the class overrides a method of `TextEnv`, such as `TextEnv.reply`."""
         return getattr(cls, method.__name__) is not method
 
     @property
     def slug(self) -> str:
-        """The name as part of a folder's: that of a module's env has a colon."""
+        """The name as part of a folder's name, without the colon of a module's env."""
         return self.name.replace(":", ".")
 
 

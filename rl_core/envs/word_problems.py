@@ -6,8 +6,8 @@ uniformly, so that long stories are as frequent as short ones.
 
 A solution has one line per step, each with its result in a calculator annotation,
 `12 + 5 = <<12+5=17>>17 pens.`. An example may be cut short after a line, and then answers with that
-line's result: right in form, true in its sums, and wrong. When to go on is left to reinforcement
-learning.
+line's result: right in form and in its sums, but wrong. Reinforcement learning must find when to go
+on.
 """
 
 import random
@@ -21,12 +21,12 @@ from rl_core.envs.sft_examples import GATE_PROBLEMS, TOKENIZER_TEXTS, SftExample
 
 MAX_STEPS: Final = 3
 LARGEST_VALUE: Final = 99
-"""Of every number in a story and in its solution; sums and products above it are drawn again."""
+"""The largest number in a story or its solution; larger sums and products are drawn again."""
 _LARGEST_FACTOR: Final = 12
 _MAX_DRAWS_PER_ROW: Final = 20
 _THINK_CLOSE: Final = "</think>\n#### "
 _CORPUS_STOP_PROB: Final = 0.1
-"""Stopping early is rarer in the examples than in the model: weights on the choice make up for it,
+"""Examples stop early less often than the model shall: loss weights on this choice make up for it,
 so that second and third steps, which are rare at `stop_prob`, are still seen often."""
 _ANNOTATION: Final = re.compile(
     r"<<(?P<left>\d+)(?P<sign>[-+*/])(?P<right>\d+)=(?P<result>\d+)>>", re.ASCII
@@ -40,7 +40,7 @@ _THINGS: Final = (
     *("pins", "plums", "ribbons", "shells", "stamps", "stickers", "stones", "toys"),
 )
 WORDS: Final = (*_HE, *_SHE, *_THINGS, "dollars", "He", "She", "How", "Each")
-"""What the phrases of a story stand between: who, what, and how a sentence begins."""
+"""Words around the fixed phrases of a story: who, what, and how a sentence begins."""
 
 
 class _OutOfRangeError(Exception):
@@ -128,7 +128,7 @@ _Part = Callable[[_Story], None]
 
 
 def _by(sign: str, *texts: str, unit: str | None = None) -> _Part:
-    """Returns the part that says a change by a small number; a product is in the table."""
+    """Returns the part that states a change by a small number; products are at most 12 * 9."""
 
     def change(story: _Story) -> None:
         if sign == "*" and story.value > _LARGEST_FACTOR:
@@ -166,7 +166,7 @@ _ENDINGS: Final[dict[_Part, int]] = {
 
 
 def generate_word_problems(*, size: int, seed: int) -> list[dict[str, str]]:
-    """Returns rows as GSM8K's, different questions; a larger size begins with the same ones."""
+    """Returns different questions in GSM8K's form; a larger `size` begins with the same ones."""
     rng = random.Random(seed)
     found: dict[str, str] = {}
     for _ in range(_MAX_DRAWS_PER_ROW * size):
@@ -181,7 +181,7 @@ def generate_word_problems(*, size: int, seed: int) -> list[dict[str, str]]:
 
 
 def _write(rng: random.Random) -> tuple[str, str]:
-    """Returns a question and its answer; drawn again, whole, if the numbers of a part do not fit.
+    """Returns a question and its answer; if a part's numbers do not fit, all are drawn again.
 
     The answer has a line per step, `12 + 5 = <<12+5=17>>17 pens.`, and `#### 17` at the end.
     """
@@ -208,15 +208,15 @@ def _write(rng: random.Random) -> tuple[str, str]:
 class SolutionExamples(SftExamples):
     """Solutions of the train split, each step followed by an early end with a fixed chance.
 
-    `train` and `test` hold (prompt, solution). Numbers are spelt: with a token for each, fewer sums
-    were true (benchmarks/README.md).
+    `train` and `test` hold (prompt, solution). Numbers are split into digits: with a token for each
+    number, fewer sums were true (benchmarks/README.md).
     """
 
     floors: ClassVar = {"format_share": 0.9, "arithmetic_share": 0.8}
     marks: ClassVar = (".\n", f".{_THINK_CLOSE}")
-    """What a line ends with: going on, and stopping. A tokenizer has a token for each."""
+    """How a line ends if the solution goes on, and if it stops: a token for each."""
     words: ClassVar = WORDS
-    """Those of the stories, so that a phrase, and the choice to stop, are the same tokens."""
+    """Words of the stories, so that a phrase, and the choice to stop, keep the same tokens."""
 
     def tokenizer_texts(self, rng: random.Random) -> list[str]:
         """Returns prompts, and responses as the model will write them."""
@@ -234,7 +234,7 @@ class SolutionExamples(SftExamples):
         ]
 
     def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
-        """Returns 1 per token, and at each choice to stop the ratio of wanted to written odds.
+        """Returns 1 per token, and at each choice to stop wanted / written probability.
 
         So the model learns to stop with `give_up_prob`, though the examples seldom do. The end of a
         whole solution is no choice: weight 1. A text's note says whether it is cut.
@@ -248,9 +248,9 @@ class SolutionExamples(SftExamples):
         return weights
 
     def judge(self, responses: Sequence[str]) -> dict[str, float]:
-        """Returns shares of greedy responses, one per held-out problem, and annotations per one.
+        """Returns shares of greedy responses, one per held-out problem, and their mean annotations.
 
-        `format_share` have a number after `####`; `arithmetic_share` is of the annotations.
+        `format_share`: of responses with a number after `####`; `arithmetic_share`: of true sums.
         """
         verdicts = [
             score_response(text, extract_truth(solution)).verdict

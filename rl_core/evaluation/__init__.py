@@ -1,1 +1,1 @@
-"""Stage 9: rows of an evaluation, what they say, and who becomes champion."""
+"""Stage 9: rows of an evaluation, their summary, and the champion's promotion."""

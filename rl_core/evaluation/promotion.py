@@ -1,4 +1,4 @@
-"""PROMOTION: a checkpoint takes the champion's place by being better on the very same problems."""
+"""PROMOTION: a checkpoint becomes champion if it is better on the very same problems."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Promotion:
-    """What became of a contender."""
+    """Whether a contender became champion, and why."""
 
     is_champion: bool
     reason: str
@@ -40,11 +40,11 @@ def promote(
     base_rows: Rows,
     champion_rows: Callable[[PromotedContender], Rows | None],
 ) -> Promotion:
-    """Makes a checkpoint champion if it is better, and says what became of it.
+    """Makes a checkpoint champion if it is better, and returns the outcome.
 
-    Better than the champion on the same problems, and on no fewer than made it champion. If there
-    is none, or its files are gone, better than the contender's own base model: a model that learned
-    nothing is no champion. One promotion at a time; a prune of the run waits meanwhile.
+    It must be better than the champion, on the same problems and on no fewer than made that one
+    champion. Without a champion, or with its files gone, it must be better than its own base model:
+    a model that learned nothing is no champion. One promotion at a time; pruning waits.
 
     `root` is `storage.root`, `problems` the digest of the test problems, `now` a time in ISO 8601.
     All rows are of one evaluation; `champion_rows` returns None if there are none.

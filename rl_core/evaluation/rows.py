@@ -1,13 +1,13 @@
-"""9 an EVALUATION ROW: a model's response to a held-out problem, and its verdicts; and its files.
+"""An EVALUATION ROW (stage 9): a response to a held-out problem, its verdicts, and its file.
 
 Each problem is answered once greedily (accuracy) and n times sampled (pass@k). Engines, decoding
 and scoring come in as functions: nothing here loads a model.
 
-    eval/step_000100.parquet                         asked as the run's own settings say
-    eval/100-problems-1a2b3c4d/step_000100.parquet   asked otherwise: fewer problems, say
+    eval/step_000100.parquet                         with the run's own settings
+    eval/100-problems-1a2b3c4d/step_000100.parquet   with others: fewer problems, say
 
-An evaluation is what is asked of any model, named by `evaluation`: problems and settings. The files
-of a folder are of one evaluation, so they can be compared, and none replaces another's.
+An evaluation is a set of problems and settings for any model; `evaluation` is its name. All files
+of a folder belong to one evaluation: they can be compared, and none replaces another evaluation's.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def evaluate_model(
 ) -> list[dict[str, Any]]:
     """Returns one row per response: each problem once greedily, then n times sampled.
 
-    Rows have the columns of `rl_core.schema.EVALUATION` that follow `step`; `label_rows` adds whose
-    they are. Sampling seeds depend only on (seed, problem, sample), so every model is asked the
-    same, and a problem's rows do not change with the problems beside it.
+    Rows have the columns of `rl_core.schema.EVALUATION` that follow `step`; `label_rows` adds the
+    others. Sampling seeds depend only on (seed, problem, sample): every model has the same ones,
+    and a problem's rows do not depend on the other problems.
 
     `generate` returns whole responses, the env's turns included, in the requests' order. `score`
-    gives the verdict that counts: all of a mode's responses are handed over before the first is
-    waited for. The two others read the answer in the strictest place, and in any.
+    gives the verdict that counts: all responses of a mode are submitted before the first result is
+    awaited. The two other scores read the answer in the strictest place, and in any place.
     """
     asked = {"greedy": [(item, 0) for item in problems]}
     places = range(settings.samples_per_problem)
@@ -146,8 +146,8 @@ class EvaluationFiles:
     def write(self, rows: Sequence[Mapping[str, Any]], *, is_own: bool) -> Path:
         """Writes complete rows of one model, and returns the file.
 
-        Rows of the same model that were asked the same are replaced, no others: what lies in the
-        place of the run's own evaluation and is another one is moved beside it first.
+        Only rows of the same model and evaluation are replaced: if another evaluation is in the
+        place of the run's own, its files are moved to their own folder first.
         """
         model, evaluation = str(rows[0]["model"]), str(rows[0]["evaluation"])
         with locked(self.folder):
@@ -173,11 +173,11 @@ class EvaluationFiles:
         return other if other.exists() else None
 
     def own(self) -> str | None:
-        """Returns which evaluation lies in the place of the run's own, None if none does."""
+        """Returns the evaluation that is in the place of the run's own; None if it is empty."""
         return next((evaluation_of(file) for file in self._own_files()), None)
 
     def _make_way(self, evaluation: str) -> None:
-        """Moves the rows of other evaluations, and the pages beside them, out of the own place."""
+        """Moves rows of other evaluations, and their pages, out of the place of the run's own."""
         for file in list(self._own_files()):
             if (found := evaluation_of(file)) == evaluation:
                 continue
@@ -196,7 +196,7 @@ class EvaluationFiles:
 
 
 def evaluation_of(file: Path) -> str:
-    """Returns which evaluation a file's rows are of."""
+    """Returns the evaluation that a file's rows belong to."""
     try:
         first = next(pq.ParquetFile(file).iter_batches(1, columns=["evaluation"]))
         return str(first.column(0)[0])

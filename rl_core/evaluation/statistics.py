@@ -1,4 +1,4 @@
-"""What a sample says about a share or a mean: estimators and their 95% intervals, all pure.
+"""Estimates of shares and means from a sample, with their 95% intervals; all pure.
 
 Legend: N problems, n samples of one problem, c correct ones among them, k samples drawn of the n.
 """
@@ -50,8 +50,8 @@ def means(values: npt.ArrayLike) -> list[Estimate]:
 def wilson_interval(num_correct: int, num_total: int) -> tuple[float, float]:
     """Returns the 95% Wilson score interval of a share, in [0, 1].
 
-    For a number that is 0 or 1 per problem. Unlike a bootstrap it says something at the edges: 0 of
-    512 is (0, 0.0074), not (0, 0).
+    For a number that is 0 or 1 per problem. Unlike a bootstrap, it is also useful at the edges: 0
+    of 512 is (0, 0.0074), not (0, 0).
 
     Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
     """
@@ -104,10 +104,10 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def majority_credit(num_correct: int, wrong_counts: Collection[int]) -> float:
-    """Returns 1 if the right value has the most votes of a problem's samples, 1/t if t values have.
+    """Returns 1 if the right value has most votes of a problem's samples, 1/t in a tie of t values.
 
-    `wrong_counts` are samples per wrong value; samples without a value do not vote, and where none
-    votes, nothing is right.
+    `wrong_counts` are samples per wrong value; samples without a value do not vote, and if none
+    votes, the credit is 0.
 
     Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning in Language
     Models".
@@ -120,8 +120,8 @@ def majority_credit(num_correct: int, wrong_counts: Collection[int]) -> float:
 def mcnemar_p(num_won: int, num_lost: int) -> float:
     """Returns the two-sided p-value of McNemar's exact test, in (0, 1].
 
-    Problems on which both models do the same say nothing; of the others each is a fair coin if the
-    models are alike: twice the chance of a split at least as uneven to the side seen, at most 1.
+    Problems on which both models do the same are ignored. If the models are alike, each other one
+    is a fair coin: twice the chance of a split at least as uneven to the side seen, at most 1.
 
     Source: McNemar 1947, "Note on the Sampling Error of the Difference Between Correlated
     Proportions or Percentages", with the binomial instead of the chi-square.
@@ -134,8 +134,8 @@ def mcnemar_p(num_won: int, num_lost: int) -> float:
 def quartile_cuts(values: Sequence[int]) -> tuple[int, ...]:
     """Returns the three values at or below which a quarter, half and three quarters lie.
 
-    They are values that occur, so that equal values fall into one quartile: the number of cuts
-    below them.
+    The cuts are values that occur, so that equal values fall into one quartile. A value's quartile
+    is the number of cuts below it.
     """
     cuts = np.quantile(np.asarray(values), (0.25, 0.5, 0.75), method="inverted_cdf")
     return tuple(int(cut) for cut in cuts)

@@ -1,4 +1,4 @@
-"""What evaluation rows say: one model's numbers with intervals, and two models compared in pairs.
+"""Summary of evaluation rows: one model's numbers with intervals, and two models compared in pairs.
 
 Shares of greedy responses have Wilson intervals, which hold at 0 and 1 too; all other means have
 bootstrap intervals over problems.
@@ -23,7 +23,7 @@ from rl_core.evaluation.statistics import (
 UNREADABLE_VERDICTS = frozenset({"no_answer", "bad_syntax", "too_long"})
 """Verdicts of responses without an answer that can be read; all others have the right format."""
 ALPHA: Final = 0.05
-"""Chance of a verdict between two models that are alike."""
+"""Chance of a verdict other than "cannot tell" if two models are alike."""
 
 Row = Mapping[str, Any]
 
@@ -39,7 +39,7 @@ class Group:
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """What the rows of one model say: of its greedy responses, but for pass@k and maj@k."""
+    """Summary of one model's rows: of its greedy responses, except pass@k and maj@k."""
 
     model: str
     step: int
@@ -49,9 +49,9 @@ class EvaluationSummary:
     accuracy_strict: Estimate
     """The same with the answer in the strictest place only."""
     accuracy_lenient: Estimate
-    """The same with the answer wherever it may be."""
+    """The same with the answer in any place."""
     score: Estimate
-    """Format credit included."""
+    """Mean score, format credit included."""
     format_share: Estimate
     """Share of greedy responses with an answer that can be read, right or wrong."""
     response_tokens: Estimate
@@ -62,16 +62,16 @@ class EvaluationSummary:
     by_num_operands: tuple[Group, ...]
     """Countdown: `3 numbers`, `4 numbers`, ..."""
     by_difficulty: tuple[Group, ...]
-    """Quartiles of the number of solutions, fewest (the hardest) first; empty where unknown.
+    """Quartiles of the number of solutions, fewest (the hardest) first; empty if unknown.
 
-    Equal numbers fall into one quartile, so quartiles differ in size, and few numbers fill fewer.
+    Equal numbers fall into one quartile: quartiles differ in size, and may be fewer than four.
     """
     by_data_source: tuple[Group, ...] = ()
-    """Empty where all problems have the same."""
+    """Empty if all problems have the same."""
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """All that the problems are told apart by."""
+        """All groups of problems."""
         return self.by_data_source + self.by_num_operands + self.by_difficulty
 
 
@@ -89,7 +89,7 @@ class Comparison:
 
     @property
     def verdict(self) -> Literal["better", "worse", "cannot tell"]:
-        """What the test says of the model, at `ALPHA`."""
+        """The test's verdict on the model, at `ALPHA`."""
         if self.p_value >= ALPHA:
             return "cannot tell"
         return "better" if self.won > self.lost else "worse"
@@ -148,7 +148,7 @@ def summarise(rows: Sequence[Row]) -> EvaluationSummary:
 
 
 def compare(rows: Sequence[Row], other: Sequence[Row]) -> Comparison:
-    """Returns how a model's greedy responses do beside another's; ValueError for other problems."""
+    """Compares two models by their greedy responses; ValueError if their problems differ."""
     first, second = _greedy_by_problem(rows), _greedy_by_problem(other)
     if first.keys() != second.keys():
         differing = len(first.keys() ^ second.keys())
@@ -183,7 +183,7 @@ def _pass_at_k(samples: Collection[Sequence[Row]]) -> dict[int, Estimate]:
 
 
 def _majority_at_k(samples: Collection[Sequence[Row]]) -> dict[int, Estimate]:
-    """Returns the mean credit of the vote; what the verdict calls correct votes as one value."""
+    """Returns the mean credit of the vote; all correct samples vote for one value."""
     if not samples:
         return {}
     won = []

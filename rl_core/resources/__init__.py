@@ -1,1 +1,1 @@
-"""Bytes, hours and money: planned before they are spent, and what to do when they end."""
+"""Memory, disk, time and cost: planned before a run, and what to do when they run out."""

@@ -14,12 +14,12 @@ _S_PER_HOUR = 3_600.0
 MEASURED_FROM: Final = 5
 """Steps after which the measured rate replaces the estimate: the first ones warm up."""
 _LAST_STEPS: Final = 50
-"""Of which the rate is measured, since responses grow."""
+"""The rate is measured over this many last steps, since responses become longer."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A number between bounds."""
+    """A typical value between a lower and an upper bound."""
 
     low: float
     typical: float
@@ -47,10 +47,10 @@ def measured_step(step_seconds: Iterable[float], *, at_least: int = MEASURED_FRO
 def time_left(
     step_seconds: Sequence[float], num_steps: int, planned: Spread | None, budget: BudgetConfig
 ) -> str | None:
-    """Returns how long the steps that are left take and what they cost, in words.
+    """Returns time and price of the remaining steps, in words.
 
-    Measured from the fifth step on, tests and saves included; before that as planned by
-    `roofline.py`, or without a plan by the steps so far.
+    From the fifth step on: the mean of the last 50 steps, tests and saves included. Before: the
+    plan of `roofline.py` or, if there is none, the mean of the steps so far.
     """
     if planned is not None and len(step_seconds) < MEASURED_FROM:
         return f"{time_and_price_range(planned.times(num_steps), budget)} left by estimate"
@@ -61,13 +61,13 @@ def time_left(
 
 
 def price(seconds: float, budget: BudgetConfig) -> float | None:
-    """Returns what so many seconds of the machine cost, in `budget.currency`; None without one."""
+    """Returns the price of so many seconds, in `budget.currency`; None without a price per hour."""
     rate = budget.price_per_hour
     return None if rate is None else seconds / _S_PER_HOUR * rate
 
 
 def price_in_words(seconds: float, budget: BudgetConfig) -> str | None:
-    """Returns the price with its currency: `55.7 EUR`, `0.08 EUR`; None without one."""
+    """Returns the price with its currency: `55.7 EUR`, `0.08 EUR`; None if `price` is None."""
     cost = price(seconds, budget)
     if cost is None:
         return None
@@ -75,14 +75,14 @@ def price_in_words(seconds: float, budget: BudgetConfig) -> str | None:
 
 
 def time_and_price(seconds: float, budget: BudgetConfig) -> str:
-    """Returns both in words: `25.5 h, 55.7 EUR`; only the duration if no price is known."""
+    """Returns time and price in words: `25.5 h, 55.7 EUR`; only the time if no price is known."""
     return ", ".join(filter(None, (duration(seconds), price_in_words(seconds, budget))))
 
 
 def time_and_price_range(seconds: Spread, budget: BudgetConfig) -> str:
-    """Returns both with their bounds: `25.5 h (9.0 to 80.1 h), 55.7 EUR (19.6 to 174.6 EUR)`.
+    """Returns time and price with bounds: `25.5 h (9.0 to 80.1 h), 55.7 EUR (19.6 to 174.6 EUR)`.
 
-    Without bounds that read like the typical number.
+    Bounds that would print like the typical number are left out.
     """
     times = (seconds.typical, seconds.low, seconds.high)
     said = [_with_bounds([duration(s) for s in times])]
@@ -92,7 +92,7 @@ def time_and_price_range(seconds: Spread, budget: BudgetConfig) -> str:
 
 
 def seconds_in_words(step: Spread) -> str:
-    """Returns seconds with their bounds, likewise: `8.1 s (4.8 to 22.2)`."""
+    """Returns seconds with bounds in the same way: `8.1 s (4.8 to 22.2)`."""
     times = (step.typical, step.low, step.high)
     typical, low, high = (f"{s:.3g}" if s < 999.5 else f"{s:,.0f}" for s in times)
     return f"{typical} s" if low == typical == high else f"{typical} s ({low} to {high})"
@@ -107,7 +107,7 @@ def _with_bounds(words: Sequence[str]) -> str:
 
 
 class Spending:
-    """What training has taken, from `step_seconds` before this attempt on, and what is left."""
+    """Time and price so far, with `step_seconds` of earlier attempts, and the budget's limits."""
 
     def __init__(self, budget: BudgetConfig, step_seconds: Sequence[float]) -> None:
         self._budget = budget
@@ -124,7 +124,7 @@ class Spending:
         self._last_step_s = seconds
 
     def limit_within(self, num_steps: int) -> str | None:
-        """Returns in words the limit that so many steps like the last would exceed, or None."""
+        """Returns in words the limit that `num_steps` more steps like the last exceed, or None."""
         seconds, budget = self.seconds + num_steps * self._last_step_s, self._budget
         if budget.max_hours is not None and seconds > budget.max_hours * _S_PER_HOUR:
             return f"budget.max_hours={budget.max_hours:g}"

@@ -1,4 +1,4 @@
-"""How many bytes training writes, worked out before it: checkpoints, rollouts, tests, metrics."""
+"""Bytes that training will write, computed before it: checkpoints, rollouts, tests, metrics."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from rl_core.resources.memory_plan import ModelShape, snapshot_bytes
 from rl_core.schema import MOST_VALIDATION_ROWS
 
 _FIXED_BYTES = 2**20
-"""Of a checkpoint, for tokenizer and JSON (Qwen's tokenizer has 11 MB, beside gigabytes)."""
+"""Tokenizer and JSON in a checkpoint (Qwen's tokenizer has 11 MB, little beside gigabytes)."""
 _ROW_BYTES, _TOKEN_BYTES, _TURN_BYTES, _METRICS_BYTES = 64, 2, 4, 3_000
 """Compressed: a rollout's numbers, a response token's text, a turn's numbers, a line of metrics."""
 _TEST_FILE_BYTES = 10_000
-"""Of a parquet file with a test's answers, without rows."""
+"""A parquet file with a test's answers, without its rows."""
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,15 @@ class DiskPlan:
     checkpoint_bytes: int
     """Of one checkpoint."""
     kept_bytes: int
-    """Of the most checkpoints at a time, the one being written included."""
+    """Of all checkpoints on the disk at a time, at most, including the one being written."""
     step_bytes: int
     """Of a step's rollouts and metrics, and its share of a test's answers, at most."""
     logs_bytes: int
-    """Of all these at the end; a quota limits the rollouts."""
+    """Of the rollouts, metrics and answers of all steps; a quota limits the rollouts."""
 
     @property
     def total_bytes(self) -> int:
-        """At the end of training."""
+        """Bytes on the disk at the end of training."""
         return self.kept_bytes + self.logs_bytes
 
     def fills_at(self, free_bytes: int) -> int | None:
@@ -52,8 +52,8 @@ def disk_plan(shape: ModelShape, config: RunConfig, num_steps: int) -> DiskPlan:
     row = _ROW_BYTES + _TOKEN_BYTES * config.data.max_response_length
     most, turns = config.data.max_response_length, 0
     if config.env.max_turns > 1:
-        # Their text is there once more. The model's and, between them, the env's, each of a token
-        # or more.
+        # Turns store the text once more: the model's turns and, between them, the env's, each of at
+        # least one token.
         turns = _TOKEN_BYTES * most + _TURN_BYTES * min(2 * config.env.max_turns - 1, most)
     rollouts = num_rollouts * (row + turns)
     problems = min(MOST_VALIDATION_ROWS, config.trainer.test_problems, config.data.test_size)

@@ -1,4 +1,4 @@
-"""The cheapest settings with which a run fits into a memory, by its own plan.
+"""Finds the cheapest settings with which a run's memory plan fits into a limit.
 
 All combinations of the levers are tried in the order of their cost, so the first that fits is the
 cheapest: nothing is assumed about how levers work together.
@@ -26,14 +26,14 @@ class Proposal:
     """Settings to change, and what a run with them needs."""
 
     changes: Settings
-    """By name, those that cost least first; empty if the run fits as it is."""
+    """By name, the cheapest first; empty if the run fits without changes."""
     costs: Sequence[str]
-    """Of each change, in words."""
+    """What each change costs, in words."""
     config: RunConfig
     """With the changes, validated."""
     need_gib: float
     fits: bool
-    """False: nothing does, and this comes closest."""
+    """False: no settings fit, and these come closest."""
 
     @property
     def overrides(self) -> str:
@@ -50,7 +50,7 @@ def cheapest_fit(
 ) -> Proposal:
     """Returns the cheapest changes with which the run fits, or those that come closest.
 
-    Each lever is dearer than all before it together; `need_gib` is of settings, by their plan.
+    Each lever must cost more than all before it together; `need_gib` plans a config's memory.
     """
     closest: Proposal | None = None
     for changes, costs in _by_cost(config, shape, levers):
@@ -70,11 +70,11 @@ def cheapest_fit(
 def _by_cost(
     config: RunConfig, shape: ModelShape | None, levers: Sequence[Lever]
 ) -> Iterator[tuple[dict[str, Value], list[str]]]:
-    """Yields all combinations, without the dearest levers first."""
+    """Yields all combinations of changes with their costs, the cheapest first."""
     choices = [[(lever, value) for value in lever.steps(config, shape)] for lever in levers]
-    # The last factor of a product runs fastest: the cheapest lever's.
+    # The last factor of a product changes fastest: it is the cheapest lever.
     for chosen in itertools.product(*([None, *steps] for steps in reversed(choices))):
         moved = [step for step in reversed(chosen) if step is not None]
         changes = {lever.name: value for lever, value in moved}
-        if len(changes) == len(moved):  # else the same as without the cheaper of the two
+        if len(changes) == len(moved):  # else two levers moved one setting: the dearer counts
             yield changes, [lever.costs for lever, _ in moved]

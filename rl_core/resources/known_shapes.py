@@ -36,8 +36,8 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
 def known_config(name: str) -> dict[str, Any] | None:
     """Returns what `config.json` of a hub model says of its shape; None if it is not known.
 
-    The name is OWNER/NAME, tuned for instructions or not; after `modelscope:` it is the same model
-    on ModelScope.
+    `name` is OWNER/NAME, of a base or an instruct model. It may begin with `modelscope:` (the same
+    model on ModelScope).
     """
     found = re.fullmatch(r"(?:modelscope:)?Qwen/(.+?)(?:-Instruct|-Base)?", name)
     if found is None or found[1] not in _SIZES:

@@ -1,7 +1,7 @@
-"""The levers: every setting that makes room in memory, how far it goes, and what that costs.
+"""Levers: every setting that saves memory, the values it can take, and what they cost.
 
-One table, read by three: preflight searches `LEVERS` for settings that fit (fits.py), a retry takes
-the next step of a ladder in `HELPS`, and advice names what is left of both (oom_recovery.py).
+They have three uses: preflight searches `LEVERS` for settings that fit (fits.py), a retry takes the
+next step of a ladder in `HELPS`, and advice names the levers that are left (oom_recovery.py).
 """
 
 import math
@@ -20,17 +20,17 @@ Value = bool | int | float | str
 Settings = Mapping[str, Value]
 """New values of settings by name: `{"rollout.sleep": True}`."""
 Steps = Callable[[RunConfig, ModelShape | None], Sequence[Value]]
-"""A setting's values that make more and more room, the mildest first; empty if none does."""
+"""Values of a setting that save more and more memory, the mildest first; empty if none does."""
 Owner = Literal["learner", "engine", "machine"]
 """Whose memory: a learner or an engine on a CPU uses the machine's."""
 _SHARE_STEP: Final = 0.05
 _LEAST_SHARE: Final = 0.1
-"""Of a card, if its size or the engine's needs are unknown."""
+"""The smallest share of a card, if its size or the engine's needs are unknown."""
 _LEAST_KV_MIB: Final = 16
 _LEAST_SEQUENCES: Final = 8
-"""With fewer at a time, a step takes all night."""
+"""With fewer at a time, a step would take hours."""
 _SEQUENCES_WAIT_BELOW: Final = 4
-"""A cache for a quarter of the longest responses holds all of them at their usual length."""
+"""A cache for a quarter of the responses at full length holds all of them at their usual length."""
 _BUSY_TOKENS: Final = 4_096
 """With fewer per pass, a card's matrix products are too small to keep it busy."""
 
@@ -62,7 +62,7 @@ def with_settings(config: RunConfig, settings: Settings) -> RunConfig | None:
 
 
 def with_unchecked(config: RunConfig, settings: Settings) -> RunConfig:
-    """Returns a copy with other settings, not validated: in a fiftieth of the time."""
+    """Returns a copy with other settings, without validation, which takes 50 times as long."""
     sections: dict[str, dict[str, Value]] = {}
     for name, value in settings.items():
         section, field = name.split(".")
@@ -76,7 +76,7 @@ def with_unchecked(config: RunConfig, settings: Settings) -> RunConfig:
 
 
 def typed(settings: Settings) -> str:
-    """Returns settings as one would type them: `model.gradient_checkpointing=true`."""
+    """Returns settings as overrides to type: `model.gradient_checkpointing=true`."""
     return " ".join(
         f"{name}={f'{value:g}' if isinstance(value, float) else str(value).lower()}"
         for name, value in settings.items()
@@ -106,12 +106,12 @@ def _halves(value: int, least: int) -> list[int]:
 
 
 def _has_share(config: RunConfig) -> bool:
-    """Whether an engine has a share of a card, of which the KV cache is what is left."""
+    """Whether an engine has a share of a card; what the model leaves of it is the KV cache."""
     return config.rollout.engine == "vllm" and config.resources.rollout_gpus > 0
 
 
 def _shares(config: RunConfig, shape: ModelShape | None) -> list[float]:
-    """Down to what holds one of the longest responses; a share below that goes up."""
+    """Returns smaller shares; the last just holds one longest response. A share below it rises."""
     if not _has_share(config):
         return []
     now, least = config.rollout.gpu_memory_utilization, round(_share_for(config, shape, 1), 3)
@@ -134,9 +134,9 @@ def _share_for(config: RunConfig, shape: ModelShape | None, num_sequences: int) 
 
 
 def _kv_cache(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    """Down to two of the longest sequences: vLLM's blocks are never filled to the last token."""
+    """Returns caches for two longest sequences or more: vLLM never fills all blocks completely."""
     if shape is None or config.rollout.engine != "vllm" or config.resources.rollout_gpus:
-        return []  # a cache too small is refused, so leave that of an unknown model
+        return []  # vLLM refuses a cache that is too small: an unknown model keeps its own
     least = max(_LEAST_KV_MIB, -(-2 * longest_bytes(config, shape) // 2**20))
     return _halves(config.rollout.kv_cache_mib, least)
 
@@ -146,7 +146,7 @@ def _sequences(config: RunConfig, shape: ModelShape | None) -> list[int]:
 
 
 def _planned_sequences(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    """Not vLLM's: its cache has a set size, however many responses share it."""
+    """Empty for vLLM: its cache has a fixed size, however many responses share it."""
     is_planned = config.rollout.engine == "hf"
     return _halves(asked_at_a_time(config)[0], _LEAST_SEQUENCES) if is_planned else []
 
@@ -157,26 +157,26 @@ def _engines(config: RunConfig, shape: ModelShape | None) -> list[int]:
 
 
 def _threads(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    """On a CPU each thread of one process has the activations of a micro-batch of its own."""
+    """On a CPU each thread of a single learner holds the activations of its own micro-batch."""
     resources = config.resources
     side_by_side = not resources.learner_gpus and resources.learner_ranks == 1
     return _halves(resources.learner_threads, 1) if side_by_side else []
 
 
 def _more_ranks(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    """Each on a card of its own (on a CPU more take more), with a prompt of an update at least."""
+    """Each needs its own card (on a CPU, more ranks take more memory) and a prompt per update."""
     now, on_whole_cards = config.resources.learner_ranks, config.resources.learner_gpus == 1
     return [n for n in (2 * now, 4 * now) if on_whole_cards and n <= config.actor.mini_batch_size]
 
 
 def _micro_batches(config: RunConfig) -> list[int]:
-    """Down to one of the longest rows."""
+    """Returns smaller micro-batches, down to one longest row."""
     longest = config.data.max_prompt_length + config.data.max_response_length
     return _halves(config.actor.micro_batch_tokens, longest)
 
 
 def _busy_tokens(config: RunConfig) -> int:
-    """On a CPU smaller micro-batches cost nothing."""
+    """Returns the size below which a card is not busy; on a CPU smaller ones cost nothing."""
     return _BUSY_TOKENS if config.resources.learner_gpus else 0
 
 
@@ -217,13 +217,13 @@ OTHER_RESULT: Final[tuple[Lever, ...]] = (
         "adapters learn, not the weights: another result, and actor.lr should be about ten times "
         "as high",
     ),
-    # Only with adapters: without them the settings exclude each other.
+    # Only with adapters: without them, validation refuses it.
     _switch(
         "model.load_in_4bit",
         "weights below adapters are rounded to 4 bits: another result, by bitsandbytes",
     ),
 )
-"""What changes what is learned; with all others a run learns the same, to rounding."""
+"""Levers that change what is learned; with all others a run learns the same, up to rounding."""
 
 LEVERS: Final[tuple[Lever, ...]] = (
     replace(
@@ -253,14 +253,14 @@ LEVERS: Final[tuple[Lever, ...]] = (
     Lever("resources.learner_ranks", _more_ranks, "a further card for each rank"),
     *OTHER_RESULT,
 )
-"""What a plan is searched by, cheapest first: each costs more than all before it together.
+"""Levers that preflight tries, cheapest first: each costs more than all before it together.
 
-What is nearly free, what costs a part of each step, what may double it, what takes more cards, and
-what changes the result. A setting that is nearly free at first and dear at last stands here twice.
+First the nearly free ones, then those that cost a part of each step, may double it, take more
+cards, or change the result. A setting that is nearly free at first and dear later is listed twice.
 """
 
 Ladder = tuple[tuple[Lever, ...], ...]
-"""What a retry moves, one after the other; a step moves the levers of one tuple together."""
+"""Levers that a retry moves, in this order; one step moves all levers of a tuple together."""
 _CACHE: Final = (
     _SHARE,
     _KV_CACHE,
@@ -271,7 +271,7 @@ _CACHE: Final = (
         frees="engine",
     ),
 )
-_SMALLER: Final = Lever(  # one process takes smaller ones within the attempt
+_SMALLER: Final = Lever(  # a single process reduces its own within the attempt
     "actor.micro_batch_tokens",
     lambda c, _: _micro_batches(c) if c.resources.learner_ranks > 1 else [],
     "more passes",
@@ -289,8 +289,8 @@ HELPS: Final[Mapping[str, tuple[Owner, Ladder]]] = {
     "cache blocks": ("engine", ((_SEQUENCES,),)),
     "killed": ("machine", ((_SNAPSHOT,), (_THREADS,), (CHECKPOINTING,), _CACHE, (_ENGINES,))),
 }
-"""By phase: whose memory it needs, and the levers; what helps most, or costs least time, first.
+"""By phase: whose memory it uses, and its levers; those that help most, or cost least, first.
 
-Two are no phases: `cache blocks` (vLLM has no room left for its cache), and `killed` (a process was
-killed because the machine's memory ran low).
+Two keys are not phases: `cache blocks` (vLLM has no room left for its cache), and `killed` (a
+process was killed because the machine's memory ran low).
 """

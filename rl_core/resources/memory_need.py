@@ -1,6 +1,6 @@
 """What a card, or the machine, must hold for a run: the memory plans of all its processes together.
 
-Before anything is loaded. What is measured while a run trains: profiling.py and host_memory.py.
+Computed before anything is loaded; profiling.py and host_memory.py measure it during a run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,18 +22,18 @@ from rl_core.system.words import GIB
 
 _LEARNER_GIB: Final = 0.5
 _ENGINE_GIB: Final = {"hf": 0.4, "vllm": 1.1}
-"""Of the machine, for such a process, beside what it holds of a model."""
+"""Of the machine, for a learner's or an engine's process, without its model."""
 _BESIDE_GIB: Final = {"trainer": 0.4, "Ray": 0.35, "flow and Prefect's server": 0.65}
-"""Of the machine, whatever the model. Measured: benchmarks, a model of a real size."""
+"""Of the machine, for any model. Measured: benchmarks, a model of a real size."""
 CUDA_GIB: Final = 0.5
 """Of a card, for each process that uses it."""
 ENGINE_ITSELF_GIB: Final = 1.0
-"""Of a card, beside weights and KV cache: what a step of vLLM takes, and keeps while it sleeps."""
+"""Of a card, beside weights and KV cache: vLLM takes it for a step and keeps it while asleep."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What is in one memory at the same time, in GiB by what it is."""
+    """What one memory holds at the same time: GiB by name."""
 
     parts: Mapping[str, float]
 
@@ -74,8 +74,8 @@ def takes_turns(config: RunConfig) -> bool:
 def card_need(shape: ModelShape, config: RunConfig, card_gib: float) -> Need:
     """Returns what the fullest card must hold, if learner or engines use one.
 
-    vLLM takes its share of the card at once, and all new weights come beside it. Engines that take
-    turns with the learner have theirs only while the learner rests.
+    vLLM takes its share of the card at its start, and new weights come on top. Engines that take
+    turns with the learner hold their share only while the learner is at rest.
     """
     plan, rollout = memory_plan(shape, config), config.rollout
     peak, engine = learner_peak(plan), plan[-1]
@@ -105,16 +105,16 @@ def card_need(shape: ModelShape, config: RunConfig, card_gib: float) -> Need:
 
 
 def least_engine_gib(shape: ModelShape, config: RunConfig, num_sequences: int = 1) -> float:
-    """Returns what vLLM must have of a card for the model and so many of the longest responses."""
+    """Returns the GiB of a card that vLLM needs for the model and so many longest responses."""
     weights = shape.num_parameters * compute_width(config)
     held = weights + num_sequences * longest_bytes(config, shape)
     return held / config.rollout.tensor_parallel_size / GIB + ENGINE_ITSELF_GIB
 
 
 def why_not_split(shape: ModelShape, parts: int) -> str | None:
-    """Returns in words why a tensor-parallel engine could not have so many parts, or None.
+    """Returns in words why tensor parallelism cannot use so many shards of the model, or None.
 
-    Each part has whole attention heads; keys and values are divided, or copied.
+    Each shard has whole attention heads; those of keys and values are divided or copied.
     """
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     possible = [
@@ -131,7 +131,7 @@ def why_not_split(shape: ModelShape, parts: int) -> str | None:
 
 
 def longest_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """Returns keys and values of the longest prompt and response, as an engine keeps them."""
+    """Returns the bytes of the longest prompt and response in an engine's KV cache."""
     num_tokens = config.data.max_prompt_length + config.data.max_response_length
     return num_tokens * shape.kv_bytes(compute_width(config))
 
@@ -147,18 +147,18 @@ def starves_engine(shape: ModelShape, config: RunConfig, card_gib: float) -> boo
 def machine_need(shape: ModelShape, config: RunConfig) -> Need:
     """Returns what the machine's memory must hold for a run without a GPU.
 
-    Its fullest moment is generation, an update, or when new weights go to the engines: Ray holds
-    them once for all engines, and the learner what it sends. Unless engines generate ahead, those
-    of before are gone by then, and transformers' engines hold nothing during an update.
+    Its fullest moment is generation, an update, or the transfer of new weights. Then Ray holds them
+    once for all engines, and the learner its own copy. If engines generate ahead, Ray still holds
+    the old weights too; if not, transformers' engines hold nothing during an update.
     """
     plan, ranks = memory_plan(shape, config), config.resources.learner_ranks
     peak, num_engines = learner_peak(plan), config.rollout.num_engines
     version, runs_ahead = plan[-1].parts["incoming_weights"], config.rollout.staleness > 0
-    # Each part of an engine is handed all new weights.
+    # Each shard of an engine receives all new weights.
     copies = config.rollout.tensor_parallel_size - 1
     engines = num_engines * (plan[-1].total_bytes - version + copies * version)
     rests = ranks * resting_learner(shape, config).total_bytes
-    # What is not one of the learner's own tensors is a copy.
+    # Then the learner sends copies, not its own tensors.
     is_made = config.model.lora_rank or ranks > 1 or config.compute_dtype != "float32"
 
     def moment(phase: str, learner_bytes: int, engine_bytes: int, num_versions: int) -> Moment:
@@ -179,7 +179,7 @@ def machine_need(shape: ModelShape, config: RunConfig) -> Need:
 
 
 def beside_cards(shape: ModelShape, config: RunConfig) -> Moment:
-    """Returns what a run with its learner on cards holds of the machine's memory, all ranks."""
+    """Returns the memory of the machine that a run uses if its learner is on cards, all ranks."""
     in_bytes = {
         "offloaded": offloaded_bytes(shape, config),
         "snapshot": snapshot_bytes(shape, config) if config.checkpoints.in_background else 0,
@@ -194,7 +194,7 @@ def _in_gib(in_bytes: Mapping[str, int]) -> dict[str, float]:
 
 
 def _processes(config: RunConfig) -> dict[str, float]:
-    """The learner's and the engines'; an engine in parts has one per part, and one that asks."""
+    """Returns the GiB of all processes; an engine of several shards has one each, and a caller."""
     ranks, parts = config.resources.learner_ranks, config.rollout.tensor_parallel_size
     num_engines = config.rollout.num_engines * (1 if parts == 1 else 1 + parts)
     gib = ranks * _LEARNER_GIB + num_engines * _ENGINE_GIB[config.rollout.engine]

@@ -1,7 +1,7 @@
 """How many bytes a run needs in each phase: computed from shape and settings before the start.
 
-Not measured, and no torch. Learner and engine are separate processes, which may share a card or a
-machine's memory; a process itself (torch, CUDA) comes on top.
+Nothing is measured, and torch is not imported. Learner and engine are separate processes, which may
+share a card or a machine's memory; a process's own memory (torch, CUDA) is not included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FLOAT32 = 4
 _LOGIT_BLOCK, _CARD_LOGIT_BLOCK = 2**21 * _FLOAT32, 2**25 * _FLOAT32
 _KEPT_LOGITS = 2**25 * _FLOAT32  # these three as in algos/logprobs.py
 _MOMENT_BLOCK, _4BIT_BLOCK = 256, 64
-"""Numbers with one scale: learner/adamw_8bit.py, models/linear_4bit.py."""
+"""Numbers that share one scale: learner/adamw_8bit.py, models/linear_4bit.py."""
 _LIVE_BLOCKS = 4  # logits, their exponentials, and what an operation makes of them
 
 
@@ -97,7 +97,7 @@ class ModelShape:
 
     @property
     def num_layer_matrices(self) -> int:
-        """Of one layer, without biases."""
+        """Parameters in the matrices of one layer, without biases."""
         attention = 2 * (self._query_size + self._kv_size)
         return self.hidden_size * (attention + 3 * self.intermediate_size)
 
@@ -115,13 +115,13 @@ class ModelShape:
 
     @property
     def num_backbone_parameters(self) -> int:
-        """Parameters without an output embedding: a critic's, but for its head."""
+        """Parameters without an output embedding: those of a critic without its head."""
         layers = self.num_layers * self.num_layer_parameters
         return self.vocab_size * self.hidden_size + layers + self.hidden_size
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the causal LM, a tied embedding once."""
+        """Parameters of the causal LM; a tied embedding counts once."""
         head = 0 if self.tied else self.vocab_size * self.hidden_size
         return self.num_backbone_parameters + head
 
@@ -134,8 +134,8 @@ class ModelShape:
     def activation_bytes(self, num_tokens: int, *, dtype: str, checkpointed: bool) -> int:
         """Returns what a forward pass over a padded micro-batch keeps for its backward pass.
 
-        Under autocast norms keep float32, and bfloat16 copies of the weights are kept as well. With
-        checkpoints a layer keeps only its input, and one layer at a time the rest.
+        Under autocast, norms keep float32, and bfloat16 copies of the weights are kept too. With
+        checkpoints each layer keeps only its input; only one layer at a time keeps the rest too.
         """
         hidden, inside = self.hidden_size, 4 * self.intermediate_size + self.attention_size
         if dtype == "float32":
@@ -188,7 +188,7 @@ def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
     """Returns what a learner rank holds between two steps."""
     models, ranks = model_sizes(shape, config), config.resources.learner_ranks
     learning = math.ceil((models.actor + models.critic) / ranks)
-    # Beside adapters, what stands still is not cut: all models share it.
+    # With adapters, the frozen weights are not sharded: all models share them.
     frozen = frozen_bytes(shape, config)
     resident = {
         "weights": _FLOAT32 * learning
@@ -198,7 +198,7 @@ def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
     if _offloads(config):
         away = math.ceil(_offloaded_reference(models, config) / ranks)
         resident = {"weights": resident["weights"] - away}
-    # Beside a card it lies in the machine's memory.
+    # With a learner on a card, the snapshot is in the machine's memory.
     if config.checkpoints.in_background and not config.resources.learner_gpus:
         resident["snapshot"] = math.ceil(snapshot_bytes(shape, config) / ranks)
     return PhaseMemory("rest", "learner", resident)
@@ -207,7 +207,7 @@ def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
 def snapshot_bytes(shape: ModelShape, config: RunConfig) -> int:
     """Returns the bytes of the copy from which a checkpoint is written.
 
-    Adapters are merged into a whole model; beside it are what learns and the moments of that.
+    It holds the weights that learn and their moments and, with adapters, the merged model.
     """
     models = model_sizes(shape, config)
     merged = shape.num_parameters if config.model.lora_rank else 0
@@ -225,7 +225,7 @@ def offloaded_bytes(shape: ModelShape, config: RunConfig) -> int:
 def moment_bytes(num_parameters: int, config: RunConfig) -> int:
     """Returns the bytes of AdamW's moments of so many weights.
 
-    With 8 bits, blocks of 256 have a scale; norms and biases keep float32, too few to count.
+    With 8 bits, blocks of 256 have a scale; norms and biases (float32) are too few to count.
     """
     if config.actor.optimizer == "adamw_8bit":
         return 2 * (num_parameters + _FLOAT32 * math.ceil(num_parameters / _MOMENT_BLOCK))
@@ -242,7 +242,7 @@ def frozen_bytes(shape: ModelShape, config: RunConfig) -> int:
 
 
 class ModelSizes(NamedTuple):
-    """Numbers of parameters: of what learns, and of what does not."""
+    """Numbers of parameters: those that learn (actor, critic), and those that do not."""
 
     actor: int
     critic: int
@@ -266,7 +266,7 @@ def _offloads(config: RunConfig) -> bool:
 
 
 def _offloaded_reference(models: ModelSizes, config: RunConfig) -> int:
-    """Bytes that come to the card for a pass and go again; adapters have no separate reference."""
+    """Returns the bytes of a reference that is on the card only for a pass; adapters have none."""
     return _FLOAT32 * models.frozen if _offloads(config) and not config.model.lora_rank else 0
 
 
@@ -282,27 +282,27 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     adds = tokens < config.actor.mini_batch_size * config.algorithm.group_size * (
         config.data.max_prompt_length + config.data.max_response_length
     )
-    # Copies of the weights for all micro-batches; without checkpoints they are in what is kept.
+    # Copies of the weights for all micro-batches; without checkpoints, `kept` includes them.
     is_cast = adds and checkpoints and config.compute_dtype != "float32" and ranks == 1
     # The widest moment of a layer: an MLP's gate, up, activation and product, or their gradients.
     passing = tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
     if rank:  # beside a product: B A x, that scaled, the sum, and peft's float32 copy of x
         copies = 3 if config.compute_dtype == "float32" else 4
         passing += copies * tokens * _FLOAT32 * shape.intermediate_size
-    if config.model.load_in_4bit:  # a matrix is whole while a product needs it
+    if config.model.load_in_4bit:  # a product needs its whole matrix unpacked
         passing += compute_width(config) * shape.hidden_size * shape.intermediate_size
 
     def update(phase: str, num_parameters: int, logits: int) -> PhaseMemory:
         share = math.ceil(num_parameters / ranks)
         parts = {
-            "gradients": _FLOAT32 * share,  # one of all threads, see `accumulate`
+            "gradients": _FLOAT32 * share,  # one for all threads, see `accumulate`
             "activations": threads * (kept + passing),
             "logits": threads * logits,
         }
         if is_cast and not on_gpu:
             parts["copies"] = 2 * shape.num_layers * shape.num_layer_parameters
         if logits and not rank:
-            # The head's gradient before it is added; of a tied one, at the end, the inputs' too.
+            # The head's gradient before it is added; if tied, at the end, also that of the inputs.
             head = threads * _FLOAT32 * shape.vocab_size * shape.hidden_size
             at_end = (adds + shape.tied) * head - parts["activations"] - parts["logits"]
             parts["embedding"] = max(adds * head, at_end)
@@ -310,12 +310,12 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
         if ranks > 1:
             parts["gathered"] = _gathered_bytes(shape, config, num_parameters, learns=True)
         if _offloads(config) and sum(moments.values()) > sum(parts.values()):
-            parts = moments  # they come when the activations, and what was gathered, have gone
+            parts = moments  # moments come after activations and gathered weights are freed
         return PhaseMemory(phase, "learner", {**resident, **parts})
 
     block = _LIVE_BLOCKS * (_CARD_LOGIT_BLOCK if on_gpu else _LOGIT_BLOCK)
     forward = {
-        # One that is cut is gathered from the machine's memory.
+        # A sharded reference is gathered from the machine's memory.
         "weights": resident["weights"] + (reference if ranks == 1 else 0),
         "activations": threads * passing,
         "logits": threads * block,
@@ -331,7 +331,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
 
 
 def _kept_logits(shape: ModelShape, config: RunConfig) -> int:
-    """Returns what kept logits, of responses whose group shares its prompt, take beyond a block."""
+    """Returns the bytes of kept logits beyond a block; a group's responses share one prompt."""
     prompt, response = config.data.max_prompt_length, config.data.max_response_length
     share = response / (prompt / config.algorithm.group_size + response)
     kept = math.ceil(share * micro_batch_tokens(config)) * shape.vocab_size * _FLOAT32
@@ -341,10 +341,10 @@ def _kept_logits(shape: ModelShape, config: RunConfig) -> int:
 def _gathered_bytes(
     shape: ModelShape, config: RunConfig, num_parameters: int, *, learns: bool
 ) -> int:
-    """Returns what FSDP holds whole of a model that is cut: what is outside of layers, and some.
+    """Returns the bytes that FSDP gathers of a sharded model: all outside of layers, some layers.
 
-    Of layers the one that computes and the next, and the buffers that they travel in; backwards
-    also the gradient of one, and that in its buffer.
+    Forward, three layers: the one that computes, the next, and their transfer buffer. Backward, two
+    more: one layer's gradient, and its copy in the buffer.
     """
     rank = config.model.lora_rank
     of_layers = shape.num_adapter_parameters(rank)
@@ -355,10 +355,10 @@ def _gathered_bytes(
 
 
 def _packed_attention_bytes(shape: ModelShape, config: RunConfig) -> int:
-    """Returns what attention keeps of a shared prompt that each row of its group reads again.
+    """Returns the bytes that attention keeps since each row of a group reads the shared prompt.
 
-    Queries, keys, values and outputs of all tokens beyond those computed (models/packing.py), of
-    each layer, or of one if layers are checkpointed. No attention of ours has a mask [rows, rows].
+    Queries, keys, values and outputs of the tokens that are read again (models/packing.py), in each
+    layer, or in one if layers are checkpointed. No attention here has a mask [rows, rows].
     """
     checkpointed, size = config.model.gradient_checkpointing, config.algorithm.group_size
     on_ranks = config.resources.learner_ranks > 1
@@ -377,23 +377,23 @@ def compute_width(config: RunConfig) -> int:
 
 
 def _engine_phase(shape: ModelShape, config: RunConfig) -> PhaseMemory:
-    """An engine's; of one that is split over GPUs, the part on each."""
+    """Returns an engine's peak; if it is split over GPUs, the peak on each GPU."""
     width, on_gpu = compute_width(config), config.resources.rollout_gpus > 0
     parts_of_model = config.rollout.tensor_parallel_size if on_gpu else 1
     weights = width * shape.num_parameters // parts_of_model
-    # In place, but all new weights are there before the first is written.
+    # Weights are replaced in place, but only after all new ones have arrived.
     parts = {"weights": weights, "incoming_weights": weights}
     (num_seqs, num_prompts), data = asked_at_a_time(config), config.data
     if config.rollout.engine == "hf":
         longest = data.max_prompt_length + data.max_response_length
         parts["kv_cache"] = num_seqs * longest * shape.kv_bytes(width)
-        # All prompts are read at once, through a layer at a time; a turn's is all that was said.
+        # All prompts are read at once, layer by layer; with turns, the whole conversation is.
         prompt = data.max_prompt_length if config.env.max_turns == 1 else longest
         per_token = _FLOAT32 * 4 * (shape.intermediate_size + shape.hidden_size)
         parts["activations"] = num_prompts * prompt * per_token
         parts["logits"] = _LIVE_BLOCKS * num_seqs * shape.vocab_size * _FLOAT32
     elif not on_gpu:
         parts["kv_cache"] = config.rollout.kv_cache_mib * 2**20
-        # vLLM packs the head for oneDNN, where no embedding can be looked up.
+        # vLLM packs the head for oneDNN; if tied, it also keeps the original for embeddings.
         parts["head"] = width * shape.vocab_size * shape.hidden_size if shape.tied else 0
     return PhaseMemory("gen", "engine", parts)

@@ -1,7 +1,7 @@
 """Recovery: what the next attempt changes after one that ran out of memory, and what to advise.
 
-Only levers that keep the result, never batches, lengths or learning rates. Not here: which levers
-there are (levers.py), and micro-batches, which need no new attempt (microbatching.py).
+Retries move only levers that keep the result, never batches, lengths or learning rates. Not here:
+the list of levers (levers.py), and micro-batches, which need no new attempt (microbatching.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ def next_recovery_step(
 def recovery_steps_left(
     config: RunConfig, error: OutOfMemory, shape: ModelShape | None
 ) -> list[Changes]:
-    """Returns the first step of each way that is left to help, the next step first."""
+    """Returns the first step of each rung of the ladder that can still help, in order."""
     has_no_cache = "cache blocks" in error.detail.lower()
     owner, ladder = HELPS.get("cache blocks" if has_no_cache else error.phase, HELPS["killed"])
     left = []
@@ -53,9 +53,9 @@ def recovery_steps_left(
 
 
 def with_changes(config: RunConfig, taken: Iterable[Changes]) -> RunConfig:
-    """Returns the settings after all steps that were taken from settings like these.
+    """Returns the settings after all steps that earlier attempts took.
 
-    A setting moves only from the value before the step: one that a person has since set stays.
+    A step changes a setting only if it still has the value from before: what you set since stays.
     """
     for changes in taken:
         config = _changed(config, changes) or config
@@ -63,17 +63,17 @@ def with_changes(config: RunConfig, taken: Iterable[Changes]) -> RunConfig:
 
 
 def in_words(changes: Mapping[str, tuple[Value, Value]]) -> str:
-    """Returns the changes as one would type them: `model.gradient_checkpointing=true`."""
+    """Returns the changes as overrides to type: `model.gradient_checkpointing=true`."""
     return typed({name: new for name, (_, new) in changes.items()})
 
 
 def remedies(config: RunConfig, error: OutOfMemory, shape: ModelShape | None = None) -> list[str]:
-    """Returns, as one would type them, the settings of which a retry would change one."""
+    """Returns the changes that retries could make, as overrides to type, the next one first."""
     return [in_words(changes) for changes in recovery_steps_left(config, error, shape)]
 
 
 def beyond_recovery(config: RunConfig, phase: str) -> list[str]:
-    """Returns in words what makes room in a phase, but changes the result: no retry does it."""
+    """Returns in words what saves memory in a phase but changes the result: no retry does it."""
     shorter = ["a smaller data.max_response_length or data.max_prompt_length"]
     if HELPS.get(phase, HELPS["killed"])[0] == "engine":
         return shorter + (["a card of its own for the engine"] if shares_a_card(config) else [])
@@ -92,7 +92,7 @@ def nothing_smaller(config: RunConfig, phase: str, said: str) -> OutOfMemory:
 
 
 def _memory(config: RunConfig, owner: Owner) -> str:
-    """Returns which memory the owner uses: two names that agree are one memory."""
+    """Returns the name of the memory that the owner uses; equal names are the same memory."""
     if owner == "learner" and config.resources.learner_gpus:
         return "the learner's card"
     if owner == "engine" and config.resources.rollout_gpus:
@@ -101,7 +101,7 @@ def _memory(config: RunConfig, owner: Owner) -> str:
 
 
 def _step(lever: Lever, config: RunConfig, shape: ModelShape | None) -> Changes:
-    """Returns the first value that is at most half, or the last: each step costs an attempt."""
+    """Returns the first value of at most half, else the last: each step costs an attempt."""
     old = now = value_of(config, lever.name)
     if lever.name == "rollout.max_num_seqs":
         now = sequences_at_a_time(config)
@@ -112,6 +112,6 @@ def _step(lever: Lever, config: RunConfig, shape: ModelShape | None) -> Changes:
 
 
 def _changed(config: RunConfig, changes: Changes) -> RunConfig | None:
-    """Returns the settings with those changes that start from its values; None if not valid."""
+    """Returns the settings after the changes whose old values they have; None if not valid."""
     due = {name: new for name, (old, new) in changes.items() if value_of(config, name) == old}
     return with_settings(config, due)

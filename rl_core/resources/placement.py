@@ -1,4 +1,4 @@
-"""What each process asks for, and which share a card: planned, later read off the actors.
+"""CPUs and GPUs of each process, and which processes share a card: as planned, later as placed.
 
 Not here: Ray (cluster.py), bytes (memory_need.py).
 """
@@ -19,7 +19,7 @@ _SETTINGS: Final = {
     "CPU": ("resources.rollout_threads", "resources.learner_threads"),
     "GPU": ("resources.rollout_gpus", "resources.learner_gpus"),
 }
-"""What decides how much each process asks for."""
+"""Settings that decide how much each process requests."""
 
 
 def engine_name(number: int) -> str:
@@ -28,7 +28,7 @@ def engine_name(number: int) -> str:
 
 
 def learner_name(rank: int) -> str:
-    """Returns the name of a learner rank's process; the first is called like a single one."""
+    """Returns the name of a learner rank's process; the first has the name of a single learner."""
     return f"{LEARNER}_{rank}" if rank else LEARNER
 
 
@@ -41,7 +41,7 @@ def card_tenants(config: RunConfig) -> list[list[str]]:
     resources, rollout = config.resources, config.rollout
     per_engine = rollout.tensor_parallel_size * resources.rollout_gpus
     wanted = [(engine_name(i), per_engine) for i in range(rollout.num_engines)]
-    # Ranks have a card each: for the plan of one, all are alike.
+    # Each rank has its own card: in the plan all these cards are alike.
     wanted += [(LEARNER, resources.learner_gpus)] * resources.learner_ranks
     cards: list[tuple[float, list[str]]] = []  # (room left, tenants)
     for name, share in wanted:
@@ -56,15 +56,15 @@ def card_tenants(config: RunConfig) -> list[list[str]]:
 
 
 def sequences_at_a_time(config: RunConfig) -> int:
-    """Returns how many responses an engine of a training step can have under way."""
+    """Returns how many responses an engine can generate at a time in a training step."""
     num_rollouts = config.data.train_batch_size * config.algorithm.group_size
     return min(config.rollout.max_num_seqs, num_rollouts)
 
 
 def asked_at_a_time(config: RunConfig) -> tuple[int, int]:
-    """Returns the most responses that an engine has under way, and prompts: of a step or a test.
+    """Returns the most responses, and the most prompts, that an engine has at a time.
 
-    A group's responses have one prompt, unless they have several turns.
+    In a training step or a test. A group's responses share a prompt, unless they have turns.
     """
     data, size, rollout = config.data, config.algorithm.group_size, config.rollout
     in_all = (data.train_batch_size * size, min(config.trainer.test_problems, data.test_size))
@@ -85,16 +85,16 @@ def shares_a_card(config: RunConfig) -> bool:
 def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[list[str]]:
     """Returns in which order processes load: each queue one by one, all queues at the same time.
 
-    `cards` are those that each process computes on, as (machine, number on it). Processes that
-    share a card are in one queue: engines in their order, and learners last.
+    `cards` has the cards of each process, as (machine, number on it). Processes that share a card
+    are in one queue: engines in their order, and learners last.
 
     At its start vLLM (0.32, v1/worker/gpu_worker.py) looks at the whole card, not at its own
-    process. Its share of the TOTAL memory must be free. Memory that the card loses until the end of
-    profiling counts as vLLM's own and leaves the KV cache: a learner that loads meanwhile costs the
-    engine its cache, or the start ("No available memory for the cache blocks"). Memory that another
-    process gives back fails an assertion. So no other process may load or free at that time. And
-    engines go first: the empty card has any share free, and the engine keeps it, whatever the
-    learner takes or returns. After a learner, it would have to fit beside torch's cache.
+    process. Its share of the TOTAL memory must be free. All memory that is taken until the end of
+    profiling counts as vLLM's own and makes its KV cache smaller: if a learner loads meanwhile, the
+    engine loses its cache or does not start ("No available memory for the cache blocks"). If
+    another process frees memory, an assertion fails. So no other process may load or free then.
+    Engines go first: on an empty card any share is free, and the engine keeps it, whatever the
+    learner takes or frees. After a learner, it would have to fit beside torch's cache.
     """
     queues: list[tuple[set[tuple[str, str]], list[str]]] = []
     # Stable: engines stay in order.
@@ -108,12 +108,12 @@ def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[li
 
 
 def asked_of_ray(config: RunConfig, *, learner: bool) -> dict[str, dict[str, float]]:
-    """Returns by process the CPUs, and the GPUs if any, that it asks Ray for.
+    """Returns the CPUs, and the GPUs if any, that each process requests from Ray.
 
     An evaluation has only engines, and no learner.
     """
     resources, parts = config.resources, config.rollout.tensor_parallel_size
-    # In one piece, so that all GPUs of an engine are of one machine.
+    # As one request, so that all GPUs of an engine are on one machine.
     gpus = parts * resources.rollout_gpus
     engine = {"CPU": parts * resources.rollout_threads} | ({"GPU": gpus} if gpus else {})
     asked = {engine_name(i): engine for i in range(config.rollout.num_engines)}
@@ -127,7 +127,7 @@ def asked_of_ray(config: RunConfig, *, learner: bool) -> dict[str, dict[str, flo
 def lacking(
     asked: Mapping[str, Mapping[str, float]], machines: Sequence[Mapping[str, float]]
 ) -> list[str]:
-    """Returns of what all machines together have too little: `CPU`, `GPU`."""
+    """Returns the kinds of which all machines together have too little: `CPU`, `GPU`."""
     return [
         kind
         for kind in _SETTINGS
@@ -139,7 +139,7 @@ def lacking(
 def too_little(
     asked: Mapping[str, Mapping[str, float]], machines: Sequence[Mapping[str, float]]
 ) -> str:
-    """Returns in words what is asked (see `asked_of_ray`), what there is, and what to do."""
+    """Returns in words what is requested (see `asked_of_ray`), what there is, and what to do."""
     engines = [bundle for name, bundle in asked.items() if not name.startswith(LEARNER)]
     ranks = [bundle for name, bundle in asked.items() if name.startswith(LEARNER)]
     named = {counted(len(engines), "engine"): engines}

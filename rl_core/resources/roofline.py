@@ -1,9 +1,9 @@
-"""What a step will take before there is one: a roofline of generation, learning and sync.
+"""A step's time, estimated before the first step: a roofline of generation, learning and sync.
 
-Not measured, and no torch: shapes, settings and a device's peak rates. A decoding step reads all
-weights and the KV cache, so memory bandwidth bounds it; arithmetic bounds prompts and the learner.
-No device reaches its peak: `Shares` says which part it reaches, a typical one between two bounds,
-and what each decoding step, micro-batch and step costs besides.
+Nothing is measured, and torch is not imported: it takes shapes, settings and a device's peak rates.
+A decoding step reads all weights and the KV cache, so memory bandwidth bounds it; arithmetic bounds
+prompts and the learner. No device reaches its peak: `Shares` has the share it reaches (typical,
+between two bounds) and the seconds that each decoding step, layer and step adds.
 
 Legend: N responses of a step, m mean and D longest response, p prompt, in tokens.
 
@@ -37,7 +37,7 @@ _HOME_MADE_SHARE: Final = 1 / 3
 
 @dataclass(frozen=True)
 class Machine:
-    """What computes: a card, or the threads that a CPU gives each process; its peaks."""
+    """A device and its peak rates: a card, or the CPU threads of each process."""
 
     name: str
     on_gpu: bool
@@ -50,7 +50,7 @@ class Machine:
 
     @property
     def shares(self) -> tuple[Shares, Shares, Shares]:
-        """The best, the typical, and the worst part of its peak."""
+        """The shares of its peak that it reaches: best, typical and worst."""
         return ON_GPU if self.on_gpu else ON_CPU
 
 
@@ -90,7 +90,7 @@ class Lengths:
     response: float
     """The mean."""
     longest: float
-    """Response of a step."""
+    """The longest response of a step."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """Until the next step."""
+        """Seconds until the next step."""
         work = max(self.generate, self.learn) if self.is_ahead else self.generate + self.learn
         return work + self.sync + self.other
 
@@ -134,7 +134,7 @@ def sft_step_range(shape: ModelShape, config: RunConfig, machine: Machine) -> Sp
 def _sft_as_training(config: RunConfig) -> RunConfig:
     """Returns settings under which the policy's update is a step of SFT. Not validated.
 
-    One process, critic-free, whatever training does afterwards.
+    SFT has one process and no critic, whatever training has afterwards.
     """
     sft = config.sft
     data = {"train_batch_size": sft.batch_size}
@@ -155,7 +155,7 @@ def _sft_as_training(config: RunConfig) -> RunConfig:
 
 
 def guess_lengths(config: RunConfig) -> tuple[Lengths, Lengths, Lengths]:
-    """Returns lengths before any response is seen: short, usual, and as long as is allowed."""
+    """Returns lengths guessed before the first response: short, usual, and as long as allowed."""
     most, prompt = config.data.max_response_length, config.data.max_prompt_length / 2
     usual = most * _HOME_MADE_SHARE if config.model.path is None else min(most, _USUAL_RESPONSE)
     num_rows = config.data.train_batch_size * config.algorithm.group_size
@@ -192,7 +192,7 @@ def step_time(
 
 
 def decoding_steps(num_rows: float, lengths: Lengths, max_num_seqs: int) -> float:
-    """Returns D, and m / C more for each response beyond the C that run at a time."""
+    """Returns D, plus m / C for each response beyond the C = `max_num_seqs` at a time."""
     waiting = max(0.0, num_rows - max_num_seqs)
     return lengths.longest + waiting * lengths.response / max_num_seqs
 
@@ -214,17 +214,17 @@ def forward_flops(
 
 
 def fullest_rank(config: RunConfig, lengths: Lengths) -> float:
-    """Returns the work of the fullest rank in an update, in parts of the mean.
+    """Returns the work of the fullest rank in an update, as a multiple of the mean.
 
-    Groups stay whole: a rank has at least one, and it may be the longest. Of more, long ones are
-    dealt out beside short ones. Responses are exponentially distributed, cut at the longest.
+    Groups stay whole: a rank has at least one, which may be the longest. If it has more, long
+    groups are paired with short ones. Lengths are exponentially distributed, cut at the longest.
     """
     ranks, num_groups = config.resources.learner_ranks, config.actor.mini_batch_size
     if ranks == 1:
         return 1.0
     size = config.algorithm.group_size
     mean = lengths.prompt + size * lengths.response
-    # Of groups of n responses the standard deviation is sqrt(n) that of one, which is its mean.
+    # A group of n responses has sqrt(n) times the standard deviation of one, which is the mean.
     spread = math.sqrt(size) * lengths.response * math.sqrt(2 * math.log(num_groups))
     longest = min(mean + spread, lengths.prompt + size * lengths.longest)
     per_rank = num_groups / ranks
@@ -241,14 +241,14 @@ def _generate(
     """Returns the seconds of a step's responses."""
     width, rollout = compute_width(config), config.rollout
     num_engines = rollout.num_engines
-    if machine.on_gpu:  # engines of one part each: several on one card share its bandwidth
+    if machine.on_gpu:  # engines that are not split: several on one card share its bandwidth
         num_cards = math.floor(num_engines * config.resources.rollout_gpus)
         num_engines = max(1, min(num_engines, num_cards))
     num_prompts = config.data.train_batch_size / num_engines
     num_rows = num_prompts * config.algorithm.group_size
-    # Many engines have one row each, or none: those that have one decide.
+    # Of more engines than rows, each has one row or none: those with one decide.
     decodes = decoding_steps(max(num_rows, 1.0), lengths, rollout.max_num_seqs)
-    # A key and value of each token before it, for each token of each response.
+    # Each token of each response reads the keys and values of all tokens before it.
     tokens_read = num_rows * lengths.response * (lengths.prompt + lengths.response / 2)
     bandwidth = machine.bandwidth * shares.bandwidth
     weights_s = decodes * width * shape.num_parameters / bandwidth
@@ -280,12 +280,12 @@ def _learn(
     num_updates = actor.ppo_epochs * (data.train_batch_size // actor.mini_batch_size)
     num_tokens = num_rows * (lengths.prompt + lengths.response)
     num_micro = math.ceil(num_tokens / max(actor.micro_batch_tokens, 1))
-    # A rank has one pass in each update, however little there is in it.
+    # A rank has at least one pass in each update, however small.
     num_micro_of_rank = max(num_micro / ranks, num_updates)
     launches_s = (actor_passes + critic_passes) * num_micro_of_rank * shape.num_layers
     sizes = model_sizes(shape, config)
     learning = sizes.actor + sizes.critic
-    # Moments that wait in the machine's memory come and go with each update.
+    # Offloaded moments go to the card and back in each update.
     offloads = machine.on_gpu and config.resources.offload
     share = math.ceil(learning / ranks)
     moved = 2 * num_updates * moment_bytes(share, config) if offloads else 0
@@ -295,10 +295,10 @@ def _learn(
 
 
 def _passes(config: RunConfig) -> tuple[float, float]:
-    """Returns what a step computes, in forward passes of the actor and of a critic's backbone."""
+    """Returns a step's work, in forward passes of the actor and of a critic's backbone."""
     algorithm, model, epochs = config.algorithm, config.model, config.actor.ppo_epochs
     again = 1 if model.gradient_checkpointing else 0
-    # The gradient of frozen weights is not computed: adapters save a third of it.
+    # The gradient of frozen weights is not computed: adapters save one of three passes.
     update = epochs * (_PASSES_WITH_GRADIENT + again - (1 if model.lora_rank else 0))
     actor = update + (0 if config.has_one_update else 1) + (1 if algorithm.has_reference else 0)
     values = 0 if config.has_one_critic_update else 1

@@ -1,14 +1,14 @@
-"""Tokens per micro-batch, phase by phase: less where memory ran out, and carefully more again.
+"""Tokens per micro-batch of each phase: halved if memory runs out, then slowly raised again.
 
-Only numbers: microbatching.py runs passes again. adaptive_engine.py does the same for engines, and
-counts responses at a time.
+Here are only the numbers; microbatching.py repeats the passes. adaptive_engine.py does the same for
+engines, and counts responses at a time.
 
 The rule. A phase starts at `actor.micro_batch_tokens`. If a pass runs out of memory, its budget
 becomes half of the largest micro-batch that could be split, until the pass fits. Then every 20
 steps without such an error add a quarter, up to four fifths of what failed last. After 200 of them
 that failure is forgotten, and the budget may grow to where it started. So the largest possible
-budget costs one repeated pass in some 200 steps, and one that another program on the card made
-small recovers.
+budget costs one repeated pass in some 200 steps, and a budget that became small because of another
+program on the card recovers.
 """
 
 import logging
@@ -28,7 +28,7 @@ _Tokens = Annotated[int, Field(ge=1)]
 
 @dataclass
 class _Budget:
-    """What a phase has learned."""
+    """The budget of a phase, and its last failure."""
 
     tokens: _Tokens
     failed_tokens: _Tokens | None = None
@@ -51,7 +51,7 @@ class _Budget:
 
 
 Learned = dict[str, _Budget]
-"""By phase; one whose budget is the limit, and never failed, is left out."""
+"""By phase; left out if the budget is the limit and no failure is remembered."""
 _LEARNED: Final = TypeAdapter(Learned)
 
 
@@ -67,13 +67,13 @@ class TokenBudgets:
         self._failures: dict[str, list[int]] = {}
 
     def __getitem__(self, phase: str) -> int:
-        """Returns the budget of a phase, which from here on counts as one of the current step."""
+        """Returns the budget of a phase, and counts the phase as one of the current step."""
         self._failures.setdefault(phase, [])
         budget = self._learned.get(phase)
         return self._limit if budget is None else budget.tokens
 
     def shrink(self, phase: str, failed_tokens: int) -> None:
-        """Halves the budget of a phase, whose largest micro-batch that can be split failed."""
+        """Sets a phase's budget to half of `failed_tokens`, the largest micro-batch to split."""
         self._failures[phase].append(failed_tokens)
         self._learned.setdefault(phase, _Budget(self._limit)).shrink(failed_tokens)
 
@@ -102,10 +102,10 @@ class TokenBudgets:
         return {phase: asdict(budget) for phase, budget in self._learned.items()}
 
     def restore(self, learned: Mapping[str, Any]) -> None:
-        """Takes over what was learned, as far as the limit allows.
+        """Restores budgets, lowered to the limit if they exceed it.
 
         Raises:
-            ValueError: if it is nothing that `learned` returned.
+            ValueError: if `learned` did not return it.
         """
         self._learned = _LEARNED.validate_python(learned)
         for budget in self._learned.values():
@@ -113,7 +113,7 @@ class TokenBudgets:
 
 
 def merge_metrics(engines: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns several engines' metrics of memory as one's: failures added up, else the worst."""
+    """Returns memory metrics over several engines: the sum of failures, otherwise the worst."""
     merged: dict[str, float] = {}
     for name in sorted({name for metrics in engines for name in metrics}):
         numbers = [metrics[name] for metrics in engines if name in metrics]

@@ -1,8 +1,8 @@
 """Stage 4: `python -m rl_core.rewards.reward_worker`, which calls a user's reward function.
 
-Started and judged by `rl_core.rewards.scoring`. Loads next to nothing, so that it starts in a
-moment; a crash in the function takes nothing else with it. Told the function's name it says `{}` or
-`{"error": ...}` when it has loaded it, then answers message by message.
+Started and watched by `rl_core.rewards.scoring`. It imports very little, so it starts fast; a crash
+in the function ends only this process. The first message names the function; the reply, once it is
+loaded, is `{}` or `{"error": ...}`. From then on, each message gets a reply.
 """
 
 import importlib
@@ -86,7 +86,7 @@ def _check_signature(function: Callable[..., Any]) -> None:
 
 
 def answer(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the user's function says of one response, or why that is no reward."""
+    """Returns the result of the user's function for one response, or why it is not a reward."""
     try:
         return checked(function(**arguments))
     except BaseException as error:  # noqa: BLE001  # whatever a user's function raises is an answer
@@ -100,7 +100,7 @@ def checked(result: object) -> dict[str, Any]:
     """
     said = result if isinstance(result, Mapping) else {"score": result}
     score: Any = said.get("score")
-    # One number may be of Python's, or of numpy's and torch's, truth values too.
+    # The score may be a number or a truth value, of Python, numpy or torch.
     if not isinstance(score, numbers.Real) and getattr(score, "shape", None) != ():
         kind = type(score if isinstance(result, Mapping) else result).__name__
         raise TypeError(f"returned {kind}, not a number or a mapping with a number 'score'")

@@ -1,18 +1,18 @@
 """Scores responses as they come in (stage 4): the env's own rule, or a user's function.
 
-The env's own rules are scored where they are asked for: each takes microseconds, bounded for any
-text, a tenth of what it would cost to send the text to another process. A user's function may do
-anything, so it runs in processes of its own, with limits, off the calling thread.
+The env's own rule runs in the calling thread: it takes microseconds, bounded for any text, a tenth
+of the time to send the text to another process. A user's function may do anything, so it runs in
+separate processes, with limits, and not in the calling thread.
 
 `env.reward=package.module:function` names a function with verl's signature:
 
     def compute_score(data_source: str, solution_str: str, ground_truth, extra_info=None):
         return float(solution_str.strip() == ground_truth)
 
-It gets the response in `solution_str`, the row's `ground_truth`, and in `extra_info` the row's own,
-over the problem's `index` and `num_solutions`; all by keyword. It returns a number, or a mapping
-with `score`, and if it likes `acc` (is it correct?) and `pred` (the answer it read; None, if there
-is none, makes the verdict `no_answer`).
+It gets, by keyword, the response in `solution_str`, the row's `ground_truth`, and in `extra_info`
+the problem's `index` and `num_solutions` with the row's own `extra_info` over them. It returns a
+number, or a mapping with `score` and, optionally, `acc` (is it correct?) and `pred` (the answer it
+read; None if there is none: the verdict is then `no_answer`).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rl_core.types import Problem, ScoredText
 
 REWARD_ERROR: Final = "reward_error"
 NO_ANSWER: Final = "no_answer"
-"""A user's function says so by the `pred` None, or a blank text."""
+"""A user's function reports it by a `pred` of None or blank text."""
 INCORRECT: Final = "incorrect"
-"""What a user's function did not find correct; whether it could be read, the row does not say."""
+"""A user's function did not find it correct; the row does not say whether it could be read."""
 _START_TIMEOUT_S: Final = 120.0
-"""A user's module may import much; only then do the limits per response count."""
+"""A user's module may import much; the limits per response apply only after that."""
 _TRIAL: Final = "<think>a trial</think>\n<answer>42</answer>"
 _REASONS_TOLD: Final = 3
 _logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Rewards:
         self._env = env
 
     def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
-        """Returns the score to be, without waiting for it."""
+        """Returns a future of the score, without waiting for it."""
         scored: Future[ScoredText] = Future()
         scored.set_result(self._env.score(response, problem.ground_truth))
         return scored
@@ -63,7 +63,7 @@ class Rewards:
 
 @contextmanager
 def start_rewards(env: TextEnv) -> Iterator[Rewards]:
-    """Yields what scores the env's responses; ValueError if `env.reward` names no function."""
+    """Yields the scorer of the env's responses; ValueError if `env.reward` names no function."""
     if env.reward is None:
         yield Rewards(env)
         return
@@ -77,7 +77,7 @@ def start_rewards(env: TextEnv) -> Iterator[Rewards]:
 def refusal(env: TextEnv, tried_on: Sequence[Problem] = ()) -> str | None:
     """Returns in words why `env.reward` cannot be used; None if it can, or if none is set.
 
-    It scores a response to each problem of `tried_on`, and one of them must get a score.
+    It is tried on a response to each problem of `tried_on`; at least one must get a score.
     """
     if env.reward is None:
         return None
@@ -125,7 +125,7 @@ class _UserRewards(Rewards):
         self._own = threading.local()
         self._processes: set[_Process] = set()
         self._lock, self._closing, self._told = threading.Lock(), False, 0
-        # A process dies with the thread that started it, hence one that lives as long as the run.
+        # A process dies with the thread that started it: threads must live as long as the run.
         self._pool = ThreadPoolExecutor(env.reward_workers, "reward")
         try:
             self._pool.submit(self._process).result()
@@ -137,7 +137,7 @@ class _UserRewards(Rewards):
         return self._pool.submit(self._score, response, problem)
 
     def close(self) -> None:
-        """Kills all processes; what still waits is not scored."""
+        """Kills all processes; responses that still wait are not scored."""
         with self._lock:
             self._closing = True
             for process in self._processes:
@@ -159,7 +159,7 @@ class _UserRewards(Rewards):
         return ScoredText(said["score"], verdict, answer=read, value=read)
 
     def _process(self) -> _Process:
-        """Returns this thread's process, a new one where the last is gone."""
+        """Returns this thread's process, a new one if the last one is gone."""
         process: _Process | None = getattr(self._own, "process", None)
         if process is None or process.process.poll() is not None:
             if process is not None:  # dead, but what it started may live
@@ -216,7 +216,7 @@ class _Process(Child):
         return said
 
     def _lost(self, error: Exception, timeout_s: float) -> RewardFailed:
-        """Kills the process; returns what became of it, in words."""
+        """Kills the process; returns in words what happened to it."""
         is_late, code = isinstance(error, TimeoutError), None
         if not is_late:
             with suppress(subprocess.TimeoutExpired):

@@ -21,9 +21,9 @@ _logger = logging.getLogger(__name__)
 
 @contextmanager
 def started(config: RunConfig) -> Iterator[RunFolder]:
-    """Holds a run within the block, and then notes its start; ValueError if it cannot be held.
+    """Locks a run for the block and records its start; ValueError if another process has it.
 
-    So a start that is refused changes nothing of the run that goes on.
+    The lock comes first, so a refused start changes nothing in a run that is going on.
     """
     assert config.run_id is not None, "choose_run has named it"
     run = RunFolder.under(config.storage.root, config.run_id)
@@ -33,12 +33,12 @@ def started(config: RunConfig) -> Iterator[RunFolder]:
 
 
 def owned(run: RunFolder) -> AbstractContextManager[None]:
-    """Holds a run within the block; ValueError if another process is at work on it."""
+    """Locks a run for the block; ValueError if another process is at work on it."""
     return _held(run.path / _OWNER, wait_s=2.0)
 
 
 def training(run: RunFolder, *, wait_s: float) -> AbstractContextManager[None]:
-    """Holds a run's training; ValueError if another trainer has not left it within `wait_s`."""
+    """Locks a run's training; ValueError if another trainer still has it after `wait_s`."""
     return _held(run.path / _TRAINER, wait_s=wait_s)
 
 
@@ -51,7 +51,7 @@ def close_lost_runs(root: Path) -> None:
 def close_if_lost(run: RunFolder) -> None:
     """Writes `interrupted` into the record of a run that says `running` but lost its process.
 
-    One of another machine, whose lock may not be seen here, stays as it is.
+    A run of another machine, whose lock may not be visible here, is left unchanged.
     """
     with suppress(OSError, ValueError):
         if run.read().status != "running" or not (run.path / _OWNER).exists():
@@ -70,7 +70,7 @@ def close_if_lost(run: RunFolder) -> None:
 
 @contextmanager
 def _held(path: Path, *, wait_s: float) -> Iterator[None]:
-    """Holds a file's lock, and notes the machine's name in it."""
+    """Locks a file for the block, and writes the machine's name into it."""
     deadline = time.monotonic() + wait_s
     with open_own(path, "r+") as file:
         while True:
@@ -85,6 +85,6 @@ def _held(path: Path, *, wait_s: float) -> Iterator[None]:
                     ) from None
             time.sleep(0.1)
         file.truncate(0)
-        with suppress(OSError):  # a full disk: `close_if_lost` then leaves this run alone
+        with suppress(OSError):  # a full disk: `close_if_lost` then skips this run
             file.write(platform.node().encode())
         yield

@@ -1,4 +1,4 @@
-"""The metrics of a run, step by step: `metrics.jsonl`, on the disk before others see them."""
+"""The metrics of a run, step by step: `metrics.jsonl`, on the disk before observers get them."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ class MetricsLog:
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends one line and flushes it to the disk; non-finite numbers become null.
 
-        A full disk costs the line and a warning, not the run.
+        On a full disk the line is lost with a warning, and the run goes on.
         """
         row = {
             "step": step,

@@ -1,4 +1,4 @@
-"""RESUME: the checkpoint from which training goes on, and which ones it skipped, and why."""
+"""RESUME: the checkpoint from which training goes on, and why newer ones are skipped."""
 
 import json
 from collections.abc import Callable
@@ -24,18 +24,18 @@ _SHAPE: Final = (
     "num_attention_heads",
     "num_key_value_heads",
 )
-"""Of `config.json`: equal in two models if one began as the other."""
+"""Keys of `config.json`: equal in two models if one was trained from the other."""
 
 
 def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpoint | None:
     """Returns the newest sound checkpoint, or None: training starts at step 0.
 
-    Damaged ones after it are skipped; a save of the same step replaces them. `warn` and the run's
-    record get which ones, why, and which steps are done again.
+    Newer, damaged ones are skipped; a save of the same step replaces them. `warn` and the run's
+    record name them, the reasons, and the steps that are done again.
 
     Raises:
-        ValueError: there are checkpoints, and none is sound. Starting anew would throw away the
-            metrics and rollouts of steps from which a repaired one may still go on.
+        ValueError: there are checkpoints, but none is sound. Starting anew would delete the metrics
+        and rollouts of steps after which a repaired checkpoint could still go on.
     """
     checkpoint = latest(run.path)
     damaged = find_damaged(run.path, checkpoint)
@@ -61,7 +61,7 @@ def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpo
 
 
 def check_same_model(run: RunFolder, checkpoint: Path, model_path: Path) -> None:
-    """Raises ValueError if a checkpoint began as another model than its run's reference."""
+    """Raises ValueError if a checkpoint was trained from another model than `model_path`."""
     saved, given = (_read(folder / "config.json") for folder in (checkpoint, model_path))
     differ = [
         f"{key}={given[key]} and not {saved[key]}"
@@ -70,7 +70,7 @@ def check_same_model(run: RunFolder, checkpoint: Path, model_path: Path) -> None
     ]
     words, others = (_read(folder / "tokenizer.json") for folder in (checkpoint, model_path))
     if words and others and _vocabulary(words) != _vocabulary(others):
-        differ.append("other words in its tokenizer")
+        differ.append("other tokens in its tokenizer")
     if differ:
         raise ValueError(
             f"{run.run_id} began with another model: {model_path} has {', '.join(differ)}; go on "
@@ -80,7 +80,7 @@ def check_same_model(run: RunFolder, checkpoint: Path, model_path: Path) -> None
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Returns a JSON file's object, an empty one where there is no such file."""
+    """Returns a JSON file's object, an empty one if there is no such file."""
     if not file.is_file():
         return {}
     content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What a model said, on the disk: each step's rollouts, and its answers at each test.
+"""Files with what a model wrote: each step's rollouts, and its answers at each test.
 
     rollouts/step_000101.parquet   rows of `rl_core.schema.ROLLOUTS`
     held_out/step_000100.parquet   rows of `rl_core.schema.EVALUATION`, greedy
@@ -34,7 +34,7 @@ _OF_SAMPLES: Final = (
     *("step", "prompt", "response", "answer", "verdict", "score"),
     *("response_tokens", "finish_reason", "truth"),
 )
-"""What is read of a few rollouts that are shown."""
+"""Columns that are read of the few rollouts to show."""
 Row = dict[str, Any]
 _FILE = re.compile(r"(?:steps_\d{6,}|step)_(\d{6,})\.parquet")
 _logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class RolloutLog:
     def age_out(self, quota_bytes: int, *, dry_run: bool = False) -> list[tuple[StepFile, int]]:
         """Deletes the oldest files beyond a quota; returns them with their bytes, oldest first.
 
-        The newest stays in any case, and all do while a process is reading them.
+        The newest file always stays, and all files stay while a process is reading them.
         """
         sizes = [(file, file.path.stat().st_size) for file in step_files(self.folder)]
         excess = sum(size for _, size in sizes) - quota_bytes
@@ -106,19 +106,19 @@ class RolloutLog:
         return old
 
     def cut_after(self, step: int) -> None:
-        """Removes the rows of later steps, and what a killed write left."""
+        """Removes the rows of later steps, and unfinished files of killed processes."""
         _remove_after(self.folder, step)
 
 
 @dataclass(frozen=True)
 class HeldOutLog:
-    """`held_out/`: what the model said to the same problems, a file per test."""
+    """`held_out/`: the model's answers to the same problems, a file per test."""
 
     folder: Path
     run_id: str
 
     def write(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        """Writes the first answers of a test; a full disk costs them and a warning, not the run."""
+        """Writes the first answers of a test; on a full disk they are lost with a warning."""
         model = f"step_{step:06d}" if step else "base"
         rows = [_held_out_row(rollout) for rollout in rollouts[:MOST_VALIDATION_ROWS]]
         try:
@@ -135,7 +135,7 @@ class HeldOutLog:
         return [row for _, file in step_files(self.folder) for row in read_rows(file)]
 
     def cut_after(self, step: int) -> None:
-        """Removes the tests of later steps, and what a killed write left."""
+        """Removes the tests of later steps, and unfinished files of killed processes."""
         _remove_after(self.folder, step)
 
 
@@ -170,13 +170,13 @@ def samples_of_step(folder: Path, step: int | None = None, *, most: int = 8) -> 
                 partitioning=None,
                 schema=ROLLOUTS,
             )
-    except (OSError, ValueError, pa.ArrowException):  # none yet, aged out, or a full disk's half
+    except (OSError, ValueError, pa.ArrowException):  # none yet, deleted, or cut by a full disk
         return []
     return in_turns(rows.to_pylist(), most)
 
 
 def in_turns(rows: Sequence[Row], most: int) -> list[Row]:
-    """Returns a few rows, one of each verdict in turn: `correct`, then the most frequent first."""
+    """Returns at most `most` rows, one per verdict in turn: `correct`, then the most frequent."""
     counts = Counter(str(row["verdict"]) for row in rows)
     verdicts = sorted(counts, key=lambda verdict: (verdict != "correct", -counts[verdict], verdict))
     seen: Counter[str] = Counter()
@@ -260,7 +260,7 @@ def _held_out_row(rollout: Rollout) -> dict[str, Any]:
 
 
 def _as_double(value: str | None) -> float | None:
-    """Returns an answer's value, `18` or `7/2`, as a number; None if it has none or is huge."""
+    """Returns an answer's value, `18` or `7/2`, as a number; None if it is missing or huge."""
     try:
         number = float(Fraction(value)) if value is not None else math.nan
     except (ValueError, ZeroDivisionError, OverflowError):

@@ -1,11 +1,11 @@
-"""A run's folder: its record, settings, metrics and rollouts, each written so that it can be read.
+"""A run's folder: its record, settings, metrics and rollouts, all readable while the run goes on.
 
     run.json, config.yaml     replaced whole
     metrics.jsonl             one line per step, appended: see metrics_log.py
     rollouts/, held_out/      see rollout_log.py
     eval/                     see rl_core/evaluation/rows.py
     .reserve                  while the run goes on: see disk_reserve.py
-    .owner, .trainer          locks of who is at work on it: see lock.py
+    .owner, .trainer          locks of the processes at work on it: see lock.py
 
 Local files come first; wandb (`rl_core/tracking/`) can neither stop nor slow a run.
 """
@@ -51,9 +51,9 @@ _NOTHING_TO_SAY: dict[str, Any] = {
 _logger = logging.getLogger(__name__)
 
 IMPORTED: Final = "imported"
-"""The preset of a run that was made of another system's log."""
+"""The preset of a run that was made from another system's log."""
 AFTER: Final = "continued after: "
-"""Before the reason of a run that failed, in that of the attempt which a person made next."""
+"""Begins an attempt's reason after a failed or interrupted one; the reason of that one follows."""
 
 
 class Attempt(BaseModel):
@@ -62,17 +62,17 @@ class Attempt(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     started_at: str
     reason: str
-    """`started`, `continued`, `AFTER` and how the one before ended, or why a retry was needed."""
+    """`started`, `continued`, `AFTER` and how the last attempt ended, or why a retry was needed."""
     from_step: int = 0
-    """Of the checkpoint that it goes on from."""
+    """The step of the checkpoint that it goes on from."""
     changes: Changes = {}
-    """What a retry changed of the settings (`resources.oom_recovery`); later attempts keep it."""
+    """Settings that a retry changed (`resources.oom_recovery`); later attempts keep them."""
     asked: str = ""
-    """What a person changed since the attempt before, as one would type it."""
+    """Settings that the user changed since the last attempt, as overrides to type."""
 
     @property
     def changed(self) -> str:
-        """All that changed since the attempt before, as one would type it."""
+        """All settings that changed since the last attempt, as overrides to type."""
         return " ".join(filter(None, (in_words(self.changes), self.asked)))
 
 
@@ -93,9 +93,9 @@ class RunRecord(BaseModel):
     next_step: str | None = None
     """What to do about a run that failed or was interrupted, in one sentence."""
     last_metrics: dict[str, float] = {}
-    """Of a run that failed: the step it got to, and what its last steps measured."""
+    """If the run failed: the step it reached, and the metrics of its last steps."""
     memory_gib: dict[str, tuple[float | None, ...]] = {}
-    """Of a run that failed: `step`, and by phase the memory peaks of these last steps, in GiB."""
+    """If the run failed: `step`, and each phase's memory peaks in these last steps, in GiB."""
     started_at: str
     finished_at: str | None = None
     model: str | None = None
@@ -107,7 +107,7 @@ class RunRecord(BaseModel):
     timings_s: dict[str, float] = {}
     """Wall seconds by stage."""
     own_settings: dict[str, tuple[Any, Any]] = {}
-    """What the user changed of the preset: by name, the preset's value and the run's own."""
+    """Settings that the user changed in the preset: by name, the preset's value and the run's."""
     planned_step_s: Spread | None = None
     """Seconds per step as estimated before the first, with bounds."""
     planned_from: str | None = None
@@ -117,9 +117,9 @@ class RunRecord(BaseModel):
     flow_run_id: str | None = None
     """Prefect's name for the latest attempt."""
     night: str | None = None
-    """Of a night: the time for which its latest start was scheduled (ISO 8601)."""
+    """If it is a night: the time for which its latest start was scheduled (ISO 8601)."""
     started_from: str | None = None
-    """Of a night: the model that it started from, and why, in one sentence."""
+    """If it is a night: the model that it started from, and why, in one sentence."""
     attempts: tuple[Attempt, ...] = ()
 
 
@@ -143,11 +143,11 @@ class RunFolder:
     def create(cls, config: RunConfig) -> RunFolder:
         """Makes a run's folder, or opens that of a run that is continued, and returns it.
 
-        Its record then says `running`, with one attempt more; `config.yaml` holds today's settings,
-        and `config_before_attempt_2.yaml` other ones that stood there.
+        Its record then says `running` and has one more attempt. `config.yaml` has the new settings;
+        if they differ from the old ones, these move to `config_before_attempt_2.yaml`.
 
         Raises:
-            ValueError: the folder cannot be written, or what lies there is no run.
+            ValueError: the folder cannot be written, or what is in it is not a run.
         """
         run = cls.under(config.storage.root, config.run_id or new_run_id())
         run.make()
@@ -214,11 +214,11 @@ class RunFolder:
         try:
             budget = BudgetConfig.model_validate(read_settings(self.path).get("budget"))
         except ValueError:
-            return None  # they cannot be read
+            return None  # the settings cannot be read
         return price_in_words(seconds, budget)
 
     def read(self) -> RunRecord:
-        """Returns what `run.json` says; ValueError without one, or if it is no run's record."""
+        """Returns the content of `run.json`; ValueError if it is missing or not a run's record."""
         file = self.path / "run.json"
         try:
             return RunRecord.model_validate_json(file.read_bytes())
@@ -233,8 +233,8 @@ class RunFolder:
     def update(self, **changes: object) -> RunRecord:
         """Changes fields of `run.json` in one step and returns the new record.
 
-        If a full disk has no room even with the reserve, the change is lost and an error logged.
-        Seconds of stages in `timings_s` are added to those there.
+        If the disk is full even after its reserve is freed, the change is lost and an error is
+        logged. The seconds of stages in `timings_s` are added to those already recorded.
         """
         with locked(self.path):
             before = self.read()
@@ -254,7 +254,7 @@ class RunFolder:
 
     def add_attempt(self, reason: str, changes: Changes | None = None, *, asked: str = "") -> None:
         """Notes in `run.json` that the run was started again, see `Attempt`."""
-        # Not every byte is verified here: the attempt itself does that.
+        # The checkpoints are not verified here: the attempt itself does that.
         steps = [found.step for found in list_checkpoints(self.path)]
         attempt = Attempt(
             started_at=utc_now(),
@@ -266,13 +266,13 @@ class RunFolder:
         self.update(attempts=(*self.read().attempts, attempt))
 
     def note(self, sentence: str) -> None:
-        """Adds a sentence to the run's `reason`, unless it stands there."""
+        """Adds a sentence to the run's `reason`, unless it is already in it."""
         reason = self.read().reason
         if sentence not in (reason or ""):
             self.update(reason="; ".join(filter(None, (reason, sentence))))
 
     def cut_after(self, step: int) -> None:
-        """Forgets what was logged past a step, at 0 its test too, which a resume redoes."""
+        """Removes the logs of later steps; for step 0 its test too, which a resume repeats."""
         last_kept = step if step > 0 else -1
         self.metrics.cut_after(last_kept)
         self.rollouts.cut_after(last_kept)
@@ -293,7 +293,7 @@ class RunFolder:
             ) from error
 
     def _write_settings(self, text: str) -> str:
-        """Writes `config.yaml`, keeps other settings before it, and returns what changed."""
+        """Writes `config.yaml`, keeps a copy of different old ones, and returns what changed."""
         file, asked = self.path / "config.yaml", ""
         if file.exists() and (before := file.read_text(encoding="utf-8")) != text:
             attempt = 1 + (len(self.read().attempts) if self.is_there() else 0)

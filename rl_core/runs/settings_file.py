@@ -1,4 +1,4 @@
-"""What the `config.yaml` of a run says, and what a person changed between two of them."""
+"""Reads a run's `config.yaml`, and finds the settings that differ between two of them."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ def read_settings(run_folder: Path) -> dict[str, Any]:
 
 
 def parse_settings(text: str) -> dict[str, Any]:
-    """Returns likewise the settings in the text of a `config.yaml`."""
+    """Returns the settings in the text of a `config.yaml`, see `read_settings`."""
     try:
         settings = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -54,7 +54,7 @@ def settings_as_yaml(config: RunConfig) -> str:
 
 
 def changed_settings(before: str, after: str) -> str:
-    """Returns the settings that changed, as one would type them; none if `before` is damaged."""
+    """Returns the settings that changed, as overrides to type; none if `before` is damaged."""
     if not (old := dict(leaves(parse_settings(before)))):
         return ""
     return " ".join(

@@ -1,1 +1,1 @@
-"""What watches a run: trackers, memory, and what its metrics mean in words."""
+"""Observers of a run: trackers, memory, and a diagnosis of its metrics in words."""

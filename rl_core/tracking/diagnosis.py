@@ -1,9 +1,9 @@
 """What a run's metrics mean, in words: each rule detects one way in which training goes wrong.
 
-A rule reads series of metrics by their names (verl's) and returns a `Diagnosis`, or None, also if
-the log lacks a series: so logs of other trainers can be read as well. Rules compare a run's
+A rule reads series of metrics by verl's names and returns a `Diagnosis` or None. It returns None
+also if the log lacks a series, so logs of other trainers can be read too. Rules compare a run's
 beginning with its end: means over its first and last steps, a quarter of them but at most 20. Their
-words, and what to try, are in `diagnosis.yaml`.
+texts, and what to try, are in `diagnosis.yaml`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,9 +20,9 @@ from rl_core.resources.oom_recovery import beyond_recovery, remedies
 from rl_core.runs.settings_file import leaves
 
 FULL_CARD = 0.05
-"""Share of a card left at a phase's peak below which it counts as nearly full."""
+"""A card is nearly full if less than this share of it is left at a phase's peak."""
 _FEWEST_STEPS = 8
-"""Of a series that has a beginning and an end."""
+"""The fewest steps of a series whose beginning and end are compared."""
 _LONGEST_WINDOW = 20
 _STEPS_IN_A_ROW = 10
 _FORMAT_SCORE = 0.1
@@ -32,7 +32,7 @@ _LOST_STEPS = 3
 _NOT_FINITE = "not_finite/"
 _NEARLY_ALL = 0.99
 _ON_ONE_CARD = RunConfig.model_validate({"resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5}})
-"""Stands for the settings of a run if they are unknown."""
+"""Used if the settings of a run are unknown."""
 _TEXTS: Final[dict[str, dict[str, str]]] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
 )
@@ -94,8 +94,8 @@ def diagnose(
 ) -> list[Diagnosis]:
     """Returns what is wrong with a run, the gravest first.
 
-    Advice leaves out what is set already: in `config`, the settings in force, or in `settings`,
-    those of the run's `config.yaml` by section.
+    Advice leaves out what the run has set already: in `config`, the settings in force, or in
+    `settings`, those of its `config.yaml` by section.
     """
     series = _Series(rows)
     known = dict(leaves(config.model_dump(mode="json") if config else settings or {}))
@@ -120,14 +120,14 @@ def _without_what_is_set(found: Diagnosis, settings: Mapping[str, Any]) -> Diagn
 
 
 def _is_getting_better(series: _Series) -> bool:
-    """Says whether accuracy rises: what looks odd is then part of learning."""
+    """Says whether accuracy rises: then unusual metrics are part of learning."""
     tests = series.values("val/accuracy")
     gains = [series.gain("reward/accuracy") or 0.0, tests[-1] - tests[0] if tests else 0.0]
     return max(gains) > 0.05
 
 
 def _nearly_full_card(series: _Series, config: RunConfig | None) -> Diagnosis | None:
-    """Advises before a phase runs out of memory what a retry would change after it."""
+    """Advises, before a phase runs out of memory, the change that a retry would make after it."""
     totals, prefix = series.values("memory/card_gib"), "memory/card_left_gib/"
     lately = {p: series.values(prefix + p)[-_STEPS_IN_A_ROW:] for p in series.ending(prefix)}
     left = {phase: min(values) for phase, values in lately.items() if values}
@@ -147,7 +147,7 @@ def _nearly_full_card(series: _Series, config: RunConfig | None) -> Diagnosis | 
 
 
 def _reward_fails(series: _Series) -> Diagnosis | None:
-    """After one step: a function that fails costs the responses of every step."""
+    """Needs only one step: a function that fails wastes the responses of every step."""
     share = _share(series, "reward_error")
     if share < _SOME:
         return None
@@ -169,7 +169,7 @@ def _reward_always_same(series: _Series) -> Diagnosis | None:
 
 
 def _format_credit_only(series: _Series) -> Diagnosis | None:
-    """Score without accuracy; if a log has no accuracy, a score that format credit explains."""
+    """Finds a score without accuracy or, if none is logged, one that format credit explains."""
     score = series.ends("critic/score/mean")
     if score is None or score[1] < 0.02:
         return None
@@ -181,7 +181,7 @@ def _format_credit_only(series: _Series) -> Diagnosis | None:
     else:
         if score[1] > 1.25 * _FORMAT_SCORE:
             return None
-        # If every other response earns the credit.
+        # If all other responses earn the credit.
         correct = max(0.0, (score[1] - _FORMAT_SCORE) / (1 - _FORMAT_SCORE))
         known = (
             f"the log has no accuracy; a format credit of {_FORMAT_SCORE:g} leaves at most "
@@ -192,14 +192,14 @@ def _format_credit_only(series: _Series) -> Diagnosis | None:
 
 
 def _share(series: _Series, verdict: str) -> float:
-    """Returns the share of a verdict in the last steps; steps without it do not log it."""
+    """Returns the share of a verdict in the last steps; a step that does not log it counts as 0."""
     shares = dict(series.points(f"reward/verdict/{verdict}"))
     steps = [step for step, _ in series.points("critic/score/mean")][-_STEPS_IN_A_ROW:]
     return fmean(shares.get(step, 0.0) for step in steps) if steps else 0.0
 
 
 def _score_lost(series: _Series) -> Diagnosis | None:
-    """A score that is gone since a few steps: other rules look at means, which still hold it."""
+    """Finds a score that was lost a few steps ago: the means of other rules still include it."""
     points = series.points("critic/score/mean")
     if len(points) < _FEWEST_STEPS:
         return None
@@ -213,7 +213,7 @@ def _score_lost(series: _Series) -> Diagnosis | None:
 
 
 def _not_finite(series: _Series) -> Diagnosis | None:
-    """Only in an imported log: here a step whose loss is not finite ends the run."""
+    """Only for imported logs: our own runs end at a step whose loss is not finite."""
     firsts = {name: series.points(f"{_NOT_FINITE}{name}")[0] for name in series.ending(_NOT_FINITE)}
     if not firsts:
         return None
@@ -225,7 +225,7 @@ def _not_finite(series: _Series) -> Diagnosis | None:
 
 def _fooled_scorer(series: _Series) -> Diagnosis | None:
     if series.values("curriculum/passed_over_frac"):
-        return None  # what is asked becomes easier or harder
+        return None  # a curriculum makes the problems easier or harder
     trained, tests = series.ends("reward/accuracy"), series.values("val/accuracy")
     if trained is None or len(tests) < 3 or tests[-1] >= trained[1]:
         return None  # sampled answers have become as good as greedy ones
@@ -323,7 +323,7 @@ def _falling_throughput(series: _Series) -> Diagnosis | None:
     if last > 0.6 * first:
         return None
     lengths = series.values("response_length/mean")[2:]
-    if len(lengths) == len(rates):  # a short response has more of its prompt in each of its tokens
+    if len(lengths) == len(rates):  # the prompt costs more per token of a short response
         before, after = median(lengths[:width]), median(lengths[-width:])
         if after / last < before / first:
             return None

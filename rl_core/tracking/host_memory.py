@@ -1,7 +1,7 @@
 """The machine's memory while a run trains: which process holds it, and a warning.
 
-Of each process only its own memory counts; what processes share, the object store of a private
-Ray, counts once.
+Only a process's own memory counts for it. Memory that processes share (the object store of a
+private Ray) counts once.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Usage:
     object_store_bytes: int
     """Pages that Ray's object store has touched: it never gives them back."""
     available_bytes: int
-    """Left to programs, by the machine or by the tightest control group around us."""
+    """Left to programs, in the machine or in the tightest control group around us."""
     limit_bytes: int
-    """Of that machine or group."""
+    """The size of that machine or group."""
 
 
 def usage_now() -> Usage:
@@ -53,7 +53,7 @@ def usage_now() -> Usage:
     object_store = 0
     own = psutil.Process()
     for process in (own, *own.children(recursive=True)):
-        # Processes come and go meanwhile, and not all may be looked into.
+        # Processes may end meanwhile, and some may not be readable.
         with suppress(psutil.Error, OSError, LookupError):
             name = "trainer" if process == own else worker_name(process.pid)
             processes[name] = processes.get(name, 0) + own_bytes(process.pid)
@@ -182,13 +182,13 @@ def _in_gib(usage: Usage) -> dict[str, float]:
 
 
 def worker_name(pid: int) -> str:
-    """Returns `learner` or `engine_0`, by the file that a worker's output goes to."""
+    """Returns `learner` or `engine_0`, by the file that a worker's output goes to, or `others`."""
     match = _WORKER_LOG.search(str(Path(f"/proc/{pid}/fd/1").readlink()))
     return match[1] if match else "others"
 
 
 def own_bytes(pid: int) -> int:
-    """Returns the bytes in pages of a process's own: of no file, not shared."""
+    """Returns the bytes of a process's own pages: neither of a file nor shared."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     return int(status.split("RssAnon:")[1].split()[0]) * 1024
 

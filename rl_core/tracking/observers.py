@@ -1,4 +1,4 @@
-"""What goes on beside a step: functions that measure, stop and are called after each step."""
+"""Observers of training: functions that measure a step, may stop training, and run after a step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.types import Rollout
 
 OnStep = Callable[[int, int, dict[str, float]], None]
-"""Called with (step, last step, all metrics of the step) when it is done, logged, and if it is due
-being saved; step 0 is the test before the first step."""
+"""Called with (step, last step, all metrics of the step) when the step is done and logged, and its
+save, if due, has begun; step 0 is the test before the first step."""
 _PER_TOKEN = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
 
 
 @dataclass(frozen=True)
 class StepObserver:
-    """What goes on beside a step; each observer gives the functions that it has."""
+    """The functions of an observer; those that it does not have do nothing."""
 
     wants_stop: Callable[[], bool] = lambda: False
     """Says whether the step that ends must be the last; called before it is saved."""
     measure: Callable[[], dict[str, float]] = lambda: {}
-    """Returns what else to log of the step that ends."""
+    """Returns more metrics of the step that ends."""
     on_step: OnStep = lambda step, last_step, metrics: None
 
 
@@ -40,7 +40,7 @@ def all_of(observers: Sequence[StepObserver]) -> StepObserver:
 
 
 class BudgetLimit:
-    """Stops where another step would exceed the run's hours or price, its earlier steps counted."""
+    """Stops before a step that would exceed the run's hours or price, earlier attempts included."""
 
     def __init__(self, budget: BudgetConfig, run: RunFolder) -> None:
         self._spending = Spending(budget, run.metrics.values("timing_s/step"))
@@ -55,11 +55,11 @@ class BudgetLimit:
         self._spending.add_step(metrics.get("timing_s/step", 0.0))
 
     def allows_a_step(self) -> bool:
-        """Says whether one more step fits, while none is under way."""
+        """Says whether one more step fits; only for use between steps."""
         return not self._exceeds(1)
 
     def reason(self, step: int) -> str | None:
-        """Returns why no step after this one is allowed; None if one is."""
+        """Returns why no step after this one is allowed; None if one is allowed."""
         if self._limit is None:
             return None
         return (

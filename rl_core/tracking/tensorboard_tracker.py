@@ -20,9 +20,9 @@ _logger = logging.getLogger(__name__)
 class TensorBoardTracker:
     """Writes each step's metrics, under the same names, if `trainer.logger` names it.
 
-    A start first makes TensorBoard forget the steps that it will do again: after a resume, older
-    files may hold them. Written in the trainer's thread, flushed at each step. If that fails (a
-    full disk), it costs a warning and the rest of this file, never the run.
+    A start first makes TensorBoard drop the steps that will be done again: after a resume, older
+    files may hold them. The trainer's thread writes and flushes at each step. If that fails (a full
+    disk), a warning is logged and the rest of this file is missing; the run goes on.
     """
 
     def __init__(self, config: RunConfig, run_folder: Path, start_step: int) -> None:

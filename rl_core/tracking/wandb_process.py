@@ -1,16 +1,16 @@
-"""The process beside the trainer that gives `metrics.jsonl` to wandb: the only file to import it.
+"""The process beside the trainer that sends `metrics.jsonl` to wandb; only this file imports it.
 
     python -m rl_core.tracking.wandb_process RUN_FOLDER online|upload FINISH_TIMEOUT_S
 
-It reads the file as it grows, until its parent sends how the trainer ended, or is gone, and reports
-to it what goes wrong. Whatever happens to it, or to wandb's service, harms no training.
+It reads the file as it grows, until its parent sends how the trainer ended, or is gone. It sends
+errors to its parent. No failure of it, or of wandb's service, harms training.
 
-wandb takes no step twice and none that lies behind. So each start asks where wandb's curve ends and
-sends the lines of `metrics.jsonl` from there on: what an outage, a crash or an offline start left
-out is filled in, and steps that a resume did again (with the same result) stay as they were. Each
-line keeps the time when it was written. Files of wandb's own are never kept.
+wandb accepts only steps after its last one. So each start asks where wandb's curve ends and sends
+the lines of `metrics.jsonl` after that. This fills gaps of an outage, a crash or an offline start;
+steps that a resume did again (with the same result) stay as they were. Each line keeps the time
+when it was written. wandb's own files are never kept.
 
-With the line of a test goes a table of a few rollouts of that step.
+If a step has a test, a table of a few of its rollouts is sent with its line.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ COLUMNS: Final = ("step", "prompt", "response", "answer", "verdict", "score")
 _MOST_CHARACTERS: Final = 2_000
 """Of a text in a table; the middle of a longer one is left out."""
 _TESTED: Final = "val/accuracy"
-"""Of the lines with a test."""
+"""In the lines of steps with a test."""
 _POLL_S: Final = 1.0
 
 
@@ -55,9 +55,9 @@ def main() -> NoReturn:
     """Follows a run, and exits with 0 if wandb has all of it, or was offline from the start."""
     run_folder, mode, timeout = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     parent = _Parent(timeout)
-    os.nice(10)  # what learner and engines leave of the cores is enough
+    os.nice(10)  # it needs only the CPU time that learner and engines leave
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    os.environ.pop("WANDB_SERVICE", None)  # another process's, which it would share and outlive
+    os.environ.pop("WANDB_SERVICE", None)  # of another process, which may end it earlier
     code = 0
     try:
         with alone_in(run_folder / "wandb", wait=False) as alone:
@@ -160,7 +160,7 @@ def _log(
         try:
             table = wandb.Table(columns=list(COLUMNS), data=samples)
             run.log({**values, _SAMPLES: table}, step=step, commit=True)
-        except Exception as error:  # noqa: BLE001  a table asks the server, and needs more of it
+        except Exception as error:  # noqa: BLE001  a table needs an answer of the server
             parent.tell(say=f"no samples of step {step}: {first_line(error)}")
         else:
             return
@@ -211,11 +211,11 @@ class _Parent:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def is_done(self) -> bool:
-        """Waits for it, a second at most, and says whether it is."""
+        """Waits a second at most for the trainer, and says whether it is done."""
         return self._done.wait(_POLL_S)
 
     def tell(self, **message: object) -> None:
-        """Sends it words for the log (`say`), or how many steps were `sent`, if it still lives."""
+        """Sends the trainer a text to log (`say`) or how many steps were `sent`, if it is there."""
         with suppress(OSError):
             self.channel.send(message)
 

@@ -1,8 +1,8 @@
-"""wandb beside the trainer, never in its way: a process of its own sends what is on the disk.
+"""wandb beside the trainer, without slowing it: a separate process sends what is on the disk.
 
-The trainer only starts that process (wandb_process.py) and ends it: its steps cost nothing, and a
-wandb that hangs, crashes or raises harms no training. The run's folder gives the name at wandb, so
-a curve goes on where the run does.
+The trainer only starts that process (wandb_process.py) and ends it: no step waits for it, and a
+wandb that hangs, crashes or raises harms no training. A run has its folder's name at wandb, so a
+continued run continues its curve.
 """
 
 import logging
@@ -22,11 +22,11 @@ from rl_core.system.network import wandb_url, why_silent
 from rl_core.system.redaction import redact
 
 FINISH_TIMEOUT_S = 10.0
-"""What is not uploaded so long after the end is left to `countdown-train sync`."""
+"""Seconds for the upload after the end; the rest is left to `countdown-train sync`."""
 _UPLOAD_TIMEOUT_S = 300.0
 """Longest upload of one run by `countdown-train sync`."""
 _MARGIN_S = 2.0
-"""The process gives up so much earlier than it is killed."""
+"""Seconds by which the process gives up before it would be killed."""
 _logger = logging.getLogger(__name__)
 
 
@@ -34,10 +34,10 @@ _logger = logging.getLogger(__name__)
 def wandb_tracking(config: RunConfig, run_folder: Path) -> Iterator[None]:
     """Sends the run's metrics to wandb within the block, if `trainer.logger` names it.
 
-    Unless `trainer.wandb_mode` is `online`, that is left to `countdown-train sync`.
+    Unless `trainer.wandb_mode` is `online`, the upload is left to `countdown-train sync`.
 
-    Nothing in it raises, and leaving the block takes `FINISH_TIMEOUT_S` at most; no process of it
-    remains. What wandb lacks then is in `metrics.jsonl`, from where `upload_run` sends it.
+    wandb never raises here. Leaving the block takes `FINISH_TIMEOUT_S` at most, and no process
+    remains. Steps that wandb then lacks are in `metrics.jsonl`, and `upload_run` sends them.
     """
     child = None
     if "wandb" in config.trainer.logger and config.trainer.wandb_mode == "online":
@@ -61,7 +61,7 @@ def wandb_tracking(config: RunConfig, run_folder: Path) -> Iterator[None]:
 
 
 def _relay(child: Child, run_folder: Path) -> None:
-    """The thread: logs the process's messages, and whether it sent everything."""
+    """Runs in a thread: logs the process's messages, and a warning if it did not send all."""
     for message in _messages(child):
         if "say" in message:
             _logger.warning("wandb: %s", redact(message["say"]))
@@ -86,9 +86,9 @@ def _say_incomplete(run_folder: Path, why: str) -> None:
 
 
 def upload_run(run_folder: Path) -> tuple[str, int, str]:
-    """Sends wandb the steps of a run that it lacks: the result, how many they were, and a note.
+    """Sends the steps that wandb lacks of a run; returns the result, their number, and a note.
 
-    `failed` and why, in one line; or `uploaded` or `already`, and the run's name at wandb.
+    Result and note: `failed` and why, in one line; `uploaded` or `already`, and the run's name.
     """
     if not MetricsLog(run_folder / "metrics.jsonl").read():
         return "already", 0, "no step was done"
@@ -123,7 +123,7 @@ def _end(child: Child, timeout_s: float, exit_code: int) -> None:
     try:
         with suppress(subprocess.TimeoutExpired):
             child.process.wait(timeout_s)
-    finally:  # an impatient Ctrl-C too
+    finally:  # also after another Ctrl-C
         child.kill()
 
 

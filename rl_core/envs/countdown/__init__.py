@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DATA_SOURCE: Final = "countdown"
 _FEWEST: Final = 2
 _MOST_DIGITS: Final = 18
-"""Of a number of a person's puzzle: what fits a column of whole numbers."""
+"""Of a number in a person's puzzle, so that it fits into an int64 column."""
 _PUZZLE: Final = re.compile(r"[\s\d,;\[\](){}=:>→-]*")
 _RANGES: Final = ("operands", "number", "target")
 
@@ -73,7 +73,7 @@ class CountdownConfig(TextEnv):
     prompt_template: Template = "base"  # type: ignore[assignment]  # another choice of texts
     """`base`: TinyZero's text; `qwen-instruct`: with Qwen's tags; `chat`: the tokenizer's own."""
     answer_from: Literal["last_line", "anywhere"] = "anywhere"
-    """Where the answer may stand: `anywhere`, or on the `last_line`, as TinyZero has it."""
+    """Where the answer may be: `anywhere`, or on the `last_line`, as in TinyZero."""
     format_score: float = Field(0.1, ge=0, le=1)
     """Score of a response with an answer that is not correct."""
 
@@ -121,7 +121,7 @@ class CountdownConfig(TextEnv):
 
     @staticmethod
     def difficulty_of(truth: Any, solution: str) -> str:
-        """Returns how many numbers there are, and the operators of a solution in no order."""
+        """Returns how many numbers there are, and the operators of a solution, sorted."""
         return f"{len(truth['numbers'])} {''.join(sorted(c for c in solution if c in '+-*/'))}"
 
     def make_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, pa.Table]:
@@ -159,7 +159,7 @@ class CountdownConfig(TextEnv):
 
     @staticmethod
     def arrow_schema() -> pa.Schema:
-        """Returns the columns: verl's, and the numbers and the target for themselves."""
+        """Returns the columns: verl's, and `nums` and `target`."""
         from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
 
         return COUNTDOWN_DATASET
@@ -181,7 +181,7 @@ class CountdownConfig(TextEnv):
 
     @staticmethod
     def check_tables(splits: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        """Returns solutions as the reward judges them: SQL cannot."""
+        """Returns solutions with the reward's verdict on them, which SQL cannot compute."""
         from rl_core.envs.countdown.puzzles import solutions_table
 
         return {"solutions": solutions_table(splits)}
@@ -272,7 +272,7 @@ def render_messages(template: Template, numbers: Sequence[int], target: int) -> 
 
 
 def message_templates(template: Template) -> list[Message]:
-    """Returns the messages of `render_messages`, {numbers} and {target} in the last unfilled."""
+    """Returns the messages of `render_messages`, with {numbers} and {target} not filled in."""
     if template != "chat":
         return [Message(role="user", content=_WHOLE_PROMPT[template])]
     return [Message(role="system", content=_SYSTEM), Message(role="user", content=_QUESTION)]

@@ -30,7 +30,7 @@ Positions: TypeAlias = tuple[int, ...]
 Tree: TypeAlias = int | tuple[Any, ...]
 """A position; (`+`, `-`, `*` or `/`, first, rest); or (`1/`, chain), a chain upside down."""
 Exact: TypeAlias = npt.NDArray[Any]
-"""Integers: int64, or float64 where all are small enough."""
+"""Integers: int64, or float64 if all are small enough."""
 Fractions: TypeAlias = tuple[Exact, Exact]
 """num and den [forms, rows], not reduced; a den of 0 means a division by zero.
 

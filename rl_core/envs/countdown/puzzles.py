@@ -7,7 +7,7 @@ a perfect player scores 1.0. They are drawn so:
    twice as many targets as rows are wanted, or all have been drawn (or `MAX_SETS` of them).
 2. From all their (multiset, target) pairs rows are drawn without replacement, each equally likely.
    So every solvable puzzle has the same chance, and a target or a number is as frequent as among
-   all puzzles: targets that many sets make, small ones above all, come more often. Where not all
+   all puzzles: targets that many sets make, small ones above all, come more often. If not all
    multisets were drawn, puzzles over the same numbers come together more often than by chance.
 3. Operand counts share the rows evenly; if fewer puzzles of one exist, the others fill up.
 4. Numbers are shown in random order, and rows stand in random order: splits are cut from one draw.
@@ -43,9 +43,9 @@ _TYPES = {
     "solution": pa.large_string(),
     "num_solutions": pa.int64(),
 }
-"""Other writers' files have dictionaries or large lists of the same values."""
+"""Columns are cast to these: files of others may have dictionaries or large lists."""
 _CHUNK_ROWS = 65_536
-"""A column of strings holds 2 GiB at most: prompts of so many rows fit many times over."""
+"""A column of strings holds 2 GiB at most: prompts of so many rows take far less."""
 MAX_SETS = 5_000_000
 """Most sets of numbers that are looked at for one operand count."""
 _CHUNK_VALUES = 1 << 22
@@ -129,7 +129,7 @@ def _take(pool: _Pool, size: int, rng: np.random.Generator) -> pl.DataFrame:
 def multisets(ranks: Ints, span: int, size: int) -> Ints:
     """Returns the sorted multisets of `size` values below `span` that have these ranks.
 
-    Source: the combinatorial number system; a multiset is a set whose i-th member lost i.
+    Source: the combinatorial number system; a multiset is a set whose i-th member is i lower.
     """
     members: list[npt.NDArray[np.int64]] = []
     for i in range(size, 0, -1):
@@ -155,7 +155,7 @@ def countdown_table(puzzles: pl.DataFrame, *, split: str, template: Template) ->
             pl.lit(split).alias("split"), pl.col("index", "num_solutions", "solution")
         ),
     }
-    # By parts: all prompts at once would be held three times over.
+    # In parts: all prompts at once would be in memory three times.
     parts = [
         part.select(**columns).to_arrow().cast(COUNTDOWN_DATASET)
         for part in puzzles.with_row_index().iter_slices(_CHUNK_ROWS)
@@ -196,7 +196,7 @@ def solutions_table(splits: Mapping[str, pa.Table]) -> pa.Table:
 
 
 def _is_correct(solution: str | None, nums: list[int] | None, target: int | None) -> bool:
-    """Says whether the reward would call it correct; a row with a null is not."""
+    """Says whether the reward calls a solution correct; one in a row with a null is not."""
     if solution is None or nums is None or None in nums:
         return False
     try:

@@ -28,7 +28,7 @@ ASCII_SPACE = " \t\n\r\f\v"
 
 Operation: TypeAlias = Callable[[Any, Any], int | Fraction]
 Instruction: TypeAlias = tuple[Operation, int, int]
-"""What to do with the numbers at two places; the result takes the first of them."""
+"""An operation on the numbers at two places; the result replaces the first."""
 Program: TypeAlias = tuple[Instruction, ...]
 """In evaluation order: 1 - (2 + 3) is ((+, 1, 2), (-, 0, 1)). The result ends up at place 0."""
 
@@ -36,7 +36,7 @@ _TO_SKELETON = bytes(ord("0") if chr(c).isdecimal() else c for c in range(256))
 _TO_DIGITS = bytes(c if chr(c).isdecimal() else ord(" ") for c in range(256))
 _TOKEN = re.compile(f"0+|[^{ASCII_SPACE}]")
 _as_int = lru_cache(1_024)(int)
-"""Numbers of puzzles are few, and reading one takes twice as long as finding it here."""
+"""Puzzles have few numbers; parsing one takes twice as long as finding it in this cache."""
 _OPERAND, _NEGATE = "0", "neg"
 _PRECEDENCE = {"+": 1, "-": 1, _NEGATE: 2, "*": 2, "/": 2}
 
@@ -77,7 +77,7 @@ def score_response(
 
 
 def parse(text: str) -> tuple[list[int], Program]:
-    """Returns the integers that `text` names, in its order, and what it does with them.
+    """Returns the integers in `text`, in their order, and the program that combines them.
 
     Integers are ASCII digits without a leading zero; + - * / as in school; parentheses; ASCII white
     space between them; a minus sign at the start or directly after an opening parenthesis. Raises
@@ -112,7 +112,7 @@ def run(program: Program, numbers: Sequence[int | Fraction]) -> int | Fraction:
 
 @lru_cache(CACHED_SKELETONS)
 def compiled(skeleton: bytes) -> Program | str:
-    """Returns what computes all texts of this skeleton, or the verdict on all of them.
+    """Returns the program of all texts with this skeleton, or the verdict on all of them.
 
     Source: Dijkstra 1961, "Algol 60 translation" (the shunting yard).
     """
@@ -162,14 +162,14 @@ def _instructions(postfix: list[str]) -> Program:
 
 
 def _push_operator(symbol: str, output: list[str], pending: list[str]) -> None:
-    """Emits what binds at least as tightly (all associate to the left), then waits."""
+    """Emits operators that bind at least as tightly (left-associative), then holds this one."""
     while symbol != _NEGATE and pending and _PRECEDENCE.get(pending[-1], 0) >= _PRECEDENCE[symbol]:
         output.append(pending.pop())
     pending.append(symbol)
 
 
 def _pop_until_open(output: list[str], pending: list[str]) -> bool:
-    """Emits what waits inside the parenthesis; returns whether one was open."""
+    """Emits the operators held since the parenthesis; returns whether one was open."""
     while pending and pending[-1] != "(":
         output.append(pending.pop())
     return bool(pending and pending.pop())
@@ -180,7 +180,7 @@ def _negate(number: int | Fraction, _: object) -> int | Fraction:
 
 
 def _divide(left: int | Fraction, right: int | Fraction) -> int | Fraction:
-    """Returns the exact quotient: a Fraction only where it must be one, since they are slow."""
+    """Returns the exact quotient: a Fraction only if it must be one, since they are slow."""
     quotient, rest = divmod(left, right)
     return Fraction(left) / right if rest else quotient
 

@@ -1,9 +1,9 @@
 """Proves that Countdown problems are solvable, and counts and writes their solutions (stage 1).
 
-Many at a time: solutions are counted in the normal form that `forms` states, values of all forms
-are arrays over forms and rows, so one sweep of numpy solves a whole batch of sets of numbers.
+Many at a time: solutions are counted in the normal form of `forms`. The values of all forms are
+arrays over forms and rows, so one sweep of numpy solves a whole batch of sets of numbers.
 
-No minus sign stands in front of a text or a parenthesis: of a negative sum the opposite is written.
+No text or parenthesis begins with a minus sign: for a negative sum the opposite is written.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ class Solved(NamedTuple):
 def solve_many(
     numbers: Sequence[Sequence[int]], targets: Sequence[int]
 ) -> list[tuple[str | None, int]]:
-    """Returns one solution as text, or None, and how many there are, of each problem.
+    """Returns for each problem one solution as text, or None, and the number of solutions.
 
     A problem has 1 to 6 numbers in 1..999 and a positive target.
     """
@@ -71,7 +71,7 @@ def solve_many(
 
 
 def solve_range(numbers: Ints, *, low: int, high: int) -> Solved:
-    """Returns every target in low..high, from 1, that each set of numbers can make.
+    """Returns every target in low..high (low >= 1) that each set of numbers can make.
 
     `numbers` is int64 [sets, n], n from 1 to 6, each row sorted and in 1..999.
     """
@@ -97,17 +97,17 @@ def solution_texts(numbers: Ints, forms: Ints) -> Texts:
     rows = (column.tolist() for column in (numbers, forms, equality_patterns(numbers)))
     for i, (own, form, pattern) in enumerate(zip(*rows, strict=True)):
         if (form, pattern) not in known:
-            # Numbers enter a form by their order only: a place that stands for its number will do.
+            # A form depends only on the order of its numbers, so places stand for them here.
             known[form, pattern] = _normal_form(trees[form], [own.index(number) for number in own])
         texts[i] = _write(known[form, pattern], own)[0]
     return texts
 
 
 def _sweep(numbers: Ints) -> Iterator[tuple[slice, Ints]]:
-    """Yields batches of rows with what their forms are worth: int64 [forms, rows].
+    """Yields batches of rows with the values of their forms: int64 [forms, rows].
 
-    An absolute value; 0 if it is no integer, or the form equals one that is listed before it.
-    Valid until the next batch.
+    Values are absolute; 0 if not an integer, or if the form equals one that is listed before it.
+    The array is valid until the next batch.
     """
     size = numbers.shape[1]
     step = max(_BATCH_ROWS, _BATCH_VALUES // num_forms(size))

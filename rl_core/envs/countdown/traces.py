@@ -1,15 +1,15 @@
 """Searches that a model learns from before reinforcement (data path stage 0).
 
 Not a solver and not part of the reward: a writer of worked examples, for the home-made base model
-and for SFT of others (`sft.data=traces`). A search tries each number z as the LAST operand, and
-notes what the others have to make, target first. Two make it:
+and for SFT of others (`sft.data=traces`). A search tries each number z as the LAST operand: it
+notes target, z, and what the others must make. With two others left:
 
     44 9 +53 -35 : 5 3 +8 no -2 no *15 no
 
 reads: "44 and 9: 44+9=53 or 44-9=35 is needed; 5 and 3: 5+3=8 no, 5-3=2 no, 5*3=15 no". Each z
-comes once, in the prompt's order: nothing in a search is left to chance but giving up. Sums come
-before differences in both lists, which are one example then: it is learned in half the time.
-Of four numbers each need is a target for the other three, and both are searched at once:
+comes once, in the prompt's order: only giving up is random. Sums come before differences in both
+lists, so that both show the same pattern: it is learned in half the time. With four numbers each
+need is a target for the other three, and both are searched at once:
 
     44 9 +53 -35 ;
     53 6 +59 -47
@@ -17,7 +17,7 @@ Of four numbers each need is a target for the other three, and both are searched
 
 After a "no" a trace may give up and answer `(5+3)+9`, which is known to be wrong by then.
 
-Searches drawn by chance were tried for pretrained models: greedily they repeat themselves
+Random searches were tried for pretrained models: in greedy decoding they repeat themselves
 (benchmarks/README.md).
 """
 
@@ -39,11 +39,11 @@ ANSWER_OPEN: Final = "</think>\n<answer>"
 ANSWER_CLOSE: Final = "</answer>"
 VERDICTS: Final = (" no", " yes")
 _CORPUS_GIVE_UP_PROBS: Final = {3: 0.1, 4: 0.05}
-"""By the most numbers there are. Giving up is rarer in the traces than in the model: weights on the
-choice make up for it, so that deep searches, which are rare at `give_up_prob`, are still seen
+"""By the most numbers of a problem. Traces give up less often than the model shall: loss weights on
+this choice make up for it, so that deep searches, which are rare at `give_up_prob`, are still seen
 often. Four numbers have searches of up to 40 verdicts."""
 _VERDICT_WEIGHT: Final = 3.0
-"""Judging is what is learned last, from one token in eight."""
+"""Verdicts are learned last; one token in eight is one."""
 _MOST_OF_TWO_DIGITS: Final = 99
 
 _LINE: Final = re.compile(
@@ -67,7 +67,7 @@ class Trace:
 
 
 def pair_values(x: int, y: int, *, largest: int) -> list[tuple[str, int]]:
-    """What two numbers, the larger first, can make without negative or fractional values.
+    """Returns what x and y, x >= y, can make without negative or fractional values.
 
     Products above `largest`, the largest value needed, are left out.
     """
@@ -81,19 +81,19 @@ def pair_values(x: int, y: int, *, largest: int) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What the numbers that are left must make: the target, or what completes the last need."""
+    """What the numbers that are left must make: the target, or a value that leads to `before`."""
 
     value: int
     sign: str = ""
-    """The operation on the need before and z that gave it."""
+    """The operation that gave `value` from the need before and z."""
     z: int = 0
     before: Need | None = None
     """None for the target."""
 
     def narrowed(self, z: int) -> list[Need]:
-        """What is needed before z.
+        """Returns what the other numbers must make if z is the last operand.
 
-        The difference is unsigned: with z below the need `w + z` completes it, above it `z - w`.
+        The difference is unsigned: with z below the need, `w + z` makes it; with z above, `z - w`.
         "w / z" is left out: 5 tokens and an eighth of the examples would save 1 problem in 80.
         """
         needs = [("+", self.value + z), ("-", abs(self.value - z))]
@@ -102,7 +102,7 @@ class Need:
         return [Need(value, sign, z, self) for sign, value in needs]
 
     def answer(self, made: str) -> str:
-        """The whole expression, from one that makes what is needed: each need is undone.
+        """Returns the whole expression from `made`, which makes this need: each need is undone.
 
         `-35` of 44 and 9 asks for a pair worth 35; 35 + 9 is 44.
         """
@@ -118,7 +118,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """Two numbers are left, x and the smaller y, to make one of some needs."""
+    """A try to make one of some needs from the last two numbers, x and the smaller y."""
 
     text: str
     """What is written before the first result."""
@@ -133,7 +133,7 @@ def _attempts(numbers: Sequence[int], needs: list[Need]) -> Iterator[_Attempt]:
     for z in dict.fromkeys(numbers):
         rest = list(numbers)
         rest.remove(z)
-        # Nothing is said of a need of 0: three numbers seldom make it.
+        # A need of 0 is not written: three numbers seldom make it.
         narrowed = [(need.value, need.narrowed(z)) for need in needs if need.value]
         lines = "".join(
             f"\n{target} {z}" + "".join(f" {need.sign}{need.value}" for need in found)
@@ -190,8 +190,8 @@ def check_problem(numbers: Sequence[int], target: int) -> None:
 def check_response(response: str) -> tuple[list[bool], list[bool]]:
     """Returns whether each result in a text is true, and whether each "yes" and "no" is right.
 
-    The text is all that counts: "44 9 -35" says that 44-9 is 35, and a verdict is right if it
-    agrees with the numbers written before it in the attempt.
+    Only the text counts: "44 9 -35" says that 44-9 is 35, and a verdict is right if it agrees with
+    the numbers written before it in the attempt.
     """
     results, verdicts = list[bool](), list[bool]()
     pending, needed = list[bool](), set[int]()
@@ -231,8 +231,8 @@ class SearchExamples(SftExamples):
     """
 
     floors: ClassVar = {"format_share": 0.9, "arithmetic_share": 0.9, "judging_share": 0.9}
-    """Reinforcement learning made use of what lies above: sums of 0.92 went from 0.29 to 0.72, of
-    0.95 from 0.24 to 0.83 (benchmarks/README.md)."""
+    """Above them reinforcement learning worked: with 0.92 of sums true, accuracy went from 0.29 to
+    0.72; with 0.95, from 0.24 to 0.83 (benchmarks/README.md)."""
     marks: ClassVar = (*VERDICTS, ANSWER_OPEN + "(", ANSWER_OPEN + "((")
     """The verdicts, and how an answer of three or of four numbers begins."""
 
@@ -243,9 +243,9 @@ class SearchExamples(SftExamples):
 
     @property
     def digits_per_token(self) -> int:
-        """3 if all targets have two digits: a number of one token is judged at a glance.
+        """3 if all targets have two digits: numbers of one token are easy to compare.
 
-        Larger numbers are too many to be learned one by one, and are spelt.
+        There are too many larger numbers to learn each one: they are split into digits.
         """
         return 3 if max(target for _, (_, target) in self.train) <= _MOST_OF_TWO_DIGITS else 1
 
@@ -268,10 +268,10 @@ class SearchExamples(SftExamples):
         return _CORPUS_GIVE_UP_PROBS[max(len(numbers) for _, (numbers, _) in self.train)]
 
     def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
-        """Returns 1 per token, 3 per verdict, and after a "no" the ratio of wanted to written odds.
+        """Returns 1 per token, 3 per verdict, and after a "no" wanted / written probability.
 
-        With the latter the model learns to give up with `give_up_prob`, though the traces seldom
-        do. The last "no" of an exhausted search leaves no choice: weight 1.
+        So the model learns to give up with `give_up_prob`, though the traces seldom do. The last
+        "no" of an exhausted search leaves no choice: weight 1.
         """
         no, yes, *give_up = marks
         written = self._corpus_give_up_prob
@@ -288,8 +288,8 @@ class SearchExamples(SftExamples):
     def judge(self, responses: Sequence[str]) -> dict[str, float]:
         """Returns shares of greedy responses, one per held-out problem.
 
-        `format_share` have a well-formed answer of the given numbers; `arithmetic_share` is of the
-        results written, `judging_share` of the verdicts.
+        `format_share`: of responses with a well-formed answer of the given numbers;
+        `arithmetic_share`: of true results; `judging_share`: of right verdicts.
         """
         scored = [
             score_response(text, *problem).verdict

@@ -28,17 +28,16 @@ class ReasoningGymConfig(TextEnv):
     name: Literal["reasoning_gym"] = "reasoning_gym"
     """Chosen by `env=reasoning_gym`."""
     task: Annotated[tuple[str, ...], BeforeValidator(_as_names)] = ("leg_counting",)
-    """Names of its tasks, NAME,NAME; NAME:WEIGHT asks one more often, leg_counting:2,gcd:1."""
+    """Names of the package's tasks, NAME,NAME; NAME:WEIGHT sets a share, leg_counting:2,gcd:1."""
     difficulty: int | None = Field(None, ge=0)
     """Level of the tasks' curricula, 0 the easiest; by default the package's own settings."""
     config: Annotated[str, BeforeValidator(_as_json)] = "{}"
-    """Settings of single tasks, by name: {leg_counting: {max_animals: 3}}; they go before levels.
-    """
+    """Settings of single tasks, by name: {leg_counting: {max_animals: 3}}; they override levels."""
     prompt_template: Literal["chat", "base"] = "chat"
     """`chat`: the tokenizer's own tags; `base`: a plain text that ends with <think>."""
     answer_from: Literal["last_line", "anywhere"] = "anywhere"
-    """Where the tags of an answer may stand that is compared word for word, `env.reward` being
-    null; the package's scoring takes them anywhere."""
+    """Where answer tags may be if answers are compared word for word (`env.reward=null`); the
+    package's scoring takes them anywhere."""
     reward: str | None = Field(
         "rl_core.envs.reasoning_gym.scoring:compute_score", pattern=REWARD_NAME
     )
@@ -73,7 +72,7 @@ class ReasoningGymConfig(TextEnv):
         return config
 
     def score(self, response: str, truth: Any) -> ScoredText:
-        """Scores word for word: what tells a strict reading of a response from a lenient one."""
+        """Compares word for word: only for the strict and lenient readings of a response."""
         return self.score_words(response, truth["answer"])
 
     def rows_of_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, list[Row]]:
@@ -83,7 +82,7 @@ class ReasoningGymConfig(TextEnv):
         return make_rows(self, train_size=train_size, test_size=test_size, seed=seed)
 
     def require_package(self) -> None:
-        """Raises ValueError if the package is missing, or does not know a task or its setting."""
+        """Raises ValueError if the package is missing, or has no such task or setting."""
         from rl_core.envs.reasoning_gym.problems import open_task
 
         for name in self.weights:

@@ -1,9 +1,9 @@
 """The package's problems as checked rows: no question twice, none of the test split in train.
 
 Data path stage 1. A task is a function of a seed and an index: the test split has the first
-questions, the train split those behind them, whatever is asked before left out. A question counts
-only if its scorer gives the package's own answer full marks, both read from the file. Its JSON
-gives tuples and keys that are no texts back as they were: scorers compare them.
+questions, the train split the next ones, repeated questions left out. A question counts only if its
+scorer gives the package's own answer full marks after both were written and read again. The JSON
+keeps tuples and keys that are not texts, since scorers compare them.
 """
 
 import json
@@ -24,7 +24,7 @@ from rl_core.system.child_process import Child, channel_to_parent, pack, unpack
 from rl_core.system.words import did_you_mean
 
 _SAME_SETS: Final = {"PYTHONHASHSEED": "0"}
-"""Eight tasks or more walk through sets of texts, whose order is another in each process."""
+"""At least eight tasks iterate over sets of texts, whose order differs between processes."""
 _TRIED_AT_LEAST = 50
 _TRIED_PER_ROW = 10
 """A task that gives no new question in so many tries per row has too few."""
@@ -67,7 +67,7 @@ def make_rows(
 
 
 def _make_elsewhere(**asked: Any) -> dict[str, list[Row]]:
-    """Calls `make_rows` in a process in which sets have one order always."""
+    """Calls `make_rows` in a process in which sets always have the same order."""
     with closing(Child(__name__, pack(asked), environment=_SAME_SETS)) as child:
         parts = iter(lambda: child.receive()["part"], "")
         made: dict[str, list[Row]] | Exception = unpack("".join(parts))
@@ -81,7 +81,7 @@ def open_task(
 ) -> tuple[Any, dict[str, Any]]:
     """Returns the package's data set of a task, and the settings that it was made with.
 
-    ValueError if the package is missing, or does not know the task or a setting.
+    ValueError if the package is missing, or has no such task or setting.
     """
     if find_spec("reasoning_gym") is None:
         raise ValueError(INSTALL)
@@ -153,7 +153,7 @@ def _problems(
 
 
 def _truth(name: str, config: Mapping[str, Any], entry: Mapping[str, Any]) -> Any:
-    """Returns what its scorer reads, as the data set's file holds it."""
+    """Returns what the scorer reads, as the data set's file holds it; None if JSON cannot."""
     known = {"task": name, "config": dict(config)}
     known |= {part: entry[part] for part in ("question", "answer", "metadata")}
     try:
@@ -173,7 +173,7 @@ def _shares(weights: Collection[float], size: int) -> list[int]:
 
 
 def to_json(value: Any) -> Any:
-    """Returns a value of plain lists and objects; what is no container stays what it is."""
+    """Returns a value whose containers are lists and objects; other values stay as they are."""
     if isinstance(value, tuple):
         return {_TUPLE: [to_json(item) for item in value]}
     if isinstance(value, list):
@@ -217,7 +217,7 @@ def _answer_parent() -> None:
 
     channel = channel_to_parent()
     random.seed(0)  # codeio runs programs that draw numbers without a seed
-    np.random.seed(0)  # theirs is this one
+    np.random.seed(0)  # some draw from numpy's
     made: dict[str, list[Row]] | Exception
     try:
         made = make_rows(**unpack(sys.argv[1]))

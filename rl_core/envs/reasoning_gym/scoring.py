@@ -1,9 +1,9 @@
 """The package's scoring of a response, as a reward function (data path stage 4).
 
-Runs in reward workers. Nothing of what a model wrote is executed: scorers that would do so are
+Runs in reward workers. Nothing that a model wrote is executed: scorers that would do so are
 replaced, or their task is refused (`REFUSED`), and each response is scored in a sealed process,
-which ends with it. Of version 0.1.25 these are all scorers that run what a model, or a file, says,
-and one that takes any answer. Each of ours gives what the package's scorer gives, or less.
+which ends with it. In version 0.1.25 these are all scorers that execute text of a model or a file,
+and one that accepts any answer. Each of ours gives the score of the package's scorer, or less.
 """
 
 import ast
@@ -32,7 +32,7 @@ _CPU_S: Final = 1.0
 """Of one response: honest answers take milliseconds."""
 
 _ABSURD: Final = re.compile(r"(?<![a-z])(nan|inf(inity)?)[ij]?(?![a-z])|\de[+-]?[\d_]{4,}", re.I)
-"""No number, which compares as equal to any in some scorers, or one that takes seconds to read."""
+"""NaN and infinity, equal to any number in some scorers, and numbers that take seconds to read."""
 
 
 def compute_score(
@@ -46,7 +46,7 @@ def compute_score(
     if not answer:
         return {"score": 0.0, "acc": False, "pred": None}
     wrong = {"score": 0.0, "acc": False, "pred": answer}
-    # No finite number, unless the right answer is none either.
+    # Not a finite number, unless the right answer is not finite either.
     if len(answer) > LONGEST_ANSWER or (
         _ABSURD.search(answer) and not _ABSURD.search(str(ground_truth["answer"]))
     ):
@@ -56,7 +56,7 @@ def compute_score(
         score = sealed(partial(score_answer, task, answer, ground_truth), cpu_s=_CPU_S)
     except TooSlow:
         return wrong
-    if not 0 <= score <= 1:  # some formulas of theirs leave the range where an answer is far off
+    if not 0 <= score <= 1:  # some formulas of the package leave it if an answer is far off
         return wrong
     return {"score": score, "acc": score >= 1, "pred": answer}
 
@@ -70,7 +70,7 @@ def _open_task(name: str, config: str) -> Any:
 
 
 def score_answer(task: Any, answer: str, truth: Truth) -> float:
-    """Returns what our scorer of a task, else the package's, gives an answer without its tags."""
+    """Returns the score of an answer without its tags, by our scorer of a task or the package's."""
     plain = from_json(truth)
     if own := _OWN_SCORERS.get(truth["task"]):
         return own(answer, plain)

@@ -49,7 +49,7 @@ def test_the_default_source_is_read_from_the_cache(hub_cache, tmp_path):
 )
 def test_a_cache_that_holds_something_else_is_not_enough(hub_cache, tmp_path, config, splits):
     put_in_cache(hub_cache, NAME, files_of(config, splits))
-    with pytest.raises(ValueError, match="has not all files of the split"):  # offline
+    with pytest.raises(ValueError, match="lacks files of the split"):  # offline
         write_dataset(Gsm8kConfig(), DataConfig(), tmp_path / "out")
 
 

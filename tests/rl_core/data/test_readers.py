@@ -141,7 +141,7 @@ def test_the_hubs_countdown_tasks_come_from_the_cache(hub_cache):
     half = "me/one-of-two-files"
     put_in_cache(hub_cache, half, {"data/train-00001-of-00002.parquet": ROWS})
     for lacking, split in ((name, "test"), (half, "train")):
-        with pytest.raises(ValueError, match=rf"{SETTING}={lacking} has not all files of the spl"):
+        with pytest.raises(ValueError, match=rf"{SETTING}={lacking} lacks files of the split"):
             find_files(SETTING, [lacking], split)
 
 

@@ -183,5 +183,5 @@ def test_a_run_goes_on_with_the_model_that_it_began_with_and_no_other(tmp_path, 
     with pytest.raises(ValueError, match=r"^r began with another .* hidden_size=128 and not"):
         check_same_model(run, tiny_model_path, wider)
     rewritten(said_otherwise, "tokenizer.json", lambda words: words["model"]["vocab"].popitem())
-    with pytest.raises(ValueError, match=r"has other words in its tokenizer; go on with .*run_id"):
+    with pytest.raises(ValueError, match=r"has other tokens in its tokenizer; go on with .*run_id"):
         check_same_model(run, tiny_model_path, said_otherwise)
