@@ -75,7 +75,7 @@ def test_the_card_says_data_settings_and_accuracy(two_runs, tiny_model_path):
     [
         (["{model}"], "export takes a CHECKPOINT"),
         (["to={tmp}/to"], "export takes a CHECKPOINT"),
-        (["{model}", "to={tmp}"], "is there already: name a folder that is not"),
+        (["{model}", "to={tmp}"], "exists already: name a new folder"),
         (["{model}", "to={tmp}/to", "dtype=int4"], "dtype=int4 is not float32, bfloat16"),
         (["{model}", "to={tmp}/to", "seed=1"], "'seed=1': export takes to, dtype"),
         (["nothing/here/at/all", "to={tmp}/to"], "nothing/here/at/all"),
