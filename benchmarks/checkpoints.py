@@ -1,12 +1,12 @@
-"""What a save costs the training loop, and what it costs in all, beside transformers' own.
+"""What a save costs the training loop and in total, compared with transformers' own.
 
     .venv/bin/python benchmarks/checkpoints.py [--gib 1] [--rounds 5] [--threads 2] [--folder DIR]
 
 A learner of Qwen2's shape with AdamW's state takes snapshots and writes them as a run does: into a
 temporary folder, summed, fsynced, renamed, then read back from the disk and verified. The peer is
-`save_pretrained` of only the weights, which neither fsyncs nor verifies. Seconds per GB written or
-copied, in turn: medians and, as other work on the machine disturbs all of it, the best round. The
-stall's target is 0.15 s per GB, or what a plain copy of as many bytes takes in the same rounds.
+`save_pretrained` of only the weights, which neither fsyncs nor verifies. Prints seconds per GB
+written or copied, in turn: medians and, as other work on the machine disturbs them, the best round.
+The stall's target is 0.15 s per GB, or what a plain copy of as many bytes takes in the same rounds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SHAPE = {
 }
 PEER, PLAIN = "save_pretrained", "plain copy"
 TARGET = 0.15
-"""Seconds per GB that the loop may wait, or a plain copy's where that takes longer."""
+"""Seconds per GB that the loop may wait, or those of a plain copy if they are more."""
 ROWS = {
     "reserve": "memory made ready, by a thread",
     "snapshot": "snapshot: the stall",
@@ -95,7 +95,7 @@ def plain_copy(source: torch.Tensor, target: torch.Tensor, num_threads: int) -> 
 
 
 def seconds(work: Callable[[], object]) -> tuple[float, float]:
-    """Returns how long the work takes: on the wall, and of all threads' CPU time."""
+    """Returns the wall seconds and the CPU seconds (of all threads) that the work takes."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - wall, time.process_time() - cpu
@@ -116,10 +116,10 @@ def measure(
         results[name].append((wall, cpu))
         print(f"{name:16} {size_bytes / 1e9:6.2f} GB {wall:8.3f} s/GB {cpu:8.3f} CPU s/GB")
 
-    # Of each parameter float32 weight and two moments; a model's other files weigh nothing.
+    # Per parameter a float32 weight and two moments; a model's other files are tiny.
     peer_bytes = 4 * peer.num_parameters()
     size = 3 * peer_bytes
-    source, target = torch.ones(size // 4), torch.zeros(size // 4)  # pages that are there
+    source, target = torch.ones(size // 4), torch.zeros(size // 4)  # pages in memory
     note("reserve", size, learner.reserve_snapshot)
     for step in range(rounds):
         checkpoint, theirs = root / f"checkpoints/step_{step:06d}", root / f"peer_{step}"

@@ -1,9 +1,9 @@
-"""What a run would gain from more machines: a step simulated on 1, 2, 4, ... 64 nodes. Paper.
+"""What a run would gain from more machines: a step simulated on 1, 2, 4, ... 64 nodes, not run.
 
 .venv/bin/python benchmarks/cluster_model.py [SETTINGS ...]
 
-Prints the table of docs/cluster.md: a step by the product's roofline, what cards send each other by
-rings, memory by the plan; of all splits into learner ranks and engines the fastest that fits.
+Prints the table of docs/cluster.md: a step's time by the product's roofline, traffic of cards by
+rings, memory by the plan; for the fastest split into learner ranks and engines that fits.
 
 Legend: R cards, W bytes of a whole tensor.
 Source: Thakur, Rabenseifner, Gropp 2005, "Optimization of Collective Communication Operations in
@@ -35,9 +35,9 @@ _FLOAT32: Final = 4
 _WEIGHTS_PER_LAYER: Final = 12
 """Tensors: four projections, three biases, an MLP's three and two norms."""
 _REACHED: Final = 0.8
-"""Of a link's peak: NCCL's all-gather on eight H100 reports some 360 of 450 GB/s."""
+"""Share of a link's peak: NCCL's all-gather on eight H100 reports some 360 of 450 GB/s."""
 _HOP_WITHIN_S, _HOP_BETWEEN_S = 2e-6, 1e-5
-"""Seconds from a card to the next in a ring, however little is sent."""
+"""Seconds from one card to the next in a ring, even for the smallest message."""
 _HOST_LINK: Final = 3e9
 """Bytes per second from card to card through the machine's memory, where Ray's object store is."""
 _MOST_OF_A_CARD: Final = 0.9
@@ -45,7 +45,7 @@ _MOST_OF_A_CARD: Final = 0.9
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cards, and what joins them, at its peak."""
+    """The cards, and the peak rates of the links between them."""
 
     card: CardFigures
     per_node: int
@@ -63,21 +63,21 @@ class Cluster:
         return (num_cards - 1) / num_cards * num_bytes / (_REACHED * speed) + hops_s
 
     def new_weights(self, num_bytes: float, num_nodes: int) -> float:
-        """Returns the seconds from the learner through object stores, one copy per machine."""
+        """Returns the seconds from learner to engines by object stores, one copy per machine."""
         rounds = math.ceil(math.log2(num_nodes)) if num_nodes > 1 else 0
         between = rounds * num_bytes / (_REACHED * self.network * self.per_node)
         return num_bytes / _HOST_LINK + between
 
 
 H100S: Final = Cluster(named_card("H100"), 8, 50e9)
-"""Eight a machine, 400 Gbit/s each between machines."""
+"""Eight cards per machine, 400 Gbit/s per card between machines."""
 
 
 class Traffic(NamedTuple):
     """A step's collectives among ranks, in float32: bytes of whole tensors, and how many."""
 
     gathered: tuple[int, int]
-    """Weights for passes; of each, a rank receives what the others hold."""
+    """Weights for passes; of each, a rank receives the parts of the others."""
     scattered: tuple[int, int]
     """Gradients that are added up, of which each rank keeps its share."""
     summed: tuple[int, int]
@@ -91,7 +91,7 @@ class Traffic(NamedTuple):
         return (num_ranks - 1) / num_ranks * (once + 2 * self.summed[0])
 
     def seconds(self, cluster: Cluster, num_ranks: int) -> float:
-        """Returns how long a step waits for all of it; a sum takes two rings."""
+        """Returns how long a step waits for all collectives; a sum takes two rings."""
         times = zip(self, (1, 1, 2, 1), strict=True)
         return sum(
             rings * number * cluster.all_gather(num_bytes / number, num_ranks)
@@ -117,7 +117,7 @@ def rank_traffic(
     num_outputs = 1 + config.algorithm.has_reference
     if not config.has_one_update:
         passes.append(sizes.actor)
-    if sizes.frozen and not rank:  # beside adapters it is the actor without them, and not cut
+    if sizes.frozen and not rank:  # with adapters it is the actor without them, and not sharded
         passes.append(sizes.frozen)
     if has_critic and not config.has_one_critic_update:
         passes.append(sizes.critic)
@@ -127,14 +127,14 @@ def rank_traffic(
     num_passes, num_micro = math.ceil(fills), math.ceil(fills / num_minis)
     updated = num_updates * num_micro * (sizes.actor + sizes.critic)
     num_models = num_updates * num_micro * (1 + has_critic)
-    # Backward passes gather the layers again; what is outside of them has stayed.
+    # Backward passes gather the layers again; weights outside of the layers are kept.
     layers = num_models * (
         shape.num_adapter_parameters(rank)
         if rank
         else shape.num_layers * shape.num_layer_parameters
     )
     num_rows = data.train_batch_size * config.algorithm.group_size
-    # What adapters add to a weight is as large as the weight.
+    # An adapter's addition to a weight is as large as the weight.
     handed = shape.num_layers * shape.num_layer_parameters if rank else sizes.actor
     units, weights = shape.num_layers + 1, _WEIGHTS_PER_LAYER * shape.num_layers + 2
     return Traffic(
@@ -150,7 +150,7 @@ def rank_traffic(
 
 @dataclass(frozen=True)
 class Split:
-    """Who does what; in turns all cards do both, and both numbers are that of all cards."""
+    """How many cards learn, and how many generate; `in_turns`: both numbers count all cards."""
 
     num_learn: int
     num_generate: int
@@ -202,7 +202,7 @@ def simulate(
     num_rows = config.data.train_batch_size * config.algorithm.group_size
     per_card = num_rows / split.num_generate
     decodes = decoding_steps(max(per_card, 1.0), lengths, at_once)
-    # The parts of an engine add up twice per layer what each has computed of the hidden states.
+    # The parts of an engine sum their shares of the hidden states twice per layer.
     hidden = compute_width(config) * shape.hidden_size * per_card * lengths.response / decodes
     adding = 4 * shape.num_layers * cluster.all_gather(hidden, parts) if parts > 1 else 0.0
     generate = time.generate + decodes * adding

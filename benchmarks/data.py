@@ -1,10 +1,10 @@
-"""The Countdown data set, ours beside two other ways to make it: CPU seconds and peak memory.
+"""Making the Countdown data set, ours beside two other ways: CPU seconds and peak memory.
 
     .venv/bin/python benchmarks/data.py [--rows 327680] [--rounds 3] [--sample 100]
 
 Ours draws, solves, proves unique, frames, hashes and writes. Hugging Face's `datasets` gets the
 same puzzles ready-made, solutions included, and only frames (`map`) and writes (`to_parquet`); it
-runs in the environment of step_time.py's peer, which is made where it is missing. A plain sampler
+runs in the environment of step_time.py's peer, which is made if it is missing. A plain sampler
 tries all expressions of a few puzzles; its time is scaled to all rows.
 """
 
@@ -69,7 +69,7 @@ def same_rows(made: Path, theirs: Path) -> bool:
 def measure(
     root: Path, num_rows: int, rounds: int, sample: int
 ) -> dict[str, list[dict[str, float]]]:
-    """Returns each contestant's reports, of rounds in which they take turns."""
+    """Returns each contestant's reports, one per round; in a round they take turns."""
     ours = [sys.executable, HERE / "ours_data.py", str(num_rows), str(TEST_ROWS), root / "ours"]
     report(ours, ours=True)
     prepare_puzzles(root / "ours", root / "puzzles")

@@ -1,17 +1,17 @@
-"""What loggers take from a training step: CPU time of the trainer, and of the process beside it.
+"""What loggers cost a training step: CPU time of the trainer, and of the process beside it.
 
     OMP_NUM_THREADS=1 .venv/bin/python benchmarks/loggers.py [--steps 200] [--step-s 1.0]
 
-Steps without any work are logged `--step-s` apart, 70 metrics each, to `metrics.jsonl` alone, then
-also to TensorBoard, then also to a wandb whose server accepts and never answers (probe, failed
-start and all), each in turn. The table gives the CPU seconds of the trainer's own process per step,
-all its threads together, what of it comes on top of `metrics.jsonl`, as a share of a step of
-`--step-s`, the slowest single step, and what the process beside the trainer took in all (at a lower
+Steps without any work are logged `--step-s` apart, 70 metrics each, to only `metrics.jsonl`, then
+also to TensorBoard, then also to a wandb whose server accepts connections and never answers (probe
+and failed start included), in turn. The table gives the CPU seconds per step of the trainer's
+process (all threads), the part that is not for `metrics.jsonl`, the same as a share of a step of
+`--step-s`, the slowest single step, and the total of the process beside the trainer (at a lower
 priority). "Under 1% of a step" is the trainer's share.
 
-Below it what the trainer spends on looking at itself, in CPU time too: the diagnosis after 25 and
-after 1,000 steps, how much 256 responses of 64 tokens repeat themselves, and the machine's memory
-with 12 processes (Ray's, a learner and two engines), each as often as a step of `--step-s` does it.
+The second table gives the CPU time of the trainer's self-checks: the diagnosis after 25 and after
+1,000 steps, how much 256 responses of 64 tokens repeat themselves, and the machine's memory with 12
+processes (Ray's, a learner and two engines), each as often as a step of `--step-s` makes it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LOGGERS: tuple[tuple[str, ...], ...] = ((), ("tensorboard",), ("wandb",))
 
 
 def measure(loggers: tuple[str, ...], steps: int, step_s: float) -> tuple[float, float, float]:
-    """Returns CPU seconds per step, the slowest step's wall seconds, and CPU seconds beside us."""
+    """Returns CPU seconds per step, the slowest step's wall seconds, and children's CPU seconds."""
     with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
         trainer = TrainerConfig.model_validate({"logger": loggers, "wandb_mode": "online"})
         config = RunConfig(run_id="bench", storage=StorageConfig(root=Path(root)), trainer=trainer)
@@ -77,7 +77,7 @@ def cpu_s(act: Callable[[], object], times: int = 100) -> float:
 
 
 def observe(step_s: float) -> dict[str, float]:
-    """Returns CPU seconds per step of what the trainer looks at beside its work."""
+    """Returns the CPU seconds per step of the trainer's self-checks, by name."""
     rng = np.random.default_rng(0)
     names = ["critic/score/mean", "reward/accuracy", "actor/entropy_loss", "critic/kl"]
     rows = [

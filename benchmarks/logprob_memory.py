@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/logprob_memory.py [--tokens 2048] [--rounds 3]
 
 The shape is Qwen2.5-0.5B's head. Each contestant runs in a process of its own, in turn, on one
-thread; the table gives medians of CPU seconds and of MB above what inputs take, with the ratio to
+thread; the table gives medians of CPU seconds and of MB above the inputs' own, with the ratio to
 the plain way (all logits at once, as TinyZero and verl's default do it). TRL's and verl's functions
-are theirs, taken from their packages, which are put into a folder of their own and not installed.
+come from their packages, which are unpacked into a folder of their own and not installed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tens
 
 
 def ours(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns both from blocks of words."""
+    """Returns both from blocks of tokens of the vocabulary."""
     return token_logprobs_and_entropy(hidden, weight, targets, temperature=TEMPERATURE)
 
 

@@ -1,13 +1,13 @@
-"""What the caches of prepared matrix products cost a learner in memory, and save it in time.
+"""What the caches of prepared matrix products cost a learner in memory and save in time.
 
     .venv/bin/python benchmarks/memory_caches.py [--steps 60] [--bounds 1024:1024 64:16 ...]
         [--rollouts 256]
 
 oneDNN keeps the code of each product that it has prepared, one entry per shape, and torch keeps
-such entries beside it; rollouts are ragged, so nearly every micro-batch has shapes of its own. Each
-contestant is a process with bounds of its own (`ONEDNN_PRIMITIVE_CACHE_CAPACITY` and
-`LRU_CACHE_CAPACITY`; 1024:1024 is what the libraries do by themselves) that trains a random model
-of quickstart's size on quickstart's batches, one thread, the same ones everywhere. They take
+such entries too; rollouts are ragged, so nearly every micro-batch has new shapes. Each
+contestant is a process with its own bounds (`ONEDNN_PRIMITIVE_CACHE_CAPACITY` and
+`LRU_CACHE_CAPACITY`; 1024:1024 is the libraries' default) that trains a random model of
+quickstart's size on quickstart's batches, the same ones for all, with one thread. They take
 turns, a step each. The table gives CPU seconds per step, the process's own memory after a quarter
 of the steps and at the end, its growth per step over the second half, and whether the weights are
 those of the first contestant, bit for bit.
@@ -31,7 +31,7 @@ _MIB: Final = 2**20
 
 
 def train(model: Path, num_rollouts: int) -> None:
-    """Trains a step for each line of standard input, and says after each what it took."""
+    """Trains a step for each line of standard input, and prints after each what it took."""
     from workload import Gate
 
     from rl_core.system.process_env import apply_defaults, process_environment
@@ -79,7 +79,7 @@ def train(model: Path, num_rollouts: int) -> None:
 
 
 def own_bytes() -> int:
-    """Returns the pages of this process that no file provides."""
+    """Returns the bytes of this process's pages that come from no file."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.split("RssAnon:")[1].split()[0]) * 1024
 
@@ -108,7 +108,7 @@ class Contestant:
         self.read()
 
     def read(self) -> dict[str, Any]:
-        """Waits for what it says."""
+        """Waits for its next report and returns it."""
         line = _stream(self._process.stdout).readline()
         if not line:
             raise RuntimeError(f"the learner with {self.bounds} died, see above")
@@ -116,7 +116,7 @@ class Contestant:
         return said
 
     def step(self) -> None:
-        """Has it train one step."""
+        """Makes it train one step."""
         print(file=_stream(self._process.stdin), flush=True)
         self.reports.append(self.read())
 

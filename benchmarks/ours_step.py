@@ -50,14 +50,14 @@ from rl_core.types import (  # noqa: E402
 )
 
 MICRO_BATCH_TOKENS = {"3m": 1_300, "135m": 700}
-"""Two groups of eight and one: as fast as more tokens on the machines at hand, in less memory."""
+"""Two groups of eight, or one: as fast as more tokens on the machines used, in less memory."""
 PAD_ID = 0
 
 
 def settings(
     variant: Variant, engine: str, num_threads: int, micro_batch_tokens: int
 ) -> dict[str, object]:
-    """Returns what a RunConfig is made of."""
+    """Returns the settings of a RunConfig."""
     has_critic = variant.algorithm == "ppo"
     algorithm: dict[str, object] = {
         "estimator": "gae" if has_critic else "grpo",
@@ -123,7 +123,7 @@ def run(
     sampling = SamplingSettings(data.max_response_length, config.rollout.temperature)
     gate = Gate()
     while True:
-        # As in Workers: on a CPU the learner's threads are its own, torch gets one of them.
+        # As in Workers: on a CPU the learner starts its own threads, and torch gets one of them.
         torch.set_num_threads(config.resources.rollout_threads)
         with gate.phase("generate"):
             requests = build_requests(

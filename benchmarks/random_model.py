@@ -1,4 +1,4 @@
-"""A model that knows nothing, with a tokenizer made for what it will be asked. Needs no hub."""
+"""A model of random weights, with a tokenizer fitted to its prompts and answers. Needs no hub."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def make_random_model(
     """Writes a Qwen2, by default of three million parameters, and a BPE tokenizer fitted to texts.
 
     Args:
-        texts: what it will be asked, and shall answer.
+        texts: its prompts, and the answers it will learn.
         folder: where both go.
         hidden_size: a multiple of 32; 128 makes a million parameters.
         digits_per_token: 1 spells numbers as Qwen does, 3 gives each a token as Llama 3 does.
-        vocab_size: at most so many tokens; phrases of the prompt take many, rare numbers the last.
+        vocab_size: most tokens; phrases of the prompt take many, rare numbers the last ones.
     """
     tokenizer = train_tokenizer(texts, vocab_size=vocab_size, digits_per_token=digits_per_token)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Peak memory of each learner rank, by phase, beside what is planned.
+"""Peak memory of each learner rank, by phase, beside the planned one.
 
     .venv/bin/python benchmarks/rank_memory.py [--sizes 2 4] [--layers 12]
 

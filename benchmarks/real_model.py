@@ -5,9 +5,9 @@
 DATA is the folder of a data set of env=number_questions, each MODEL a model's folder. For each:
 - accuracy by kind with the form of the answer given: the response begins "The largest number is ",
   and only digits may follow, so that nothing is left to learn but the number;
-- general ability: perplexity of a page of English, and 20 questions of other kinds.
+- general ability: perplexity of a page of English, and 20 other questions.
 
-Not here: how it answers by itself, which `countdown-train evaluate` measures.
+Not measured here: its free answers, which `countdown-train evaluate` measures.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ QUESTIONS = (
 
 
 def main() -> None:
-    """Prints what each model knows."""
+    """Prints the results of each model."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("models", type=Path, nargs="+")
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 class Asked:
-    """A model, asked greedily."""
+    """A model that answers greedily."""
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer = load_tokenizer(str(folder))

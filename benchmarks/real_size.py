@@ -1,4 +1,4 @@
-"""A model of Qwen2.5-0.5B's own shape that knows nothing, and presets on it, on a CPU.
+"""Models of Qwen2.5-0.5B's own shape with random weights, and presets for them, on a CPU.
 
     .venv/bin/python benchmarks/real_size.py FOLDER [--layers 6] [--dtype float32]
 

@@ -4,8 +4,8 @@
 
 FOLDER gets a random Qwen2 of 0.8 million parameters with a BPE tokenizer fitted to the train split,
 `sft.jsonl`, the train split's prompts with the package's own answers, and the run. Prints greedy
-accuracy by task before and after training, with 95% intervals, on the test split, of which the
-model has seen nothing.
+accuracy by task before and after training, with 95% intervals, on the test split, which the
+model has never seen.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ SETTINGS = (
 
 
 def prepare(config_texts: list[str], root: Path) -> None:
-    """Writes the model that knows nothing, and what it is fine-tuned on."""
+    """Writes the random model, and the data for its fine-tuning."""
     data = generate_dataset(compose(config_texts))
     rows = [
         {

@@ -4,8 +4,8 @@
 
 20,000 completions of 50 to 3,000 characters, each to a puzzle of its own, written by a seeded
 generator in the shares of `SHARES`. Both sides score all of them in turn, in `last_line` mode, one
-process, one thread. TinyZero's rules are re-stated in peers/tinyzero.py; it is given the prompt as
-well, as its trainer does, since it looks for the end of it.
+process, one thread. TinyZero's rules are re-stated in peers/tinyzero.py; they also get the prompt,
+as from TinyZero's trainer, since they look for its end.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ ours = partial(score_response, answer_from="last_line")
 
 
 def cpu_seconds(score: Callable[..., Any], work: list[Completion]) -> float:
-    """Returns what it takes to score all of it."""
+    """Returns the CPU seconds to score all of the work."""
     start = time.process_time()
     for response, numbers, target in work:
         score(response, numbers, target)
@@ -127,7 +127,7 @@ def cpu_seconds(score: Callable[..., Any], work: list[Completion]) -> float:
 
 
 def slowest_ms(work: list[Completion]) -> float:
-    """Returns the longest single call of ours in CPU milliseconds, each the best of three."""
+    """Returns our slowest call in CPU milliseconds; a call's time is the best of three."""
 
     def once(item: Completion) -> float:
         start = time.process_time()

@@ -4,8 +4,8 @@
         [KEY=VALUE ...]
 
 Each commit's code is laid out in a temporary folder and runs in this environment, one after the
-other. Left out are times, speeds and memory, which no two runs share. Ends with 1 where anything
-differs. Standard library and polars only, so that any two commits can be compared.
+other. Left out are times, speeds and memory, which differ in every run. Exit code 1 if anything
+differs. Uses only the standard library and polars, so that any two commits can be compared.
 """
 
 from __future__ import annotations

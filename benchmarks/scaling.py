@@ -4,9 +4,9 @@
 
 `ranks`: only the learner, as 1, 2, 4 processes that meet over gloo, on the same batch (strong
 scaling) and on a batch that grows with them (weak). `engines`: a learner and 1, 2, 4 transformers
-engines as Ray runs them, and what Ray takes beside their work. Work per CPU second, since processes
-share this machine's cores; the bytes are the loopback's, in a network namespace of this program's
-own (root; else none are counted), beside those that `cluster_model.py` counts.
+engines under Ray, and the cost of Ray itself. Prints work per CPU second, since processes share
+this machine's cores; bytes are counted on the loopback, in the program's own network namespace (as
+root; otherwise they are not counted), beside those that `cluster_model.py` counts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _enter_own_network() -> None:
-    """Starts this program again where nobody else sends anything."""
+    """Starts this program again in a network namespace of its own, without other traffic."""
     if os.geteuid() != 0 or _OWN_NETWORK in os.environ or not shutil.which("unshare"):
         return
     command = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, *sys.argv]
@@ -211,7 +211,7 @@ def _sent() -> int | None:
     return psutil.net_io_counters(pernic=True)["lo"].bytes_sent
 
 
-# The engines, and what Ray takes.
+# The engines, and the cost of Ray.
 
 
 def _engines(folder: Path, sizes: Sequence[int], steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Seven nights in a row under `countdown-train serve`, with five faults, as a team lives them.
+"""Seven nights in a row under `countdown-train serve`, with five faults, as a team would see them.
 
     .venv/bin/python -m benchmarks.seven_nights FOLDER      (half an hour on two cores)
 
@@ -40,7 +40,7 @@ _OVER: Final = ("Completed", "Failed", "Crashed", "Cancelled", "Refused")
 
 
 class Night(FlowRun):
-    """A flow run that the schedule made."""
+    """A flow run that the schedule created."""
 
     def __init__(self, prefect: Prefect, run: dict[str, Any]) -> None:
         self._prefect, self.id, self.name = prefect, str(run["id"]), str(run["name"])
@@ -77,12 +77,12 @@ class Team:
             )
 
     def nights(self) -> list[dict[str, Any]]:
-        """Returns what the schedule made, the earliest first."""
+        """Returns the schedule's flow runs, the earliest first."""
         runs = [run for run in self.prefect.flow_runs(NIGHTLY) if run["auto_scheduled"]]
         return sorted(runs, key=lambda run: str(run["expected_start_time"]))
 
     def next(self) -> Night:
-        """Returns the next night of the schedule, which nobody has seen yet."""
+        """Returns the schedule's next night that was not returned before."""
 
         def waiting() -> list[dict[str, Any]]:
             return [
@@ -110,13 +110,13 @@ class Team:
 
 
 def main() -> None:
-    """Lives through the nights, and prints how each ended."""
+    """Runs the nights, and prints how each ended."""
     folder = Path(sys.argv[1]).resolve()
     (folder / "prefect").mkdir(parents=True)
     file = ROOT / "deployments" / "night.yaml"
     if file.exists():
         sys.exit(f"{file} is yours: run this in another checkout")
-    # What takes the memory away sees one thread of a learner.
+    # The part that takes the memory away handles one thread of a learner.
     short = [f"trainer.total_steps={_STEPS}", "trainer.save_freq=4", "resources.learner_threads=1"]
     overrides = [f"storage.root={folder / 'outputs'}", *short]
     night = {"at": _PERIOD, "overrides": overrides, "webhook": "NIGHT_HOOK"}
@@ -138,7 +138,7 @@ def main() -> None:
 def live(
     team: Team, overrides: list[str], served: subprocess.Popen[bytes]
 ) -> subprocess.Popen[bytes]:
-    """The nights, one after the other; returns the `serve` that runs in the end."""
+    """Runs the nights one after the other; returns the `serve` that runs in the end."""
     wait_for(team.prefect.is_up, process=served)
     night = team.next()
     team.over(night, "quiet")

@@ -1,11 +1,11 @@
-"""What does training find after SFT? A random model, trained alone, after SFT, and SFT alone.
+"""What does training find after SFT? A random model with only RL, RL after SFT, and only SFT.
 
     .venv/bin/python benchmarks/sft_then_ppo.py FOLDER SEED[,SEED...] ARM[,ARM...] [KEY=VALUE ...]
 
 FOLDER gets a random Qwen2 of 0.8 million parameters with a BPE tokenizer fitted to the prompts and
 traces of the train split, the model that SFT makes of it, once for all seeds, and all runs. Arms:
 `sft-ppo` and `sft-grpo` train that model, `sft-sft` fine-tunes it further instead (its "before" is
-after that; then one step of training), `ppo` trains the random model. All ask the same problems.
+after that; then one step of training), `ppo` trains the random model. All get the same problems.
 Prints greedy accuracy before and after training on 512 held-out ones, with 95% intervals.
 """
 
@@ -35,7 +35,7 @@ ASKED = 512
 SETTINGS = (
     "preset=quickstart",
     "env.max_number=12",
-    "data.train_size=2600",  # of 3,270 that there are, with the test split
+    "data.train_size=2600",  # of all 3,270, which include the test split
     "data.max_prompt_length=128",
     "data.max_response_length=256",
     "data.train_batch_size=128",
@@ -77,12 +77,12 @@ TEXTS = 2_000
 
 
 def merged(*settings: str) -> list[str]:
-    """Returns each setting once, as it stands last."""
+    """Returns each setting once, with its last value."""
     return [*{text.partition("=")[0]: text for text in settings}.values()]
 
 
 def make_model(config: RunConfig, data: Path, folder: Path) -> None:
-    """Writes a model that knows nothing, its tokenizer made for what it is asked."""
+    """Writes a random model, and a tokenizer fitted to its prompts."""
     problems = read_solved(data / "train.parquet")[:TEXTS]
     write = config.env.write_trace
     rng = random.Random(0)

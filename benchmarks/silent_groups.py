@@ -26,7 +26,7 @@ _GROUPS, _SIZE, _REPEATS = 12, 8, 3
 
 
 def make_batch(rng: np.random.Generator, silent: int) -> TrainBatch:
-    """Returns a step's rollouts; in the first groups all responses are right, else each second."""
+    """Returns a step's rollouts; in `silent` groups all responses are right, else every second."""
     rollouts = []
     for group in range(_GROUPS):
         prompt = tuple(rng.integers(100, 40_000, int(rng.integers(45, 60))).tolist())

@@ -1,13 +1,13 @@
-"""Whether a night stays flat: a small job of many steps with every real part, and what grows in it.
+"""Whether a night stays flat: a small job of many steps with all real parts, and what grows in it.
 
     .venv/bin/python benchmarks/soak.py [--steps 1000] [--json FILE] [KEY=VALUE ...]
 
 Everything is real and small: a Prefect server of its own, `countdown-train run` as its flow (live
 artifacts and diagnosis included), Ray, learner, vLLM engine, rollout log, tests, checkpoints and
-their pruning. About every second each process is looked at. The tables give, over the steps after
-`--warm-up`, by Theil and Sen's estimator (the median slope between any two looks): anonymous memory
-per step, open files and threads, CPU seconds per step and how these drift over the whole run; then
-what lies on the disk. Exit code 1: a process gains more than 0.2 MB per step, or keeps files open
+their pruning. Each process is sampled about every second. The tables give, over the steps after
+`--warm-up`, by Theil and Sen's estimator (the median slope between any two samples): anonymous
+memory per step, open files and threads, CPU seconds per step and their drift over the run; then the
+use of the disk. Exit code 1: a process gains more than 0.2 MB per step, or keeps files open
 or threads alive. Times are only printed: they mean something on a quiet machine.
 """
 
@@ -100,7 +100,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def soak(folder: Path, steps: int, overrides: Sequence[str]) -> tuple[Watch, Disk, list[Any]]:
-    """Runs the job to its end; returns what was seen, and its metrics.
+    """Runs the job to its end; returns what was sampled, and its metrics.
 
     Raises:
         RuntimeError: it failed.
@@ -129,7 +129,7 @@ def soak(folder: Path, steps: int, overrides: Sequence[str]) -> tuple[Watch, Dis
 
 
 def _follow(run_folder: Path, steps: int, run: psutil.Process, watch: Watch, disk: Disk) -> None:
-    """Looks while the run trains."""
+    """Samples processes and folders while the run trains."""
     metrics, step, disk_at = run_folder / "metrics.jsonl", -1, 0.0
     disk.folders = {
         "run folder": run_folder,
@@ -171,7 +171,7 @@ def report(watch: Watch, disk: Disk, metrics: Sequence[Any], warm_up: int) -> di
     rows = [
         summarize(name, seen)
         for name, looks in watch.looks.items()
-        if len(seen := _after(warm_up, looks)) >= 20  # fewer say nothing
+        if len(seen := _after(warm_up, looks)) >= 20  # fewer are not enough
     ]
     print(
         f"{'process':14}{'MB, first':>10}{'last':>8}{'MB/step':>9}{'files':>7}{'threads':>8}"

@@ -1,4 +1,4 @@
-"""What a soak sees: processes and folders of a run, look by look, and what of them grows."""
+"""Samples processes and folders of a soak's run, and finds which of them grow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rl_core.tracking.host_memory import own_bytes, worker_name
 
 MOST_MB_PER_STEP: Final = 0.2
 MOST_MORE: Final = 4
-"""Open files and threads: by so many the last quarter of the steps may exceed the first."""
+"""Open files or threads that the last quarter of the steps may have more than the first."""
 _MB: Final = 1e6
 _MOST_POINTS: Final = 1_000
 
@@ -38,7 +38,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one process over the steps after the warm-up."""
+    """The growth of one process over the steps after the warm-up."""
 
     name: str
     mb_first: float
@@ -48,7 +48,7 @@ class Row:
     threads_more: float
     cpu_s_per_step: float
     cpu_drift: float
-    """Of the CPU seconds per step over all these steps, as a share of them."""
+    """Change of the CPU seconds per step over all these steps, as a share of them."""
 
     def faults(self) -> list[str]:
         """Returns what is beyond its limit, in words."""
@@ -160,7 +160,7 @@ class Disk:
         """Looks once."""
         for name, folder in self.folders.items():
             sizes = []
-            # Folders may vanish in the middle of it, which `os.walk` does not mind.
+            # Folders may vanish meanwhile, which is no error for `os.walk`.
             paths = [Path(at, file) for at, _, files in os.walk(folder) for file in files]
             for path in [folder] if folder.is_file() else paths:
                 with suppress(OSError):
@@ -169,7 +169,7 @@ class Disk:
 
 
 def children(process: psutil.Process) -> list[psutil.Process]:
-    """Returns all that a process has started, none where it is gone."""
+    """Returns all descendants of a process, none if it is gone."""
     try:
         return list(process.children(recursive=True))
     except psutil.NoSuchProcess:
@@ -177,10 +177,10 @@ def children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def theil_sen_slope(points: npt.ArrayLike) -> float:
-    """Returns the median slope between any two points: a quarter of them may be anything.
+    """Returns the median slope between any two points; a quarter of them may be outliers.
 
-    `points` are float [N, 2], x and y: of more than a thousand as many, evenly spread, are read. 0
-    for fewer than two different x.
+    `points` are float [N, 2], x and y; of more than a thousand, a thousand evenly spread ones are
+    used. 0 for fewer than two different x.
     """
     x, y = np.asarray(points, dtype=np.float64).reshape(-1, 2).T
     if len(x) > _MOST_POINTS:

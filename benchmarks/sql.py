@@ -3,10 +3,10 @@
     .venv/bin/python benchmarks/sql.py [--rows 1000000] [--runs 4] [--threads 2] [--root FOLDER]
 
 Writes the runs first, through the rollout log that training uses: a file per step; the last run
-goes on. Then asks every question with its defaults and, where it differs, as its Example does: once
-with the files dropped from the page cache, then three times, of which the median counts. Wall
-seconds from the call to the rows in memory, views and listing of files included; the start of
-Python is measured apart.
+is still in progress. Then asks every question with its defaults and, if that differs, as in its
+Example: once with the files dropped from the page cache, then three times, of which the median
+counts. Wall seconds from the call to the rows in memory, views and listing of files included; the
+start of Python is measured separately.
 
 The peer: the same rows as verl's `trainer.rollout_data_dir` dumps them, a JSON-lines file per step,
 read by DuckDB with as many threads, typed by its own sniffer.
@@ -38,7 +38,7 @@ PEER = {
         "from dump group by all"
     ),
 }
-"""Saved questions, and how a person would ask verl's dump."""
+"""Saved questions, and the SQL with which a user would ask verl's dump."""
 
 
 def arguments() -> argparse.Namespace:
@@ -182,7 +182,7 @@ def ask_all(root: Path, only: str) -> None:
 
 
 def ask_peer(root: Path, folder: Path) -> None:
-    """Asks the same of verl's dump, and prints how many times our seconds that takes."""
+    """Asks verl's dump the same, and prints its seconds as a multiple of ours."""
     import duckdb
 
     from tasks.queries.sql import ask
@@ -202,7 +202,7 @@ def ask_peer(root: Path, folder: Path) -> None:
 
 
 def time_command(root: Path) -> None:
-    """Prints what a person waits for the command line, Python's start included."""
+    """Prints the seconds of one command line, Python's start included."""
     main = "from flows.cli.main import main; main()"
     command = [sys.executable, "-c", main, "sql", "learning_curve", "--run", "latest"]
 

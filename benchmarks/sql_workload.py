@@ -1,7 +1,7 @@
-"""Runs for sql.py to ask about: the files of real runs, of text made up at the speed of a disk.
+"""Makes the runs of sql.py: the files of real runs, with text made up as fast as a disk writes.
 
-Text as small models write it: an attempt per line, with numbers that rarely come twice, phrases
-that come often, a third of the length of an essay. zstd packs it to a fifth, as it does theirs.
+The text is like that of small models: an attempt per line, numbers that are rarely repeated and
+phrases that often are, a third of the length of an essay. zstd packs both to a fifth.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _MEASURED = (
 
 @dataclass(frozen=True)
 class Writing:
-    """What writing a run took."""
+    """The cost of writing a run."""
 
     rows: int
     text_chars: int
@@ -87,7 +87,7 @@ class Writing:
 
 
 class Author:
-    """Makes up problems, and rollouts of them, the same for the same seed."""
+    """Makes up problems and their rollouts, the same for the same seed."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
@@ -142,7 +142,7 @@ class Author:
         num_lines: int,
         policy_version: int = 0,
     ) -> Rollout:
-        """Returns one response to problem `index`: correct where `luck` is below 1."""
+        """Returns one response to problem `index`: correct if `luck` is below 1."""
         verdict, score = "correct", 1.0
         if luck >= 1:
             kinds = ("wrong_value", "wrong_numbers", "bad_syntax", "no_answer")
@@ -186,7 +186,7 @@ class Author:
         )
 
     def held_out(self, skill: float) -> list[Rollout]:
-        """Returns the answers that a run keeps of a test: to the first problems, the same ones."""
+        """Returns the answers that a run keeps of a test: always to the same first problems."""
         dice = self._random.random(MOST_VALIDATION_ROWS).tolist()
         return [self.rollout(index, (index, 0), die / skill, 8) for index, die in enumerate(dice)]
 
@@ -226,7 +226,7 @@ def write_run(root: Path, run_id: str, num_steps: int, author: Author, *, finish
         root: `storage.root`.
         run_id: name of the run.
         num_steps: a file of `STEP_ROWS` rollouts each.
-        author: of all that is in it.
+        author: makes up the content.
         finish: also evaluates, and ends the run.
     """
     config = RunConfig(run_id=run_id, storage=StorageConfig(root=root))
@@ -266,7 +266,7 @@ def write_run(root: Path, run_id: str, num_steps: int, author: Author, *, finish
 
 
 def _rescore(run: RunFolder) -> None:
-    """Writes what another reward would say: what the run's own did, but for every tenth."""
+    """Writes another reward's scores: those of the run's own, except for every tenth rollout."""
     names = ["run_id", "step", "group_id", "sample_index", "verdict", "score"]
     rows = pads.dataset(run.path / "rollouts", schema=ROLLOUTS).to_table(columns=names)
     tenth = pa.array(np.arange(rows.num_rows) % 10 == 0)

@@ -1,11 +1,11 @@
-"""Steps per hour against `rollout.staleness`: the real loop, with engine and learner that sleep.
+"""Steps per hour by `rollout.staleness`: the real loop, with an engine and a learner that sleep.
 
 python benchmarks/staleness.py [--steps 60]
 
-A response takes a time per token, all of a step side by side as in one engine, lengths from a
-lognormal distribution; learning a step takes a time from another. They sleep instead of computing,
-so that two busy cores are no learner and no engine too slow. Seconds are divided by a scale, and
-the table's are multiplied by it again.
+A response takes a time per token, all of a step at the same time as in one engine, with lengths
+from a lognormal distribution; learning a step takes a time from another one. Both sleep instead of
+computing, so that the speed of this machine does not matter. Seconds are divided by a scale, and
+those of the table are multiplied by it again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SYNC_S = 1.0
 
 @dataclass(frozen=True)
 class Case:
-    """Mean simulated seconds of a step's generation and learning, each varying by a half."""
+    """Mean simulated seconds of a step's generation and learning; both vary by a half."""
 
     name: str
     generate_s: float
@@ -59,7 +59,7 @@ CASES = (
 
 
 class SleepingWorkers:
-    """Engines and a learner that do nothing, and take their time for it."""
+    """Engines and a learner that only sleep for the time of their work."""
 
     def __init__(self, case: Case) -> None:
         self.engines = self
@@ -99,7 +99,7 @@ class SleepingWorkers:
         self._policy_version = policy_version
 
     def end_step(self) -> dict[str, float]:
-        """Nothing to tell."""
+        """Returns no metrics."""
         return {}
 
     def snapshot(self) -> None:
@@ -118,7 +118,7 @@ def _sleep_until(moment: float) -> None:
 
 
 def measure(case: Case, staleness: int, steps: int, root: Path) -> dict[str, float]:
-    """Returns a run's simulated steps per hour, its staleness, and the bound it never passed."""
+    """Returns a run's simulated steps per hour, and its mean and highest staleness."""
     config = RunConfig.model_validate(
         {
             "run_id": f"{case.name.replace(' ', '-')}-{staleness}",

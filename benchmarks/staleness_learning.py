@@ -2,9 +2,9 @@
 
 python benchmarks/staleness_learning.py [--steps 40] [--seeds 3]
 
-A random Qwen2 of some 100,000 parameters learns by GRPO to write even tokens, which each seed does
-from another start. Engine and learner take turns in this process, and the engine has the weights of
-K updates before: with K = 1, what `rollout.staleness=1` reaches where the learner is slow.
+A random Qwen2 of some 100,000 parameters learns by GRPO to write even tokens; each seed starts from
+other weights. Engine and learner take turns in this process, and the engine has the weights of K
+updates before: K = 1 is what `rollout.staleness=1` reaches if the learner is slow.
 """
 
 from __future__ import annotations

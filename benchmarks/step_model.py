@@ -52,7 +52,7 @@ def gemm_rate(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) ->
 
 
 def onednn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Returns a @ b.T through oneDNN, which torch itself does not take for float32."""
+    """Returns a @ b.T by oneDNN, which torch itself does not use for float32."""
     return torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
 
 

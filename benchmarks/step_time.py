@@ -30,10 +30,10 @@ HERE = Path(__file__).parent
 WORK = HERE.parent / ".benchmarks"
 PINNED = ("torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "datasets==5.2.0")
 PEERS = {"grpo": ("trl_grpo", "trl==1.16.0"), "ppo": ("trl_ppo", "trl==1.12.0")}
-"""PPO left TRL after 1.12."""
+"""TRL removed PPO after 1.12."""
 CONTESTANTS = ("trl", "hf", "vllm")
 BY_CHOICE = "plain"
-"""Ours, engine hf, with a pass for the values: what the critic's only update saves."""
+"""Ours, engine hf, with the pass for the values that a single critic update makes unnecessary."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,10 @@ def _stream(stream: IO[str] | None) -> IO[str]:
 
 
 def make_environments(algorithms: set[str]) -> None:
-    """Makes the peers' environments, side by side, where they are not there yet."""
+    """Makes the peers' environments that are missing, at the same time."""
     WORK.mkdir(exist_ok=True)
     uv = Path(sys.executable).with_name("uv")
-    # As our own: torch's CUDA build takes 300 MB more, of which no step uses any.
+    # Like our own: torch's CUDA build takes 300 MB more, which no step uses.
     wheels = shlex.split(os.environ.get("CPU_WHEELS", "")) or ["--torch-backend", "cpu"]
     installs = {}
     for algorithm in algorithms:
@@ -149,7 +149,7 @@ def environment(num_threads: int, *, ours: bool) -> dict[str, str]:
 
 
 def model_folder(model: str) -> Path:
-    """Returns where a model lies."""
+    """Returns the folder of a model."""
     return WORK / f"model-{model}"
 
 
@@ -213,7 +213,7 @@ def floor_flops(variant: str) -> float:
 def rows(variant: str, results: dict[str, list[dict[str, Any]]], key: str) -> Iterator[str]:
     """Yields the table's rows of a variant.
 
-    A ratio is the median of the rounds' ratios: what slows the machine down slows both.
+    A ratio is the median of the rounds' ratios: other load slows both sides of a round.
     """
     target = TARGETS[variant]
     seconds = {name: [r[key] for r in reports] for name, reports in results.items()}
@@ -241,7 +241,7 @@ def rows(variant: str, results: dict[str, list[dict[str, Any]]], key: str) -> It
 
 
 def phases(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    """Yields where each contestant's time went, medians in seconds."""
+    """Yields each contestant's time by phase, medians in seconds."""
     for name, reports in results.items():
         medians = {
             p: statistics.median(r["phases"][p] for r in reports) for p in reports[0]["phases"]

@@ -1,11 +1,11 @@
-"""Validation of a full-size Countdown data set, by part, and prompt lengths beside tokenizing all.
+"""Validation of a full Countdown data set, part by part; prompt lengths beside tokenizing all.
 
     .venv/bin/python benchmarks/validate.py [--rows 327680] [--tokenizer FOLDER] [--threads 2]
 
 Generates the data set of the default settings first, which is not timed. Without --tokenizer a
 byte-level BPE is trained on 2,000 of the prompts, as the home-made base model's is (a prompt is
-then some 20 tokens; Qwen2.5's takes 140 to 146). Seconds of one run, all threads of the process; a
-busy machine shows in the wall seconds. The peer tokenizes every prompt, as one batch or one by one.
+then some 20 tokens; Qwen2.5's takes 140 to 146). Prints seconds of one run, of all threads; other
+load shows in the wall seconds. The peer tokenizes every prompt, as one batch or one by one.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/warm_start.py [KEY=VALUE ...]        # e.g. base_model.steps=300
 
 "Persistent" forbids giving up after a "no": an estimate of what reinforcement learning can reach by
-mere persistence. "Covered" are problems that some search solves, in as many tokens as it takes.
-The model is made with the settings of `quickstart`, in a folder that is removed; `preset=NAME` and
-`storage.root=FOLDER` say otherwise.
+persistence only. "Covered" are problems that some search of any length solves. The model is made
+with the settings of `quickstart`, in a folder that is removed; change this by `preset=NAME` and
+`storage.root=FOLDER`.
 """
 
 from __future__ import annotations

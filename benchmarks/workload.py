@@ -38,7 +38,7 @@ class Model:
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """Known to the tokenizer, without a row in the embedding: the model cannot sample them."""
+        """Tokens of the tokenizer without a row in the embedding: the model cannot sample them."""
         return {"<eos>": self.vocab_size, "<pad>": self.vocab_size + 1}
 
 
@@ -50,7 +50,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One kind of step: its responses are learned from in one update."""
+    """One kind of step, which learns from all its responses in one update."""
 
     algorithm: str
     """`grpo` or `ppo`; PPO has a critic, and a KL to a reference in its reward."""
@@ -99,8 +99,8 @@ def reward(response_ids: Sequence[int]) -> float:
 class Gate:
     """One step per line of standard input, and one line of JSON after it.
 
-    While it waits the process sleeps, so that contestants can take turns. Whatever else is printed
-    goes to standard error. The process ends where standard input does.
+    While it waits the process sleeps, so that contestants can take turns. Other output goes to
+    standard error. The process ends when standard input does.
     """
 
     def __init__(self) -> None:

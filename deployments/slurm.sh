@@ -1,17 +1,17 @@
 #!/bin/bash
 # A run on the nodes of one Slurm job: a Ray head on the first, Ray nodes on the others.
 #   sbatch --nodes=2 deployments/slurm.sh preset=tinyzero-3b storage.root=/shared/outputs
-# From the repository's root; it, its .venv and storage.root lie on a disk that all nodes see.
+# In the repository's root; the root, its .venv and storage.root are on a disk that all nodes share.
 #
-# Not run: Slurm itself. tests/deployments/test_slurm.py runs this file with real Rays on loopback,
-# and commands in the places of srun and scontrol.
+# Never run under Slurm itself. tests/deployments/test_slurm.py runs this file with real Rays on loopback,
+# and commands in place of srun and scontrol.
 #
 #SBATCH --job-name=countdown-train
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=8
 #SBATCH --time=12:00:00
-# Two minutes before the time is over the run saves and leaves; the requeued job goes on from there.
+# Two minutes before its time is over, the run saves and ends; the requeued job continues from there.
 #SBATCH --signal=B:TERM@120
 #SBATCH --requeue
 # For cards: #SBATCH --gpus-per-node=1
@@ -20,8 +20,8 @@ set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-.}"
 PATH="$PWD/.venv/bin:$PATH"
 
-# Ray listens on all of a node's addresses: without its token nobody is served. It is in no file and
-# no command line; srun hands it on in the environment.
+# Ray listens on all of a node's addresses, but serves only clients with the token. The token is in no
+# file and no command line; srun passes it on in the environment.
 umask 077
 export RAY_AUTH_MODE=token
 RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
@@ -31,7 +31,7 @@ unset RAY_ADDRESS RAY_AUTH_TOKEN_PATH
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes[0]}
 cpus=${SLURM_CPUS_PER_TASK:-1}
-# By the job's number, as two jobs may share a node.
+# The port depends on the job's number, as two jobs may share a node.
 port=${RAY_PORT:-$((20000 + SLURM_JOB_ID % 10000))}
 ip=$(srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address)
 ip=${ip%% *}
@@ -75,16 +75,16 @@ if kill -0 "$joining" 2>/dev/null; then
     exit 1
 fi
 
-# Named by the job, so that a requeued one goes on with its run.
+# The run is named after the job, so that a requeued job continues its run.
 [[ " $*" == *" run_id="* ]] || set -- "run_id=slurm-$SLURM_JOB_ID" "$@"
-# Of the two minutes that --signal leaves.
+# 90 s of the two minutes that --signal leaves.
 [[ " $*" == *" trainer.stop_grace_s="* ]] || set -- "$@" trainer.stop_grace_s=90
 countdown-train run "resources.ray_address=$ip:$port" "$@" &
 run=$!
 trap 'kill -TERM "$run" 2>/dev/null' TERM INT
 code=0
 wait "$run" || code=$?
-# A signal ends the waiting, not the run.
+# A signal ends `wait`, not the run.
 while kill -0 "$run" 2>/dev/null; do
     code=0
     wait "$run" || code=$?

@@ -1,4 +1,4 @@
-"""Asks one model a few questions, in this process and at once: no Ray, no rows that are kept."""
+"""Asks one model a few questions, in this process: it needs no Ray and keeps no rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Reply:
 
 
 def read_question(config: RunConfig, text: str, answer: str | None = None) -> Question:
-    """Returns a person's question in the env's prompt; `answer`, if needed, is to score it."""
+    """Returns a user's question in the env's prompt; some envs cannot score it without `answer`."""
     if any("\ud800" <= character <= "\udfff" for character in text + (answer or "")):
         raise ValueError("the question holds bytes that are no UTF-8")
     return config.env.read_question(text, answer)
@@ -47,9 +47,9 @@ def ask_model(
 ) -> Iterator[Reply]:
     """Yields the model's responses, question after question.
 
-    By transformers, which is ready in seconds (vLLM: half a minute). `samples` are drawn per
-    question at `evaluation.temperature`; None: one, greedily. ValueError if a question has a token
-    that the model does not know, or too many of them.
+    Uses transformers, which is ready in seconds (vLLM: half a minute). Draws `samples` responses
+    per question at `evaluation.temperature`; None: one greedy response. ValueError if a question
+    has a token without an embedding, or too many tokens.
     """
     on_gpu = config.resources.rollout_gpus > 0
     threads = config.resources.learner_threads

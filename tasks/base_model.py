@@ -21,8 +21,8 @@ from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.supervision.supervisor import call_supervised
 
-RECIPE_VERSION: Final = 5  # of the cache key: raise it when settings make another model
-SFT_RECIPE_VERSION: Final = 3  # likewise, of fine-tuned models
+RECIPE_VERSION: Final = 5  # in the cache key: raise it if the same settings make another model
+SFT_RECIPE_VERSION: Final = 3  # the same for fine-tuned models
 _LOG_INTERVAL_S: Final = 10.0
 
 _logger = logging.getLogger(__name__)
@@ -34,11 +34,11 @@ def base_model(config: RunConfig, data: Path) -> Path:
     if folder is None:
         from rl_core.data.prompts import resolve_model
 
-        assert config.model.path is not None, "what is not made has a name"
+        assert config.model.path is not None, "a model that is not made has a name"
         return resolve_model(config.model.path, config.storage.root)
     is_home_made = config.model.path is None
     if not is_complete(folder):
-        with locked(folder.parent):  # two runs would make it twice, one under the other's feet
+        with locked(folder.parent):  # else two runs would make it in the same folder at once
             if not is_complete(folder):
                 sweep_leftovers(folder.parent)
                 (_warm_start if is_home_made else _tune)(config, data, folder)
@@ -49,12 +49,12 @@ def base_model(config: RunConfig, data: Path) -> Path:
 
 
 def made_folder(config: RunConfig) -> Path | None:
-    """Returns where the model that these settings make lies, there or not; else None."""
+    """Returns the folder of the model that these settings make, if any; it may not exist yet."""
     if config.model.path is None:
         return home_made_folder(config)
     if config.sft.data is None:
         return None
-    # Of a hub's model the name counts, of a local folder what is in it.
+    # A hub's model is identified by its name, a local folder by its contents.
     local = local_folder(config.model.path, config.storage.root)
     name = local.resolve().name
     settings = {
@@ -67,13 +67,13 @@ def made_folder(config: RunConfig) -> Path | None:
         "dtype": config.compute_dtype,
         "recipe": SFT_RECIPE_VERSION,
     }
-    # Of a checkpoint the name says little: step_000100.
+    # A checkpoint's name (step_000100) says little: its run's name comes first.
     owner = f"{local.resolve().parents[1].name}-" if name.startswith("step_") else ""
     return _folder_of(config, f"sft-{owner}{name}", settings)
 
 
 def home_made_folder(config: RunConfig) -> Path:
-    """Returns where the home-made model of these settings lies, there or not."""
+    """Returns the folder of these settings' home-made model; it may not exist yet."""
     settings = {
         "base_model": config.base_model.model_dump(mode="json", exclude={"num_threads"}),
         "data": generator_settings(config.env, config.data),
@@ -88,14 +88,14 @@ def _folder_of(config: RunConfig, name: str, settings: dict[str, Any]) -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """Says whether a model that was made lies there; it appears as a whole."""
+    """Says whether the folder holds a made model: one appears there complete or not at all."""
     return (folder / "warm_start.json").is_file()
 
 
 def _cache_key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
     config = inputs["config"]
     folder = made_folder(config)
-    if folder is None:  # another run looks again
+    if folder is None:  # not made but named: each flow run looks it up again
         return once_per_flow_run(context, {"model": config.model.path})
     return f"base-model-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()}"
 
@@ -115,13 +115,13 @@ def base_model_task(config: RunConfig, data: Path) -> Path:
     folder = base_model(config, data)
     if made_folder(config) is not None:
         rows = [{"measure": name, "value": x} for name, x in _read_report(folder).items()]
-        said = f"What was made, measured on held-out examples ({folder})."
+        said = f"The model that was made, measured on held-out examples ({folder})."
         create_table_artifact(rows, key="base-model", description=said)
     return folder
 
 
 def cached_base_model(config: RunConfig, data: Path) -> Path:
-    """Runs the task; an SFT whose process was lost is taken up where it was."""
+    """Runs the task; if an SFT's process dies or stalls, a retry continues from its last save."""
     if (folder := made_folder(config)) is not None:
         is_there = is_complete(folder)
     else:
@@ -167,11 +167,11 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
 
     env = config.env
     if env.home_made is None:
-        raise ValueError(f"model.path must name a model: env={env.name} has none home-made")
+        raise ValueError(f"model.path must name a model: env={env.name} has no home-made one")
     train, test = (read_solved(data / f"{split}.parquet") for split in ("train", "test"))
     give_up = config.base_model.give_up_prob
     examples = env.home_made_examples(give_up_prob=give_up, train=train, test=test)
-    disable_progress_bar()  # of saving one small file
+    disable_progress_bar()  # it would show only the saving of one small file
     _logger.info(
         "warm-starting the home-made base model: %d steps; it is saved at its end only, so if it "
         "is stopped before (Cancel, Ctrl-C), it starts again from step 0",

@@ -1,4 +1,4 @@
-"""Evaluate: models answer the test split, and what they reached is kept and compared."""
+"""Evaluate: models answer the test split; their results are kept and compared."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def evaluate_run(
 ) -> list[EvaluationSummary]:
     """Evaluates base model and latest checkpoint, and returns a summary of each.
 
-    In a watched process, as training; if all rows are known, without it and without engines. Not
-    the best checkpoint, which was chosen on these very problems: its accuracy is too rosy.
+    Runs in a watched process, like training; if all rows are known, without it and without engines.
+    Leaves out the best checkpoint: it was chosen on these problems, so its accuracy is too high.
     """
     evaluator = Evaluator(config, data)
     is_known = evaluator.may_reuse and evaluator.rows_file("base", model_path).exists()
-    if is_known and (newest := latest(run.path)) is not None:  # which reads all of it
+    if is_known and (newest := latest(run.path)) is not None:  # reads every byte of it
         is_known = evaluator.rows_file(checkpoint_name(newest.path), newest.path).exists()
         is_known = is_known and _champion_to_ask(evaluator, model_path) is None
     if is_known:
@@ -85,19 +85,19 @@ def evaluate_for_parent(
 def evaluate_with(
     engines: Engines | None, config: RunConfig, run: RunFolder, data: Path, model_path: Path
 ) -> list[EvaluationSummary]:
-    """Evaluates both models with engines that hold the base model's weights; None: all is known.
+    """Evaluates both models; `engines` hold the base model's weights, None if all rows are known.
 
-    Writes `eval/base.parquet`, `eval/step_000100.parquet` and, in `run.json`, both accuracies; if
-    `config` asks otherwise than the run's own settings, `run.json` stays, and the rows lie beside
-    its own (`rl_core/evaluation/rows.py`). The champion of these problems is asked too, if its
-    rows under these settings are missing, to be compared with.
+    Writes `eval/base.parquet`, `eval/step_000100.parquet` and, in `run.json`, both accuracies. If
+    the evaluation settings in `config` are not the run's own, `run.json` stays as it is, and the
+    rows get their own folder (`rl_core/evaluation/rows.py`). The champion of these problems answers
+    too, for the comparison, if its rows under these settings are missing.
     """
     evaluator = Evaluator(config, data, run)
     is_own = evaluator.is_own_of(run)
     if not is_own:
-        _logger.info("not as the run's own settings ask: kept beside its own evaluation")
+        _logger.info("these are not the run's own settings: kept beside its own evaluation")
     elif run.evaluations.own() not in (None, evaluator.evaluation):
-        run.update(accuracy_before=None, accuracy_after=None)  # of other problems than these
+        run.update(accuracy_before=None, accuracy_after=None)  # were of another evaluation
 
     rows = evaluator.rows_of(engines, "base", model_path, is_loaded=True)
     before = record_rows(evaluator, run, rows, model="base", step=0, is_own=is_own)
@@ -153,23 +153,23 @@ def evaluate_task(config: RunConfig, run: RunFolder, data: Path, model_path: Pat
     summaries = evaluate_run(config, run, data, model_path)
     show_tables(
         summaries,
-        f"{run.run_id} on the test split, with 95% intervals. accuracy: solved greedily, as "
-        "scored in training; strict and lenient: by the strictest and the kindest reading of "
-        "an answer; pass@k: one of k samples is right; maj@k: their majority is.",
+        f"{run.run_id} on the test split, with 95% intervals. accuracy: solved greedily, "
+        "scored as in training; strict and lenient: by the strictest and the most lenient reading "
+        "of an answer; pass@k: one of k samples is right; maj@k: their majority answer is right.",
     )
     newest = evaluated_of_run(config, run, data, [summaries[-1].model])
-    if newest.files:  # or a full disk did not take the rows
+    if newest.files:  # none if the disk had no room for the rows
         show_answers(newest.answers, newest.pages)
 
 
 def _champion_to_ask(evaluator: Evaluator, model_path: Path) -> PromotedContender | None:
-    """Returns the champion of these problems, unless it was asked before or cannot be asked."""
+    """Returns the champion of these problems; None if its rows are known or cannot be made."""
     storage, env, problems = evaluator.config.storage, evaluator.config.env, evaluator.problem_set
     root = storage.root
     try:
         bring_champion(storage, env.name, problems)
     except StoreError as error:
-        _logger.warning("the champion is the one that is known here: %s", error)
+        _logger.warning("using the champion that is known on this disk: %s", error)
     champion = read_champion(champion_file(root, env.name, problems))
     if champion is None or not champion.is_there(root):
         return None
@@ -200,10 +200,10 @@ class Evaluated:
     """What was found out about one model, or about two that are compared."""
 
     summaries: tuple[EvaluationSummary, ...]
-    files: tuple[Path, ...]  # where their rows lie; fewer if a full disk did not take them
+    files: tuple[Path, ...]  # of their rows; fewer if the disk had no room
     comparison: Comparison | None
     answers: tuple[Answers, ...] = ()  # some of each model's
-    pages: tuple[Path, ...] = ()  # beside the rows: right and wrong answers, to be looked at
+    pages: tuple[Path, ...] = ()  # HTML pages of right and wrong answers, beside the rows
 
 
 def evaluate_models(
@@ -227,7 +227,7 @@ def evaluate_models(
 def evaluated_of_run(
     config: RunConfig, run: RunFolder, data: Path, models: Sequence[str]
 ) -> Evaluated:
-    """Returns what `evaluate_run` has left of these models (`step_000100`) in a run's folder."""
+    """Returns the results of `evaluate_run` for these models (`step_000100`), read from the run."""
     evaluator = Evaluator(config, data)
     found = (run.evaluations.find(model, evaluator.evaluation) for model in models)
     files = list(filter(None, found))
@@ -289,7 +289,7 @@ def _asked(evaluator: Evaluator, model: NamedModel) -> Rows:
 
 
 def _keep(evaluator: Evaluator, model: NamedModel, rows: Rows) -> Path | None:
-    """Returns where a model's rows lie, in its run if it is of one; None: the disk is full."""
+    """Returns the file of a model's rows, in its run if it has one; None if the disk is full."""
     if model.run is not None:
         is_own = evaluator.is_own_of(model.run)
         record_rows(evaluator, model.run, rows, model=model.model, step=model.step, is_own=is_own)
@@ -309,7 +309,7 @@ def _file_name(model: NamedModel) -> str:
 
 
 def show_tables(summaries: Sequence[EvaluationSummary], description: str) -> None:
-    """Shows what models reached, all in all and by difficulty, in the Prefect UI."""
+    """Shows the models' results, overall and by difficulty, in the Prefect UI."""
     create_table_artifact(summary_table(summaries), key="evaluation", description=description)
     by_group = "Greedy accuracy by how many numbers and how many solutions a problem has."
     groups = group_table(summaries)
@@ -317,7 +317,7 @@ def show_tables(summaries: Sequence[EvaluationSummary], description: str) -> Non
 
 
 def summary_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:
-    """Returns one row per number, a column per model, as people read it."""
+    """Returns one row per measure, one column per model, as text."""
     measured = {summary.model: measures(summary) for summary in summaries}
     return [
         {"measure": name, **{model: values[name] for model, values in measured.items()}}
@@ -326,7 +326,7 @@ def summary_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]
 
 
 def measures(summary: EvaluationSummary) -> dict[str, str]:
-    """Returns the numbers of one model by name, those of a share with their 95% interval."""
+    """Returns one model's measures by name; a share comes with its 95% interval."""
     return {
         "problems": str(summary.num_problems),
         "accuracy": str(summary.accuracy),

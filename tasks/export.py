@@ -26,7 +26,7 @@ _NOT_SHOWN: Final = ("storage", "resources", "checkpoints", "retry", "budget", "
 
 
 def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
-    """Returns the card as Markdown; of a model without a run it can say little."""
+    """Returns the card as Markdown; without a run it has no accuracy and no settings."""
     version = importlib.metadata.version("countdown-train")
     lines = [f"# {model.name}", "", f"Weights in {dtype}, exported by countdown-train {version}."]
     front = ["library_name: transformers", "pipeline_tag: text-generation"]
@@ -37,7 +37,7 @@ def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
             front.append(f"base_model: {base.removeprefix('modelscope:')}")
         lines += ["", "## Accuracy", "", *_accuracy(model, model.run, root)]
         if settings:
-            # What decides what is learned: not where files and machines are.
+            # Only settings that affect what is learned, not places of files and machines.
             own = {name: value for name, value in settings.items() if name not in _NOT_SHOWN}
             text = yaml.safe_dump(own, sort_keys=False).rstrip()
             lines += ["", "## Settings", "", "```yaml", text, "```"]
@@ -63,7 +63,7 @@ def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path
     ValueError if there is something at `to`, or a weight is too large for the type.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ValueError(f"to={to} is there already: name a folder that is not, or empty it")
+        raise ValueError(f"to={to} exists already: name a new folder, or empty this one")
     with disk_full_as_os_error(to.absolute().parent), new_folder(to.absolute()) as temporary:
         for file in sorted(path for path in model.folder.iterdir() if path.is_file()):
             if file.suffix == ".safetensors":
@@ -84,15 +84,15 @@ def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path
 
 
 def _write_weights(file: Path, target: Path, dtype: torch.dtype) -> None:
-    """Casts one file: no more is in memory at a time."""
+    """Casts one file of weights, so that only one is in memory at a time."""
     weights = load_file(file)
     for name, weight in weights.items():
         if weight.is_floating_point():
             cast = weight.to(dtype)
             if torch.isinf(cast).any() and not torch.isinf(weight).any():
                 raise ValueError(
-                    f"{name} holds {weight.abs().max().item():g}, more than {dtype} can: "
-                    "dtype=bfloat16 can"
+                    f"{name} holds {weight.abs().max().item():g}, too large for {dtype}: "
+                    "use dtype=bfloat16"
                 )
             weights[name] = cast
     save_file(weights, target, metadata={"format": "pt"})

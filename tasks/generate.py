@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 def generate_dataset(config: RunConfig) -> Path:
     """Returns the folder of the data set; makes it if it is not there, or not complete.
 
-    ValueError if other settings made it, or cannot be met; DatasetError if a file is damaged.
+    ValueError if other settings made it or these cannot be met; DatasetError if a file is damaged.
     """
     folder = dataset_folder(config)
     if is_ready(config.env, config.data, folder):
@@ -48,7 +48,7 @@ def rows_per_split(folder: Path) -> dict[str, int]:
 
 
 def cache_key(_: TaskRunContext, inputs: dict[str, Any]) -> str:
-    """Returns what two runs of the task have in common that make the same folder."""
+    """Returns a key that two runs of the task share if they make the same folder."""
     config: RunConfig = inputs["config"]
     wanted = {
         "settings": generator_settings(config.env, config.data),

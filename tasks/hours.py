@@ -40,7 +40,7 @@ class StepEstimate:
     source: str  # a run, or a card
 
     def __str__(self) -> str:
-        """Returns what it rests on, in words."""
+        """Returns its basis: `measured in run NAME` or `a roofline of CARD`."""
         of = "measured in run" if self.basis == "measured" else "a roofline of"
         return f"{of} {self.source}"
 
@@ -63,7 +63,7 @@ def measured_before(config: RunConfig) -> StepEstimate | None:
 def estimates(
     config: RunConfig, shape: ModelShape | None, machines: list[Machine]
 ) -> list[StepEstimate]:
-    """Returns what is known of a step's time: one figure, or one per machine that it may be."""
+    """Returns the known estimates of a step's time: a measured one, or one per possible machine."""
     if (known := measured_before(config)) is not None:
         return [known]
     if shape is None:
@@ -76,7 +76,7 @@ def estimates(
 
 @dataclass(frozen=True)
 class TimePlan:
-    """Steps of a run, and what they take at so many seconds each."""
+    """Steps of a run, and their time and price at the estimated seconds per step."""
 
     config: RunConfig
     problems: int
@@ -140,7 +140,7 @@ def left_of(run: RunFolder) -> str | None:
 
 
 def steps_in_words(run: RunFolder) -> str | None:
-    """Returns what a step takes, and was planned: `6.1 s per step, planned: 11.5 s (...)`."""
+    """Returns a step's measured and planned time: `6.1 s per step, planned: 11.5 s (...)`."""
     record, measured = run.read(), cost.measured_step(run.metrics.values("timing_s/step"))
     said = [f"{cost.seconds_in_words(measured)} per step"] if measured is not None else []
     if record.planned_step_s is not None:
@@ -150,7 +150,7 @@ def steps_in_words(run: RunFolder) -> str | None:
 
 
 def last_step_of(run: RunFolder) -> int | None:
-    """Returns the step at which training ends, once the data set is there."""
+    """Returns the step at which training ends; None if that cannot be known (no data set, say)."""
     config, record = _settings(run.path), run.read()
     if config is None or record.preset == IMPORTED:
         return None

@@ -73,7 +73,7 @@ def preflight_validation(config: RunConfig) -> list[Finding]:
 
 
 def unreachable_model(config: RunConfig) -> Finding | None:
-    """Returns why a model that is named, not given as a folder, cannot be had; else None."""
+    """Returns why a model given by its name, not as a folder, cannot be fetched; else None."""
     path = config.model.path or ""
     if not (path.startswith("modelscope:") or _reads_as_hub_name(path)):
         return None
@@ -98,7 +98,7 @@ def preflight_task(config: RunConfig) -> None:
     counts = Counter(finding.level for finding in findings)
     outcome = "The run is stopped" if counts["fatal"] else "Nothing stops the run"
     said = f"{outcome}: {len(findings)} checks, {counts['warning']} warnings."
-    # In full what a table's cell would cut off.
+    # The description has the full texts, which a table's cell would cut.
     worse = [f"{f.level}: {plain(str(f))}." for f in findings if f.level != "ok"]
     rows = [
         {"level": f.level, "check": f.check}
@@ -110,7 +110,7 @@ def preflight_task(config: RunConfig) -> None:
 
 
 def _own_files(config: RunConfig) -> Iterator[Finding]:
-    """Files that are not there, or not named where there are no other problems."""
+    """Yields why the user's files cannot be used, or that the env needs some and none is named."""
     if not config.env.makes_problems and not config.data.train_files:
         yield fatal("data", NO_PROBLEMS.format(name=config.env.name))
     try:
@@ -178,7 +178,7 @@ def _model(config: RunConfig) -> Iterator[Finding]:
 
 
 def _found(config: RunConfig, path: str) -> str:
-    """Returns what `model.path` is; ValueError, with the remedy last, if it is nothing."""
+    """Returns what `model.path` is; ValueError, with the remedy last, if it is no model."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return _model_folder(folder)
@@ -186,7 +186,7 @@ def _found(config: RunConfig, path: str) -> str:
         return f"{path}, unpacked in {unpack_model(path, config.storage.root)}"
     if path.startswith("modelscope:"):
         name = modelscope_name(path)
-        assert name is not None, "it was asked about a name on ModelScope"
+        assert name is not None, "only names on ModelScope begin so"
         is_cached = cached_from_modelscope(name) is not None
         return _hub_model(path, is_cached=is_cached, hub="ModelScope", url=modelscope_url())
     if not _reads_as_hub_name(path):
@@ -225,10 +225,10 @@ def _home_made_model(config: RunConfig) -> Finding:
         whats, choices = zip(*known, strict=True)
         return fatal(
             "model",
-            f"the home-made base model learns only {' and '.join(whats)}, asked without chat tags",
+            f"the home-made base model learns only {' and '.join(whats)}, without chat tags",
             f"set model.path, or {', or '.join(choices)}"
             if env.home_made is not None
-            else f"env={env.name} needs a model that reads and answers already: model.path=FOLDER, "
+            else f"env={env.name} needs a model that already reads and answers: model.path=FOLDER, "
             "or a name such as Qwen/Qwen2.5-1.5B-Instruct",
         )
     return ok("model", "home-made base model, cached by its settings")
@@ -242,7 +242,7 @@ def _model_folder(folder: Path) -> str:
     }
     missing = [name for name, is_there in facts.items() if not is_there]
     is_adapter = "config.json" in missing and (folder / "adapter_config.json").is_file()
-    if missing and not is_adapter:  # of which the look at the whole says what to do
+    if missing and not is_adapter:  # check_model_folder says what to do with an adapter
         raise ValueError(
             f"model.path={folder} is not a model folder, without {', '.join(missing)}: "
             "save_pretrained of model and tokenizer writes all of them"
@@ -261,13 +261,13 @@ def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
             f"model.path={config.model.path}: base models of {weak[0].removesuffix('b')} billion "
             f"parameters were not seen to learn {env.name.capitalize()} by reinforcement only "
             "(format, then nothing)",
-            "sft.data=traces shows it how first; or take 1.5 billion or more, an instruction-tuned "
-            "model, or read it as a rehearsal",
+            "sft.data=traces shows it searches first; or take 1.5 billion or more, an "
+            "instruction-tuned model, or treat this run as a rehearsal",
         )
 
 
 def _network(config: RunConfig) -> Iterator[Finding]:
-    """Asked only if the settings need something from outside."""
+    """Tries the server of wandb, only if the settings need it."""
     if "wandb" in config.trainer.logger and config.trainer.wandb_mode == "online":
         if (why := why_silent(wandb_url())) is None:
             yield ok("wandb", f"{wandb_url()} answers")
@@ -277,11 +277,11 @@ def _network(config: RunConfig) -> Iterator[Finding]:
 
 
 def _reward(config: RunConfig) -> Iterator[Finding]:
-    """A reward of the user's own, loaded in a process of its own and tried on two rows."""
+    """Loads the user's own reward in a separate process and tries it on two rows."""
     if config.env.reward is None:
         return
     problems: list[Problem] = []
-    with suppress(ValueError, OSError):  # said by the look at the files
+    with suppress(ValueError, OSError):  # the check of the files reports it
         problems = first_own_problems(config.env, config.data, 2)
     if (why_not := refusal(config.env, problems)) is not None:
         place = "a module in the working folder or PYTHONPATH, see docs/rewards.md"
@@ -292,6 +292,6 @@ def _reward(config: RunConfig) -> Iterator[Finding]:
 
 
 def _reads_as_hub_name(path: str) -> bool:
-    """ORGANISATION/NAME; anything else (another number of slashes, a leading dot) is a folder."""
+    """True for ORGANISATION/NAME; else (another number of slashes, a leading dot) a folder."""
     parts = path.split("/")
     return len(parts) == 2 and all(parts) and parts[0] not in (".", "..", "~")

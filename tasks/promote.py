@@ -98,7 +98,7 @@ def promote_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path
 
 
 def champion_table(promotion: Promotion) -> list[dict[str, Any]]:
-    """Returns one row per champion of these problems, today's first."""
+    """Returns one row per champion of these problems, the current one first."""
     champion = promotion.champion
     reigns = (champion.current, *reversed(champion.history)) if champion else ()
     return [

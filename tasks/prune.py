@@ -1,4 +1,4 @@
-"""Prune: a run's checkpoints and rollouts against their quotas, with a reason for each."""
+"""Prune: deletes checkpoints and rollouts beyond their quotas, with a reason for each decision."""
 
 import logging
 from collections.abc import Sequence
@@ -74,8 +74,8 @@ def prune_task(config: RunConfig, run: RunFolder) -> None:
         row |= {"bytes": f"{row['bytes']:,}", "created_at": made}
     quota, rollout_quota = config.checkpoints.quota_bytes, config.storage.rollout_quota_bytes
     description = (
-        f"Checkpoints of {run.run_id}: latest, best, a champion and the newest "
-        f"{config.checkpoints.keep_last} stay within {disk_size(quota)}. Rollouts: the newest "
+        f"Checkpoints of {run.run_id}: latest, best and a champion stay, and the newest "
+        f"{config.checkpoints.keep_last} if all fit into {disk_size(quota)}. Rollouts: the newest "
         f"{disk_size(rollout_quota)}."
     )
     create_table_artifact(rows, key="checkpoints", description=description)
@@ -86,7 +86,7 @@ def prune_runs(
 ) -> list[dict[str, Any]]:
     """Prunes runs one by one; returns their rows, and one per run that was left alone.
 
-    A run in progress is left alone, and one that comes with why its settings cannot be read.
+    Left alone are runs in progress, and runs with an error text in place of unreadable settings.
     """
     rows: list[dict[str, Any]] = []
     for config, run in runs:
@@ -96,7 +96,7 @@ def prune_runs(
             if run.read().status == "running":
                 raise ValueError("in progress: it prunes itself")
             url = config.storage.url
-            if url is not None:  # here only as a question was asked about it
+            if url is not None:  # perhaps only a copy that a query has downloaded
                 name = Spool(config.storage.root, url).name()
                 if is_written_elsewhere(ObjectStore(url), run.run_id, name):
                     raise ValueError(

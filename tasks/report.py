@@ -26,7 +26,7 @@ class Report:
 
 
 def write_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
-    """Writes `report.html`, as a last stage if the disk has room; ValueError without a run."""
+    """Writes `report.html`; as a last stage only if the disk has room. ValueError without a run."""
     report = make_report(run_folder, is_last_stage=is_last_stage)
     write = partial(write_text_atomically, report.html, report.page)
     if is_last_stage:
@@ -60,8 +60,8 @@ def report_task(run: RunFolder) -> Path:
     page = report.html.resolve()
     create_markdown_artifact(
         f"{report.markdown}\n{as_picture(report.learning_curve_uri) or ''}\nThe whole report, with "
-        f"charts and samples: [{page}]({page.as_uri()}) (copy the link: from a page of a server, "
-        "browsers follow none to a file)\n",
+        f"charts and samples: [{page}]({page.as_uri()}) (copy the link: browsers do not open "
+        "a link to a file from a page of a server)\n",
         key="report",
         description=f"What became of {run.run_id}, in short.",
         is_first=True,

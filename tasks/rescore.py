@@ -24,8 +24,8 @@ _COLUMNS = ["step", "group_id", "sample_index", "prompt_index", "response"]
 def rescore_run(config: RunConfig, run: RunFolder, data: Path, changed: str) -> Path:
     """Scores all rollouts of a run by the reward of `config.env`, and returns the file of scores.
 
-    `changed`: the changed settings, by which SQL finds the scores; older ones of the same change
-    stay only for rollouts that were deleted. ValueError if a problem is not in the data set.
+    `changed`: the changed settings, by which SQL finds the scores. Older scores of the same change
+    stay only if their rollouts were deleted since. ValueError if a problem is not in the data set.
     """
     problems = {problem.index: problem for problem in read_problems(data / "train.parquet")}
     path = _file_of(run.path / "rescored", changed)
@@ -41,7 +41,7 @@ def rescore_run(config: RunConfig, run: RunFolder, data: Path, changed: str) -> 
                 if first_step is None and batch.num_rows:
                     first_step = batch.column("step")[0].as_py()
                 writer.write_table(_scored(batch, problems, rewards, run.run_id, changed))
-        if path.exists():  # scores of rollouts that the quota has deleted since stay
+        if path.exists():  # keeps the scores of rollouts that the quota has deleted
             older = None if first_step is None else [("step", "<", first_step)]
             writer.write_table(pq.read_table(path, schema=RESCORES, filters=older))
     write_bytes_atomically(path, out.getvalue())
@@ -49,7 +49,7 @@ def rescore_run(config: RunConfig, run: RunFolder, data: Path, changed: str) -> 
 
 
 def _file_of(folder: Path, changed: str) -> Path:
-    """Returns the file of a change, which is never that of another change."""
+    """Returns the file of a change; no two changes have the same file."""
     name = re.sub(r"[^A-Za-z0-9.=_-]+", "-", changed)
     path = folder / f"{name}.parquet"
     first = pq.read_table(path, columns=["changed"])["changed"][:1] if path.exists() else []

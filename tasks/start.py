@@ -1,4 +1,4 @@
-"""Start: the model and the seed of a night: the champion of its own problems, or afresh."""
+"""Start: a night's seed and model, which is the champion of its problems or the settings' own."""
 
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -31,7 +31,7 @@ class Start(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     folder: Path | None  # the champion's checkpoint; None for the model of the settings
-    why: str  # in one sentence; beginning with `the champion RUN/step_000100` if it is that one
+    why: str  # one sentence, which begins with `the champion RUN/step_000100` if there is one
     is_as_asked: bool = True  # false if there is a champion that cannot be used
     seed: int = 0
 
@@ -48,7 +48,7 @@ def champion_of(config: RunConfig, data: Path) -> Champion | None:
 
 
 def champion_to_train(config: RunConfig) -> Start:
-    """Returns the champion of these problems: another may have been trained on these tests."""
+    """Returns a start from these problems' champion: others may be trained on these tests."""
     root, env = config.storage.root, config.env.name
     if config.storage.url is not None:
         store = ObjectStore(config.storage.url)
@@ -89,7 +89,7 @@ def _why_unusable(config: RunConfig, champion: Champion, folder: Path) -> str | 
     if made is not None and is_complete(made):
         wanted: ModelShape | None = ModelShape.from_folder(made)
     elif (wanted := model_shape(config)) is not None and config.model.path is None:
-        # The home-made model is not here: its tokenizer finds at most so many tokens.
+        # The home-made model is not here: its tokenizer may have fewer tokens than set.
         wanted = replace(wanted, vocab_size=min(wanted.vocab_size, shape.vocab_size))
     if wanted is None or wanted == shape:
         return None
@@ -109,7 +109,7 @@ def next_seed(config: RunConfig) -> int:
     """
     seeds = [config.seed]
     for run in RunFolder.all_under(config.storage.root):
-        with suppress(ValueError):  # what lies there is no run
+        with suppress(ValueError):  # the folder is no run
             record, seed = run.read(), read_settings(run.path).get("seed")
             is_over = record.night is not None and record.status in ("finished", "failed")
             if is_over and isinstance(seed, int):

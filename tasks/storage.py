@@ -1,4 +1,4 @@
-"""What a command needs of a store, and leaves in it: nothing without `storage.url`."""
+"""Brings what a command needs from the store at `storage.url`, if any; publishes its results."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from tasks.queries.run_tables import find_runs
 
 
 def bring_inputs(config: RunConfig, store: ObjectStore) -> list[str]:
-    """Brings what settings need beside a run, and returns the folders that are published, too."""
+    """Brings what the settings need beside a run; returns the folders that are also published."""
     root = config.storage.root
     folders = {dataset_folder(config): LAST_OF_DATA}
     if (made := made_folder(config)) is not None:
@@ -40,9 +40,9 @@ def bring_runs(
     *,
     chosen: Callable[[str], bool] = lambda run_id: True,
 ) -> None:
-    """Brings the paths wanted of the runs chosen, as far as they have changed, if there is a store.
+    """Brings the `wanted` paths of the `chosen` runs, if there is a store and they have changed.
 
-    StoreError if the store does not answer; so do all functions below.
+    StoreError if the store does not answer, as in all functions below.
     """
     if storage.url is None:
         return
@@ -66,7 +66,7 @@ def bring_records(storage: StorageConfig) -> None:
 
 
 def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
-    """Brings the run of a named checkpoint, by default `run_id` or the latest, or all champions."""
+    """Brings the run in `name` (by default `run_id`, else the latest run), or all champions."""
     if storage.url is None:
         return
     bring_records(storage)
@@ -99,7 +99,7 @@ def bring_inputs_of_run(storage: StorageConfig, run: RunFolder) -> None:
 
 @contextmanager
 def published(config: RunConfig) -> Iterator[None]:
-    """Brings a run, if it is there, and its inputs as the store has them, and publishes it.
+    """Brings a run and its inputs, as far as the store has them, and publishes the run.
 
     ValueError if another machine is at work on the run.
     """

@@ -29,8 +29,8 @@ def train_supervised(
 ) -> int:
     """Trains like `train_model`, in a watched process, and returns the last step done.
 
-    If it is asked to stop, it finishes the update that is under way, and saves. With `evaluates`
-    its engines then answer what the evaluation will ask. Errors are as in `call_supervised`.
+    If it is asked to stop, it finishes the current update and saves. With `evaluates`, its engines
+    then also answer the problems of the evaluation. Errors are as in `call_supervised`.
     """
     last_done = 0
 
@@ -58,7 +58,7 @@ def train_supervised(
 
 @stage("train", attempts.attempt_name, once_per_flow_run)
 def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> int:
-    """Trains inside a flow run: progress artifact, retries by the flow's condition."""
+    """Trains inside a flow run, with a progress artifact; the flow decides about retries."""
     logger = get_run_logger()
     attempts.show_attempts(run, logger)
     with attempts.telling_of_the_end(config, run):
@@ -68,7 +68,7 @@ def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) 
 def train_and_show(
     config: RunConfig, run: RunFolder, data: Path, model_path: Path, logger: Log, evaluates: bool
 ) -> int:
-    """Trains by the settings in force, and shows each step, in a task run also in the UI."""
+    """Trains with the settings in force and shows each step; in a task run, also in the UI."""
     in_force = attempts.settings_in_force(config, run)
     planned = plan_steps(config, run)
     in_ui = None if TaskRunContext.get() is None else run

@@ -54,11 +54,11 @@ class ValidationFailed(ValueError):  # noqa: N818  # what happened, not a kind o
         self.validation = validation
 
     def __reduce__(self) -> tuple[type[ValidationFailed], tuple[str, Validation]]:
-        return type(self), (str(self), self.validation)  # by default only the message
+        return type(self), (str(self), self.validation)  # the default keeps only the message
 
 
 def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> Validation:
-    """Returns what was checked, all of it passed; the model's tokenizer measures the prompts.
+    """Returns the checks, all passed; the model's tokenizer measures the prompts.
 
     DatasetError if a file is missing, truncated or damaged, ValidationFailed if a check found rows.
     """
@@ -79,7 +79,7 @@ def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> Validat
 
 
 def check_without_tokenizer(config: RunConfig, data: Path) -> int:
-    """Returns how many checks passed of those that need no tokenizer; errors as above."""
+    """Returns the number of checks that need no tokenizer, all passed; errors as above."""
     return len(run_checks(config, data, _read_splits(data)))
 
 
@@ -114,7 +114,7 @@ def check_dataset(
 
 
 def check_files(env: TextEnv) -> list[Path]:
-    """Returns the SQL checks of an env, the one of its columns first."""
+    """Returns the SQL checks of an env, first the check of its columns."""
     folder = SQL_FOLDER / "checks"
     owned = {folder / file for one in ENVS.values() for file in one.check_files()}
     columns, *own = (folder / file for file in env.check_files())
@@ -123,7 +123,7 @@ def check_files(env: TextEnv) -> list[Path]:
 
 
 def _cache_key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
-    """A data set that was made anew since is checked anew."""
+    """Returns a key that changes when the data set is made again."""
     made_at = [file.stat().st_mtime_ns for file in sorted(inputs["data"].glob("*.parquet"))]
     return once_per_flow_run(context, {**inputs, "made_at": made_at})
 
@@ -143,7 +143,7 @@ def measure_prompts(
 ) -> pl.DataFrame:
     """Returns `split`, `index` and `prompt_tokens` of every problem, in the files' order.
 
-    `are_templated`, as was proved: prompts may be measured by the parts of their template.
+    `are_templated`: it is proved that each prompt is its template, so parts may be measured.
     """
     of_numbers = env.overrides(TextEnv.prompt_of_numbers)
     columns = ["prompt", "nums", "target"] if of_numbers else ["prompt"]
@@ -152,7 +152,7 @@ def measure_prompts(
     if of_numbers and are_templated and rows.height > SAMPLE_ROWS:
         tokens = measure_by_parts(rows, env.prompt_of_numbers, count_tokens)
         if tokens is None:
-            _logger.info("prompts are not as long as their parts here: each one is tokenized")
+            _logger.info("here a prompt's parts do not add up to its tokens: each one is tokenized")
     if tokens is None:
         tokens = measure_all(rows["prompt"], count_tokens)
     index = pl.col("extra_info").struct.field("index")
@@ -191,7 +191,7 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
     for result in results:
         if is_own and result["check"] in env.checks_of_template and result["status"] == "failed":
             _warn(result)
-    _raise_if_failed(Validation(results, None), data)  # rows with nulls, say, hold no prompts
+    _raise_if_failed(Validation(results, None), data)  # a row with nulls may have no prompt
     return results
 
 
@@ -242,7 +242,7 @@ def _raise_if_failed(validation: Validation, data: Path) -> None:
     if not failed:
         return
     first, *others = failed
-    if validation.lengths is not None:  # it comes last: nothing else has failed
+    if validation.lengths is not None:  # measured last: nothing else has failed
         named = "".join(
             f"; in {result['check'].removeprefix('prompt_tokens_')}: {result['first rows']}"
             for result in failed
@@ -261,7 +261,7 @@ def _show(validation: Validation, data: Path) -> None:
     checks, verdict = validation.checks, f"All {len(validation.checks)} checks passed."
     if failed := [result["check"] for result in checks if result["status"] == "failed"]:
         verdict = f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}."
-    rows = [  # failures are seen at once, and problems' text is text
+    rows = [  # the status comes first; text of problems is made plain
         {name: result[name] for name in ("status", "check", "rows")}
         | {name: plain(result[name]) for name in ("proves", "first rows")}
         for result in checks

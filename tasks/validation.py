@@ -15,15 +15,15 @@ from rl_core.types import Message
 CANDIDATES = (32, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 """Limits that people set."""
 _TOO_FAR = 2.0  # a limit this many times the longest prompt is called a waste
-Counts: TypeAlias = dict[int, int]  # how many prompts take so many tokens
+Counts: TypeAlias = dict[int, int]  # tokens -> number of prompts of that length
 _TAGS: Final = re.compile(
     r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|user|assistant|system|end)\|>"
     r"|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
 )
-"""Of the usual chat templates."""
+"""Tags of the usual chat templates."""
 Prompt = Sequence[Message]
 Finding = tuple[str, str, bool, list[dict[str, Any]]]
-"""A check's name, what it proves and how to mend it, whether it refuses, the rows that break it."""
+"""A check's name, what it proves and the remedy, whether it is an error, the rows that break it."""
 Render = Callable[[Prompt], str]  # messages -> the text that the model reads
 
 
@@ -69,7 +69,7 @@ def _verdict(prompts: Counts, limit: int) -> str:
 
 
 def _limits(prompts: Counts, limit: int) -> list[dict[str, Any]]:
-    """Candidates from the largest that rejects all to the smallest that keeps all, and our own."""
+    """Rows of limits: the largest that rejects all to the smallest that keeps all, and `limit`."""
     total, shortest, longest = sum(prompts.values()), min(prompts), max(prompts)
     below = [candidate for candidate in CANDIDATES if candidate < shortest]
     above = [candidate for candidate in CANDIDATES if candidate > longest]
@@ -93,7 +93,7 @@ def _rejected(prompts: Counts, limit: int) -> int:
 
 
 def _share(part: int, total: int) -> str:
-    """A share that is neither 0% nor 100% unless it is so."""
+    """Returns a share as text, as 0% or 100% only if it is exactly that."""
     percent = f"{100 * part / total:.1f}%"
     if part and percent == "0.0%":
         return "<0.1%"
@@ -101,7 +101,7 @@ def _share(part: int, total: int) -> str:
 
 
 def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[Finding]:
-    """Returns what is true of prompts that the env did not write."""
+    """Returns the findings about prompts that the env did not write."""
     is_chat, mark = config.env.prompt_template == "chat", config.env.answer_mark
     looks: list[tuple[str, str, Callable[[Prompt], object]]] = [
         (

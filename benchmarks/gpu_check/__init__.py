@@ -1,1 +1,1 @@
-"""What runs on a card, run there in one command: `make gpu-check`. Not only a test of speed."""
+"""Runs on a card all that needs one, in one command: `make gpu-check`. Not only a test of speed."""

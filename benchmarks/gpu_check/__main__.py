@@ -1,6 +1,6 @@
-"""What a card computes beside what the CPU does; its memory, speed and limits, in one command.
+"""Compares a card's results with the CPU's; its memory, speed and limits, in one command.
 
-    make gpu-check                                      # or, where there is no environment of ours:
+    make gpu-check                                      # or, without our environment:
     python -m benchmarks.gpu_check [--parts a,c] [--device cpu|cuda] [--out FILE]
 
 From the repository's root, on Python 3.11 to 3.13 with torch 2.11 or newer; NEEDED names the rest.
@@ -30,12 +30,12 @@ NEEDED = (
 _PYTHONS = (3, 11), (3, 13)
 _TORCH = (2, 11)
 _LIMIT_S = {"a": 200, "b": 60, "c": 300, "d": 180, "e": 140, "f": 60, "g": 190}
-"""Of a part on a card, the start of its process included: 20 minutes in all."""
+"""Most seconds of a part on a card, with the start of its process: 20 minutes in all."""
 _OUT = Path("outputs/gpu-check.jsonl")
 
 
 def why_not() -> str | None:
-    """Returns what this Python lacks, in one line; None where it lacks nothing."""
+    """Returns what this Python lacks, in one line; None if it lacks nothing."""
     found = sys.version_info[:2]
     if not _PYTHONS[0] <= found <= _PYTHONS[1]:
         return f"Python {found[0]}.{found[1]}: 3.11, 3.12 or 3.13 is needed"
@@ -70,7 +70,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _device(asked: str | None) -> str:
-    import torch  # here: what is missing is said before
+    import torch  # imported here, after the check for missing packages
 
     has_card = torch.cuda.is_available()
     if asked == "cuda" and not has_card:
@@ -79,7 +79,7 @@ def _device(asked: str | None) -> str:
 
 
 def run_apart(parts: Sequence[str], device: str, file: Path, limit_s: float | None) -> None:
-    """Runs parts in a process of their own: an error of a card's is for the whole process."""
+    """Runs parts in a process of their own: an error of a card breaks its whole process."""
     on_card, start = device == "cuda", time.perf_counter()
     environment = process_environment(
         num_threads=(os.cpu_count() or 1) if on_card else 1,

@@ -36,7 +36,7 @@ TINY: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Bench:
-    """Where a part works."""
+    """The device and the folder of a part."""
 
     device: torch.device
     folder: Path
@@ -44,11 +44,11 @@ class Bench:
 
     @property
     def on_card(self) -> bool:
-        """Whether this is no rehearsal."""
+        """Whether the device is a card; on a CPU it is a rehearsal."""
         return self.device.type == "cuda"
 
     def config(self, sections: Sections, *, on_card: bool | None = None) -> RunConfig:
-        """Returns settings whose learner computes on the device, or where `on_card` says."""
+        """Returns settings whose learner computes on the device, or as `on_card` says."""
         on_card = self.on_card if on_card is None else on_card
         resources = {"learner_gpus": float(on_card), "learner_threads": 1}
         whole = {name: dict(section) for name, section in sections.items()}

@@ -1,8 +1,8 @@
 """Part d: a first user's own settings, which ended in out-of-memory errors, on 24 GiB of a card.
 
-TinyZero's, as verl printed them: Qwen2.5-0.5B, PPO with a critic of its own, 256 prompts, updates
-of 128, responses of 1,024 tokens, no gradient checkpointing, 16,384 tokens at a time. Memory that
-ends may cost micro-batches, and never the run.
+They are TinyZero's, as verl printed them: Qwen2.5-0.5B, PPO with a critic, 256 prompts, updates of
+128, responses of 1,024 tokens, no gradient checkpointing, 16,384 tokens at a time. Out of memory
+may cost micro-batches, but never the run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rl_core.learner.learner import Learner
 
 _CAP_GIB = 24
 _REHEARSED_TOKENS = 128
-"""On a CPU, most of a micro-batch that torch's error for a card spares."""
+"""On a CPU, the most tokens of a micro-batch for which the rehearsal raises no card's error."""
 _ORIGINAL: Sections = {
     "algorithm": {"estimator": "gae", "kl_coef": 0.001},
     "actor": {"lr": 1e-6, "mini_batch_size": 128, "micro_batch_tokens": 16_384},
@@ -31,9 +31,9 @@ _ORIGINAL: Sections = {
     "model": {"dtype": "bfloat16", "gradient_checkpointing": False},
 }
 _SMALL: Sections = {"actor": {"micro_batch_tokens": 2_560}}
-"""Fits anywhere: what the step's result is held against."""
+"""Fits anywhere: the step's result is compared with it."""
 _GRADIENT_BOUND = 0.02
-"""Of a gradient's norm, in bfloat16 by other micro-batches."""
+"""Allowed share of a gradient's norm, in bfloat16 with other micro-batches."""
 
 
 def checks(bench: Bench) -> Iterator[Row]:
@@ -71,7 +71,7 @@ def checks(bench: Bench) -> Iterator[Row]:
         if name.startswith("memory/budget_tokens/")
     }
     peak = max(v for name, v in steps[1].items() if name.startswith("memory/peak_gib/"))
-    ok = bench.on_card or errors[0] > 0  # of a card only the run's end is asked
+    ok = bench.on_card or errors[0] > 0  # on a card it only has to finish
     ok &= all(math.isfinite(step["actor/grad_norm"]) for step in steps)
     yield Row("two steps of the original settings", ok, numbers | {"peak GiB": peak})
     gaps = {
@@ -89,7 +89,7 @@ def _sum(metrics: dict[str, float], prefix: str) -> int:
 
 @contextmanager
 def _capped(bench: Bench) -> Iterator[None]:
-    """Leaves to this process a smaller card's memory; on a CPU raises its error by tokens."""
+    """Limits this process to a smaller card's memory; on a CPU, many tokens raise its error."""
     if bench.on_card:
         total = torch.cuda.get_device_properties(bench.device).total_memory
         torch.cuda.empty_cache()

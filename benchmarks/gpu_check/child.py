@@ -38,7 +38,7 @@ _MODULES = {
 
 def run_here(parts: Sequence[str], device: str, file: Path) -> None:
     """Appends what the parts find, after a line about the machine."""
-    logging.getLogger("rl_core").setLevel(logging.ERROR)  # running out of memory is asked for
+    logging.getLogger("rl_core").setLevel(logging.ERROR)  # it runs out of memory on purpose
     on_cpu = device == "cpu"
     if on_cpu:
         torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """Part g: engines: tokens per second, and whether learner and engine mean the same policy.
 
-After an update too, whose weights go into the engine in place. vLLM's where it is installed.
+Also after an update, whose weights go into the engine in place. vLLM only if it is installed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
 _GIB = 2**30
 _BOUNDS = {"float32": 1e-3, "bfloat16": 0.1}
-"""Of the mean gap between log-probs, in nats; random weights have wide logits."""
+"""Bounds of the mean gap between log-probs, in nats; random weights have wide logits."""
 _SHAPE: dict[str, Any] = TINY | {
     "vocab_size": 32_768,
     "hidden_size": 896,
@@ -41,7 +41,7 @@ _LEARN: Sections = {
     "actor": {"lr": 1e-3, "micro_batch_tokens": 8_192},
 }
 _UTILIZATION = 0.4
-"""Of the card, for vLLM."""
+"""Share of the card for vLLM."""
 
 
 def checks(bench: Bench) -> Iterator[Row]:
@@ -126,7 +126,7 @@ def _looked_at(
         for one, other in zip(*answers, strict=True)
     )
     numbers = {"tokens/s": num_tokens / seconds[1], "same again": same / len(requests)}
-    # On a card vLLM rounds prompts that it has kept from the first time otherwise.
+    # On a card vLLM rounds prompts differently if it has kept them from the first time.
     is_told = bench.on_card and not isinstance(engine, HfEngine)
     yield Row(f"{name}, speed", None if is_told else same == len(requests), numbers)
     learner = Learner(config, model)

@@ -1,8 +1,8 @@
 """Part a: a step on the device beside the CPU's, however it is split, and after a resume.
 
-The measure is AdamW's first moment after a step, which is the gradient, clipped: its distance in
-parts of its length. In float32 two devices differ by the order of sums. In bfloat16 they round
-otherwise, so both are held against the CPU's float32, from which the CPU's bfloat16 is away too.
+The measure is AdamW's first moment after a step, which is the clipped gradient: the distance as a
+share of its length. In float32 two devices differ by the order of sums. In bfloat16 they round
+differently, so both are compared with the CPU's float32, as the CPU's bfloat16 differs from it too.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _SHAPE = TINY | {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-"""Heads of 64, as Qwen2.5-0.5B's: attention's fast kernels are made for such."""
+"""Heads of 64, like Qwen2.5-0.5B's: attention's fast kernels are made for that size."""
 _FLOAT32_BOUND = 1e-4
 _METRICS_BOUND = 1e-3
 """In float32; of numbers below 1 the distance itself, and one token more or less is clipped."""
 _BFLOAT16_BOUND = 0.02
-"""Or twice the distance of the CPU's own bfloat16, where that is more."""
+"""Or twice the distance of the CPU's own bfloat16, if that is more."""
 _BASE: Sections = {
     "actor": {"lr": 1e-5, "mini_batch_size": 4, "micro_batch_tokens": 1_024},
     "critic": {"lr": 1e-5},
@@ -55,7 +55,7 @@ _CASES: dict[str, Sections] = {
         "algorithm": {"estimator": "dr_grpo", "mask_truncated": True},
         "actor": {"loss_aggregation": "seq-mean-token-sum"},
     },
-    # A KL in the reward would be to the engine's log-probs in float32 alone.
+    # Not a KL in the reward: only in float32 would it be to the engine's log-probs.
     "one update": {
         "algorithm": {"kl_mode": "loss", "kl_estimator": "k3"},
         "actor": {"mini_batch_size": 8},
@@ -67,9 +67,9 @@ _SAME: dict[str, Sections] = {
     "gae, split in pieces": {"actor": {"micro_batch_tokens": 64}},
     "gae, not split": {"actor": {"micro_batch_tokens": 8_192}},
 }
-"""What must change nothing: held against the CPU's without it."""
+"""Settings that must change nothing: compared with the CPU's result without them."""
 _REHEARSED = ("gae", "gae, split in pieces", "adapters", "checkpointing")
-"""In bfloat16 on a CPU, where it is slow."""
+"""The cases in bfloat16 on a CPU, which is slow."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _worst(name: str, rows: list[Row]) -> Row:
 def _cases(
     bench: Bench, model: Path, batch: TrainBatch, base: Sections, variants: dict[str, Sections]
 ) -> Iterator[Row]:
-    """Yields variants of one case, the first of which is what the CPU computes."""
+    """Yields variants of one case, compared with the first one on the CPU."""
     plain = merged(base, next(iter(variants.values())))
     exact = _outcome(bench, model, batch, plain, "float32", on_card=False)
     for name, sections in variants.items():
@@ -187,7 +187,7 @@ def _resumes(bench: Bench, model: Path, batch: TrainBatch, base: Sections) -> It
 def _repeats_exactly(
     bench: Bench, model: Path, batch: TrainBatch, sections: Sections
 ) -> tuple[int, int, str]:
-    """Returns what `_repeats` does, and which operation has no deterministic kernel, if any."""
+    """Returns the result of `_repeats`, and the operation without deterministic kernel, if any."""
     try:
         with _deterministic(warn_only=False):
             return *_repeats(bench, model, batch, sections), ""
@@ -195,7 +195,7 @@ def _repeats_exactly(
         said = str(error).splitlines()[0]
         if "deterministic" not in said:
             raise
-    # Attention's kernels are then left to add up in any order, too.
+    # Then attention's kernels, too, may add up in any order.
     with _deterministic(warn_only=True):
         return *_repeats(bench, model, batch, sections), said
 
@@ -229,7 +229,7 @@ def _differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> int:
 
 @contextmanager
 def _deterministic(*, warn_only: bool) -> Iterator[None]:
-    """Has torch take kernels that add up in one order, and fail where it has none."""
+    """Makes torch use kernels that add up in one order, and fail if it has none."""
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     try:
         yield

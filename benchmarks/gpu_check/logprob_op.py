@@ -1,7 +1,7 @@
 """Part b: log-probs and entropy from hidden states, beside the plain way and the peers'.
 
 The shape is Qwen2.5-0.5B's head on a card. The functions are those of benchmarks/logprob_memory.py,
-which measures CPU seconds; TRL's and Liger's are looked at where they are installed.
+which measures CPU seconds; TRL's and Liger's are measured if they are installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.logprob_memory import HIDDEN, TEMPERATURE, VOCAB, ours, plain
 
 _ROUNDS = 5
 _BOUNDS = {torch.float32: (1e-3, 1e-4), torch.bfloat16: (0.1, 0.05)}
-"""Of a log-prob or entropy, in nats, and of a gradient in parts of its length."""
+"""Bounds: of a log-prob or entropy in nats, of a gradient as a share of its length."""
 _MIB = 2**20
 
 Outputs = tuple[Tensor, ...]
@@ -50,7 +50,7 @@ def trl(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs:
 
 
 def liger(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs:
-    """Returns the mean negative log-prob, at temperature 1: less than the others are asked for."""
+    """Returns the mean negative log-prob, at temperature 1: less than the others return."""
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     return (LigerFusedLinearCrossEntropyLoss()(weight, hidden, targets),)

@@ -1,7 +1,7 @@
 """Part c: the memory plan beside the peaks of real steps, of Qwen2.5's shapes with random weights.
 
-Micro-batches are as full as the settings allow, which is what the plan is for. The second step is
-measured: the optimizers' moments are there by then.
+Micro-batches are as full as the settings allow, as the plan assumes. The second step is measured:
+by then the optimizers' moments exist.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rl_core.resources.memory_plan import ModelShape, memory_plan
 
 _GIB = 2**30
 _BOUND = 0.1
-"""In parts of the plan."""
+"""Allowed difference, as a share of the plan."""
 _SIZES = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-3B")
 _REHEARSED = TINY | {
     "vocab_size": 8_192,
@@ -56,7 +56,7 @@ _PHASES = {
 
 
 def checks(bench: Bench) -> Iterator[Row]:
-    """Yields each shape with each way to save memory, where the plan says that it fits."""
+    """Yields each shape with each way to save memory, if it fits by the plan."""
     limit = torch.cuda.mem_get_info()[0] / _GIB - CUDA_GIB if bench.on_card else float("inf")
     for size in _SIZES if bench.on_card else ("rehearsal",):
         fields = None if bench.on_card else _REHEARSED
@@ -132,7 +132,7 @@ def _rehearsed(bench: Bench, size: str, name: str, shape: ModelShape, config: Ru
 
 
 def _held(learner: Learner) -> int:
-    """Returns the bytes of all weights and moments, each memory once."""
+    """Returns the bytes of all weights and moments; shared memory counts once."""
     models = (learner.models.actor, learner.models.reference, learner.models.critic)
     tensors = [tensor for model in models if model is not None for tensor in model.parameters()]
     for name, optimizer in learner.optimizers.items():
@@ -145,5 +145,5 @@ def _row(name: str, planned: float, measured: float, *, on_card: bool) -> Row:
     numbers = {"planned GiB": planned, "measured GiB": measured, "of the plan": ratio}
     if on_card:
         return Row(name, abs(ratio - 1) <= _BOUND, numbers, f"allowed: within {_BOUND:.0%}")
-    # The plan's constants, a block of logits above all, are most of what tiny shapes would take.
+    # With tiny shapes the plan is mostly its constants, above all a block of logits.
     return Row(name, ratio <= 1 + _BOUND, numbers, f"allowed: at most {_BOUND:.0%} above")

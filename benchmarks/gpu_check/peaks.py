@@ -1,6 +1,6 @@
 """The most bytes of tensors at a time: by torch's own count on a card, by its profiler on a CPU.
 
-Both count what is allocated, not what a process takes of the machine, so that tiny shapes tell.
+Both count allocations, not the process's use of the machine, so tiny shapes are enough.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 def peak_bytes(device: torch.device, call: Callable[[], Result]) -> tuple[Result, int]:
-    """Returns what a call returns, and the most bytes at a time above those before it."""
+    """Returns the call's result, and the most bytes at a time above those before it."""
     if device.type != "cuda":
         return _profiled(call)
     torch.cuda.synchronize()

@@ -18,17 +18,17 @@ PARTS = {
     "g": "generation",
 }
 WHOLE = "whole part"
-"""The check that ends a part, whatever became of it."""
+"""The row that ends a part, however the part ended."""
 _VERDICTS = {True: "ok", False: "NOT OK", None: ""}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that was looked at."""
+    """One thing that was checked."""
 
     check: str
     ok: bool | None
-    """None where numbers are told and not judged."""
+    """None if numbers are only reported, not judged."""
     numbers: Mapping[str, float | str] = field(default_factory=dict)
     note: str = ""
     """What was allowed, why it was left out, or the error."""
@@ -64,7 +64,7 @@ def run_part(name: str, part: Part, file: Path) -> bool:
         for row in part():
             append(file, {"part": name, **asdict(row)})
             ok &= row.ok is not False
-    except Exception as error:  # noqa: BLE001  # whatever a card does to one part, the others go on
+    except Exception as error:  # noqa: BLE001  # an error of one part must not end the others
         said = str(error).strip().splitlines() or [""]
         ok, note = False, f"{type(error).__name__}: {said[0]}"
     end_part(name, file, ok=ok, note=note, seconds=perf_counter() - start)
@@ -78,7 +78,7 @@ def end_part(name: str, file: Path, *, ok: bool, note: str, seconds: float) -> N
 
 
 def unfinished(parts: Sequence[str], lines: Sequence[Line]) -> list[str]:
-    """Returns the parts that nothing has ended."""
+    """Returns the parts that have no final row."""
     ended = {line.get("part") for line in lines if line.get("check") == WHOLE}
     return [part for part in parts if part not in ended]
 

@@ -1,4 +1,4 @@
-"""Part f: how long a step waits for a checkpoint: its snapshot, into memory that is pinned."""
+"""Part f: how long a step waits for a checkpoint's snapshot, into pinned memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GRPO: Sections = {
 
 
 def checks(bench: Bench) -> Iterator[Row]:
-    """Yields seconds per GB of a learner's snapshots, and whether copies are what was copied."""
+    """Yields seconds per GB of a learner's snapshots, and whether copies equal their originals."""
     model = bench.model("Qwen/Qwen2.5-0.5B", None if bench.on_card else TINY)
     sizes: Sections = {"data": {"train_batch_size": 4}, "actor": {"mini_batch_size": 2}}
     learner = Learner(bench.config(merged(_GRPO, sizes)), model)

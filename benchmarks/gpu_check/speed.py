@@ -30,7 +30,7 @@ _STEPS = 2
 
 
 def checks(bench: Bench) -> Iterator[Row]:
-    """Yields, for each shape, seconds beside the planned ones, and what phases take."""
+    """Yields, for each shape, seconds beside the planned ones, and seconds by phase."""
     model = bench.model("Qwen/Qwen2.5-0.5B", None if bench.on_card else TINY)
     machine = _machine(bench)
     for name, (num_prompts, response) in (_SHAPES if bench.on_card else _REHEARSED).items():
@@ -54,7 +54,7 @@ def checks(bench: Bench) -> Iterator[Row]:
             "mfu/actor": statistics.median(step["mfu/actor"] for step in steps),
             "mfu/critic": statistics.median(step["mfu/critic"] for step in steps),
         }
-        # What tiny shapes cost beside arithmetic, on a machine that others use too, says nothing.
+        # Tiny shapes cost mostly overhead, and the machine is shared: that is not judged.
         ok = low <= total <= high or not bench.on_card
         yield Row(f"{name}, {machine.name}", ok, numbers)
         yield Row(f"{name}, s by phase", None, dict(seconds))
@@ -63,7 +63,7 @@ def checks(bench: Bench) -> Iterator[Row]:
 
 
 def _set_up(bench: Bench, learner: Learner) -> Row:
-    """Returns whether AdamW is fused, and memory comes in segments that grow, as it should."""
+    """Returns whether AdamW is fused, and memory is in expandable segments, as it should be."""
     fused = all(optimizer.is_fused for optimizer in learner.optimizers.values())
     numbers: dict[str, float | str] = {"AdamW fused": str(fused)}
     segments = torch.cuda.memory_snapshot() if bench.on_card else []
@@ -113,7 +113,7 @@ def _planned(
 
 
 def _machine(bench: Bench) -> Machine:
-    """Returns the card as its data sheet has it; of others, what is measured."""
+    """Returns the card by its data sheet; for a device without one, the measured rates."""
     if bench.on_card:
         properties = torch.cuda.get_device_properties(bench.device)
         card = find_card(properties.name, properties.total_memory / 2**30)

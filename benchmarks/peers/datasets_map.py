@@ -15,7 +15,7 @@ from usage import print_report
 
 
 def framing(split: str, template: str) -> Any:
-    """Returns what turns one puzzle into one row, as verl's users write it."""
+    """Returns the function that makes a row of a puzzle, as verl's users write it."""
 
     def frame(example: dict[str, Any], index: int) -> dict[str, Any]:
         numbers, target = example["nums"], example["target"]

@@ -1,4 +1,4 @@
-"""How TRL's trainers take part in step_time.py: a callback, and a clock around `generate`."""
+"""Lets TRL's trainers take part in step_time.py: a callback, and a clock around `generate`."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def find_answer(solution: str) -> str | None:
 
 
 def evaluate(answer: str) -> float | None:
-    """Returns the value as a float; None where Python finds none."""
+    """Returns the value as a float; None if Python finds none."""
     try:
         if not re.match(r"^[\d+\-*/().\s]+$", answer):
             return None

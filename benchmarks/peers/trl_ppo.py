@@ -34,7 +34,7 @@ MICRO_BATCH = 16
 
 
 class _TokenIds(nn.Module):
-    """Stands where a reward model has its backbone; its hidden states are the token ids."""
+    """Takes the place of a reward model's backbone; its hidden states are the token ids."""
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> SimpleNamespace:
         return SimpleNamespace(hidden_states=[input_ids.unsqueeze(-1)])

@@ -1,5 +1,5 @@
 -- one row per problem in which something is missing: a null field, list or message.
--- Proves that no reader needs to think of nulls.
+-- Proves that readers of the files need not handle nulls.
 select
     split,
     index,

@@ -1,4 +1,4 @@
--- one row per problem whose prompt is not, to the letter, env.prompt_template with its numbers and target.
+-- one row per problem whose prompt is not exactly env.prompt_template with its numbers and target.
 -- Proves that the model is asked what it is scored on, in the words of the template.
 -- $system: str = none (content of the system message; none: there is no such message)
 -- $before: str = none (the user message, up to the numbers)

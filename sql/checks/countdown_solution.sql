@@ -1,4 +1,4 @@
--- one row per problem whose stored solution the scorer does not call correct, or that counts none.
+-- one row per problem whose stored solution the scorer does not call correct, or whose number of solutions is below 1.
 -- Proves that every problem is solvable: the solution is evaluated again, as the reward does it.
 select
     split,

@@ -1,5 +1,5 @@
 -- one row per problem whose truth is blank, or an object or list that only a function can compare.
--- Proves that right can be told from wrong: a truth is a text or a number, or env.reward=module:function judges it.
+-- Proves that answers can be judged: a truth is a text or a number, or env.reward=module:function judges it.
 -- $has_reward: bool = false (whether env.reward names a function)
 select
     split,

@@ -1,4 +1,4 @@
--- one row per question of the test split whose numbers a question of its kind in train has, in whichever order.
+-- one row per test question whose numbers, in any order, a train question of the same kind has, too.
 -- Proves that no answer of the test split was trained on.
 with asked as (
     select

@@ -1,6 +1,6 @@
 -- one row per column of a split that is missing, unexpected, out of place or of another type.
 -- Proves that both files have exactly the columns that this project and verl read, in their order.
--- (extra_info.own is that of a user's rows, as JSON, where they have one.)
+-- (extra_info.own is the extra_info of a user's rows, as JSON, if they have one.)
 with expected (position, column_name, column_type) as (
     values
     (1, 'data_source', 'VARCHAR'),

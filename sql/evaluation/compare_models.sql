@@ -1,5 +1,5 @@
 -- one row per two trained models of any runs that answered the same problems: how often only one was right.
--- Ask it which run to keep. Problems are the same where index, prompt and ground truth are;
+-- Ask it which run to keep. Problems are the same if their index, prompt and ground truth are;
 -- `p_value` is of McNemar's exact test: below 0.05 the model is better, or worse, than the other.
 -- Example: countdown-train sql compare_models --run latest
 with greedy as (

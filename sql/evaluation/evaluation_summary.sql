@@ -1,5 +1,5 @@
 -- one row per run and evaluated model: greedy accuracy with its 95% (Wilson) interval, score, format.
--- Ask it whether training helped, and by more than chance; `strict` and `lenient` are by the place of the answer.
+-- Ask it whether training helped, and by more than chance; `strict` and `lenient` differ in where an answer counts.
 -- Example: countdown-train sql evaluation_summary --run latest
 with greedy as (
     select

@@ -1,7 +1,7 @@
 -- one row per run and trained model: greedy accuracy gained over the base model, with a 95% interval.
 -- Ask it whether the gain is more than chance; problems are paired, which is sharper than two intervals.
--- `p_value` is of McNemar's exact test: below 0.05 the model is better, or worse. Exactly then the interval,
--- of the problems that only one of the two solves, leaves out 0.
+-- `p_value` is of McNemar's exact test: below 0.05 the model is better, or worse. Exactly then the interval
+-- (of the problems that only one of the two models solves) excludes 0.
 -- Example: countdown-train sql gain_over_base --run latest
 with recursive greedy as (
     select
@@ -44,7 +44,7 @@ tested as (
     from paired
 ),
 
--- the lowest share of wins for which so many are still likely, digit by binary digit (Clopper and Pearson 1934)
+-- the lowest share of wins at which so many wins are still likely, bit by bit (Clopper and Pearson 1934)
 digits as (
     select
         run_id,

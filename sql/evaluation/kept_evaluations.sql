@@ -1,6 +1,6 @@
--- one row per run, evaluation and model that is kept: on how many problems, and greedy accuracy with its interval.
+-- one row per run, evaluation and model that is kept: number of problems, and greedy accuracy with its interval.
 -- Ask it which evaluations there are; all other questions take the one with `is_default`, the run's own.
--- Accuracies of two evaluations are not to be compared: they are of other problems or other settings.
+-- Do not compare accuracies of two evaluations: they are of different problems or settings.
 -- Example: countdown-train sql kept_evaluations --run latest
 with greedy as (
     select

@@ -1,5 +1,5 @@
 -- one row per run and evaluated model: how often the samples of a problem vote for the right value.
--- Ask it what voting buys beside the average sample. Samples without a value do not vote, a tie is shared.
+-- Ask it what voting gains over the average sample. Samples without a value do not vote; a tie is shared.
 -- Example: countdown-train sql majority_vote --run latest
 with votes as (
     select

@@ -1,5 +1,5 @@
 -- one row per run, evaluated model and k: the chance that one of k samples is correct, unbiased.
--- Ask it what sampling more often would buy, and whether training narrowed what the model can find.
+-- Ask it what sampling more often would gain, and whether training narrowed what the model can find.
 -- Example: countdown-train sql pass_at_k --run latest
 with problems as (
     select

@@ -1,5 +1,5 @@
 -- one row per run and held-out problem kept at each test: when it was first solved, and lost again.
--- Ask it what training taught on its way and then forgot; most often lost first.
+-- Ask it what the model learned in training and then forgot; the problems lost most often come first.
 -- Example: countdown-train sql solved_and_lost --run latest -p change=lost
 -- $change: any|lost = any (lost: at least once)
 -- $limit: int = 20 (rows at most)

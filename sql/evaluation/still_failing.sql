@@ -1,4 +1,4 @@
--- one row per test problem that the model evaluated last gets wrong: how often that was so over all evaluations.
+-- one row per test problem that the model evaluated last gets wrong: how often it was wrong in all evaluations.
 -- Ask it what no night has taught yet; `asked` and `wrong` count the trained models of all runs, each evaluated once.
 -- Example: countdown-train sql still_failing
 -- $limit: int = 20 (rows at most)

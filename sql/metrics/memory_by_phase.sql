@@ -1,5 +1,5 @@
--- one row per run and phase: the most memory that the learner took in it, in GiB, and in which step.
--- On a card its tensors; on a CPU its own memory, as memory/host_gib/learner counts it.
+-- one row per run and phase: the most memory that the learner took in it, in GiB, and the step of that peak.
+-- On a card that is its tensors; on a CPU the memory of its process, like memory/host_gib/learner.
 -- Ask it which phase would run out first, and whether memory still grows.
 -- Example: countdown-train sql memory_by_phase --run latest
 with phases as (

@@ -1,8 +1,8 @@
 -- one row per run and step: one metric, and its mean over the steps around it.
--- Ask it how any number that training logs went; `metric_summary` lists their names.
+-- Ask it how any logged metric changed in training; `metric_summary` lists their names.
 -- Example: countdown-train sql metric_over_time -p metric=actor/entropy_loss --run latest
 -- $metric: str = critic/kl (its name)
--- $before: int = 9 (steps before each that the mean takes in)
+-- $before: int = 9 (steps before each one that its mean includes)
 select
     run_id,
     step,

@@ -1,5 +1,5 @@
--- one row per run and metric: its first and last value, and between what it moved.
--- Ask it what there is to look at, and what changed most.
+-- one row per run and metric: its first, last, lowest, highest and mean value.
+-- Ask it which metrics there are, and which changed most.
 -- Example: countdown-train sql metric_summary -p names=timing_s/%
 -- $names: str = % (those to show, % stands for anything: memory/%)
 select

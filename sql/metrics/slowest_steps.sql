@@ -1,5 +1,5 @@
--- one row per step, the slowest of each run: its seconds, how many times the median that is, and in what.
--- Ask it whether hiccups cost the night, and which phase had them.
+-- one row per step, the slowest of each run: its seconds, how many times the median that is, and its longest phase.
+-- Ask it whether a few slow steps cost much of the night, and which phase was slow in them.
 -- Example: countdown-train sql slowest_steps -p limit=3
 -- $limit: int = 5 (steps per run at most)
 with whole as (

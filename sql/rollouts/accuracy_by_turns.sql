@@ -1,5 +1,5 @@
--- one row per run and number of the model's turns, where the env answered any: how many responses took so
--- many, how many of them were correct, and what they cost.
+-- one row per run and number of the model's turns, if the env answered any: how many responses took so
+-- many, which share of them was correct, and their mean length in tokens.
 -- Ask it whether responses that ask more are right more often (env.max_turns), or only longer.
 -- Example: countdown-train sql accuracy_by_turns --run latest
 -- $from_step: int = 1 (steps before it are left out)

@@ -1,4 +1,4 @@
--- one row per run and answer, the most frequent: how often it was given, to how many problems, how well.
+-- one row per run and answer, the most frequent: how often it was given, to how many problems, and its accuracy.
 -- Ask it whether the model gives one answer to everything.
 -- Example: countdown-train sql common_answers -p limit=3
 -- $limit: int = 10 (rows per run at most)

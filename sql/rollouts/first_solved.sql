@@ -1,5 +1,5 @@
 -- one row per run and step: problems tried, and solved, for the first time in the run.
--- Ask it whether new problems keep falling or the same ones are solved again.
+-- Ask it whether the model still solves new problems, or only the same ones again.
 -- Example: countdown-train sql first_solved --run latest
 with firsts as (
     select

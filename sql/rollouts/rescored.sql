@@ -1,5 +1,5 @@
 -- one row per run, changed reward, and pair of verdicts: rollouts before and after scoring anew.
--- Ask it what another reward would have said; `countdown-train rescore RUN env.answer_from=last_line` writes it.
+-- Ask it how another reward would have scored; `countdown-train rescore RUN env.answer_from=last_line` writes it.
 -- Example: countdown-train sql rescored -p settings=env.answer_from=last_line
 -- $settings: str = any (the changed settings as they were given, or any)
 select

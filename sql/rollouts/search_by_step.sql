@@ -1,8 +1,8 @@
 -- one row per run and some steps: how long responses search, how often they say that they found it.
--- Ask it what changed in behaviour: a gain by going on shows in attempts, one by judging in accuracy_of_hits.
+-- Ask it what changed in behaviour: longer search shows in attempts, better judgement in accuracy_of_hits.
 -- Example: countdown-train sql search_by_step -p steps_per_row=5 --run latest
 -- $attempt: str = \s:\s (a regular expression of an attempt: as the home-made model writes it)
--- $hit: str = \byes\b (of what a response says that has found an answer)
+-- $hit: str = \byes\b (a regular expression of what a response says when it has found an answer)
 -- $steps_per_row: int = 1 (steps summed up in one row)
 with searched as (
     select

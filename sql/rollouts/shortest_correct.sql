@@ -1,4 +1,4 @@
--- one row per correct rollout, the shortest of each run: where a scorer that is fooled shows first.
+-- one row per correct rollout, the shortest of each run: a fooled scorer shows here first.
 -- Ask it whether answers are worked out, guessed or gamed.
 -- Example: countdown-train sql shortest_correct -p limit=3 --run latest
 -- $limit: int = 5 (rows per run at most)

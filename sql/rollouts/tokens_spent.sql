@@ -1,4 +1,4 @@
--- one row per run and epoch: tokens read and written, and what a correct response cost of them.
+-- one row per run and epoch: tokens read and written, and tokens written per correct response.
 -- Ask it where the tokens went, and whether answers become cheaper.
 -- Example: countdown-train sql tokens_spent
 select

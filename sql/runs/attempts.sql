@@ -1,5 +1,5 @@
 -- one row per start of a run: when, why (started, or what ended the attempt before), and
--- what a person asked for otherwise than before.
+-- the settings that a person changed for it.
 -- Ask it what went wrong in the night and how often.
 -- Example: countdown-train sql attempts --run latest
 with starts as (

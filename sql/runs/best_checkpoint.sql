@@ -1,5 +1,5 @@
--- one row per run: of the checkpoints on disk, the one of the highest test accuracy, of equals the highest score.
--- Ask it which folder to load; pruning may have deleted a better one, `tested_best` tells.
+-- one row per run: the checkpoint on disk with the highest test accuracy; among equals, the one of the pointer `best`.
+-- Ask it which folder to load; pruning may have deleted a better one, which `tested_best` shows.
 -- Example: countdown-train sql best_checkpoint --run latest
 with tests as (
     select

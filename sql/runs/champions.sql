@@ -1,5 +1,5 @@
 -- one row per run whose trained model was compared with the champion of its problems, the newest first.
--- Ask it which run is worth taking on from, and by how much it was better than the champion before.
+-- Ask it which run is worth continuing from, and by how much it was better than the champion before.
 -- Example: countdown-train sql champions --run latest
 select
     run_id,

@@ -1,5 +1,5 @@
 -- one row per run, the best first: what it reached, in how many steps, tokens and hours.
--- Ask it which settings paid; `settings_that_differ` says what they were.
+-- Ask it which settings paid off; `settings_that_differ` shows what they were.
 -- Example: countdown-train sql compare_runs
 with tokens as (
     select
@@ -25,7 +25,7 @@ tests as (
         run_id,
         max(accuracy) as best_test,
         max(score) as best_test_score,
-        -- of equals as the pointer best has it; step 0 has no checkpoint
+        -- among equals as for the pointer `best`; step 0 has no checkpoint
         arg_max(step, [accuracy, (step > 0)::double, coalesce(score, '-infinity'::double), -step]) as best_at_step
     from tested
     group by run_id

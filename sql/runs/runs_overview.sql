@@ -1,5 +1,5 @@
 -- one row per run, the newest first: status, steps, accuracy before and after, minutes.
--- Ask it which runs there are and which was worth its time; of a run still going it tells the latest test.
+-- Ask it which runs there are and which was worth its time; for a run in progress it shows the latest test.
 -- The accuracies are of the evaluation; val_before and val_after of the tests in training, which ask fewer problems.
 -- Example: countdown-train sql runs_overview --run latest
 with tests as (
@@ -22,7 +22,7 @@ select
     runs.accuracy_after,
     tests.first_accuracy as val_before,
     tests.last_accuracy as val_after,
-    -- a clock that was set back meanwhile makes no time negative
+    -- no time is negative, even if the clock was set back meanwhile
     greatest(date_diff('second', runs.started_at, coalesce(runs.finished_at, tests.logged_at)), 0) / 60 as minutes,
     runs.started_at,
     runs.reason

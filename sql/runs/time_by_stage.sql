@@ -1,5 +1,5 @@
 -- one row per run and stage of the pipeline: its seconds, the longest first.
--- Ask it where the evening went: data, base model, training, evaluation.
+-- Ask it where the time went: data, base model, training, evaluation.
 -- Example: countdown-train sql time_by_stage --run latest
 with stages as (
     select

@@ -1,6 +1,6 @@
 -- one row per response of every evaluation that is kept of a run's models, whatever was asked of them.
--- `evaluation` names problems and settings: group by it, for rows of two evaluations are not to be averaged.
--- `is_default`: the run's own evaluation, else the one of most models and then of most problems.
+-- `evaluation` names problems and settings: group by it, and do not average rows of two evaluations.
+-- `is_default`: the run's own evaluation, else the one with the most models, then with the most problems.
 with every as (
     select
         *,

@@ -1,5 +1,5 @@
--- one row per response of one evaluation of each run, of all models that were asked it: the run's own.
--- Where a run's own settings asked nothing yet: the one of most models, then of most problems.
+-- one row per response of one evaluation of each run, the run's own, for all models that answered it.
+-- If a run has no own evaluation yet: the one with the most models, then with the most problems.
 -- `evaluation` and `num_problems` say which; `all_evaluations` holds the others too.
 select
     run_id,

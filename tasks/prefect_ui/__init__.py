@@ -1,1 +1,1 @@
-"""What the Prefect UI shows of a run, and who else is told."""
+"""What the Prefect UI shows of a run, and notifications to others."""

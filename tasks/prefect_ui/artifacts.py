@@ -1,4 +1,4 @@
-"""Artifacts for the Prefect UI, which a run can do without: no server can stop or slow it."""
+"""Artifacts for the Prefect UI. A run does not need them: no server can stop it or slow it down."""
 
 import contextvars
 import json
@@ -44,20 +44,20 @@ _logger = logging.getLogger(__name__)
 def create_markdown_artifact(
     markdown: str, *, key: str, description: str, is_first: bool = False
 ) -> None:
-    """Shows a page, in place of an earlier one of its key; `is_first`: above the task runs'."""
+    """Shows a page in place of an earlier one of its key; `is_first`: above those of task runs."""
     with _unless_away(key):
         _put("markdown", redact(markdown), key, redact(description), is_first)
 
 
 def create_table_artifact(rows: Sequence[Mapping[str, Any]], *, key: str, description: str) -> None:
     """Shows a table, in place of an earlier one of this flow run and key."""
-    shown = fitted(redact_all(list(rows)))  # before a credential is wrapped
+    shown = fitted(redact_all(list(rows)))  # first: wrapping would split a credential
     with _unless_away(key):
         _put("table", shown, key, redact(description))
 
 
 def fitted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a table of all columns, with rounded numbers, lists in words, long texts in lines."""
+    """Returns rows with all columns: numbers rounded, lists as text, long texts wrapped."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     return [{name: _in_a_cell(row.get(name)) for name in names} for row in rows]
 
@@ -72,7 +72,7 @@ def _in_a_cell(value: Any) -> Any:
     longest = min(max(map(len, value.split()), default=0), _LONGEST_WORD)
     width = max(_WIDEST_CELL, longest)
     lines = (textwrap.wrap(line, width, break_on_hyphens=False) for line in value.split("\n"))
-    # A line that begins as a list or a heading would become one.
+    # A line that begins like a list or a heading would be shown as one.
     return "\n".join(
         f"\u200b{line}" if _STARTS_A_BLOCK.match(line) else line
         for wrapped in lines
@@ -81,14 +81,14 @@ def _in_a_cell(value: Any) -> Any:
 
 
 def beside(call: Callable[[], object]) -> None:
-    """Makes a call to the Prefect server beside whatever goes on; nobody waits for it."""
+    """Calls the Prefect server in a daemon thread, for which nothing waits."""
     threading.Thread(target=contextvars.copy_context().run, args=(call,), daemon=True).start()
 
 
 def plain(text: str) -> str:
     """Returns text of unknown origin for a table's cell, its angle brackets and links disarmed.
 
-    One of Prefect's UIs takes a cell for HTML, the other shows it as it is.
+    One of Prefect's two UIs reads a cell as HTML, the other shows it unchanged.
     """
     return text.translate(_LOOK_ALIKES).replace("](", "] (")
 
@@ -96,7 +96,7 @@ def plain(text: str) -> str:
 def quoted(text: str) -> str:
     """Returns text of unknown origin as a quotation in markdown, with each mark escaped.
 
-    Of a code block, one of Prefect's UIs wraps no line, and the other shows it white on white.
+    Not a code block: one of Prefect's two UIs does not wrap it, the other shows it white on white.
     """
     lines = []
     for line in map(printable, text.split("\n")):
@@ -111,9 +111,9 @@ def dialogue(head: str, asked: str, answered: str) -> str:
 
 
 class LiveArtifacts:
-    """Artifacts of the flow or task run it is made in, which a thread keeps up to date.
+    """Artifacts of the current flow or task run, which a thread keeps up to date.
 
-    The thread also makes what is shown: neither that nor a server that hangs delays training.
+    The thread also makes their content, so neither that nor a server that hangs delays training.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class LiveArtifacts:
         self._thread.start()
 
     def show(self, key: str, kind: ArtifactKind, make: Callable[[], Any], description: str) -> None:
-        """Shows what `make` returns (None: nothing) soon, unless something newer comes before."""
+        """Shows what `make` returns (None: nothing) soon, unless a newer one comes first."""
         with self._changing:
             self._pending[key] = kind, make, description
 
@@ -174,7 +174,7 @@ def _unless_away(key: str) -> Iterator[None]:
 
 
 def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bool = False) -> UUID:
-    """Creates an artifact, or updates that of an earlier attempt: a key is there once."""
+    """Creates an artifact, or updates an earlier attempt's: a flow run has one per key."""
     client = get_client(sync_client=True)
     task_run, flow_run = get_task_and_flow_run_ids()
     data = json.dumps(data) if kind == "table" else data

@@ -28,10 +28,10 @@ def settings_in_force(config: RunConfig, run: RunFolder) -> RunConfig:
 
 
 def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -> Changes | None:
-    """Returns what a retry after this error shall change, or None: no retry would help.
+    """Returns the settings that a retry after this error changes; None if no retry would help.
 
-    A process that died again leaves the next attempt less of the machine's memory; a Ray that was
-    too slow to start holds none.
+    If a process died before too, the next attempt takes less of the machine's memory. Ray does not
+    count as such a process: if it did not start, it held no memory.
     """
     in_force = settings_in_force(config, run)
     if isinstance(error, OutOfMemory):
@@ -45,7 +45,7 @@ def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -
 
 
 def settings_that_help(config: RunConfig, run: RunFolder, error: OutOfMemory) -> list[str]:
-    """Returns settings, as one would type them: each makes room where it was missing."""
+    """Returns settings as a user would type them; each frees memory where it was short."""
     return remedies(settings_in_force(config, run), error, _shape(run))
 
 
@@ -90,7 +90,7 @@ def show_attempts(run: RunFolder, logger: Log) -> None:
         return
     rows = [
         {"attempt": number, "from step": one.from_step, "changed settings": one.changed}
-        | {"why": one.reason}  # last, for its length
+        | {"why": one.reason}  # last, because it is long
         for number, one in enumerate(attempts, start=1)
     ]
     description = "Each start of training: why it was needed, and what it changed."

@@ -28,12 +28,12 @@ PALETTE: Final = {
     "incorrect": "#d9b36c",
     "reward_error": "#b3261e",
 }
-"""On a light page; a drawing names them as CSS variables, `--wrong-value`."""
+"""Colours on a light page; a drawing refers to them by CSS variables: `--wrong-value`."""
 COLOURS: Final = (
     *("test", "too_long", "correct", "bad_syntax", "wrong_value", "wrong_numbers", "muted"),
 )
-"""Of series without a colour of their own, in this order."""
-MOST_POINTS: Final = 160  # of a series: a longer one is drawn as means of as many steps as it takes
+"""Colours of the series that have none of their own, in this order."""
+MOST_POINTS: Final = 160  # of a series: a longer one is drawn as means over several steps each
 WIDTH, HEIGHT = 440, 270  # of a drawing, in units of its view box: pixels in the Prefect UI
 _LEFT, _RIGHT, BOTTOM = 58, 432, 228  # of the plot in it; its top leaves room for the legend
 _LINE, _LETTER = 19, 6.7  # a line's height and a letter's width, about
@@ -57,7 +57,7 @@ class Series:
 
     name: str
     colour: str
-    points: Sequence[Point]  # finite, by x; a stack's have the same x in every series
+    points: Sequence[Point]  # finite, sorted by x; all series of a stack have the same x
     look: Look = "line"
     band: Sequence[Point] = ()  # lowest and highest at each point: of an interval, or of an area
 
@@ -70,7 +70,7 @@ def draw(
     y_top: float | None = None,
     x_ticks: Mapping[float, str] | None = None,
 ) -> str | None:
-    """Returns what stands in an `<svg>` of `WIDTH` by `HEIGHT`; None without a point."""
+    """Returns the content of an `<svg>` of `WIDTH` by `HEIGHT`; None if there is no point."""
     drawn = [thinned(one) for one in series if one.points]
     if not drawn:
         return None
@@ -110,7 +110,7 @@ def stacked(series: Sequence[Series]) -> list[Series]:
 
 
 def thinned(series: Series) -> Series:
-    """Returns a series of at most `MOST_POINTS`: means of so many neighbours, each at its last."""
+    """Returns a series of at most `MOST_POINTS`: means of neighbours, each at the last one's x."""
     span = -(-len(series.points) // MOST_POINTS)
     if span <= 1:
         return series
@@ -132,14 +132,14 @@ def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
 def text(
     x: float, y: float, words: str, *, colour: str = "muted", anchor: str = "start", more: str = ""
 ) -> str:
-    """Returns words in a drawing; `anchor` is what of them lies at x."""
+    """Returns words in a drawing; `anchor` says whether x is their start, middle or end."""
     place = f'x="{x:g}" y="{y:g}" text-anchor="{anchor}"{more}'
     return f'<text {place} style="fill:{_css(colour)}">{escape(words)}</text>'
 
 
 @dataclass(frozen=True)
 class _Plot:
-    """Where the numbers of a chart lie."""
+    """The ranges of a chart's axes, and the places of its numbers."""
 
     x: Point
     y: Point  # the range of each axis
@@ -164,7 +164,7 @@ def _frame(plot: _Plot, x_ticks: Mapping[float, str], x_label: str, y_label: str
     for x, words in x_ticks.items():
         at = plot.place(x, plot.y[0])[0]
         yield f'<path d="M{at} {plot.top:g}V{BOTTOM}" {line}/>'
-        # An area ends at its last step, and so its name may be longer than the margin.
+        # An area has no margin after its last step: the label of that step is moved inwards.
         inside = min(at, WIDTH - _LETTER * len(words) / 2)
         yield text(inside, BOTTOM + 17, words, anchor="middle", more=' class="x"')
     middle = (plot.top + BOTTOM) / 2
@@ -252,7 +252,7 @@ def learning_curve(rows: Sequence[Mapping[str, Any]], title: str) -> str | None:
 
 
 def as_picture(uri: str | None) -> str | None:
-    """Returns the picture as markdown: beneath an image artifact the page shows its URI in full."""
+    """Returns the picture as markdown: below an image artifact the UI prints the whole URI."""
     return None if uri is None else f"![accuracy, score, tokens and KL by step]({uri})\n"
 
 

@@ -1,6 +1,6 @@
 """What Prefect keeps and shows of a flow run: results of its stages, its log, tags to find it by.
 
-A result is what Retry need not make again: a path, a few numbers or nothing, as JSON in
+A stage's result spares Retry that stage: it is a path, a few numbers or nothing, as JSON in
 `PREFECT_RESULTS_LOCAL_STORAGE_PATH`. If one is lost, its stage runs again.
 """
 
@@ -40,7 +40,7 @@ class _RunLog(APILogHandler):
 
 @contextmanager
 def logs_in_ui() -> Iterator[None]:
-    """Has the UI show what our loggers say within the block, from INFO up, without credentials."""
+    """Shows what our loggers log within the block in the UI, from INFO up, without credentials."""
     message_alone = RedactingFormatter("%(message)s")
     handler = _RunLog(logging.INFO)
     handler.setFormatter(message_alone)
@@ -103,7 +103,7 @@ def stage(
 
 
 def once_per_flow_run(context: TaskRunContext, inputs: Mapping[str, Any]) -> str:
-    """Returns a cache key that a stage of a flow run has in common with its retries only."""
+    """Returns a cache key that a flow run's stage shares only with its retries."""
     own = context.task_run.flow_run_id or context.task_run.id
     facts = {
         name: value.model_dump(mode="json")
@@ -116,7 +116,7 @@ def once_per_flow_run(context: TaskRunContext, inputs: Mapping[str, Any]) -> str
 
 
 def once_per_training(context: TaskRunContext, inputs: Mapping[str, Any]) -> str:
-    """Returns a key as `once_per_flow_run` does, another one if training has gone on."""
+    """Returns the key of `once_per_flow_run`, but another one if training has gone on."""
     metrics = inputs["run"].metrics.path
     trained_at = metrics.stat().st_mtime_ns if metrics.exists() else None
     return once_per_flow_run(context, {**inputs, "trained_at": trained_at})

@@ -36,7 +36,7 @@ for _library in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.pr
 
 @dataclass(frozen=True)
 class Listeners:
-    """Who is told."""
+    """Who is notified."""
 
     webhook: str | None = field(default=None, repr=False)
     """A URL, or better the name of an environment variable or a Prefect Secret block with it."""
@@ -44,16 +44,16 @@ class Listeners:
 
 
 def notify(listeners: Listeners, message: Mapping[str, Any], log: Log) -> None:
-    """Tells all listeners, and logs a line on each: a warning where one was not reached."""
+    """Notifies all listeners, and logs a line on each: a warning if it was not reached."""
     for who, refusal in deliver(listeners, message).items():
         if refusal is None:
-            log.info("%s was told: %s", who, message["event"])
+            log.info("%s was notified: %s", who, message["event"])
         else:
-            log.warning("%s was not told of %s: %s", who, message["event"], refusal)
+            log.warning("%s was not notified of %s: %s", who, message["event"], refusal)
 
 
 def deliver(listeners: Listeners, message: Mapping[str, Any]) -> dict[str, str | None]:
-    """Tells all listeners; returns who was told, with None, or why he was not."""
+    """Notifies all listeners; returns for each one None, or why it was not reached."""
     text, command = json.dumps(message), listeners.command
     told: dict[str, str | None] = {}
     if listeners.webhook is not None:
@@ -64,15 +64,15 @@ def deliver(listeners: Listeners, message: Mapping[str, Any]) -> dict[str, str |
 
 
 def warn_of_mistakes(listeners: Listeners, log: Log) -> None:
-    """Warns of listeners that could not be told, before there is anything to tell."""
+    """Warns of listeners that cannot be notified, before there is a message."""
     webhook, command = listeners.webhook, listeners.command
     if webhook is not None and (said := _with_url(webhook, lambda url: None)) is not None:
-        log.warning("the webhook will not be told: %s", said)
+        log.warning("the webhook will not be notified: %s", said)
     if command and shutil.which(command[0]) is None:
-        log.warning("the command %s will not be told: there is no such program", command[0])
+        log.warning("the command %s will not be notified: there is no such program", command[0])
 
 
-@task(name="notify", task_run_name="tell webhook and command")
+@task(name="notify", task_run_name="notify webhook and command")
 @redacting_errors()
 def notify_task(listeners: Listeners, message: Mapping[str, Any]) -> None:
     """Notifies in a flow run."""
@@ -80,9 +80,9 @@ def notify_task(listeners: Listeners, message: Mapping[str, Any]) -> None:
 
 
 def webhook_url(webhook: str) -> str:
-    """Returns a URL: given, or of a variable or Secret block; ValueError, which tells no secret."""
+    """Returns the URL given or named by a variable or Secret block; ValueError without a secret."""
     url = webhook if "://" in webhook else os.environ.get(webhook)
-    if not url and _BLOCK_NAME.fullmatch(webhook):  # not a URL without its scheme, say
+    if not url and _BLOCK_NAME.fullmatch(webhook):  # not, for example, a URL without its scheme
         from prefect.blocks.system import Secret
 
         with suppress(Exception):  # no such block, no server
@@ -102,10 +102,10 @@ def webhook_url(webhook: str) -> str:
 
 
 def _with_url(webhook: str, act: Callable[[str], str | None]) -> str | None:
-    """Returns what `act` does with the URL, or why there is none.
+    """Returns what `act` returns for the URL, or why there is no URL.
 
-    In a thread that is left behind if it takes too long: a client's limit would hold per byte, and
-    not for looking up a host's name.
+    It runs in a thread, which is abandoned after `WEBHOOK_S`: an HTTP client's own limit holds for
+    each read, and not for the look-up of a host's name.
     """
     outcome: list[str | None] = []
 
@@ -123,11 +123,11 @@ def _with_url(webhook: str, act: Callable[[str], str | None]) -> str | None:
 
 
 def _post(url: str, body: bytes) -> str | None:
-    """Returns None, or why it was not taken, in words without the URL."""
+    """Posts `body`; returns None, or why that failed, without the URL."""
     host = httpx.URL(url).host
     headers = {"Content-Type": "application/json", "User-Agent": "countdown-train"}
     try:
-        # Neither is a redirect followed, which would turn the POST into a GET, nor a body read.
+        # No redirect is followed (it would turn the POST into a GET), and no body is read.
         with httpx.stream(
             "POST", url, content=body, headers=headers, timeout=2 * WEBHOOK_S
         ) as answer:
@@ -140,7 +140,7 @@ def _post(url: str, body: bytes) -> str | None:
 
 
 def _run(command: tuple[str, ...], text: str) -> str | None:
-    """Returns None, or how the command failed; its process group ends with it."""
+    """Runs a command; returns None, or how it failed. After `COMMAND_S`, its group is killed."""
     try:
         process = subprocess.Popen(
             command,

@@ -1,4 +1,4 @@
-"""Training's progress, where people look: a bar in the terminal, artifacts in the Prefect UI."""
+"""Shows training's progress: a bar in the terminal, artifacts in the Prefect UI."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tasks.prefect_ui.artifacts import LiveArtifacts, dialogue
 from tasks.prefect_ui.chart import as_picture, learning_curve
 
 LOG_INTERVAL_S = 30.0
-DIAGNOSIS_STEPS = 5  # between two diagnoses; more of a run of more than 500 steps
+DIAGNOSIS_STEPS = 5  # between two diagnoses; a hundredth of the steps, if that is more
 _DIAGNOSES_PER_RUN = 100
 HEADLINES: Final = {
     "reward/accuracy": "accuracy {:.3f}",
@@ -34,7 +34,7 @@ HEADLINES: Final = {
 """Metrics by which people judge a run, and how a line shows them."""
 _SAMPLES: Final = 4  # responses shown of the last step
 _LONGEST_PROMPT: Final = 1_000
-_LONGEST_RESPONSE: Final = 1_500  # characters: the beginning and the end of what is longer
+_LONGEST_RESPONSE: Final = 1_500  # characters; a longer one is shown without its middle
 
 
 def describe(metrics: dict[str, float]) -> str:
@@ -48,7 +48,7 @@ class TrainingProgress:
 
     log.txt keeps a line per step; terminal and Prefect's UI show one every `LOG_INTERVAL_S`, and
     each test result. Seconds per step are as `planned` until enough are measured; `earlier` are
-    metrics of the steps before this attempt. `artifacts_of`: the run, if a Prefect run is there.
+    metrics of the steps before this attempt. `artifacts_of`: the run, if it is in a Prefect run.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class TrainingProgress:
         """Shows one step."""
         now = time.monotonic()
         if self._bar is None:
-            off = None if self._on_console else True  # None: where it is no terminal
+            off = None if self._on_console else True  # None: off if stderr is no terminal
             self._bar = tqdm(
                 total=last_step, initial=step, unit="step", disable=off, file=sys.stderr
             )
@@ -122,13 +122,13 @@ class TrainingProgress:
         show("samples", "markdown", partial(latest_samples, self._run.rollouts), said)
 
     def _up_to(self, step: int) -> list[Mapping[str, Any]]:
-        """Returns the metrics of the steps so far; from any thread."""
+        """Returns the metrics of the steps so far; any thread may call it."""
         return [row for row in list(self._rows.values()) if row["step"] <= step]
 
     def _diagnose(self, step: int, metrics: dict[str, float]) -> None:
-        """Says what is wrong, each thing and each advice once, and shows all of it in the UI."""
+        """Logs what is wrong, each rule and advice only once, and shows all of it in the UI."""
         self._rows[step] = metrics | {"step": step}
-        # It reads all steps again: after many, it looks less often.
+        # A diagnosis reads all steps again: after many steps it is made less often.
         if step - self._diagnosed_at < max(DIAGNOSIS_STEPS, step // _DIAGNOSES_PER_RUN):
             return
         self._diagnosed_at = step - step % DIAGNOSIS_STEPS
@@ -144,7 +144,7 @@ class TrainingProgress:
 
 
 def latest_samples(rollouts: RolloutLog) -> str | None:
-    """Returns responses of the last step, if any, as markdown that none can break out of."""
+    """Returns responses of the last step, if any, as markdown that no response can break."""
     rows = samples_of_step(rollouts.folder, most=_SAMPLES)
     if not rows:
         return None

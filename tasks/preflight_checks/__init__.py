@@ -1,4 +1,4 @@
-"""What preflight looks at, and a finding: one such thing, and what to do about it."""
+"""Preflight's checks, and a finding: what one check found and what to do about it."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,7 @@ class Finding:
     level: Literal["ok", "warning", "fatal"] = field(kw_only=True)
     message: str
     remedy: str = ""
-    overrides: str = ""  # settings to paste behind the command; the plan is with them
+    overrides: str = ""  # settings to add to the command; the message's plan is with them
 
     def __str__(self) -> str:
         return f"{self.message}: {self.remedy}" if self.remedy else self.message
@@ -25,7 +25,7 @@ fatal = partial(Finding, level="fatal")
 
 
 def refused(check: str, error: object) -> Finding:
-    """Returns a refusal, whose words behind the last colon are the remedy."""
+    """Returns a fatal finding; the error's text after its last colon is the remedy."""
     message, _, remedy = str(error).rpartition(": ")
     return fatal(check, message, remedy)
 

@@ -1,7 +1,7 @@
-"""Preflight's look at the card: can this torch compute on it, and who else uses it.
+"""Preflight's check of the card: can this torch compute on it, and what else uses it.
 
-torch is asked in a process of its own, and only where the settings need a GPU: it takes seconds to
-load, and would hold memory of the card for as long as the run is being prepared.
+torch is loaded in a separate process, and only if the settings need a GPU: it takes seconds to
+load, and would hold memory of the card while the run is prepared.
 """
 
 import ctypes
@@ -37,9 +37,9 @@ print(json.dumps({"torch": torch.__version__, "arches": arches, "cards": cards})
 """
 _NUMA: Final = "libnuma.so.1"
 _WHEELS: Final = {12: "CUDA 12.8 or newer (cu128)", 10: "CUDA 12.8 or newer (cu128)"}
-"""What a torch wheel must be built with to know a card, by its major compute capability."""
+"""The CUDA that a card needs its torch wheel to be built with, by major compute capability."""
 _OLD_WHEELS: Final = "CUDA 12.6 (cu126), the last that supports cards so old"
-_BUSY_SHARE: Final = 0.1  # of a card's memory: more than this in other hands is worth a word
+_BUSY_SHARE: Final = 0.1  # of a card's memory: if others use more, it is a warning
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ def device_findings(config: RunConfig) -> Iterator[Finding]:
         said = f"resources ask for a GPU, and torch {torch} is a build without CUDA"
         yield fatal("device", said, "GPU=1 make env, or a preset for the CPU (quickstart)")
     elif (facts := read_device()) is None:
-        yield warning("device", f"torch {torch} did not tell its cards", "try nvidia-smi")
+        yield warning("device", f"torch {torch} did not list its cards", "try nvidia-smi")
     else:
         yield from judge_device(facts)
         wanted, there = len(card_tenants(config)), len(facts.cards)
         if config.resources.ray_address is None and 0 < there < wanted:
-            yield fatal(  # it would be waited for
+            yield fatal(  # Ray would wait for the missing ones
                 "device",
                 f"learner and engines need {wanted} cards, and there "
                 f"{'is' if there == 1 else 'are'} {there}",
@@ -111,7 +111,7 @@ def _cpu_findings(config: RunConfig, torch: str) -> Iterator[Finding]:
 
 
 def quantization_findings(config: RunConfig) -> Iterator[Finding]:
-    """Names settings that need fewer bits than the installed packages know."""
+    """Yields settings of 4 or 8 bits that lack a package or would round what a model learned."""
     wanting = {
         "actor.optimizer=adamw_8bit": config.actor.optimizer == "adamw_8bit",
         "model.load_in_4bit=true": config.model.load_in_4bit,
@@ -129,14 +129,14 @@ def quantization_findings(config: RunConfig) -> Iterator[Finding]:
     if is_rounded:
         yield fatal(
             "model",
-            f"model.path={config.model.path} has learned beside 4 bits, and "
+            f"model.path={config.model.path} was trained on weights of 4 bits, and "
             "model.load_in_4bit=true would round away what it has learned",
             "go on with that run (run_id=RUN), or set model.load_in_4bit=false",
         )
 
 
 def judge_device(facts: DeviceFacts) -> Iterator[Finding]:
-    """Yields a finding per card: known to torch or not, and how much of it is free."""
+    """Yields a finding per card: whether torch has kernels for it, and how much of it is free."""
     driver = f"driver {facts.driver}" if facts.driver else "no NVIDIA driver found"
     if not facts.cards:
         yield fatal(

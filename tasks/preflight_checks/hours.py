@@ -18,7 +18,7 @@ from tasks.preflight_checks import Finding, ok, warning
 from tasks.preflight_checks.device import ask_python, cards_here
 from tasks.preflight_checks.plans import model_shape
 
-_LATER = f"from step {MEASURED_FROM} on progress shows what is measured"
+_LATER = f"from step {MEASURED_FROM} on progress shows the measured time"
 PROBE: Final = """
 import json, time
 import numpy as np
@@ -35,13 +35,13 @@ for _ in range(20):
     bandwidth = max(bandwidth, 2 * data.nbytes / (time.process_time() - start))
 print(json.dumps([flops, bandwidth]))
 """
-"""One thread's rate of a matrix product in float32, and of copying: by CPU time, as a busy machine
-disturbs the clock, and the best of many that are short (0.5 and 2 ms). The first product prepares
-the library."""
+"""Measures one thread's rate of a matrix product in float32, and of copying: in CPU time, because
+other load distorts wall-clock time, and the best of many short ones (0.5 and 2 ms). The first
+product only prepares the library."""
 
 
 def time_findings(config: RunConfig) -> Iterator[Finding]:
-    """Hours and price; a budget that ends training early is a warning."""
+    """Yields hours and price, as a warning if a budget ends training early."""
     try:
         problems = count_problems(config)
         machines = planned_machines(config)
@@ -51,7 +51,7 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
         ]
         said = _in_words(plans, machines) + _sft_in_words(config, machines)
     except ValueError:
-        return  # said of the data
+        return  # another check reports it
     limits = {  # the budgets that the typical rates exceed
         Spending(config.budget, [plan.estimate.seconds.typical]).limit_within(plan.steps - 1)
         for plan in plans
@@ -88,7 +88,7 @@ def _in_words(plans: list[TimePlan], machines: list[Machine]) -> str:
 
 
 def _sft_in_words(config: RunConfig, machines: list[Machine]) -> str:
-    """What SFT takes before the first step, if one machine is planned for."""
+    """Returns time and price of the SFT before the first step, if one machine is planned for."""
     shape = model_shape(config)
     if config.sft.data is None or shape is None or len(machines) != 1:
         return ""
@@ -99,7 +99,7 @@ def _sft_in_words(config: RunConfig, machines: list[Machine]) -> str:
 
 
 def planned_machines(config: RunConfig) -> list[Machine]:
-    """Returns what the settings plan for; nothing if its rates are not known."""
+    """Returns the machines that the settings plan for; none if their rates are not known."""
     gpus = (config.resources.learner_gpus, config.resources.rollout_gpus)
     if 0 in gpus:
         return [] if any(gpus) else _this_cpu(config)
@@ -116,7 +116,7 @@ def planned_machines(config: RunConfig) -> list[Machine]:
 
 
 def planned_cards(config: RunConfig) -> list[CardFigures]:
-    """Returns the card that is named or there, else all with the memory that is planned for."""
+    """Returns the card of the settings or of this machine, else all with the planned memory."""
     resources = config.resources
     if resources.card is not None:
         return [named_card(resources.card)]
@@ -148,6 +148,6 @@ def _this_cpu(config: RunConfig) -> list[Machine]:
 
 @lru_cache(maxsize=1)
 def _rates_of_a_thread() -> tuple[float, float] | None:
-    """Measures, in a process whose libraries have one thread; None where it does not answer."""
+    """Measures in a process whose libraries have one thread; None if that gives no answer."""
     rates = ask_python(PROBE, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
     return None if rates is None else (rates[0], rates[1])

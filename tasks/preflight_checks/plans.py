@@ -33,14 +33,14 @@ from tasks.preflight_checks import Finding, fatal, ok, warning
 from tasks.preflight_checks.device import cards_here
 
 _FLOAT32: Final = 4
-_VERSIONS_IN_FLIGHT: Final = 4  # Ray's store is made for so many times the weights, see cluster.py
+_VERSIONS_IN_FLIGHT: Final = 4  # Ray's store holds so many copies of the weights, see cluster.py
 _SAVE_S_PER_GB: Final = 2.4  # snapshot and write, on a busy machine (benchmarks/checkpoints.py)
 _NO_HELP: Final = "data.train_batch_size and trainer.test_problems change nothing here"
 _STRETCHED: Final = ("linear", "dynamic")  # RoPE of `factor` times the config's positions
 
 
 def memory_findings(config: RunConfig) -> Iterator[Finding]:
-    """The memory plan against the card or the machine, and the settings that would make it fit."""
+    """Compares the memory plan with the card or machine; yields settings that would make it fit."""
     shape = model_shape(config)
     if shape is None:
         return
@@ -78,7 +78,7 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _what_fits(shape: ModelShape, config: RunConfig, limit: float, on_gpu: bool) -> tuple[str, str]:
-    # If the card was looked up, the levers must know its size as well.
+    # If the card was looked up, the search for settings needs its size, too.
     resources = config.resources.model_copy(update={"gpu_memory_gib": limit if on_gpu else None})
 
     def need_gib(settings: RunConfig) -> float:
@@ -101,7 +101,7 @@ def _what_fits(shape: ModelShape, config: RunConfig, limit: float, on_gpu: bool)
 
 
 def machine_findings(config: RunConfig) -> Iterator[Finding]:
-    """What the run of a learner on a card holds of the machine's memory."""
+    """Yields how much of the machine's memory a run takes whose learner is on a card."""
     shape = model_shape(config)
     if shape is None or config.resources.learner_gpus == 0:
         return
@@ -119,19 +119,19 @@ def machine_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _machine_gib() -> float:
-    """What the machine has left for a run, whose plan counts this process too."""
+    """Returns the free memory, with that of this process, which the plan counts as well."""
     return (memory_left()[0] + own_bytes(os.getpid())) / GIB
 
 
 def disk_findings(config: RunConfig) -> Iterator[Finding]:
-    """What training will write, where temporary files go, and when the disk would be full."""
+    """Yields what training will write, the place of temporary files, and when the disk is full."""
     shape = model_shape(config)
     if shape is None:
         return
     try:
         num_steps = planned_steps(config)
     except ValueError:
-        return  # said of the data
+        return  # another check reports it
     plan = disk_plan(shape, config, num_steps)
     root = config.storage.root.absolute()
     free = shutil.disk_usage(next(p for p in (root, *root.parents) if p.exists())).free
@@ -155,16 +155,16 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
         seconds = _SAVE_S_PER_GB * plan.checkpoint_bytes / 10**9
         grace_s = config.trainer.stop_grace_s
         too_long = (
-            f"one takes about {seconds:.0f} s to write and SIGTERM leaves {grace_s:g}: raise "
-            "trainer.stop_grace_s, and 15 s more where the run is stopped from, or a stop costs "
-            "the steps since the last one"
+            f"one takes about {seconds:.0f} s to write and SIGTERM leaves {grace_s:g} s: raise "
+            "trainer.stop_grace_s, and give what sends SIGTERM 15 s more than that, or a stop "
+            "loses the steps since the last checkpoint"
         )
         yield ok("disk plan", said, too_long if seconds > grace_s else "")
     if plan.checkpoint_bytes > config.checkpoints.quota_bytes:
         yield warning(
             "disk plan",
             f"checkpoints.quota_bytes={config.checkpoints.quota_bytes} is less than one checkpoint",
-            f"latest and best stay all the same; set it to {3 * plan.checkpoint_bytes} or more",
+            f"latest and best are kept anyway; set it to {3 * plan.checkpoint_bytes} or more",
         )
     # Ray keeps weights on their way to the engines in shared memory, else in its temp folder.
     shared, spill = Path("/dev/shm"), Path(tempfile.gettempdir())
@@ -182,7 +182,7 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def model_shape(config: RunConfig) -> ModelShape | None:
-    """The model's shape; None if it is not known here, or its kind cannot be planned."""
+    """Returns the model's shape; None if it is not known here, or its kind cannot be planned."""
     path = config.model.path
     if path is None:
         return ModelShape.of_base_model(config.base_model)
@@ -196,7 +196,7 @@ def model_shape(config: RunConfig) -> ModelShape | None:
 
 
 def length_findings(config: RunConfig) -> Iterator[Finding]:
-    """Refuses rollouts longer than the model reads: vLLM would, as it loads."""
+    """Refuses rollouts longer than the model reads; else vLLM would refuse them as it loads."""
     positions, data = _positions(config), config.data
     longest = data.max_prompt_length + data.max_response_length
     if positions is None or longest <= positions:
@@ -217,7 +217,7 @@ def _positions(config: RunConfig) -> int | None:
         file = local_folder(config.model.path, config.storage.root) / "config.json"
         settings: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None  # said of the model
+        return None  # another check reports it
     positions = settings.get("max_position_embeddings")
     if positions is None:
         return None

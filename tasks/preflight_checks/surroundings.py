@@ -1,4 +1,4 @@
-"""Preflight's look at what runs beside: a Ray that is joined, Prefect, what a killed run left."""
+"""Preflight's check of what is around the run: a Ray to join, Prefect, leftovers of killed runs."""
 
 import os
 import shutil
@@ -28,13 +28,13 @@ _OUR_FOLDERS: Final = "/rl-"  # Ray's daemons name their session's folder: ours 
 _RAY_DAEMONS: Final = ("gcs_server", "raylet")
 _OUR_WORKERS: Final = ("ray::LearnerActor", "ray::RolloutActor")  # Ray's titles of our actors
 _PREFECT_BYTES: Final = 200 * 2**20  # with less free disk, Prefect's database soon has no room
-_NO_API: Final = "unset PREFECT_API_URL (prefect config unset PREFECT_API_URL) for a private one"
+_NO_API: Final = "unset PREFECT_API_URL (prefect config unset PREFECT_API_URL) for a private server"
 _ASK_MACHINES: Final = "from rl_core.workers.nodes import main; main()"
-_WITHIN_S: Final = 60.0  # that the machines have to answer
+_WITHIN_S: Final = 60.0  # for the machines to answer
 
 
 def leftover_findings() -> Iterator[Finding]:
-    """Yields what is not as it should be."""
+    """Yields leftovers of killed runs, and what is wrong with Prefect's server or folder."""
     if left := left_processes():
         held = 0
         for process in left:
@@ -49,7 +49,7 @@ def leftover_findings() -> Iterator[Finding]:
 
 
 def left_processes() -> list[psutil.Process]:
-    """Returns the daemons and actors of Rays of ours that lost their parent, and all below them."""
+    """Returns daemons and actors of our Rays whose parent is gone, and all their descendants."""
     orphans = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -57,7 +57,7 @@ def left_processes() -> list[psutil.Process]:
             is_daemon = process.name() in _RAY_DAEMONS and any(_OUR_FOLDERS in w for w in words)
             if not is_daemon and not words[0].startswith(_OUR_WORKERS):
                 continue
-            # A driver is a Python program, an actor's parent a raylet; what adopts orphans neither.
+            # A live parent is Python (a driver) or a raylet; what adopts orphans is neither.
             parent = process.parent()
             names = [parent.name(), *(Path(w).name for w in parent.cmdline()[:1])] if parent else []
             if not any("python" in name or name in _RAY_DAEMONS for name in names):
@@ -88,8 +88,8 @@ def _why_no_prefect(url: str) -> str | None:
 
 
 def refuses_login() -> bool:
-    """Says whether the server of the settings does not take their login."""
-    with suppress(httpx.HTTPError, PrefectException):  # what else is wrong, a run will say
+    """Says whether the server in Prefect's settings refuses their login."""
+    with suppress(httpx.HTTPError, PrefectException):  # a run reports other errors
         try:
             with get_client(sync_client=True) as client:
                 client.request("GET", "/admin/version")
@@ -162,7 +162,7 @@ def _silence(wanted: str, address: str | None) -> Finding | None:
 
 
 def _machines(config: RunConfig, address: str) -> Finding | None:
-    """Returns which machine has another program than this one, or does not see its folders."""
+    """Returns which machine has other software than this one, or does not see its folders."""
     folders, model = [config.storage.root], Path(config.model.path or "-").expanduser()
     if (model / "config.json").is_file():
         folders.append(model)

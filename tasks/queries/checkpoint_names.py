@@ -1,4 +1,4 @@
-"""Finds the model that somebody names: a run's checkpoint, the champion, a folder, a hub model."""
+"""Finds the model that a user names: a run's checkpoint, the champion, a folder, a hub model."""
 
 import re
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ class NamedModel:
 def find_model(
     name: str, root: Path, *, run_id: str = "latest", env: str | None = None
 ) -> NamedModel:
-    """Returns the model that a name means; ValueError if it means nothing that is there.
+    """Returns the model of this name; ValueError if there is none.
 
-    It is `champion` (of `env`, by default the one promoted last); `RUN`, which is its latest
-    checkpoint, `RUN/base`, `RUN/best`, `RUN/latest` or `RUN/step_000100`, each without `RUN/` of
-    the run `run_id`; a model's folder; or any other model as `model.path` names it.
+    A name is `champion` (of `env`, by default the one promoted last); `RUN` (its latest
+    checkpoint), `RUN/base`, `RUN/best`, `RUN/latest` or `RUN/step_000100`, of the run `run_id` if
+    `RUN/` is left out; a model's folder; or any other value of `model.path`.
     """
     if name == "champion":
         return _champion(root, env)

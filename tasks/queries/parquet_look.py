@@ -33,7 +33,7 @@ def columns(file: Path) -> pl.DataFrame:
     return pl.DataFrame(
         {
             "column": schema.names,
-            # list<struct<role: string, content: string>>, without what parquet calls items
+            # list<struct<role: string, content: string>>, without parquet's words for items
             "type": [re.sub("(element|item): ", "", str(field.type)) for field in schema],
             "nulls": [nulls[name][0] for name in schema.names],
         }
@@ -49,10 +49,10 @@ def describe_file(file: Path) -> str:
 def text_lengths(
     file: Path, column: str | None, count_tokens: CountTokens | None
 ) -> list[dict[str, Any]]:
-    """Returns how long a column's texts are, a row per unit: strings, or conversations as `prompt`.
+    """Returns the lengths of a column's texts (strings or conversations), a row per unit.
 
-    By default the first of prompt, question, response and text, else of texts. ValueError without
-    it.
+    The default column is the first there of prompt, question, response and text, or else the first
+    with texts. ValueError if there is none.
     """
     rows = _read(file, columns=[_text_column(file, column)]).to_series().drop_nulls()
     if rows.is_empty():

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 _LONG_TEXT = 40  # cells up to this many characters are never shortened
 _MOST_RECORDS = 10  # rows of long texts that are shown one below the other
-_FORMULA = r"^[=+\-@\t\r]"  # how a text begins that a spreadsheet would compute
+_FORMULA = r"^[=+\-@\t\r]"  # begins a text that a spreadsheet would compute
 _NUMBER = r"^[+-]?[0-9]+([.][0-9]*)?([eE][+-]?[0-9]+)?$"
-_LEAST_TEXT = 12  # columns of longer text are narrowed to this many characters at most
+_LEAST_TEXT = 12  # columns of longer texts are never narrower than this
 
 
 def render(
     frame: pl.DataFrame, output_format: str, *, width: int, most_rows: int | None = None
 ) -> bytes:
-    """Returns rows as table, csv, json or parquet, of a long table the first and last ones."""
+    """Returns rows as table, csv, json or parquet; a long table: only the first and last."""
     if output_format == "table":
         frame = frame.rename({name: printable(name) for name in frame.columns})
         return _table(frame, width, most_rows or max(1, frame.height))
@@ -40,7 +40,7 @@ def render(
             return frame.write_json().encode() + b"\n"
         frame.write_parquet(buffer := io.BytesIO())
         return buffer.getvalue()
-    except pl.exceptions.PanicException:  # a list or a struct with a date of no year of Python's
+    except pl.exceptions.PanicException:  # a list or struct with a date outside Python's years
         raise ValueError(
             "a column of the answer holds what cannot be shown: cast it to text, COLUMN::varchar"
         ) from None
@@ -76,10 +76,10 @@ def _side_by_side(columns: Iterable[Sequence[str]]) -> str:
 
 
 def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
-    """A table that is made narrower, if it is too wide, by what costs the reader least.
+    """Returns a table; if it is too wide, it is made narrower step by step.
 
-    A text that is the same in all rows stands once above it; names of columns are folded; long
-    texts share the room that is left. A few rows that do not fit even so stand one below the other.
+    A text that is the same in all rows is shown once above it; names of columns are folded; long
+    texts share the remaining width. A few rows that still do not fit are shown one below the other.
     """
     frame, half = every, most_rows // 2
     if is_cut := every.height > most_rows:
@@ -98,7 +98,7 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
             cells = {name: column for name, column in cells.items() if name not in same}
     if _width(heads, cells) > width:
         for name, column in cells.items():
-            if len(name) > max(map(len, column), default=0):  # which makes the column wide
+            if len(name) > max(map(len, column), default=0):  # its name makes the column wide
                 heads[name] = name.replace("_", "_\n")
     longest = max((len(cell) for column in cells.values() for cell in column), default=0)
     cells, are_readable = _shortened(heads, cells, width)
@@ -118,7 +118,7 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
 
 
 def _widths(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Returns what each column takes, in characters, without the two between columns."""
+    """Returns each column's width in characters, without the two between columns."""
     return {name: max(map(len, [*heads[name].split("\n"), *cells[name]])) for name in cells}
 
 
@@ -129,7 +129,7 @@ def _width(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> int:
 def _shortened(
     heads: Mapping[str, str], cells: Mapping[str, Sequence[str]], width: int
 ) -> tuple[dict[str, list[str]], bool]:
-    """Returns all cells, long texts cut to an equal share of the room, and if that is readable."""
+    """Returns all cells, long texts cut to the same width, and whether that is readable."""
     widths = _widths(heads, cells)
     long = [name for name, size in widths.items() if size > _LONG_TEXT]
     left = width - sum(size + 2 for name, size in widths.items() if name not in long)
@@ -141,7 +141,7 @@ def _shortened(
 
 
 def _align(column: Sequence[str], *, to_right: bool) -> list[str]:
-    """Returns cells of one width on a terminal; rich's tables take a second for a thousand rows."""
+    """Pads cells to one width on a terminal; rich's tables take a second for a thousand rows."""
     if not all(map(str.isascii, column)):
         from rich.cells import cell_len
     sizes = [len(cell) if cell.isascii() else cell_len(cell) for cell in column]

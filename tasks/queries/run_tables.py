@@ -1,7 +1,7 @@
 """Finds what runs have written so far, as Arrow tables of raw lines and records for `sql.py`.
 
-It is not a parser: files may be half-written while a run works, so text is handed on as it lies and
-the views of `sql/views` pick out what is whole.
+It is not a parser: files may be half-written while a run works, so text is passed on unchanged, and
+the views of `sql/views` select what is complete.
 """
 
 import json
@@ -55,7 +55,7 @@ def find_runs(root: Path, run: str | None = None) -> list[Path]:
 
 @contextmanager
 def reading_rollouts(runs: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yields each run's rollout files, every step in one of them, which stay within the block."""
+    """Yields the runs' rollout files, each step in one of them; none is deleted in the block."""
     with ExitStack() as held:
         for run in runs:
             with suppress(FileNotFoundError):
@@ -75,7 +75,7 @@ def metric_lines(runs: Sequence[Path]) -> pa.Table:
 
 
 def run_records(runs: Sequence[Path]) -> pa.Table:
-    """Returns one row per run: its run.json as text, `{}` where it is not there yet."""
+    """Returns one row per run: its run.json as text, `{}` if there is none yet."""
     rows = [{"run_id": run.name, "folder": str(run), "record": _record(run)} for run in runs]
     return pa.Table.from_pylist(rows, schema=_columns("run_id folder record"))
 
@@ -115,7 +115,7 @@ def setting_rows(runs: Sequence[Path]) -> pa.Table:
 
 @lru_cache(maxsize=1_000)
 def _settings(text: str) -> tuple[tuple[str, str], ...]:
-    """Cached: to parse a config.yaml takes longer than most questions."""
+    """Returns keys and values; cached: parsing a config.yaml takes longer than most questions."""
     found = leaves(parse_settings(text))
     return tuple((key, "null" if value is None else str(value)) for key, value in found)
 
@@ -129,7 +129,7 @@ def dataset_records(root: Path) -> pa.Table:
         try:
             footer = pq.read_metadata(file)
         except (OSError, pa.ArrowException):
-            continue  # what is no parquet file is no data set
+            continue  # a file that is no parquet is no data set
         said = footer.metadata or {}
         rows.append(
             {
@@ -147,9 +147,9 @@ def dataset_records(root: Path) -> pa.Table:
 
 
 def bytes_by_kind(run: Path) -> dict[str, int]:
-    """Returns where a run's disk went: bytes per top-level folder or file of it, largest first."""
+    """Returns what a run takes on the disk: bytes per top-level folder or file, largest first."""
     sizes: dict[str, int] = {}
-    for folder, _, names in os.walk(run):  # which passes over what is deleted meanwhile
+    for folder, _, names in os.walk(run):  # skips folders that are deleted meanwhile
         for path in (Path(folder, name) for name in names):
             with suppress(FileNotFoundError):
                 if stat.S_ISREG((found := path.lstat()).st_mode):
@@ -159,7 +159,7 @@ def bytes_by_kind(run: Path) -> dict[str, int]:
 
 
 def _text(file: Path) -> str:
-    """A file's text, empty where it is absent (or was pruned a moment ago)."""
+    """A file's text, empty if it is absent (or was pruned a moment ago)."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

@@ -1,4 +1,4 @@
-"""Reads the saved questions and checks of `sql/`: what they take, say of themselves, and select."""
+"""Reads the saved questions and checks of `sql/`: their parameters, description and SELECT."""
 
 import re
 from collections.abc import Mapping

@@ -32,14 +32,14 @@ VIEWS = (
     *("rollouts", "turns", "rescores", "metrics", "all_evaluations", "evaluations", "held_out"),
     *("checkpoints", "settings", "runs", "datasets"),
 )
-"""Each looks at earlier ones only."""
+"""In order: each selects only from earlier ones."""
 _RECORDS = {
     "setting_rows": ("settings", run_files.setting_rows),
     "metric_lines": ("metrics", run_files.metric_lines),
     "checkpoint_records": ("checkpoints", run_files.checkpoint_records),
     "run_records": ("runs", run_files.run_records),
 }
-"""Small tables of text files: the view that needs one, and what reads it."""
+"""Small tables from text files: the view that needs each, and the function that reads it."""
 _FILES: Mapping[str, tuple[str, str, pa.Schema]] = {
     "rollout_rows": ("rollouts", "rollouts/step*.parquet", schema.ROLLOUTS),
     "evaluation_rows": ("all_evaluations", "eval/[!.]*.parquet", schema.EVALUATION),
@@ -47,17 +47,17 @@ _FILES: Mapping[str, tuple[str, str, pa.Schema]] = {
     "held_out_rows": ("held_out", "held_out/[!.]*.parquet", schema.EVALUATION),
     "rescore_rows": ("rescores", "rescored/[!.]*.parquet", schema.RESCORES),
 }
-"""Rows of many files: the view that needs them, where they lie in a run's folder, their columns."""
+"""Tables from many files: the view that needs each, its files in a run's folder, its columns."""
 _VALUES: Mapping[str, tuple[str, str]] = {
     "verdict": ("rollouts", "verdict"),
     "metric": ("metrics", "metric"),
     "settings": ("rescores", "changed"),
 }
-"""Parameters of saved questions that name a value of a column: its view and its name there."""
+"""Parameters of saved questions whose value must be in a column: its view and its name."""
 
 _NOT_TEXT = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are no UTF-8
 _FIRST_DAY, _LAST_DAY = (date.min - date(1970, 1, 1)).days, (date.max - date(1970, 1, 1)).days
-"""Of Python, counted from 1970 on."""
+"""Python's first and last date, in days from 1970."""
 
 
 def ask(
@@ -71,7 +71,7 @@ def ask(
 def values_there(
     name: str, arguments: Mapping[str, Value], *, root: Path, run: str | None = None
 ) -> str | None:
-    """Returns which values there are, if `ask` gets an argument that no row has; else None."""
+    """Returns a message with the existing values if no row has that of an argument; else None."""
     default = {parameter.name: parameter.default for parameter in load_query(name).parameters}
     for parameter, (view, column) in _VALUES.items():
         value = arguments.get(parameter)
@@ -89,7 +89,7 @@ def values_there(
 def run_query(
     sql: str, parameters: Mapping[str, Value] | None = None, *, root: Path, run: str | None = None
 ) -> pl.DataFrame:
-    """Returns the rows of one read-only SELECT over the views of `sql/views`; runs may be writing.
+    """Returns the rows of one read-only SELECT over the views in `sql/views`; runs may write.
 
     ValueError, in one or two lines, if it is not one SELECT or DuckDB refuses it.
     """
@@ -99,7 +99,7 @@ def run_query(
 def _answer(
     sql: str, parameters: Mapping[str, Value], *, root: Path, run: str | None, is_ours: bool
 ) -> pl.DataFrame:
-    """Returns the rows of a SELECT; `is_ours`: its words come from `sql/`, not from a user."""
+    """Returns the rows of a SELECT; `is_ours`: it comes from `sql/`, not from a user."""
     runs = run_files.find_runs(root, run)
     needed = _named_views(sql)
     for view in reversed(VIEWS):
@@ -185,8 +185,8 @@ def connect(
     tables: Mapping[str, pa.Table | pads.Dataset],
     files: Mapping[str, tuple[Sequence[Path], pa.Schema]] | None = None,
 ) -> Iterator[DuckDBPyConnection]:
-    """An in-memory DuckDB that sees `tables`, and parquet `files` as such; nothing else."""
-    # Its name cannot be foreseen, and only we can read it.
+    """Yields an in-memory DuckDB that can read `tables` and parquet `files`, and nothing else."""
+    # Nobody can guess its name, and only this user can read it.
     spill = tempfile.TemporaryDirectory(prefix="countdown-train-sql-", ignore_cleanup_errors=True)
     config: dict[str, str | bool | int] = {
         "autoinstall_known_extensions": False,
@@ -197,7 +197,7 @@ def connect(
     }
     with spill, duckdb.connect(":memory:", config=config) as connection:
         connection.execute("set TimeZone = 'UTC'")
-        connection.execute("set enable_progress_bar = false")  # it is printed into the answer
+        connection.execute("set enable_progress_bar = false")  # it would be printed into the answer
         if files:
             connection.execute("set parquet_metadata_cache = true")
             everything = [file for some, _ in files.values() for file in some]
@@ -246,7 +246,7 @@ def _message(error: duckdb.Error) -> str:
 def _select(
     connection: DuckDBPyConnection, sql: str, parameters: Mapping[str, Value], tables: Sequence[str]
 ) -> pl.DataFrame:
-    """Returns the rows of one SELECT, else ValueError; `tables`: all there are, for messages."""
+    """Returns the rows of one SELECT, else ValueError; `tables`: their names, for messages."""
     if _NOT_TEXT.search(sql):
         raise ValueError("the SELECT holds bytes that are no UTF-8")
     try:

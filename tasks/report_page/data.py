@@ -41,13 +41,13 @@ class ReportData:
 
     record: RunRecord
     rows: dict[str, list[Row]]  # rows of saved queries, see `_rows`
-    settings: str  # config.yaml, as it lies
+    settings: str  # config.yaml, unchanged
     seconds: float | None  # of the stages done; in training, up to its last logged step
     price: str | None
     steps: str | None  # what a step takes, beside what was planned
     left: str | None  # time and price of the steps that are left, while it trains
-    # Greedy test accuracy of base and trained model: of the evaluation, else of the first and last
-    # test. Never one of each: the tests of training ask fewer problems.
+    # Greedy test accuracy of base and trained model: from the evaluation, else from first and last
+    # test. Never one from each: the tests of training ask fewer problems.
     before: float | None
     after: float | None
     # Of the evaluation, None before it:
@@ -67,7 +67,7 @@ class ReportData:
     warnings: list[LoggedWarning]
     best: list[Sample]
     worst: list[Sample]
-    samples: list[Sample]  # one of each verdict, from the end of training, as are these
+    samples: list[Sample]  # one of each verdict; like best and worst, from the last steps
     phases: list[Row]
     disk: dict[str, int]
 
@@ -92,7 +92,7 @@ def gather(run: RunFolder) -> ReportData:
     best_checkpoint = _last(ask("best_checkpoint").to_dicts())
     tested = sql.run_query(_NUM_TESTED, root=run.root, run=run.run_id).item()
     seconds = None if overview["minutes"] is None else 60 * overview["minutes"]
-    if "train" in record.timings_s:  # not the clock: a continued run had nights off
+    if "train" in record.timings_s:  # not by the clock: a continued run was off between
         seconds = sum(record.timings_s.values())
     sizes = run_files.bytes_by_kind(run.path)
     shown = dict(list(sizes.items())[:_MOST_KINDS])
@@ -169,7 +169,7 @@ def _rows(
 
 
 def _phases(phases: list[Row], train_s: float) -> list[Row]:
-    """Returns the phases of the steps, and what else the stage took: Ray, engines, models."""
+    """Returns the phases of the steps, and the rest of the stage: Ray, engines, models."""
     if (rest := train_s - sum(row["total_s"] for row in phases)) <= 0:
         return phases
     rows = [*phases, {"phase": "start-up and what no phase counts", "total_s": rest}]

@@ -1,4 +1,4 @@
-"""What ended a run or what it came through, and what to do: by the table `failures.yaml`."""
+"""What ended a run or what it survived, and what to do: by the table `failures.yaml`."""
 
 import re
 from collections import Counter
@@ -18,7 +18,7 @@ _LONGEST: Final = 300
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure as a log tells it, and what to do about it."""
+    """A failure that a log shows, and what to do about it."""
 
     says: str
     line: str  # of the log, cut if it is very long
@@ -75,11 +75,11 @@ _CAUSES: Final = [
 SURVIVED: Final = [
     (re.compile(row["pattern"]), row["what"], row["how"]) for row in _TABLE["survived"]
 ]
-"""What a run's log says, with the step; what that was; how the run went on."""
+"""A pattern of log lines, with the step; what went wrong; how the run went on."""
 _ERROR: Final = re.compile(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit))\b:? ?(.*)$")
 
 PREFIX: Final = re.compile(r"^\s*\(\w+ pid=\d+(?:, ip=[^)]*)?\) ?")
-"""Ray's, before each line of a worker."""
+"""Ray's prefix of each line that a worker prints."""
 COLOURS: Final = re.compile(r"\x1b?\[[0-9;]*m")  # without the escape if it was copied by hand
 _GIB: Final = re.compile(r"[Tt]ried to allocate ([\d.]+ [KMGT]i?B)")
 _PHASES: Final = {
@@ -113,9 +113,9 @@ def is_of_a_program(text: str) -> bool:
 
 
 def find_failure(text: str) -> Failure | None:
-    """Returns what ended a program, as its log tells it after the last step, if it does.
+    """Returns what ended a program, if its log shows that after the last step.
 
-    It is the first known cause: what follows are its consequences. Else the last line with an
+    It is the first known cause, as later ones are its consequences; else the last line with an
     error.
     """
     lines = [PREFIX.sub("", line) for line in COLOURS.sub("", text).splitlines()]
@@ -134,7 +134,7 @@ def find_failure(text: str) -> Failure | None:
 
 
 def _in_detail(cause: Cause, line: str, lines: list[str]) -> str:
-    """Returns what a cause says, of memory with the bytes and the phase, if the log has them."""
+    """Returns what a cause says; for memory, with bytes and phase if the log has them."""
     if "memory is full" not in cause.says:
         return cause.says
     asked = _GIB.search(line)
@@ -156,7 +156,7 @@ def faults(run: Path, record: RunRecord) -> list[Fault]:
         what = f"a rollout engine died, {counted(sum(died.values()), 'time')}"
         how = "started again, its responses asked once more, the result unchanged"
         found.append(Fault(f"step {next(iter(died))}", what, how))
-    # By the log, as metrics may be what found no room on the disk.
+    # From the log: on a full disk the metrics may not have been written.
     return found + [
         Fault(f"step {match[1]}", f"{what}, {counted(line.count, 'time')}", how)
         for line in warnings(run)
@@ -166,7 +166,7 @@ def faults(run: Path, record: RunRecord) -> list[Fault]:
 
 
 def later_attempts(record: RunRecord) -> list[Fault]:
-    """Returns why the run was started again, each time, and what was other then."""
+    """Returns why the run was started again, each time, and what was changed for it."""
     found = []
     for number, attempt in enumerate(record.attempts[1:], start=2):
         what, how = attempt.reason, "retried"
@@ -181,14 +181,14 @@ def later_attempts(record: RunRecord) -> list[Fault]:
 
 
 def warnings(run: Path) -> list[LoggedWarning]:
-    """Returns what the run's log warned of, the first time each, oldest first."""
+    """Returns the warnings in the run's log, the first of each kind, oldest first."""
     seen: dict[str, LoggedWarning] = {}
     try:
         lines = (run / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
     for match in filter(None, map(_WARNING.fullmatch, lines)):
-        key = re.sub(r"\d+", "0", match["message"])  # step by step the same
+        key = re.sub(r"\d+", "0", match["message"])  # the same in every step
         time, level, message = match["time"].replace("T", " "), match["level"], match["message"]
         before = seen.get(key, LoggedWarning(time, level, message, 0))
         seen[key] = replace(before, level=level, count=before.count + 1)
@@ -196,7 +196,7 @@ def warnings(run: Path) -> list[LoggedWarning]:
 
 
 def _out_of_memory(rows: Iterable[dict[str, Any]]) -> list[Fault]:
-    """Returns, by phase, how often a pass did not fit and what fitted then."""
+    """Returns, by phase, how often a pass did not fit into memory and what fitted then."""
     counts: Counter[str] = Counter()
     first: dict[str, int] = {}
     left: dict[str, str] = {}

@@ -85,7 +85,7 @@ def _shown(value: Any, kind: str) -> Any:
 
 
 def _in_markdown(rows: Iterable[Any], columns: Sequence[tuple[str, Any, str]]) -> str:
-    """Returns a table of rows; of each column its head, field and kind, a number if it has one."""
+    """Returns a table of rows; a column is its head, field and kind, a number if it has a kind."""
     return markdown_table(
         [head for head, _, _ in columns],
         [[_shown(row[field], kind) for _, field, kind in columns] for row in rows],
@@ -94,7 +94,7 @@ def _in_markdown(rows: Iterable[Any], columns: Sequence[tuple[str, Any, str]]) -
 
 
 def _setting(value: object) -> str:
-    """As one would type it."""
+    """Returns a value as a user would type it."""
     if isinstance(value, list):
         return f"[{','.join(map(_setting, value))}]"
     if isinstance(value, bool):
@@ -103,7 +103,7 @@ def _setting(value: object) -> str:
 
 
 def charts(data: ReportData) -> dict[str, str]:
-    """Returns the charts there is something to draw for: title to chart."""
+    """Returns the charts that have data, by title."""
     curve, rows = data.curve, data.rows
     sft = [
         Series("learned", "train", _of_rows(rows["sft"], "loss")),
@@ -132,7 +132,7 @@ def charts(data: ReportData) -> dict[str, str]:
 
 
 def resource_charts(data: ReportData) -> dict[str, str]:
-    """Returns where time, memory and disk went: title to chart."""
+    """Returns the charts of time, memory and disk, by title."""
     phases = data.timeline.filter(pl.col("metric").str.starts_with("memory/peak_gib/"))
     peaks = phases.group_by("step").agg(pl.max("value")).sort("step")
     most = Series("learner", "test", _points(peaks, "value"))
@@ -160,7 +160,7 @@ def _drawn(charts: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _line(curve: pl.DataFrame, column: str, label: str) -> str | None:
-    """Returns each step, and where there are many their rolling mean over a tenth of them."""
+    """Draws each step and, from 20 points on, their rolling mean over a tenth of them."""
     each = thinned(Series("each step", "train", _points(curve, column)))
     window = len(each.points) // 10 + 1
     if len(each.points) < 20:

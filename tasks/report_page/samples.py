@@ -1,4 +1,4 @@
-"""What report and evaluation show of a model's own words: problems, best and worst, answers."""
+"""Samples of a model's responses for report and evaluation: by verdict, best, worst, answers."""
 
 import json
 from collections import Counter
@@ -74,7 +74,7 @@ def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
 
 
 def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], list[Sample]]:
-    """Returns the rollouts of the highest and of the lowest score; of equals, by advantage."""
+    """Returns the rollouts of the highest and of the lowest score; equal ones by advantage."""
 
     def asked(order: str) -> list[Sample]:
         query = _EXTREMES_QUERY.format(order=order)
@@ -86,7 +86,7 @@ def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], lis
 
 
 def problem_in_words(ground_truth: str | None) -> str:
-    """Returns a problem's truth, a line of moderate length; empty where a row has none."""
+    """Returns a problem's truth in a line of moderate length; empty if a row has none."""
     with suppress(ValueError):
         truth = json.loads(ground_truth or "")
         other = f"the answer is {cut(in_one_line(shown_truth(truth)), _LONGEST_TRUTH)}"
@@ -95,7 +95,7 @@ def problem_in_words(ground_truth: str | None) -> str:
 
 
 def as_sample(row: Row) -> Sample:
-    """Returns a rollout or an evaluated response, to be shown."""
+    """Returns a rollout or an evaluated response as a sample."""
     response = row["response"] or ""
     before, answer, after = cut_around_answer(response, row["answer"])
     return Sample(
@@ -144,7 +144,7 @@ class Answers:
     evaluation: str
     summary: EvaluationSummary
     verdicts: Mapping[str, int]  # the most frequent first
-    cells: tuple[tuple[int, str], ...]  # problem and verdict of each, of very many the first
+    cells: tuple[tuple[int, str], ...]  # problem and verdict of each, `_MOST_CELLS` at most
     right: tuple[Sample, ...]
     wrong: tuple[Sample, ...]  # one of each verdict in turn
 
@@ -199,7 +199,7 @@ def show_answers(several: Sequence[Answers], pages: Sequence[Path]) -> None:
 
 
 def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
-    """Returns some answers as markdown that no text of a model can break out of, and the pages."""
+    """Returns some answers and the pages' paths, as markdown that no text of a model can break."""
     parts = []
     for one in several:
         parts.append(f"## {one.name}: {one.num_right} of {one.summary.num_problems} right")

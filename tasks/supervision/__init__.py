@@ -1,1 +1,1 @@
-"""Work in a watched child process: whatever kills or stalls it is an exception here."""
+"""Runs work in a watched child process: if that dies or stalls, it is an exception here."""

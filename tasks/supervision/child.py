@@ -15,7 +15,7 @@ from rl_core.system.process_env import apply_defaults, borrow, hide_cuda_only_pa
 apply_defaults()
 hide_cuda_only_packages()
 
-from rl_core.errors import first_line  # noqa: E402  # torch comes with what is called
+from rl_core.errors import first_line  # noqa: E402  # the called function loads torch
 from rl_core.system.child_process import Channel, channel_to_parent, pack, unpack  # noqa: E402
 from rl_core.system.log_file import RedactingFormatter  # noqa: E402
 from rl_core.system.process_group import PROCESS_GROUP, dump_stacks_on_request, end_process_group  # noqa: E402
@@ -26,7 +26,7 @@ _logger = logging.getLogger("tasks.supervision.child")  # its __name__ is __main
 
 
 class Reporter(logging.Handler):
-    """Sends what happens to the parent, if it is still there; as a log handler, also records."""
+    """Sends events to the parent, if it still exists, and as a log handler also log records."""
 
     def __init__(self, parent: Channel) -> None:
         super().__init__(logging.INFO)
@@ -42,7 +42,7 @@ class Reporter(logging.Handler):
         self._send(step=[step, last_step, {name: float(value) for name, value in metrics.items()}])
 
     def progress(self, phase: str) -> None:
-        """Sends that a phase has begun or is a piece further, unless that was sent just now."""
+        """Sends that a phase has begun or moved on; of one phase, at most every half second."""
         told, told_at = self._told
         if phase != told or time.monotonic() - told_at > _PROGRESS_INTERVAL_S:
             self._told = phase, time.monotonic()
@@ -53,7 +53,7 @@ class Reporter(logging.Handler):
         self._send(done=pack(result))
 
     def error(self, error: Exception) -> None:
-        """Sends what ended the call, as the last message: itself, or in words."""
+        """Sends the error that ended the call, as the last message: pickled, or else as text."""
         try:
             text = pack(error)
             unpack(text)
@@ -67,7 +67,7 @@ class Reporter(logging.Handler):
 
 
 def main() -> NoReturn:
-    """Does what the parent asks."""
+    """Calls the function that the parent sends, and exits."""
     parent = channel_to_parent()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
@@ -99,9 +99,9 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _leave_with_parent(parent: Channel, within_s: float) -> None:
-    """Waits until the parent is gone, then has this process save and leave, or else dies."""
+    """Waits until the parent is gone, then stops this process, and kills it after `within_s`."""
     with suppress(OSError, EOFError):
-        parent.receive()  # it says no more
+        parent.receive()  # no message comes: this ends with the parent
     main_thread = threading.main_thread().ident
     assert main_thread is not None
     signal.pthread_kill(main_thread, signal.SIGTERM)

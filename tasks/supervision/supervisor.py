@@ -1,4 +1,4 @@
-"""Work with Ray in a watched process: whatever kills or stalls it is an exception here."""
+"""Runs work with Ray in a watched process: if that dies or stalls, it is an exception here."""
 
 import logging
 import secrets
@@ -20,12 +20,12 @@ from rl_core.system.redaction import redact_error
 from rl_core.system.signals import GRACE_S, StopSignals
 from tasks.supervision.worker_logs import TRAINER_LOGGER, worker_logs
 
-_SHUTDOWN_S: Final = 8.0  # that a child has, beyond its grace period, to save and end its workers
+_SHUTDOWN_S: Final = 8.0  # for a child, after its grace period, to save and end its workers
 _EXIT_S: Final = 5.0
 _STOPPED: Final = tuple(
     code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number)
 )
-"""Exit codes of a child that was stopped: while it worked, and before it could."""
+"""Exit codes of a child that was stopped: by its own handler, or before it had one."""
 _POLL_S: Final = 0.2
 _DUMP_S: Final = 2.0
 _LINES_SHOWN: Final = 3
@@ -48,14 +48,14 @@ def call_supervised(
 ) -> _Result | None:
     """Returns `function(reporter, **arguments)`, called in a child process; None if it was stopped.
 
-    SIGINT and SIGTERM are handed to the child, which saves and ends within `grace_s`; then they are
-    raised here as they would have been. However this function ends, no process that the child
+    SIGINT and SIGTERM are handed to the child, which saves and ends within `grace_s`; then they
+    have their usual effect here. However this function ends, no process that the child
     started outlives it. If this process dies, the child leaves by itself.
 
-    What the child prints is in `<name>.log` of `log_folder`, beside the files of its workers, whose
-    warnings and errors `logger` gets. `on_step` is called with what it sends by `Reporter.step`. Of
-    credentials it gets what `joins_ray` and `logs_to_wandb` need, and for a reward function
-    `lends`.
+    The child's output is in `<name>.log` of `log_folder`, beside the files of its workers; their
+    warnings and errors also go to `logger`. `on_step` is called with what the child sends by
+    `Reporter.step`. The child gets only the credentials that `joins_ray` and `logs_to_wandb` need,
+    and those that `lends` names for a reward function.
 
     WorkerDied if the child was killed, Stalled if nothing moved for `stall_s` seconds, else the
     error that `function` raised.
@@ -75,7 +75,7 @@ def call_supervised(
             )
         try:
             with worker_logs(log_folder, logger):
-                with suppress(OSError):  # it died at once: the end of its messages says so
+                with suppress(OSError):  # it died at once: the end of its messages shows that
                     lent = credentials_for(names=lends)
                     if logs_to_wandb:
                         lent |= credentials_for("wandb")
@@ -96,11 +96,11 @@ def call_supervised(
         code = child.process.returncode
         if stop.requested():
             if "done" not in outcome and code not in _STOPPED:
-                logger.warning("%s was stopped while it failed: %s", name, _how(code, log_file))
+                logger.warning("%s failed while it was stopping: %s", name, _how(code, log_file))
             return None
         if "error" in outcome:
             error = unpack(outcome["error"])
-            redact_error(error)  # before Prefect keeps what it says as the state of the task run
+            redact_error(error)  # before Prefect stores its text as the task run's state
             raise error
         if "done" not in outcome:
             raise WorkerDied(name, _how(code, log_file))
@@ -110,13 +110,13 @@ def call_supervised(
 def _messages(
     child: Child, stop: StopSignals, stall_s: float, group: str, logger: Log
 ) -> Iterator[dict[str, Any]]:
-    """Yields the child's messages until it ends; hands it a stop that is asked for meanwhile."""
+    """Yields the child's messages until it ends; passes on a stop that is requested meanwhile."""
     told: signal.Signals | None = None
     phase, moved_at = "start", time.monotonic()
     while True:
         if stop.asked_by not in (None, told):
             told = _pass_on(stop, child, logger)
-        lives = child.process.poll() is None  # asked first: what it said last is still read
+        lives = child.process.poll() is None  # before receive(): its last messages are still read
         try:
             message = child.receive(_POLL_S if lives else _EXIT_S)
         except TimeoutError:
@@ -141,7 +141,7 @@ def _pass_on(stop: StopSignals, child: Child, logger: Log) -> signal.Signals:
     limit = "Ctrl-C again does not wait for that"
     if stop.asked_by is signal.SIGTERM:
         limit = f"that may take {stop.grace_s:g} s"
-    logger.warning("stopping once what was done is saved: %s", limit)
+    logger.warning("saving what was done, then stopping: %s", limit)
     child.process.send_signal(stop.asked_by)
     return stop.asked_by
 
@@ -151,13 +151,13 @@ def _stalled(phase: str, silent_s: float, stall_s: float, group: str, logger: Lo
     logger.error("stalled in %s: %s", phase, detail)
     process_group.dump_stacks(group)
     time.sleep(_DUMP_S)
-    return Stalled(phase, f"{detail}; the stacks of its threads end the files in workers/")
+    return Stalled(phase, f"{detail}; the files in workers/ end with the stacks of its threads")
 
 
 def _tell(
     message: Mapping[str, Any], on_step: Callable[[int, int, dict[str, float]], None], logger: Log
 ) -> bool:
-    """Hands a message on, and says whether it was one on the way."""
+    """Passes a message on; False for the last one, which is `done` or `error`."""
     if "step" in message:
         on_step(*message["step"])
     elif "log" in message:

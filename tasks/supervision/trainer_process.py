@@ -28,7 +28,7 @@ def train_for_parent(
     model_path: Path,
     evaluates: bool,
 ) -> int:
-    """Trains as `train_model`, in a watched process; if it `evaluates`, see `ask_trained`."""
+    """Trains like `train_model`, in a watched process; `evaluates`: `ask_trained` follows."""
     ask = partial(ask_trained, config, run, data, model_path)
     with training(run, wait_s=config.trainer.stop_grace_s + LEAVING_S):
         return train_model(
@@ -46,7 +46,7 @@ def train_for_parent(
 def tune_for_parent(
     reporter: Reporter, *, config: RunConfig, model_path: Path, data: Path, folder: Path
 ) -> None:
-    """Fine-tunes as `tune_model` does, telling the parent of each step."""
+    """Fine-tunes like `tune_model`, and sends each step to the parent."""
     from rl_core.sft.tune import tune_model
 
     reporter.progress("sft")

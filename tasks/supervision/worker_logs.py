@@ -1,7 +1,7 @@
-"""What learner and engines say, passed on to the logger of the process that started them.
+"""Passes the log lines of learner and engines on to the logger of the process above them.
 
-Each writes all of its output to a file of its own. Passed on are warnings and errors, and from INFO
-up what our own loggers say; what libraries print (banners, progress) is noise.
+Each writes all of its output to a file of its own. Passed on are warnings and errors, and all lines
+of our own loggers from INFO up; other output of libraries (banners, progress) is noise.
 """
 
 import contextvars
@@ -61,7 +61,7 @@ def worth_telling(line: str) -> tuple[int, str] | None:
 
 
 class _Tail:
-    """One file, from where it ends now."""
+    """Reads one file: what is added from now on, or all of it."""
 
     def __init__(self, path: Path, *, from_start: bool) -> None:
         self.path = path
@@ -69,7 +69,7 @@ class _Tail:
         self._told: set[str] = set()
 
     def look(self, logger: Log, *, at_end: bool) -> None:
-        """Passes on what is new, once for all lines that differ only in their numbers."""
+        """Passes on new lines; of those that differ only in their numbers, only the first."""
         size = self.path.stat().st_size
         start = max(self._offset, size - _READ_BYTES)
         with self.path.open("rb") as file:
@@ -121,5 +121,5 @@ def worker_logs(folder: Path, logger: Log) -> Iterator[None]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Returns the files of learner and engines: a child tells its parent itself what it says."""
+    """Returns the files of learner and engines; a child itself sends its lines to its parent."""
     return [path for path in folder.glob("*.log") if path.stem not in ("trainer", "evaluator")]

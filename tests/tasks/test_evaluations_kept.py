@@ -93,7 +93,7 @@ def test_an_evaluation_of_fewer_problems_lies_beside_the_runs_own(place, cli):
     assert sql.ask("gain_over_base", root=place.root)["problems"].to_list() == [4]
     text = text_of(write_report(place.run.path).html.read_text())
     assert "3 problems won and 0 lost of 4" in text
-    assert "both asked the same 4 problems" in text
+    assert "both models answered the same 4 problems" in text
     assert f"{fewer} step_000007 2 1.000" in text
 
     # The same again: the rows are read, not asked.
@@ -145,7 +145,7 @@ def test_without_an_evaluation_of_its_own_the_largest_of_most_models_is_taken(pl
     data = write_report(place.run.path)
     # The tests of training asked other problems: no accuracy of theirs stands beside it.
     assert "**Greedy accuracy - → 1.000**" in data.markdown
-    assert "only the trained model was asked these 3 problems" in text_of(data.html.read_text())
+    assert "only the trained model has answered these 3 problems" in text_of(data.html.read_text())
     both = place.evaluated(evaluation=OF_TWO)
     taken = sql.run_query("select distinct evaluation from evaluations", root=place.root)
     assert taken["evaluation"].to_list() == [both]

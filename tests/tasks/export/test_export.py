@@ -43,7 +43,7 @@ def test_a_weight_too_large_for_the_type_is_refused_and_leaves_nothing(tmp_path,
     (folder / "config.json").write_bytes((tiny_model_path / "config.json").read_bytes())
     save_file({"big": torch.tensor([1e6])}, folder / "model.safetensors")
     model = NamedModel("any", folder, None, 0)
-    with pytest.raises(ValueError, match=r"big holds 1e\+06, more than torch.float16 can"):
+    with pytest.raises(ValueError, match=r"big holds 1e\+06, too large for torch.float16"):
         export_model(model, tmp_path, dtype="float16", to=tmp_path / "to")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -75,7 +75,7 @@ def test_the_card_says_data_settings_and_accuracy(two_runs, tiny_model_path):
     [
         (["{model}"], "export takes a CHECKPOINT"),
         (["to={tmp}/to"], "export takes a CHECKPOINT"),
-        (["{model}", "to={tmp}"], "is there already: name a folder that is not"),
+        (["{model}", "to={tmp}"], "exists already: name a new folder"),
         (["{model}", "to={tmp}/to", "dtype=int4"], "dtype=int4 is not float32, bfloat16"),
         (["{model}", "to={tmp}/to", "seed=1"], "'seed=1': export takes to, dtype"),
         (["nothing/here/at/all", "to={tmp}/to"], "nothing/here/at/all"),

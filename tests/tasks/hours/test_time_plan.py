@@ -58,7 +58,7 @@ def test_without_a_run_of_this_shape_the_cpu_is_measured(tmp_path):
     found = time_finding(config(tmp_path))
     assert found.level == "ok"
     assert "(a roofline of this CPU, undisturbed)" in found.message
-    assert "from step 5 on progress shows what is measured" in found.message
+    assert "from step 5 on progress shows the measured time" in found.message
     plan = planned(config(tmp_path))
     step = plan.estimate.seconds
     assert 0 < step.low < step.typical < step.high

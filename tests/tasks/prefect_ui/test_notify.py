@@ -43,8 +43,8 @@ def test_both_are_told_the_same_object(tmp_path, said):
     assert server.paths == [f"/services/{SECRET}?token={SECRET}"]
     assert server.users == [f"Basic {b64encode(f'user:{SECRET[:8]}@'.encode()).decode()}"]
     assert [record.message for record in own(said)] == [
-        "the webhook was told: promoted",
-        f"the command {sys.executable} was told: promoted",
+        "the webhook was notified: promoted",
+        f"the command {sys.executable} was notified: promoted",
     ]
 
 
@@ -71,7 +71,7 @@ def test_a_rude_server_costs_seconds_and_a_warning(said, monkeypatch, manners, w
     with rude_hook(manners) as server:
         tell(server.url)
     (record,) = own(said)
-    assert re.fullmatch(f"the webhook was not told of promoted: {words}", record.message)
+    assert re.fullmatch(f"the webhook was not notified of promoted: {words}", record.message)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_no_word_of_a_url_is_logged_whatever_is_wrong_with_it(said, url):
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "why"),
     [
         ("raise SystemExit(3)", "exit code 3"),
         ("import os; os.close(0)", None),  # it does not care to read
@@ -105,14 +105,14 @@ def test_no_word_of_a_url_is_logged_whatever_is_wrong_with_it(said, url):
         ("import os, time; os.fork() or time.sleep(60)", None),  # leaves a child behind
     ],
 )
-def test_a_command_that_fails_is_a_warning(said, monkeypatch, code, words):
+def test_a_command_that_fails_is_a_warning(said, monkeypatch, code, why):
     monkeypatch.setattr(module, "COMMAND_S", 1.0)
     tell(None, sys.executable, "-c", code)
     (record,) = own(said)
-    if words is None:
+    if why is None:
         assert record.levelno == logging.INFO
     else:
-        assert record.message == f"the command {sys.executable} was not told of promoted: {words}"
+        assert record.message == f"the command {sys.executable} was not notified of promoted: {why}"
 
 
 def test_a_command_that_hangs_is_killed_with_its_children(tmp_path, monkeypatch):
@@ -128,5 +128,5 @@ def test_no_such_command_is_said_beforehand(said):
     warn_of_mistakes(Listeners(command=("/no/such/program", "x")), _logger)
     tell(None, "/no/such/program", "x")
     beforehand, afterwards = said.records
-    assert "will not be told: there is no such program" in beforehand.message
+    assert "will not be notified: there is no such program" in beforehand.message
     assert "FileNotFoundError" in afterwards.message
