@@ -32,8 +32,7 @@ from tasks.report_page.failures import cause_of, later_attempts
 
 Stage = Callable[[str], AbstractContextManager[None]]
 
-_TIMELINES: Final = {"memory/peak_gib/": "", "memory/host_gib/": "host "}
-_STEPS_KEPT: Final = 20
+_MEMORY: Final = ("memory/peak_gib/", "memory/host_gib/")
 _MISTAKES: Final = (BadInputError, SettingsError, PreflightError)  # which need no traceback
 _logger = logging.getLogger(__name__)
 
@@ -151,12 +150,8 @@ def _unsaved(run: RunFolder) -> str:
 def _last_words(error: BaseException, run: RunFolder) -> dict[str, Any]:
     """Returns the fields of `run.json` that a failure fills; none if that fails, too."""
     try:
-        rows = run.metrics.read()
-        return {
-            "next_step": next_step(error, run),
-            "last_metrics": last_metrics(rows),
-            "memory_gib": memory_timeline(rows),
-        }
+        advice = next_step(error, run)
+        return {"next_step": advice, "last_metrics": last_metrics(run.metrics.read())}
     except Exception:
         _logger.exception("no last words:")
         return {}
@@ -198,28 +193,11 @@ def last_saved(run: RunFolder) -> int:
 
 
 def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the last step, and the last value of each metric by which people judge a run."""
-    found = {
-        name: float(row[name]) for name in HEADLINES for row in rows if row.get(name) is not None
-    }
+    """Returns the last step, and the last values of memory and of the metrics that people read."""
+    memory = (name for row in rows for name in row if name.startswith(_MEMORY))
+    names = dict.fromkeys((*HEADLINES, *memory))
+    found = {name: float(row[name]) for name in names for row in rows if row.get(name) is not None}
     return {"step": float(rows[-1]["step"])} | found if rows else {}
-
-
-def memory_timeline(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, ...]]:
-    """Returns `step`, and by phase (or `host PROCESS`) GiB at each of these steps, at most 20."""
-
-    def held(row: Mapping[str, Any]) -> dict[str, float]:
-        return {
-            short + name.removeprefix(prefix): round(value, 3)
-            for name, value in row.items()
-            for prefix, short in _TIMELINES.items()
-            if name.startswith(prefix) and value is not None
-        }
-
-    last = rows[-_STEPS_KEPT:]
-    measured = [{"step": float(row["step"]), **gib} for row in last if (gib := held(row))]
-    names = dict.fromkeys(name for one in measured for name in one)
-    return {name: tuple(one.get(name) for one in measured) for name in names}
 
 
 def _show_last_words(run: RunFolder) -> None:
@@ -239,10 +217,9 @@ def as_markdown(record: RunRecord) -> str:
         f"**What to do next:** {record.next_step}",
     ]
     lines += [f"\n{_plain(str(fault))}" for fault in later_attempts(record)]
-    memory = {f"{name}, GiB": gib[-1] for name, gib in record.memory_gib.items() if name != "step"}
-    memory |= {f"{name} at most, GiB": gib for name, gib in record.host_peak_gib.items()}
-    measured = record.last_metrics | memory
-    rows = [[name, f"{value:.4g}"] for name, value in measured.items() if value is not None]
+    peaks = {f"{name} at most, GiB": gib for name, gib in record.host_peak_gib.items()}
+    measured = record.last_metrics | peaks
+    rows = [[name, f"{value:.4g}"] for name, value in measured.items()]
     if rows:
         lines += ["", markdown_table(["last measured", ""], rows, numbers=[1])]
     return "\n".join(lines) + "\n"

@@ -95,7 +95,7 @@ class RunRecord(BaseModel):
     last_metrics: dict[str, float] = {}
     """Of a run that failed: the step it got to, and what its last steps measured."""
     memory_gib: dict[str, tuple[float | None, ...]] = {}
-    """Of a run that failed: `step`, and by phase the memory peaks of these last steps, in GiB."""
+    """Of a run that failed under an earlier version: `step`, and memory by phase in these steps."""
     started_at: str
     finished_at: str | None = None
     model: str | None = None
