@@ -117,13 +117,12 @@ class Chain:
     leave files and hand on no more than a path or a number.
     """
 
-    def __init__(self) -> None:
-        self._before: list[State[Any]] = []
+    _before: tuple[State[Any], ...] = ()
 
     def __call__(self, task: Task[_P, _Result], *args: _P.args, **kwargs: _P.kwargs) -> _Result:
         """Returns the task's result."""
         state = task(*args, **kwargs, wait_for=self._before, return_state=True)
-        self._before = [state]
+        self._before = (state,)
         return state.result()
 
 

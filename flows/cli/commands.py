@@ -206,13 +206,6 @@ def print_completion(words: Sequence[str], shell: str) -> None:
     sys.stdout.write(shellcode([PROGRAM], shell=shell))
 
 
-def answer_shell() -> None:
-    """Answers a shell that asks how a word may go on, and ends the process."""
-    import argcomplete
-
-    argcomplete.autocomplete(build_parser(), always_complete_options=False)
-
-
 def suggestions(command: str, prefix: str, **others: object) -> list[str]:
     """Returns words that may be meant by `prefix`; argcomplete drops those that begin otherwise."""
     from flows.settings.keys import CHOICES, all_keys

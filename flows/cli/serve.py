@@ -43,7 +43,7 @@ from flows.prefect_patches.private_server import answers
 from flows.settings.night import NIGHT_FILE, is_off, read_night
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.network import LOOPBACK
-from rl_core.system.process_group import environment_of, members
+from rl_core.system.process_group import end_processes, environment_of, members
 from rl_core.system.words import in_one_line
 from tasks.prefect_ui.notify import Listeners, deliver
 from tasks.preflight_checks.surroundings import refuses_login
@@ -319,15 +319,8 @@ class _Processes(AbstractContextManager["_Processes"]):
 
     def _end(self, but: Sequence[int], patience_s: float) -> None:
         """Waits until all except these have ended; kills what takes too long."""
-        deadline = time.monotonic() + patience_s
-        while left := self._marked(but):
-            if time.monotonic() > deadline:
-                for process in left:
-                    with suppress(psutil.NoSuchProcess):
-                        process.kill()
-            psutil.wait_procs(left, timeout=_POLL_S)
-            for process in self._started.values():
-                process.poll()  # else it would stay as a zombie
+        while (left := self._marked(but)) and end_processes(left, patience_s):
+            pass
 
 
 def _is_flow_run(process: psutil.Process | None) -> bool:

@@ -58,9 +58,7 @@ def run(overrides: Sequence[str]) -> None:
 
         with tags(PROGRAM):  # as a deployment's run: a server closes it if it dies
             record = countdown_train(overrides=tuple(overrides))
-    from flows.runs.summary import show_summary
-
-    show_summary(RunFolder.under(config.storage.root, record["run_id"]))
+    _show_summary(RunFolder.under(config.storage.root, record["run_id"]))
 
 
 def generate(overrides: Sequence[str]) -> None:
@@ -173,9 +171,7 @@ def evaluate(overrides: Sequence[str]) -> None:
     if not is_own:
         say(f"kept beside the run's own evaluation: {run.path / 'run.json'} stays as it is")
         return
-    from flows.runs.summary import show_summary
-
-    show_summary(run)
+    _show_summary(run)
 
 
 def report(words: Sequence[str]) -> None:
@@ -274,6 +270,12 @@ def _shown(*, links: bool = False, trains: bool = False) -> Iterator[None]:
                 raise BadInputError(one_line(error)) from error
             notes = " ".join(getattr(error, "__notes__", ()))
             raise RunFailedError(f"{one_line(error)}\n{notes}") from error
+
+
+def _show_summary(run: RunFolder) -> None:
+    from flows.runs.summary import summary_lines  # with DuckDB
+
+    say("\n".join(["", *summary_lines(run)]))
 
 
 def _say_lengths(validation: Validation) -> None:
