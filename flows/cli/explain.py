@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.settings.compose import SettingsError, compose, read_preset
+from flows.settings.compose import compose, read_preset
 from flows.settings.keys import CHOICES, CONF, check_key, of_another_env
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS
@@ -109,7 +109,7 @@ def _say_in_force(found: Sequence[Setting], config: RunConfig) -> None:
     values = dict(leaves(config.model_dump(mode="json")))
     own = [setting for setting in found if setting.env in (None, config.env.name)]
     if not own:
-        raise SettingsError(of_another_env(found[0].key, config.env.name))
+        raise BadInputError(of_another_env(found[0].key, config.env.name))
     for setting in own:
         value = json.dumps(values[setting.key])
         say(f"{in_words(setting)}\n  {'here':9} {value} with preset={config.preset}")

@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from typing import Any, Final, NoReturn
 
 from flows.cli.commands import BAD_INPUT, COMMANDS, PROGRAM, build_parser, parse
-from flows.errors import BadInputError, RunFailedError, SettingsError, one_line
+from flows.errors import BadInputError, RunFailedError, one_line
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.redaction import redact
 from rl_core.system.words import in_one_line, printable
@@ -58,7 +58,7 @@ def run_command(arguments: Sequence[str]) -> int:
         command = COMMANDS[options.pop("command")]
         resolve_name(f"flows.cli.{command.function}")(options.pop("words"), **options)
         sys.stdout.flush()
-    except (SettingsError, BadInputError, PreflightError) as error:
+    except (BadInputError, PreflightError) as error:
         return _say(str(error), BAD_INPUT)
     except KeyboardInterrupt as error:
         return _say(f"interrupted: {error}".removesuffix(": "), FAILED)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from prefect.exceptions import Pause, TerminationSignal
 
-from flows.errors import BadInputError, SettingsError, one_line
+from flows.errors import BadInputError, one_line
 from flows.runs.lookup import settings_of_run
 from flows.runs.state import is_cancelled, is_suspended, own_flow_run
 from rl_core.checkpoints.store import list_checkpoints
@@ -33,7 +33,7 @@ from tasks.report_page.failures import cause_of, later_attempts
 Stage = Callable[[str], AbstractContextManager[None]]
 
 _MEMORY: Final = ("memory/peak_gib/", "memory/host_gib/")
-_MISTAKES: Final = (BadInputError, SettingsError, PreflightError)  # which need no traceback
+_MISTAKES: Final = (BadInputError, PreflightError)  # which need no traceback
 _logger = logging.getLogger(__name__)
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from flows.errors import SettingsError
+from flows.errors import BadInputError
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS, find_env
 from rl_core.runs.settings_file import REMOVED, leaves
@@ -51,12 +51,12 @@ def check_key(key: str, arguments: Sequence[str] = ()) -> None:
     if key in known:
         return
     if key == "env.name":
-        raise SettingsError(f"env.name is chosen by env=NAME (there are: {', '.join(ENVS)})")
+        raise BadInputError(f"env.name is chosen by env=NAME (there are: {', '.join(ENVS)})")
     if key in REMOVED:
-        raise SettingsError(f"{key} is no longer a setting: {REMOVED[key]}")
+        raise BadInputError(f"{key} is no longer a setting: {REMOVED[key]}")
     if any(name.startswith(f"{key}.") for name in known):
-        raise SettingsError(f"{key!r} is a group of settings: write {key}.NAME=VALUE")
-    raise SettingsError(f"unknown setting {key!r}{nearest(key, (*arguments, *CHOICES, *known))}")
+        raise BadInputError(f"{key!r} is a group of settings: write {key}.NAME=VALUE")
+    raise BadInputError(f"unknown setting {key!r}{nearest(key, (*arguments, *CHOICES, *known))}")
 
 
 def check_choice(group: str, name: str) -> None:
@@ -64,12 +64,12 @@ def check_choice(group: str, name: str) -> None:
     names = CHOICES[group]
     if name not in names and not (group == "env" and ":" in name):
         there = ", ".join(names)
-        raise SettingsError(f"unknown {group} {name!r}{nearest(name, names)} (there are: {there})")
+        raise BadInputError(f"unknown {group} {name!r}{nearest(name, names)} (there are: {there})")
     if group == "env":
         try:
             find_env(name)
         except ValueError as error:
-            raise SettingsError(in_one_line(error)) from None
+            raise BadInputError(in_one_line(error)) from None
 
 
 def of_another_env(key: str, env: str) -> str:
