@@ -11,7 +11,7 @@ from flows.runs.lookup import existing_run, run_first
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder
-from rl_core.data.gguf_source import is_gguf_or_package, local_folder
+from rl_core.data.gguf_source import local_folder
 from rl_core.runs.run_folder import RunFolder
 from tasks.queries.parquet_look import CountTokens, columns, describe_file, first_rows, text_lengths
 
@@ -121,10 +121,8 @@ def _tokenizer(config: RunConfig, run: RunFolder | None) -> tuple[str, CountToke
 
 
 def _base_model(config: RunConfig) -> str | None:
-    path = config.model.path
-    if path is not None:
-        is_unpacked = is_gguf_or_package(path)
-        return str(local_folder(path, config.storage.root)) if is_unpacked else path
+    if config.model.path is not None:
+        return str(local_folder(config.model.path, config.storage.root))
     from tasks.base_model import home_made_folder, is_complete  # Prefect comes with it
 
     folder = home_made_folder(config)

@@ -4,21 +4,15 @@ Prefect calls `setup_environment` whenever it is imported with `[tool.prefect.pl
 true`; outside of the repository after `prefect config set PREFECT_PLUGINS_ENABLED=true`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect.plugins import HookContext, register_hook
 
 from flows.prefect_patches import login
 from rl_core.system.network import spare_loopback
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import PrefectClient
-    from prefect.client.schemas.responses import DeploymentResponse
 
 
 @register_hook
@@ -78,6 +72,7 @@ def accept_bare_names() -> None:
     """Lets `PrefectClient.read_deployment_by_name` find a bare name that one deployment has."""
     from prefect.client.orchestration import PrefectClient
     from prefect.client.schemas.filters import DeploymentFilter
+    from prefect.client.schemas.responses import DeploymentResponse
     from prefect.exceptions import ObjectNotFound
 
     by_full_name = PrefectClient.read_deployment_by_name

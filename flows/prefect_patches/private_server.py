@@ -5,8 +5,6 @@ Ctrl-C stops it before the run's last state is told; it starts after our imports
 them; and it makes us import the server's code.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import socket
@@ -44,21 +42,6 @@ _SERVER_ENVIRONMENT = {
     "PREFECT__SERVER_FINAL": "1",
 }
 _LAST_WORDS_OF_ALL = "Application startup failed"  # uvicorn's, after the cause
-
-
-def start_private_server() -> PrivateServer | None:
-    """Starts a server that stops with this process; None if an API is configured."""
-    from prefect.settings import get_current_settings
-
-    settings = get_current_settings()
-    if settings.api.url is not None:
-        return None
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    try:
-        return PrivateServer(port, settings.home)
-    except OSError as error:
-        raise RunFailedError(_no_server(error.strerror or str(error), settings.home)) from None
 
 
 class PrivateServer:
@@ -122,6 +105,21 @@ class PrivateServer:
         lines = self._said.read().decode(errors="replace").splitlines()
         told = [line.strip() for line in lines if line.strip() and _LAST_WORDS_OF_ALL not in line]
         return told[-1] if told else f"exit {self._process.returncode}"
+
+
+def start_private_server() -> PrivateServer | None:
+    """Starts a server that stops with this process; None if an API is configured."""
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings()
+    if settings.api.url is not None:
+        return None
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    try:
+        return PrivateServer(port, settings.home)
+    except OSError as error:
+        raise RunFailedError(_no_server(error.strerror or str(error), settings.home)) from None
 
 
 def answers(url: str, *, trust_env: bool = True) -> bool:

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal
 
 from flows.errors import BadInputError
 from rl_core.config.run import RunConfig
@@ -12,24 +12,14 @@ from rl_core.envs import ENVS, find_env
 from rl_core.runs.settings_file import REMOVED, leaves
 from rl_core.system.words import in_one_line
 
-PresetName = Literal[
-    "quickstart",
-    "overnight-cpu",
-    "tinyzero-0.5b-24gb",
-    "countdown-0.5b-sft-24gb",
-    "countdown-1.5b-24gb",
-    "tinyzero-3b",
-    "tinyzero-3b-instruct",
-    "gsm8k-grpo-7b",
-    "gsm8k-ppo-0.5b",
-    "gsm8k-toy",
-    "smollm2-laptop",
-    "smollm2-countdown",
-]
-"""The files of `conf/preset`: a Literal, so that Prefect's form offers them as a list."""
-
 CONF: Final = Path(__file__).parent / "conf"
-CHOICES: Final[Mapping[str, Collection[str]]] = {"preset": get_args(PresetName), "env": ENVS}
+PRESETS: Final = tuple(sorted(file.stem for file in (CONF / "preset").glob("*.yaml")))
+if TYPE_CHECKING:
+    PresetName = str
+else:
+    PresetName = Literal[PRESETS]  # so that Prefect's form offers them as a list
+
+CHOICES: Final[Mapping[str, Collection[str]]] = {"preset": PRESETS, "env": ENVS}
 """What is chosen by name beside the settings."""
 
 

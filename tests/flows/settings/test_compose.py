@@ -20,10 +20,6 @@ PRESETS = get_args(PresetName)
 CONF = Path(flows.__file__).parent / "settings" / "conf"
 
 
-def test_the_literal_lists_exactly_the_preset_files():
-    assert sorted(PRESETS) == sorted(path.stem for path in (CONF / "preset").glob("*.yaml"))
-
-
 @pytest.mark.parametrize("form", [countdown_train, nightly], ids=lambda form: form.name)
 def test_a_form_offers_the_presets_and_explains_every_parameter(form):
     schema = form.parameters.model_dump()
