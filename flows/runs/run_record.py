@@ -174,13 +174,17 @@ def next_step(error: BaseException, run: RunFolder) -> str:
     if isinstance(error, KeyboardInterrupt | TerminationSignal | Pause):
         same = "Retry in the UI" if is_cancelled() else "the same command"
         return f"{same}, or run_id={run.run_id}, {outcome}"
+    try:
+        config = settings_of_run(run)
+    except BadInputError:
+        config = None
     if isinstance(error, OutOfMemory):
-        return _make_room(error, run, again, outcome)
+        return f"{_room(error, run, config, again)} {outcome}"
     if (cause := cause_of(error)) is None:
         return f"the end of {run.path / 'log.txt'} has the error in full; {again} {outcome}"
     checkpoint = max((c.size_bytes for c in list_checkpoints(run.path)), default=0)
     wanted_gib = (checkpoint + RESERVE_BYTES) / GIB
-    wanted_gib += (_settings(run) or RunConfig()).storage.min_free_gib
+    wanted_gib += (config or RunConfig()).storage.min_free_gib
     missing_gib = max(wanted_gib - run.free_gib(), 0.1)
     workers = run.path / "workers"
     remedy = cause.here.format(error=error, run=run, workers=workers, missing_gib=missing_gib)
@@ -225,23 +229,16 @@ def as_markdown(record: RunRecord) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _make_room(error: OutOfMemory, run: RunFolder, again: str, outcome: str) -> str:
-    config = _settings(run)
+def _room(error: OutOfMemory, run: RunFolder, config: RunConfig | None, again: str) -> str:
+    """Returns which settings make room where it was missing, and the command that takes them."""
     if (flow_run := own_flow_run()) is not None and flow_run.deployment_id is not None:
         again = f"Retry would fail again: a Custom run with the overrides run_id={run.run_id}"
     helpful = settings_that_help(config, run, error) if config else []
     if not helpful:
         others = [*beyond_recovery(config or RunConfig(), error.phase), "more memory"]
-        return f"take {' or '.join(others)}; {again} {outcome}"
+        return f"take {' or '.join(others)}; {again}"
     more = f" ({' or '.join(helpful[1:])} would help as well)" if helpful[1:] else ""
-    return f"{again} {helpful[0]}{more} {outcome}"
-
-
-def _settings(run: RunFolder) -> RunConfig | None:
-    try:
-        return settings_of_run(run)
-    except BadInputError:
-        return None
+    return f"{again} {helpful[0]}{more}"
 
 
 def _plain(text: str | None) -> str:
