@@ -76,7 +76,7 @@ def choose(asked: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
     """Returns the models that `checkpoint` and `against` name, and how they are asked.
 
     A run's model gets the problems of its run under the run's settings, any other model those of
-    the preset; overrides change either. The second model of a comparison is asked as the first.
+    the preset; overrides change either. A second model gets what the first one gets.
     """
     if "checkpoint" not in asked:
         raise BadInputError("against= compares with checkpoint=: name that, too")

@@ -1,4 +1,4 @@
-"""The night: train from the champion or afresh, compare, promote, report, and tell who listens."""
+"""The night: train from the champion or afresh, compare, promote, report, send a message."""
 
 import platform
 import re
@@ -200,16 +200,11 @@ def killed(night: Night, said: str | None) -> str:
 
 def _facts(night: Night, run: RunFolder) -> dict[str, Any]:
     record, champion = run.read(), night.champion()
-    report = run.path / "report.html"
+    report, accuracies = run.path / "report.html", {"accuracy_before", "accuracy_after"}
     return {
-        "run_id": run.run_id,
-        "steps": record.steps,
+        **record.model_dump(include={"run_id", "steps", "started_from", "next_step", *accuracies}),
         "minutes": round(sum(record.timings_s.values()) / 60, 1),
-        "started_from": record.started_from,
-        "accuracy_before": record.accuracy_before,
-        "accuracy_after": record.accuracy_after,
         "champion": champion.name if champion else None,
         "accuracy_champion": champion.accuracy if champion else None,
-        "next_step": record.next_step,
         "report": str(report.absolute()) if report.exists() else None,
     }

@@ -1,4 +1,4 @@
-"""The command `countdown-train watch [RUN]`: a run as it goes, in the terminal."""
+"""The command `countdown-train watch [RUN]`: a run in the terminal, while it goes on."""
 
 import itertools
 import time

@@ -86,7 +86,7 @@ def find_run(overrides: Sequence[str]) -> RunFolder:
 def named_model(
     name: str, words: Sequence[str], env: str | None = None
 ) -> tuple[NamedModel, StorageConfig]:
-    """Returns a model as `find_model` does, and where a command's words have it looked for."""
+    """Returns the model that a name means (`find_model`), and the storage that the words name."""
     from tasks.storage import bring_model  # with Prefect
 
     where = compose(where_and_others(words)[0])
