@@ -96,8 +96,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "imports:import_file",
         "turn a verl or TinyZero launch script into a preset, or a console log into a run",
         about="{help}. output=FILE names the preset, run_id=NAME the run; NAME=VALUE is a "
-        "variable that the script takes from outside (BASE_MODEL=Qwen/Qwen2.5-3B N_GPUS=1). For "
-        "a log, settings (KEY=VALUE) say what the log itself does not.",
+        "variable that the script takes from outside (BASE_MODEL=Qwen/Qwen2.5-3B N_GPUS=1).",
         words="FILE | KEY=VALUE | NAME=VALUE",
     ),
     "sql": Command(

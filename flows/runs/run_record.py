@@ -4,7 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final
 
 from prefect.exceptions import Pause, TerminationSignal
@@ -19,7 +19,6 @@ from rl_core.resources.oom_recovery import beyond_recovery
 from rl_core.runs.lock import close_lost_runs
 from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord, new_run_id
-from rl_core.runs.settings_file import read_settings
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.system.log_file import PREFECTS_RUN_LOGGERS
 from rl_core.system.redaction import redact, redact_error
@@ -41,8 +40,8 @@ def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
     """Returns the settings with `run_id` filled in, unless it is given.
 
     A retry of the same flow run (all its attempts share `flow_run_id`) goes on with its own run.
-    Else the latest run of exactly these settings is continued if it was interrupted. Else the run
-    is new.
+    Else the latest run of these settings (but for `storage.root` and `storage.url`) is continued if
+    it was interrupted. Else the run is new.
     """
     if config.run_id is not None:
         _refuse_to_start_anew(RunFolder.under(config.storage.root, config.run_id))
@@ -77,16 +76,10 @@ def _refuse_to_start_anew(run: RunFolder) -> None:
 def _interrupted_run(config: RunConfig) -> str | None:
     same = []
     for run in RunFolder.all_under(config.storage.root):
-        try:
-            settings = read_settings(run.path)
-            if config.storage.url is not None:  # it may have been written in another folder
-                settings["storage"]["root"] = config.storage.root
-            record = run.read()
-            equal = RunConfig.model_validate({**settings, "run_id": None}) == config
-        except (OSError, ValueError, TypeError, KeyError):
-            continue  # what lies there is no run of today's settings
-        if equal:
-            same.append(record)
+        with suppress(OSError, ValueError):  # what lies there is no run of today's settings
+            settings = settings_of_run(run, config.storage)
+            if settings.model_copy(update={"run_id": None}) == config:
+                same.append(run.read())
     latest = max(same, key=lambda record: record.started_at, default=None)
     return latest.run_id if latest is not None and latest.status == "interrupted" else None
 
