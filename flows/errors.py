@@ -5,7 +5,7 @@ from rl_core.system.words import cut, in_one_line, printable
 
 
 class BadInputError(ValueError):
-    """What the user gave cannot work, in one line, settings with key, value and limit: code 2."""
+    """Bad input or settings: one line that names key, value and limit or remedy; exit code 2."""
 
 
 class RunFailedError(RuntimeError):

@@ -36,9 +36,9 @@ def evaluate(
     """Asks a model the test problems, and compares it with another that is asked the same.
 
     Args:
-        checkpoint: champion; RUN, RUN/best, RUN/step_000100 or RUN/base, each without RUN/ of the
-            latest run; a model's folder; or a Hugging Face name.
-        against: Likewise, or nothing.
+        checkpoint: champion; RUN, RUN/best, RUN/step_000100 or RUN/base, without RUN/ of the latest
+            run; a model's folder; or a Hugging Face name.
+        against: A second model, named in the same ways, or nothing.
         overrides: KEY=VALUE each; storage.root says where the runs are. A run's model is asked the
             problems of its run under the run's settings, which the others change.
 

@@ -184,7 +184,7 @@ def _refuse_taken(host: str, port: int) -> None:
 
 
 def _pool_and_automations() -> list[str]:
-    """Returns the automations' names; an existing pool, and what is switched off, stay so."""
+    """Makes pool and automations, and returns their names; what is there and what is off stay."""
     refresh_global_settings_context()  # with the API's address
     template = ProcessWorker.get_default_base_job_template()
     pool = WorkPoolCreate(name=_POOL, type=ProcessWorker.type, base_job_template=template)

@@ -56,7 +56,7 @@ def watch(words: Sequence[str]) -> None:
     ):
         while run.read().status == "running":
             time.sleep(_INTERVAL_S)
-            close_if_lost(run)  # killed, it can say nothing more, and would be watched for ever
+            close_if_lost(run)  # a killed run cannot say so, and would be watched for ever
             live.update(view(run), refresh=True)
         live.update(view(run), refresh=True)  # its end
 

@@ -42,7 +42,7 @@ def setup_environment(*, ctx: HookContext) -> None:
 
 
 def lock_before_reading() -> None:
-    """Has a server on SQLite lock the database at the start of each transaction.
+    """Makes a server on SQLite lock the database at the start of each transaction.
 
     Prefect locks at the first change. If another transaction has written since the first read,
     SQLite refuses at once, whatever the timeout: `database is locked`, several times a minute.
@@ -60,7 +60,7 @@ def lock_before_reading() -> None:
 
 
 def list_newest_artifacts_first() -> None:
-    """Has a server number artifacts by time, not at random: by that its pages sort them."""
+    """Makes a server number artifacts by time, not at random: its pages sort by these numbers."""
     from prefect._internal.uuid7 import uuid7
     from prefect.server.schemas.core import Artifact
 

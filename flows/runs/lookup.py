@@ -100,8 +100,8 @@ def settings_of_run(
 ) -> RunConfig:
     """Returns the settings that a run was started with, for the root that it lies in.
 
-    `storage`: root and store of the command in place of these. A run's `env=package.module:ENV` is
-    imported only if it is in the command's `words`.
+    `storage`: the command's root and store, in place of the run's. An `env=package.module:ENV` of
+    the run is imported only if it is in the command's `words`.
     """
     if not (settings := read_settings(run.path)):
         file = run.path / "config.yaml"

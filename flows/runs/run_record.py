@@ -141,7 +141,7 @@ def _unsaved(run: RunFolder) -> str:
 
 
 def _last_words(error: BaseException, run: RunFolder) -> dict[str, Any]:
-    """Returns the fields of `run.json` that a failure fills; none if that fails, too."""
+    """Returns the fields of `run.json` that a failure fills; none if they cannot be collected."""
     try:
         advice = next_step(error, run)
         return {"next_step": advice, "last_metrics": last_metrics(run.metrics.read())}
@@ -240,7 +240,7 @@ def _plain(text: str | None) -> str:
 
 
 class _End(logging.Filter):
-    """Tells a mistake once, in one line, and a stop that was asked for as no crash."""
+    """Logs a mistake once, in one line, and no `Crash detected!` of a stop that was asked for."""
 
     _told: BaseException | None = None
 
@@ -257,7 +257,7 @@ class _End(logging.Filter):
 
 
 def tell_the_end_plainly() -> None:
-    """Has the logs of this process's flow and task runs end with what a person can use."""
+    """Makes the logs of this process's flow and task runs end in plain words."""
     end = _End()
     for name in PREFECTS_RUN_LOGGERS:
         logging.getLogger(name).addFilter(end)
