@@ -213,7 +213,6 @@ def preflight(overrides: Sequence[str]) -> None:
             why = f"{finding.message}: planned for resources.card={config.resources.card} only"
             finding = replace(finding, level="warning", message=why)
         findings.append(finding)
-    for finding in findings:
         say(f"{finding.level:8} {finding.check:9} {finding}")
     for finding in findings:
         if finding.overrides:  # on a line of its own, to be copied

@@ -29,8 +29,6 @@ from tasks.prefect_ui.progress import HEADLINES
 from tasks.preflight_checks import PreflightError
 from tasks.report_page.failures import cause_of, later_attempts
 
-Stage = Callable[[str], AbstractContextManager[None]]
-
 _MEMORY: Final = ("memory/peak_gib/", "memory/host_gib/")
 _MISTAKES: Final = (BadInputError, PreflightError)  # which need no traceback
 _logger = logging.getLogger(__name__)
@@ -85,7 +83,7 @@ def _interrupted_run(config: RunConfig) -> str | None:
 
 
 @contextmanager
-def recorded(run: RunFolder) -> Iterator[Stage]:
+def recorded(run: RunFolder) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
     """Yields a timer of stages; at the end `run.json` says what became of the run, and why."""
 
     @contextmanager
