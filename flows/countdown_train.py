@@ -14,35 +14,30 @@ from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 apply_defaults()  # a Prefect worker starts this module without our command line
 hide_cuda_only_packages()
 
-from prefect import Task, flow  # noqa: E402  # transformers and vLLM come with the tasks below
-from prefect.client.schemas.objects import State, TaskRun  # noqa: E402
+from prefect import Task, flow  # transformers and vLLM come with the tasks below
+from prefect.client.schemas.objects import State, TaskRun
 
-from flows.errors import one_line  # noqa: E402
-from flows.runs.run_record import choose_run, recorded, tell_the_end_plainly  # noqa: E402
-from flows.runs.state import (  # noqa: E402
-    heeding_the_server,
-    outlive_lost_leases,
-    own_flow_run,
-    take_over,
-)
-from flows.settings.compose import PresetName, compose, own_settings  # noqa: E402
-from rl_core.config.run import RunConfig  # noqa: E402
-from rl_core.errors import OutOfMemory, Stalled, WorkerDied  # noqa: E402
-from rl_core.runs.lock import started  # noqa: E402
-from rl_core.runs.metrics_log import utc_now  # noqa: E402
-from rl_core.runs.run_folder import RunFolder  # noqa: E402
-from tasks.base_model import cached_base_model, keep_curve  # noqa: E402
-from tasks.evaluate import evaluate_task  # noqa: E402
-from tasks.generate import dataset_task  # noqa: E402
-from tasks.prefect_ui.attempts import attempt_name, changes_for_retry, settings_in_force  # noqa: E402
-from tasks.prefect_ui.flow_run import is_trained, logs_in_ui, tag_flow_run  # noqa: E402
-from tasks.preflight import preflight_task  # noqa: E402
-from tasks.promote import promote_task  # noqa: E402
-from tasks.prune import prune_task  # noqa: E402
-from tasks.report import report_task  # noqa: E402
-from tasks.storage import bring_records, published  # noqa: E402
-from tasks.train import train_task  # noqa: E402
-from tasks.validate import validate_task  # noqa: E402
+from flows.errors import one_line
+from flows.runs.run_record import choose_run, recorded, tell_the_end_plainly
+from flows.runs.state import heeding_the_server, outlive_lost_leases, own_flow_run, take_over
+from flows.settings.compose import PresetName, compose, own_settings
+from rl_core.config.run import RunConfig
+from rl_core.errors import OutOfMemory, Stalled, WorkerDied
+from rl_core.runs.lock import started
+from rl_core.runs.metrics_log import utc_now
+from rl_core.runs.run_folder import RunFolder
+from tasks.base_model import cached_base_model, keep_curve
+from tasks.evaluate import evaluate_task
+from tasks.generate import dataset_task
+from tasks.prefect_ui.attempts import attempt_name, changes_for_retry, settings_in_force
+from tasks.prefect_ui.flow_run import is_trained, logs_in_ui, tag_flow_run
+from tasks.preflight import preflight_task
+from tasks.promote import promote_task
+from tasks.prune import prune_task
+from tasks.report import report_task
+from tasks.storage import bring_records, published
+from tasks.train import train_task
+from tasks.validate import validate_task
 
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
@@ -122,13 +117,12 @@ class Chain:
     leave files and hand on no more than a path or a number.
     """
 
-    def __init__(self) -> None:
-        self._before: list[State[Any]] = []
+    _before: tuple[State[Any], ...] = ()
 
     def __call__(self, task: Task[_P, _Result], *args: _P.args, **kwargs: _P.kwargs) -> _Result:
         """Returns the task's result."""
         state = task(*args, **kwargs, wait_for=self._before, return_state=True)
-        self._before = [state]
+        self._before = (state,)
         return state.result()
 
 

@@ -4,12 +4,8 @@ from rl_core.system.atomic import is_disk_full
 from rl_core.system.words import cut, in_one_line, printable
 
 
-class SettingsError(ValueError):
-    """A mistake in the settings, in one line: key, value, limit or nearest valid key."""
-
-
 class BadInputError(ValueError):
-    """What the user gave cannot work: exit code 2."""
+    """Bad input or settings: one line that names key, value and limit or remedy; exit code 2."""
 
 
 class RunFailedError(RuntimeError):

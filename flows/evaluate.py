@@ -11,22 +11,22 @@ from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 apply_defaults()  # a Prefect worker starts this module without our command line
 hide_cuda_only_packages()
 
-from prefect import flow  # noqa: E402  # transformers and vLLM come with the tasks below
+from prefect import flow  # transformers and vLLM come with the tasks below
 
-from flows.errors import BadInputError  # noqa: E402
-from flows.runs.lookup import refuse_unnamed_code, settings_of_run, where_and_others  # noqa: E402
-from flows.runs.state import heeding_the_server  # noqa: E402
-from flows.settings.compose import compose  # noqa: E402
-from rl_core.config.run import RunConfig  # noqa: E402
-from rl_core.data.dataset import generator_settings  # noqa: E402
-from rl_core.storage.mirror import mirrored  # noqa: E402
-from tasks.evaluate import Evaluated, evaluate_models_task, measures  # noqa: E402
-from tasks.generate import dataset_task  # noqa: E402
-from tasks.prefect_ui.flow_run import logs_in_ui  # noqa: E402
-from tasks.queries.checkpoint_names import NamedModel, find_model  # noqa: E402
-from tasks.queries.render import plain_table  # noqa: E402
-from tasks.report_page.samples import as_table  # noqa: E402
-from tasks.storage import bring_model, inputs_published  # noqa: E402
+from flows.errors import BadInputError
+from flows.runs.lookup import named_model, refuse_unnamed_code, settings_of_run, where_and_others
+from flows.runs.state import heeding_the_server
+from flows.settings.compose import compose
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import generator_settings
+from rl_core.storage.mirror import mirrored
+from tasks.evaluate import Evaluated, evaluate_models_task, measures
+from tasks.generate import dataset_task
+from tasks.prefect_ui.flow_run import logs_in_ui
+from tasks.queries.checkpoint_names import NamedModel
+from tasks.queries.render import plain_table
+from tasks.report_page.samples import as_table
+from tasks.storage import inputs_published
 
 
 @flow(name="evaluate")
@@ -36,9 +36,9 @@ def evaluate(
     """Asks a model the test problems, and compares it with another that is asked the same.
 
     Args:
-        checkpoint: champion; RUN, RUN/best, RUN/step_000100 or RUN/base, each without RUN/ of the
-            latest run; a model's folder; or a Hugging Face name.
-        against: Likewise, or nothing.
+        checkpoint: champion; RUN, RUN/best, RUN/step_000100 or RUN/base, without RUN/ of the latest
+            run; a model's folder; or a Hugging Face name.
+        against: A second model, named in the same ways, or nothing.
         overrides: KEY=VALUE each; storage.root says where the runs are. A run's model is asked the
             problems of its run under the run's settings, which the others change.
 
@@ -76,26 +76,17 @@ def choose(asked: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
     """Returns the models that `checkpoint` and `against` name, and how they are asked.
 
     A run's model gets the problems of its run under the run's settings, any other model those of
-    the preset; overrides change either. The second model of a comparison is asked as the first.
+    the preset; overrides change either. A second model gets what the first one gets.
     """
     if "checkpoint" not in asked:
         raise BadInputError("against= compares with checkpoint=: name that, too")
-    where = compose(where_and_others(overrides)[0])
     env = next((text.partition("=")[2] for text in overrides if text.startswith("env=")), None)
     names = [asked[key] for key in ("checkpoint", "against") if key in asked]
-    for name in names:
-        bring_model(where.storage, name, where.run_id)
-    try:
-        models = [
-            find_model(name, where.storage.root, run_id=where.run_id or "latest", env=env)
-            for name in names
-        ]
-    except ValueError as error:
-        raise BadInputError(str(error)) from None
-    model = models[0]
+    found = [named_model(name, overrides, env) for name in names]
+    models, (model, storage) = [one for one, _ in found], found[0]
     if model.run is None:
         return Chosen(models, compose(overrides), None)
-    base = settings_of_run(model.run, where.storage, overrides)
+    base = settings_of_run(model.run, storage, overrides)
     changes = [t for t in where_and_others(overrides)[1] if not t.startswith("env=")]
     config = compose(changes, base=base)
     refuse_unnamed_code(config, overrides, ray=True)

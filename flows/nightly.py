@@ -1,4 +1,4 @@
-"""The night: train from the champion or afresh, compare, promote, report, and tell who listens."""
+"""The night: train from the champion or afresh, compare, promote, report, send a message."""
 
 import platform
 import re
@@ -168,7 +168,14 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
     lines = [f"the night{f' of {night.due}' if night.due else ''} {event}: {reason}"]
     if night.run is not None:
         told |= _facts(night, night.run)
-        lines = [f"{night.run.run_id} {event}: {reason}", *_lines(told, night)]
+        lines = [f"{night.run.run_id} {event}: {reason}"]
+        measured = told["accuracy_before"], told["accuracy_after"]
+        if measured != (None, None):
+            lines.append(f"accuracy {' -> '.join(map(accuracy_in_words, measured))}")
+        by = f", started from {told['started_from']}" if night.start and night.start.folder else ""
+        lines.append(f"{told['steps']} steps in {told['minutes']:g} min on {told['host']}{by}")
+        if told["next_step"]:
+            lines.append(f"what to do next: {told['next_step']}")
     if night.start is not None and not night.start.is_as_asked:
         lines.append(f"warning: it started {night.start.sentence}")
     if told["flow_run"]:
@@ -193,27 +200,11 @@ def killed(night: Night, said: str | None) -> str:
 
 def _facts(night: Night, run: RunFolder) -> dict[str, Any]:
     record, champion = run.read(), night.champion()
-    report = run.path / "report.html"
+    report, accuracies = run.path / "report.html", {"accuracy_before", "accuracy_after"}
     return {
-        "run_id": run.run_id,
-        "steps": record.steps,
+        **record.model_dump(include={"run_id", "steps", "started_from", "next_step", *accuracies}),
         "minutes": round(sum(record.timings_s.values()) / 60, 1),
-        "started_from": record.started_from,
-        "accuracy_before": record.accuracy_before,
-        "accuracy_after": record.accuracy_after,
         "champion": champion.name if champion else None,
         "accuracy_champion": champion.accuracy if champion else None,
-        "next_step": record.next_step,
         "report": str(report.absolute()) if report.exists() else None,
     }
-
-
-def _lines(facts: dict[str, Any], night: Night) -> list[str]:
-    lines, measured = [], (facts["accuracy_before"], facts["accuracy_after"])
-    if measured != (None, None):
-        lines.append(f"accuracy {' -> '.join(map(accuracy_in_words, measured))}")
-    start = f", started from {facts['started_from']}" if night.start and night.start.folder else ""
-    lines.append(f"{facts['steps']} steps in {facts['minutes']:g} min on {facts['host']}{start}")
-    if facts["next_step"]:
-        lines.append(f"what to do next: {facts['next_step']}")
-    return lines

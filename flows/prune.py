@@ -6,7 +6,7 @@ from typing import Any
 from prefect import flow
 
 from flows.errors import BadInputError
-from flows.runs.lookup import changed_settings, find_run, where_and_others
+from flows.runs.lookup import changed_settings, find_run, settings_of_run, where_and_others
 from flows.settings.compose import compose
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
@@ -45,6 +45,7 @@ def prune(dry_run: bool = False, overrides: tuple[str, ...] = ()) -> dict[str, A
 def _settings(run: RunFolder, changes: Sequence[str], storage: StorageConfig) -> RunConfig | str:
     """Returns a run's settings with the changes, or why they cannot be read."""
     try:
-        return changed_settings(run, changes, storage)
+        settings_of_run(run, storage, changes)
     except BadInputError as error:
         return str(error)
+    return changed_settings(run, changes, storage)

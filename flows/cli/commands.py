@@ -59,7 +59,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "train": Command("stages:train", "train, without Prefect around it"),
     "prune": Command(
         "stages:prune",
-        "delete what need not stay of a RUN, by default the latest, or dry_run=true",
+        "delete what a RUN need not keep, by default the latest; dry_run=true only shows it",
         arguments=("dry_run",),
     ),
     "evaluate": Command(
@@ -73,9 +73,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "stages:rescore",
         "score RUN's rollouts (or `latest`) by a changed reward: env.answer_from=last_line",
     ),
-    "sync": Command("stages:sync", "upload to wandb what it lacks of a RUN, by default the latest"),
+    "sync": Command("stages:sync", "upload missing steps of a RUN to wandb, by default the latest"),
     "runs": Command("sql:list_runs", "list the runs, or one RUN"),
-    "compare": Command("sql:compare", "set RUN RUN... beside one another"),
+    "compare": Command("sql:compare", "compare RUN RUN...: results, and settings that differ"),
     "export": Command(
         "models:export",
         "write a CHECKPOINT for others: export RUN/best to=FOLDER dtype=bfloat16",
@@ -84,11 +84,11 @@ COMMANDS: Final[Mapping[str, Command]] = {
         words="CHECKPOINT | KEY=VALUE",
         arguments=("to", "dtype"),
     ),
-    "watch": Command("watch:watch", "show a RUN as it goes, by default the latest"),
+    "watch": Command("watch:watch", "show a RUN while it goes on, by default the latest"),
     "serve": Command("serve:serve", "Prefect's server, the deployments and a worker, until Ctrl-C"),
     "notify": Command(
         "serve:notify",
-        "test: send a message to those whom deployments/night.yaml names",
+        "test: send a message to the webhook and the command in deployments/night.yaml",
         words="test",
     ),
     "preflight": Command("stages:preflight", "say what would stop a run, and what it will need"),
@@ -96,8 +96,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "imports:import_file",
         "turn a verl or TinyZero launch script into a preset, or a console log into a run",
         about="{help}. output=FILE names the preset, run_id=NAME the run; NAME=VALUE is a "
-        "variable that the script takes from outside (BASE_MODEL=Qwen/Qwen2.5-3B N_GPUS=1). Of a "
-        "log, settings say what it is of, where it does not itself.",
+        "variable that the script takes from outside (BASE_MODEL=Qwen/Qwen2.5-3B N_GPUS=1).",
         words="FILE | KEY=VALUE | NAME=VALUE",
     ),
     "sql": Command(
@@ -204,13 +203,6 @@ def print_completion(words: Sequence[str], shell: str) -> None:
     from argcomplete.shell_integration import shellcode
 
     sys.stdout.write(shellcode([PROGRAM], shell=shell))
-
-
-def answer_shell() -> None:
-    """Answers a shell that asks how a word may go on, and ends the process."""
-    import argcomplete
-
-    argcomplete.autocomplete(build_parser(), always_complete_options=False)
 
 
 def suggestions(command: str, prefix: str, **others: object) -> list[str]:

@@ -11,7 +11,7 @@ from flows.runs.lookup import existing_run, run_first
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder
-from rl_core.data.gguf_source import is_gguf_or_package, local_folder
+from rl_core.data.gguf_source import local_folder
 from rl_core.runs.run_folder import RunFolder
 from tasks.queries.parquet_look import CountTokens, columns, describe_file, first_rows, text_lengths
 
@@ -38,7 +38,10 @@ def data(words: Sequence[str], *, output_format: str) -> None:
     place, why = (Path(places[0]).expanduser(), "") if places else _dataset(config, run, settings)
     files = _files(place, asked.get("split"), why)
     if look == "lengths":
-        _show_lengths(files, asked.get("column"), *_tokenizer(config, run), output_format)
+        whose_tokens, count_tokens = _tokenizer(config, run)
+        _show_lengths(files, asked.get("column"), count_tokens, output_format)
+        if output_format == "table":
+            say(whose_tokens)
         return
     frame = first_rows(files[0], count) if look == "head" else columns(files[0])
     if output_format == "table":
@@ -75,22 +78,16 @@ def _files(place: Path, split: str | None, why: str) -> list[Path]:
 
 
 def _show_lengths(
-    files: Sequence[Path],
-    column: str | None,
-    tokenizer: str,
-    count_tokens: CountTokens | None,
-    output_format: str,
+    files: Sequence[Path], column: str | None, count: CountTokens | None, output_format: str
 ) -> None:
     rows = []
     for file in files:
-        lengths = text_lengths(file, column, count_tokens)
+        lengths = text_lengths(file, column, count)
         rows += [{"file": str(file)} | row for row in lengths]
         if output_format == "table":
             say(describe_file(file))
             show_rows(lengths)
-    if output_format == "table":
-        say(tokenizer)
-    else:
+    if output_format != "table":
         show_rows(rows, output_format)
 
 
@@ -121,10 +118,8 @@ def _tokenizer(config: RunConfig, run: RunFolder | None) -> tuple[str, CountToke
 
 
 def _base_model(config: RunConfig) -> str | None:
-    path = config.model.path
-    if path is not None:
-        is_unpacked = is_gguf_or_package(path)
-        return str(local_folder(path, config.storage.root)) if is_unpacked else path
+    if config.model.path is not None:
+        return str(local_folder(config.model.path, config.storage.root))
     from tasks.base_model import home_made_folder, is_complete  # Prefect comes with it
 
     folder = home_made_folder(config)

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.settings.compose import SettingsError, compose, read_preset
-from flows.settings.keys import CHOICES, CONF, check_key, of_another_env
+from flows.settings.compose import compose, read_preset
+from flows.settings.keys import CHOICES, CONF, PRESETS, check_key, of_another_env
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS
 from rl_core.runs.settings_file import leaves, settings_as_yaml
@@ -25,7 +25,6 @@ from rl_core.system.words import LINES, in_one_line, printable
 from tasks.importers.verl_table import NAMES, meaning
 
 _WIDTH: Final = 100
-_PRESETS: Final = tuple(file.stem for file in sorted((CONF / "preset").glob("*.yaml")))
 _BOUNDS: Final = {
     "minimum": "at least {}",
     "exclusiveMinimum": "above {}",
@@ -97,7 +96,7 @@ def print_config(words: Sequence[str]) -> None:
 def _say_choices(group: str) -> None:
     if group == "preset":
         say("preset\n  A file of settings to start from; preset=FILE.yaml takes one of your own.")
-        for name in _PRESETS:
+        for name in PRESETS:
             text = (CONF / "preset" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
             say(f"  {name:20} {text.removeprefix('# ')}")
         return
@@ -109,7 +108,7 @@ def _say_in_force(found: Sequence[Setting], config: RunConfig) -> None:
     values = dict(leaves(config.model_dump(mode="json")))
     own = [setting for setting in found if setting.env in (None, config.env.name)]
     if not own:
-        raise SettingsError(of_another_env(found[0].key, config.env.name))
+        raise BadInputError(of_another_env(found[0].key, config.env.name))
     for setting in own:
         value = json.dumps(values[setting.key])
         say(f"{in_words(setting)}\n  {'here':9} {value} with preset={config.preset}")
@@ -118,7 +117,7 @@ def _say_in_force(found: Sequence[Setting], config: RunConfig) -> None:
 @cache
 def _presets() -> dict[str, tuple[str, dict[str, Any]]]:
     """Returns of each preset its env, and what it sets by dotted key."""
-    read = {name: read_preset(name) for name in _PRESETS}
+    read = {name: read_preset(name) for name in PRESETS}
     return {name: (env, dict(leaves(settings))) for name, (env, settings) in read.items()}
 
 

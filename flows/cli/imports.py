@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.cli.terminal import say
-from flows.errors import BadInputError, SettingsError
+from flows.errors import BadInputError
 from flows.settings.compose import compose
 from rl_core.storage.mirror import mirrored
 from rl_core.system.atomic import write_text_atomically
@@ -90,6 +90,6 @@ def _import_script(file: Path, text: str, output: Path, variables: dict[str, str
     say(f"\n{output}: {len(imported.settings)} settings")
     try:
         compose([f"preset={output}"])
-    except SettingsError as error:
+    except BadInputError as error:
         say(f"to be mended in it: {error}")
     say(f"try next   countdown-train preflight preset={output}")

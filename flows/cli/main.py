@@ -13,8 +13,8 @@ from io import TextIOWrapper
 from pkgutil import resolve_name
 from typing import Any, Final, NoReturn
 
-from flows.cli.commands import BAD_INPUT, COMMANDS, PROGRAM, answer_shell, parse
-from flows.errors import BadInputError, RunFailedError, SettingsError, one_line
+from flows.cli.commands import BAD_INPUT, COMMANDS, PROGRAM, build_parser, parse
+from flows.errors import BadInputError, RunFailedError, one_line
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.redaction import redact
 from rl_core.system.words import in_one_line, printable
@@ -35,7 +35,9 @@ _DEFAULTS: Final = {
 def main() -> NoReturn:
     """Runs the command line and exits; the entry point `countdown-train`."""
     if "_ARGCOMPLETE" in os.environ:
-        answer_shell()
+        import argcomplete  # only for a shell that asks how a word may go on
+
+        argcomplete.autocomplete(build_parser(), always_complete_options=False)
     apply_defaults()
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -56,7 +58,7 @@ def run_command(arguments: Sequence[str]) -> int:
         command = COMMANDS[options.pop("command")]
         resolve_name(f"flows.cli.{command.function}")(options.pop("words"), **options)
         sys.stdout.flush()
-    except (SettingsError, BadInputError, PreflightError) as error:
+    except (BadInputError, PreflightError) as error:
         return _say(str(error), BAD_INPUT)
     except KeyboardInterrupt as error:
         return _say(f"interrupted: {error}".removesuffix(": "), FAILED)

@@ -8,17 +8,15 @@ from typing import Final
 from flows.cli.commands import take_arguments
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.runs.lookup import changed_settings, refuse_unnamed_code, where_and_others
+from flows.runs.lookup import changed_settings, named_model, refuse_unnamed_code, where_and_others
 from flows.settings.compose import compose
 from rl_core.checkpoints.store import reading_sound
-from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder, read_problems
 from rl_core.envs.text_env import Question
 from rl_core.system.words import in_one_line, printable
 from tasks.ask import Reply, ask_model, question_of, read_question
-from tasks.queries.checkpoint_names import NamedModel, find_model
-from tasks.storage import bring_model
+from tasks.queries.checkpoint_names import NamedModel
 
 _SETTING: Final = re.compile(r"[a-z][\w.]*=.*", re.DOTALL)
 _PROBLEMS: Final = "3"
@@ -36,7 +34,7 @@ def ask(words: Sequence[str]) -> None:
     count = _number("problems", given.get("problems", _PROBLEMS))
     samples = _number("samples", given["samples"]) if "samples" in given else None
     try:
-        model, storage = _model(named[0], settings)
+        model, storage = named_model(named[0], settings)
         if model.run is None:
             config = compose(settings)
         else:
@@ -73,7 +71,7 @@ def export(words: Sequence[str]) -> None:
         raise BadInputError(f"dtype={dtype} is not {', '.join(DTYPES)}")
     if other := where_and_others(settings)[1]:
         raise BadInputError(f"{other[0]!r}: export takes to, dtype and storage.root")
-    model, storage = _model(named[0], settings)
+    model, storage = named_model(named[0], settings)
     with reading_sound(model.folder):
         folder = export_model(model, storage.root, dtype=dtype, to=Path(given["to"]).expanduser())
     say(f"{model.name} as {dtype}: {folder}")
@@ -83,13 +81,6 @@ def _number(name: str, text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= _MOST:
         raise BadInputError(f"{name}={text} must be a whole number from 1 to {_MOST}")
     return int(text)
-
-
-def _model(name: str, settings: Sequence[str]) -> tuple[NamedModel, StorageConfig]:
-    """Returns the model, and where the settings have looked for it."""
-    where = compose(where_and_others(settings)[0])
-    bring_model(where.storage, name, where.run_id)
-    return find_model(name, where.storage.root, run_id=where.run_id or "latest"), where.storage
 
 
 def _questions(config: RunConfig, model: NamedModel, count: int) -> list[Question]:

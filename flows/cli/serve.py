@@ -39,14 +39,13 @@ from prefect.workers.process import ProcessWorker
 from flows.cli.terminal import say
 from flows.errors import BadInputError, RunFailedError
 from flows.prefect_patches import login
-from flows.prefect_patches.private_server import answers
 from flows.settings.night import NIGHT_FILE, is_off, read_night
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.network import LOOPBACK
-from rl_core.system.process_group import environment_of, members
+from rl_core.system.process_group import end_processes, environment_of, members
 from rl_core.system.words import in_one_line
 from tasks.prefect_ui.notify import Listeners, deliver
-from tasks.preflight_checks.surroundings import refuses_login
+from tasks.preflight_checks.surroundings import refuses_login, why_no_prefect
 
 _ROOT: Final = Path(__file__).parents[2]
 _PREFECT: Final = (sys.executable, "-P", "-m", "prefect")
@@ -87,7 +86,7 @@ def serve(words: Sequence[str]) -> None:
             say(f"night        preset={night.preset} at {night.at} ({night.timezone})")
         say(f"worker       takes one run at a time; logs in {processes.logs}")
         say(f"from another terminal: {_run_it(url)}")
-        say("Ctrl-C stops all of it; a run that goes on there saves first, and Retry continues it")
+        say("Ctrl-C stops all of it; a run that goes on saves first, and Retry continues it")
         processes.watch(restart)
 
 
@@ -105,13 +104,13 @@ def notify(words: Sequence[str]) -> None:
     for who, refusal in outcome.items():
         say(f"{who}: {refusal or 'got the message'}")
     if any(outcome.values()):
-        raise RunFailedError("not everybody got the message")
+        raise RunFailedError("the message was not delivered to all: see above")
 
 
 def _server(processes: _Processes) -> tuple[str, dict[str, Callable[[], None]]]:
     """Returns the URL of the settings' server, or of one that is started here and how it starts."""
     settings = get_current_settings()
-    if settings.api.url is not None and answers(settings.api.url):
+    if settings.api.url is not None and why_no_prefect(settings.api.url) is None:
         _look_at_login(settings.api.url)
         say(f"server       {settings.api.url.removesuffix('/api')}")
         return settings.api.url, {}
@@ -135,7 +134,7 @@ def _server(processes: _Processes) -> tuple[str, dict[str, Callable[[], None]]]:
         command = ("server", "start", "--host", host, "--port", str(port))
         processes.start("server", *command, environment=safe)
         deadline = time.monotonic() + _START_S
-        while not answers(url):
+        while why_no_prefect(url) is not None:
             processes.refuse_dead("server")
             if time.monotonic() > deadline:
                 raise RunFailedError(f"the server did not start; see {processes.logs}")
@@ -185,7 +184,7 @@ def _refuse_taken(host: str, port: int) -> None:
 
 
 def _pool_and_automations() -> list[str]:
-    """Returns the automations' names; an existing pool, and what is switched off, stay so."""
+    """Makes pool and automations, and returns their names; what is there and what is off stay."""
     refresh_global_settings_context()  # with the API's address
     template = ProcessWorker.get_default_base_job_template()
     pool = WorkPoolCreate(name=_POOL, type=ProcessWorker.type, base_job_template=template)
@@ -319,15 +318,8 @@ class _Processes(AbstractContextManager["_Processes"]):
 
     def _end(self, but: Sequence[int], patience_s: float) -> None:
         """Waits until all except these have ended; kills what takes too long."""
-        deadline = time.monotonic() + patience_s
-        while left := self._marked(but):
-            if time.monotonic() > deadline:
-                for process in left:
-                    with suppress(psutil.NoSuchProcess):
-                        process.kill()
-            psutil.wait_procs(left, timeout=_POLL_S)
-            for process in self._started.values():
-                process.poll()  # else it would stay as a zombie
+        while (left := self._marked(but)) and end_processes(left, patience_s):
+            pass
 
 
 def _is_flow_run(process: psutil.Process | None) -> bool:

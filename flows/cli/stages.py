@@ -1,13 +1,10 @@
 """The commands that run stages as plain calls; torch, Ray and DuckDB load after the settings."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flows.cli.commands import PROGRAM, take_arguments
 from flows.cli.terminal import LineHandler, say, show_rows
@@ -22,6 +19,7 @@ from flows.runs.lookup import (
 )
 from flows.runs.run_record import choose_run, recorded
 from flows.settings.compose import compose, own_settings
+from rl_core.config.run import RunConfig
 from rl_core.data.user_files import OwnFilesError
 from rl_core.runs.lock import started
 from rl_core.runs.run_folder import RunFolder
@@ -33,14 +31,10 @@ from tasks import preflight as checks
 from tasks.base_model import base_model, keep_curve
 from tasks.generate import generate_dataset, rows_per_split
 from tasks.prefect_ui.attempts import settings_in_force
+from tasks.preflight_checks import Finding
 from tasks.prune import prune_run
 from tasks.rescore import rescore_run
 from tasks.storage import bring_inputs_of_run, bring_records, inputs_published, published
-
-if TYPE_CHECKING:
-    from rl_core.config.run import RunConfig
-    from tasks.preflight_checks import Finding
-    from tasks.validate import Validation
 
 _logger = logging.getLogger(__name__)
 
@@ -58,9 +52,7 @@ def run(overrides: Sequence[str]) -> None:
 
         with tags(PROGRAM):  # as a deployment's run: a server closes it if it dies
             record = countdown_train(overrides=tuple(overrides))
-    from flows.runs.summary import show_summary
-
-    show_summary(RunFolder.under(config.storage.root, record["run_id"]))
+    _show_summary(RunFolder.under(config.storage.root, record["run_id"]))
 
 
 def generate(overrides: Sequence[str]) -> None:
@@ -86,12 +78,15 @@ def validate(overrides: Sequence[str]) -> None:
             say(f"{data}: {count} checks passed, and prompts were not measured: {why}")
             return
         model_path = base_model(config, data)
+        failed: ValidationFailed | None = None
         try:
             validation = validate_dataset(config, data, model_path)
-        except ValidationFailed as failed:
-            _say_lengths(failed.validation)
-            raise
-        _say_lengths(validation)
+        except ValidationFailed as error:
+            validation, failed = error.validation, error
+        if validation.lengths is not None:
+            say("\n".join(validation.lengths.lines()))
+        if failed is not None:
+            raise failed
         say("the first prompt, as the model reads it:")
         for line in validation.rendered.splitlines():
             say(f"  {printable(line)}")
@@ -173,9 +168,7 @@ def evaluate(overrides: Sequence[str]) -> None:
     if not is_own:
         say(f"kept beside the run's own evaluation: {run.path / 'run.json'} stays as it is")
         return
-    from flows.runs.summary import show_summary
-
-    show_summary(run)
+    _show_summary(run)
 
 
 def report(words: Sequence[str]) -> None:
@@ -220,7 +213,6 @@ def preflight(overrides: Sequence[str]) -> None:
             why = f"{finding.message}: planned for resources.card={config.resources.card} only"
             finding = replace(finding, level="warning", message=why)
         findings.append(finding)
-    for finding in findings:
         say(f"{finding.level:8} {finding.check:9} {finding}")
     for finding in findings:
         if finding.overrides:  # on a line of its own, to be copied
@@ -276,6 +268,7 @@ def _shown(*, links: bool = False, trains: bool = False) -> Iterator[None]:
             raise RunFailedError(f"{one_line(error)}\n{notes}") from error
 
 
-def _say_lengths(validation: Validation) -> None:
-    if validation.lengths is not None:
-        say("\n".join(validation.lengths.lines()))
+def _show_summary(run: RunFolder) -> None:
+    from flows.runs.summary import summary_lines  # with DuckDB
+
+    say("\n".join(["", *summary_lines(run)]))

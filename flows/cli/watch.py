@@ -1,4 +1,4 @@
-"""The command `countdown-train watch [RUN]`: a run as it goes, in the terminal."""
+"""The command `countdown-train watch [RUN]`: a run in the terminal, while it goes on."""
 
 import itertools
 import time
@@ -56,7 +56,7 @@ def watch(words: Sequence[str]) -> None:
     ):
         while run.read().status == "running":
             time.sleep(_INTERVAL_S)
-            close_if_lost(run)  # killed, it can say nothing more, and would be watched for ever
+            close_if_lost(run)  # a killed run cannot say so, and would be watched for ever
             live.update(view(run), refresh=True)
         live.update(view(run), refresh=True)  # its end
 

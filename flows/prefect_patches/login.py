@@ -50,7 +50,7 @@ def own_login(home: Path) -> str:
 
 
 def login_for(url: str | None, settings: Settings) -> str | None:
-    """Returns the login for an API, the settings' first; None: elsewhere, or another user's."""
+    """Returns the login for an API, the settings' or ours; None if the server is not our user's."""
     address = urlsplit(url or "")
     if address.hostname not in LOOPBACK or _is_anothers(address.port or 80):
         return None
@@ -61,9 +61,9 @@ def login_for(url: str | None, settings: Settings) -> str | None:
 
 
 def server_environment(settings: Settings) -> dict[str, str]:
-    """Returns what a server started with these settings needs besides, and the user did not set.
+    """Returns the variables that a server needs and the user did not set.
 
-    Its login, no pages but its own, and a token with each change that no other page can read.
+    They give it a login, let only its own pages read it, and ask for a token with each change.
     """
     given, wanted = settings.server.api.model_fields_set, {}
     if "auth_string" not in given:

@@ -4,21 +4,15 @@ Prefect calls `setup_environment` whenever it is imported with `[tool.prefect.pl
 true`; outside of the repository after `prefect config set PREFECT_PLUGINS_ENABLED=true`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect.plugins import HookContext, register_hook
 
 from flows.prefect_patches import login
 from rl_core.system.network import spare_loopback
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import PrefectClient
-    from prefect.client.schemas.responses import DeploymentResponse
 
 
 @register_hook
@@ -48,7 +42,7 @@ def setup_environment(*, ctx: HookContext) -> None:
 
 
 def lock_before_reading() -> None:
-    """Has a server on SQLite lock the database at the start of each transaction.
+    """Makes a server on SQLite lock the database at the start of each transaction.
 
     Prefect locks at the first change. If another transaction has written since the first read,
     SQLite refuses at once, whatever the timeout: `database is locked`, several times a minute.
@@ -66,7 +60,7 @@ def lock_before_reading() -> None:
 
 
 def list_newest_artifacts_first() -> None:
-    """Has a server number artifacts by time, not at random: by that its pages sort them."""
+    """Makes a server number artifacts by time, not at random: its pages sort by these numbers."""
     from prefect._internal.uuid7 import uuid7
     from prefect.server.schemas.core import Artifact
 
@@ -78,6 +72,7 @@ def accept_bare_names() -> None:
     """Lets `PrefectClient.read_deployment_by_name` find a bare name that one deployment has."""
     from prefect.client.orchestration import PrefectClient
     from prefect.client.schemas.filters import DeploymentFilter
+    from prefect.client.schemas.responses import DeploymentResponse
     from prefect.exceptions import ObjectNotFound
 
     by_full_name = PrefectClient.read_deployment_by_name

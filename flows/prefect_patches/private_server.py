@@ -5,8 +5,6 @@ Ctrl-C stops it before the run's last state is told; it starts after our imports
 them; and it makes us import the server's code.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import socket
@@ -17,12 +15,11 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
-
 from flows.errors import RunFailedError
 from flows.prefect_patches.login import AUTH_STRING, SERVER_AUTH_STRING, new_login
 from rl_core.system.atomic import locked
 from rl_core.system.process_env import environment_of_child
+from tasks.preflight_checks.surroundings import why_no_prefect
 
 STARTUP_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 5.0
@@ -35,7 +32,7 @@ if os.getppid() != parent:  # it died before we asked
     sys.exit(1)
 runpy.run_module("uvicorn", run_name="__main__", alter_sys=True)
 """
-"""Has the kernel stop the server with a parent that was killed, which stops nothing any more."""
+"""The kernel stops the server when its parent dies: one that was killed cannot do it itself."""
 _SERVER_ENVIRONMENT = {
     "PREFECT_UI_ENABLED": "false",
     "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "",
@@ -44,21 +41,6 @@ _SERVER_ENVIRONMENT = {
     "PREFECT__SERVER_FINAL": "1",
 }
 _LAST_WORDS_OF_ALL = "Application startup failed"  # uvicorn's, after the cause
-
-
-def start_private_server() -> PrivateServer | None:
-    """Starts a server that stops with this process; None if an API is configured."""
-    from prefect.settings import get_current_settings
-
-    settings = get_current_settings()
-    if settings.api.url is not None:
-        return None
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    try:
-        return PrivateServer(port, settings.home)
-    except OSError as error:
-        raise RunFailedError(_no_server(error.strerror or str(error), settings.home)) from None
 
 
 class PrivateServer:
@@ -105,7 +87,7 @@ class PrivateServer:
         """Waits until the server answers and points this process at it."""
         deadline = time.monotonic() + STARTUP_TIMEOUT_S
         with self._starting:
-            while not answers(self._url, trust_env=False):
+            while why_no_prefect(self._url) is not None:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise RunFailedError(_no_server(self._last_line(), self._home))
                 time.sleep(0.1)
@@ -124,12 +106,19 @@ class PrivateServer:
         return told[-1] if told else f"exit {self._process.returncode}"
 
 
-def answers(url: str, *, trust_env: bool = True) -> bool:
-    """Says whether a Prefect server answers at an API's URL; `trust_env`: through a proxy, too."""
+def start_private_server() -> PrivateServer | None:
+    """Starts a server that stops with this process; None if an API is configured."""
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings()
+    if settings.api.url is not None:
+        return None
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
     try:
-        return httpx.get(f"{url}/health", timeout=5, trust_env=trust_env).status_code == 200
-    except httpx.HTTPError:
-        return False
+        return PrivateServer(port, settings.home)
+    except OSError as error:
+        raise RunFailedError(_no_server(error.strerror or str(error), settings.home)) from None
 
 
 def _no_server(why: str, home: Path) -> str:

@@ -1,7 +1,6 @@
 """Reads what a command is about: an existing run, and its settings."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from flows.errors import BadInputError
 from flows.settings.compose import compose
@@ -12,15 +11,13 @@ from rl_core.runs.lock import close_if_lost
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.system.words import in_one_line
+from tasks.queries.checkpoint_names import NamedModel, find_model
 from tasks.queries.run_tables import find_runs
-
-WHERE: Final = ("run_id=", "storage.root=", "storage.url=")
-"""How the settings begin that say where a run is; all others change how it is treated."""
 
 
 def where_and_others(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the settings that say where a run is, and those that change how it is treated."""
-    where = [text for text in words if text.startswith(WHERE)]
+    where = [t for t in words if t.startswith(("run_id=", "storage.root=", "storage.url="))]
     return where, [text for text in words if text not in where]
 
 
@@ -86,13 +83,25 @@ def find_run(overrides: Sequence[str]) -> RunFolder:
     return run
 
 
+def named_model(
+    name: str, words: Sequence[str], env: str | None = None
+) -> tuple[NamedModel, StorageConfig]:
+    """Returns the model that a name means (`find_model`), and the storage that the words name."""
+    from tasks.storage import bring_model  # with Prefect
+
+    where = compose(where_and_others(words)[0])
+    root, storage = where.storage.root, where.storage
+    bring_model(storage, name, where.run_id)
+    return find_model(name, root, run_id=where.run_id or "latest", env=env), storage
+
+
 def settings_of_run(
     run: RunFolder, storage: StorageConfig | None = None, words: Sequence[str] = ()
 ) -> RunConfig:
     """Returns the settings that a run was started with, for the root that it lies in.
 
-    `storage`: root and store of the command in place of these. A run's `env=package.module:ENV` is
-    imported only if it is in the command's `words`.
+    `storage`: the command's root and store, in place of the run's. An `env=package.module:ENV` of
+    the run is imported only if it is in the command's `words`.
     """
     if not (settings := read_settings(run.path)):
         file = run.path / "config.yaml"

@@ -4,12 +4,12 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final
 
 from prefect.exceptions import Pause, TerminationSignal
 
-from flows.errors import BadInputError, SettingsError, one_line
+from flows.errors import BadInputError, one_line
 from flows.runs.lookup import settings_of_run
 from flows.runs.state import is_cancelled, is_suspended, own_flow_run
 from rl_core.checkpoints.store import list_checkpoints
@@ -19,7 +19,6 @@ from rl_core.resources.oom_recovery import beyond_recovery
 from rl_core.runs.lock import close_lost_runs
 from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord, new_run_id
-from rl_core.runs.settings_file import read_settings
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.system.log_file import PREFECTS_RUN_LOGGERS
 from rl_core.system.redaction import redact, redact_error
@@ -30,11 +29,8 @@ from tasks.prefect_ui.progress import HEADLINES
 from tasks.preflight_checks import PreflightError
 from tasks.report_page.failures import cause_of, later_attempts
 
-Stage = Callable[[str], AbstractContextManager[None]]
-
-_TIMELINES: Final = {"memory/peak_gib/": "", "memory/host_gib/": "host "}
-_STEPS_KEPT: Final = 20
-_MISTAKES: Final = (BadInputError, SettingsError, PreflightError)  # which need no traceback
+_MEMORY: Final = ("memory/peak_gib/", "memory/host_gib/")
+_MISTAKES: Final = (BadInputError, PreflightError)  # which need no traceback
 _logger = logging.getLogger(__name__)
 
 
@@ -42,8 +38,8 @@ def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
     """Returns the settings with `run_id` filled in, unless it is given.
 
     A retry of the same flow run (all its attempts share `flow_run_id`) goes on with its own run.
-    Else the latest run of exactly these settings is continued if it was interrupted. Else the run
-    is new.
+    Else the latest run of these settings (but for `storage.root` and `storage.url`) is continued if
+    it was interrupted. Else the run is new.
     """
     if config.run_id is not None:
         _refuse_to_start_anew(RunFolder.under(config.storage.root, config.run_id))
@@ -78,22 +74,16 @@ def _refuse_to_start_anew(run: RunFolder) -> None:
 def _interrupted_run(config: RunConfig) -> str | None:
     same = []
     for run in RunFolder.all_under(config.storage.root):
-        try:
-            settings = read_settings(run.path)
-            if config.storage.url is not None:  # it may have been written in another folder
-                settings["storage"]["root"] = config.storage.root
-            record = run.read()
-            equal = RunConfig.model_validate({**settings, "run_id": None}) == config
-        except (OSError, ValueError, TypeError, KeyError):
-            continue  # what lies there is no run of today's settings
-        if equal:
-            same.append(record)
+        with suppress(OSError, ValueError):  # what lies there is no run of today's settings
+            settings = settings_of_run(run, config.storage)
+            if settings.model_copy(update={"run_id": None}) == config:
+                same.append(run.read())
     latest = max(same, key=lambda record: record.started_at, default=None)
     return latest.run_id if latest is not None and latest.status == "interrupted" else None
 
 
 @contextmanager
-def recorded(run: RunFolder) -> Iterator[Stage]:
+def recorded(run: RunFolder) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
     """Yields a timer of stages; at the end `run.json` says what became of the run, and why."""
 
     @contextmanager
@@ -149,14 +139,10 @@ def _unsaved(run: RunFolder) -> str:
 
 
 def _last_words(error: BaseException, run: RunFolder) -> dict[str, Any]:
-    """Returns the fields of `run.json` that a failure fills; none if that fails, too."""
+    """Returns the fields of `run.json` that a failure fills; none if they cannot be collected."""
     try:
-        rows = run.metrics.read()
-        return {
-            "next_step": next_step(error, run),
-            "last_metrics": last_metrics(rows),
-            "memory_gib": memory_timeline(rows),
-        }
+        advice = next_step(error, run)
+        return {"next_step": advice, "last_metrics": last_metrics(run.metrics.read())}
     except Exception:
         _logger.exception("no last words:")
         return {}
@@ -179,13 +165,17 @@ def next_step(error: BaseException, run: RunFolder) -> str:
     if isinstance(error, KeyboardInterrupt | TerminationSignal | Pause):
         same = "Retry in the UI" if is_cancelled() else "the same command"
         return f"{same}, or run_id={run.run_id}, {outcome}"
+    try:
+        config = settings_of_run(run)
+    except BadInputError:
+        config = None
     if isinstance(error, OutOfMemory):
-        return _make_room(error, run, again, outcome)
+        return f"{_room(error, run, config, again)} {outcome}"
     if (cause := cause_of(error)) is None:
         return f"the end of {run.path / 'log.txt'} has the error in full; {again} {outcome}"
     checkpoint = max((c.size_bytes for c in list_checkpoints(run.path)), default=0)
     wanted_gib = (checkpoint + RESERVE_BYTES) / GIB
-    wanted_gib += (_settings(run) or RunConfig()).storage.min_free_gib
+    wanted_gib += (config or RunConfig()).storage.min_free_gib
     missing_gib = max(wanted_gib - run.free_gib(), 0.1)
     workers = run.path / "workers"
     remedy = cause.here.format(error=error, run=run, workers=workers, missing_gib=missing_gib)
@@ -198,28 +188,11 @@ def last_saved(run: RunFolder) -> int:
 
 
 def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the last step, and the last value of each metric by which people judge a run."""
-    found = {
-        name: float(row[name]) for name in HEADLINES for row in rows if row.get(name) is not None
-    }
+    """Returns the last step, and the last values of memory and of the metrics that people read."""
+    memory = (name for row in rows for name in row if name.startswith(_MEMORY))
+    names = dict.fromkeys((*HEADLINES, *memory))
+    found = {name: float(row[name]) for name in names for row in rows if row.get(name) is not None}
     return {"step": float(rows[-1]["step"])} | found if rows else {}
-
-
-def memory_timeline(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, ...]]:
-    """Returns `step`, and by phase (or `host PROCESS`) GiB at each of these steps, at most 20."""
-
-    def held(row: Mapping[str, Any]) -> dict[str, float]:
-        return {
-            short + name.removeprefix(prefix): round(value, 3)
-            for name, value in row.items()
-            for prefix, short in _TIMELINES.items()
-            if name.startswith(prefix) and value is not None
-        }
-
-    last = rows[-_STEPS_KEPT:]
-    measured = [{"step": float(row["step"]), **gib} for row in last if (gib := held(row))]
-    names = dict.fromkeys(name for one in measured for name in one)
-    return {name: tuple(one.get(name) for one in measured) for name in names}
 
 
 def _show_last_words(run: RunFolder) -> None:
@@ -239,32 +212,24 @@ def as_markdown(record: RunRecord) -> str:
         f"**What to do next:** {record.next_step}",
     ]
     lines += [f"\n{_plain(str(fault))}" for fault in later_attempts(record)]
-    memory = {f"{name}, GiB": gib[-1] for name, gib in record.memory_gib.items() if name != "step"}
-    memory |= {f"{name} at most, GiB": gib for name, gib in record.host_peak_gib.items()}
-    measured = record.last_metrics | memory
-    rows = [[name, f"{value:.4g}"] for name, value in measured.items() if value is not None]
+    peaks = {f"{name} at most, GiB": gib for name, gib in record.host_peak_gib.items()}
+    measured = record.last_metrics | peaks
+    rows = [[name, f"{value:.4g}"] for name, value in measured.items()]
     if rows:
         lines += ["", markdown_table(["last measured", ""], rows, numbers=[1])]
     return "\n".join(lines) + "\n"
 
 
-def _make_room(error: OutOfMemory, run: RunFolder, again: str, outcome: str) -> str:
-    config = _settings(run)
+def _room(error: OutOfMemory, run: RunFolder, config: RunConfig | None, again: str) -> str:
+    """Returns which settings make room where it was missing, and the command that takes them."""
     if (flow_run := own_flow_run()) is not None and flow_run.deployment_id is not None:
         again = f"Retry would fail again: a Custom run with the overrides run_id={run.run_id}"
     helpful = settings_that_help(config, run, error) if config else []
     if not helpful:
         others = [*beyond_recovery(config or RunConfig(), error.phase), "more memory"]
-        return f"take {' or '.join(others)}; {again} {outcome}"
+        return f"take {' or '.join(others)}; {again}"
     more = f" ({' or '.join(helpful[1:])} would help as well)" if helpful[1:] else ""
-    return f"{again} {helpful[0]}{more} {outcome}"
-
-
-def _settings(run: RunFolder) -> RunConfig | None:
-    try:
-        return settings_of_run(run)
-    except BadInputError:
-        return None
+    return f"{again} {helpful[0]}{more}"
 
 
 def _plain(text: str | None) -> str:
@@ -273,7 +238,7 @@ def _plain(text: str | None) -> str:
 
 
 class _End(logging.Filter):
-    """Tells a mistake once, in one line, and a stop that was asked for as no crash."""
+    """Logs a mistake once, in one line, and no `Crash detected!` of a stop that was asked for."""
 
     _told: BaseException | None = None
 
@@ -290,7 +255,7 @@ class _End(logging.Filter):
 
 
 def tell_the_end_plainly() -> None:
-    """Has the logs of this process's flow and task runs end with what a person can use."""
+    """Makes the logs of this process's flow and task runs end in plain words."""
     end = _End()
     for name in PREFECTS_RUN_LOGGERS:
         logging.getLogger(name).addFilter(end)

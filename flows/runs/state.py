@@ -78,7 +78,7 @@ def heeding_the_server() -> Iterator[None]:
 
 
 def take_over(run: RunFolder) -> None:
-    """Notes this flow run as the one at work on a run, which it holds, and closes the one before.
+    """Notes this flow run as the one that works on a run, and closes the flow run before it.
 
     Not every server has deployments/automations.yaml, which closes those without a heartbeat.
     """
@@ -183,7 +183,7 @@ class _Watch:
                 self._stop("cancelled, and no worker did it")
 
     def _stop(self, why: str) -> None:
-        """Has the main thread leave, as a worker would; this was the last look."""
+        """Makes the main thread leave, as a worker would, and stops looking."""
         self._closing.set()
         _logger.warning("%s: finishing the step, saving, leaving", why)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,7 +1,5 @@
 """The short table at the end of a run: what it reached, where things lie, what to try next."""
 
-import sys
-
 from rl_core.config.operations import StorageConfig
 from rl_core.resources.oom_recovery import in_words
 from rl_core.runs.run_folder import RunFolder
@@ -11,11 +9,6 @@ from rl_core.tracking.diagnosis import diagnose
 from tasks.queries.sql import ask
 
 _LABEL_WIDTH = 17
-
-
-def show_summary(run: RunFolder) -> None:
-    """Prints the table of one run."""
-    sys.stdout.write("\n" + "".join(f"{printable(line)}\n" for line in summary_lines(run)))
 
 
 def summary_lines(run: RunFolder) -> list[str]:
@@ -52,7 +45,7 @@ def summary_lines(run: RunFolder) -> list[str]:
         ("", f"countdown-train sql won_and_lost --run {record.run_id}{where}"),
         ("", another),
     ]
-    return [f"{label:<{_LABEL_WIDTH}}{value}" for label, value in rows]
+    return [printable(f"{label:<{_LABEL_WIDTH}}{value}") for label, value in rows]
 
 
 def accuracy_in_words(value: float | None, interval: tuple[float, float] | None = None) -> str:

@@ -14,10 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-# Usable without Hydra; imported from here by all that compose.
-from flows.errors import SettingsError as SettingsError
+from flows.errors import BadInputError
 from flows.settings import keys
-from flows.settings.keys import PresetName as PresetName
+from flows.settings.keys import PresetName as PresetName  # imported from here by all that compose
 from rl_core.config.run import RunConfig
 from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.runs.settings_file import leaves
@@ -34,7 +33,7 @@ def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> 
     """Returns the settings of a run, of KEY=VALUE, preset=NAME, env=NAME in Hydra's grammar.
 
     `base`: settings of an existing run, changed in place of a preset's; its preset and env stay.
-    SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
+    BadInputError: unknown key or choice, wrong type, out of range, impossible combination.
     """
     parsed = _parse(overrides)
     given = {key: _text(item) for key, item in parsed.items()}
@@ -44,7 +43,7 @@ def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> 
             keys.check_choice(group, name)
     if base is not None:
         if chosen:
-            raise SettingsError(f"{next(iter(chosen))} cannot change: these are settings of a run")
+            raise BadInputError(f"{next(iter(chosen))} cannot change: these are settings of a run")
         preset, env = base.preset, base.env.name
         settings = base.model_dump(mode="json", exclude={"preset"})
     else:
@@ -53,7 +52,7 @@ def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> 
     for key in given:
         keys.check_key(key)
         if key not in keys.known_keys(env):
-            raise SettingsError(keys.of_another_env(key, env))
+            raise BadInputError(keys.of_another_env(key, env))
     values = {key: parsed[key].value() for key in given}
     return _validate(_merge(settings, values) | {"preset": preset}, given, env)
 
@@ -66,7 +65,7 @@ def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
     own = dict(leaves(config.model_dump(mode="json")))
     try:
         preset = compose([f"preset={config.preset}"])
-    except SettingsError:
+    except BadInputError:
         preset = RunConfig()
     theirs = dict(leaves(preset.model_dump(mode="json")))
     return {
@@ -83,23 +82,23 @@ def _parse(overrides: Sequence[str]) -> dict[str, Override]:
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key.strip() or not value.strip():
-            raise SettingsError(f"{text!r} is not KEY=VALUE (null is the value that unsets)")
+            raise BadInputError(f"{text!r} is not KEY=VALUE (null is the value that unsets)")
         if key == "env.task" and value[0] not in "['\"":  # Hydra would run once for each name
             text = f"{key}=[{value}]"
         try:
             item = parser.parse_override(text)
         except HydraException:
-            raise SettingsError(
+            raise BadInputError(
                 f"{text!r} cannot be read: put special characters in quotes, {key}=\"'...'\""
             ) from None
         if item.type != OverrideType.CHANGE or item.package is not None:
-            raise SettingsError(f"{text!r} must be a plain KEY=VALUE, without + ~ or @")
+            raise BadInputError(f"{text!r} must be a plain KEY=VALUE, without + ~ or @")
         if item.is_sweep_override():
-            raise SettingsError(
+            raise BadInputError(
                 f"{text!r} names several values: one run takes one, a list is [a,b]"
             )
         if item.key_or_group in parsed:
-            raise SettingsError(f"{item.key_or_group} is given twice: {text!r} too")
+            raise BadInputError(f"{item.key_or_group} is given twice: {text!r} too")
         parsed[item.key_or_group] = item
     return parsed
 
@@ -114,9 +113,9 @@ def read_preset(name: str) -> tuple[str, dict[str, Any]]:
     try:
         settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise SettingsError(in_one_line(f"preset={name} cannot be read: {error}")) from None
+        raise BadInputError(in_one_line(f"preset={name} cannot be read: {error}")) from None
     if not isinstance(settings, dict):
-        raise SettingsError(f"preset={name} holds no settings: SECTION: and NAME: VALUE below it")
+        raise BadInputError(f"preset={name} holds no settings: SECTION: and NAME: VALUE below it")
     _refuse_resolvers(settings)
     match settings.pop("defaults", None):
         case None | []:
@@ -124,7 +123,7 @@ def read_preset(name: str) -> tuple[str, dict[str, Any]]:
         case [{"override /env": name_of_env}]:
             env = str(name_of_env)
         case _:
-            raise SettingsError(f"preset={name}: `defaults` may only hold `override /env: NAME`")
+            raise BadInputError(f"preset={name}: `defaults` may only hold `override /env: NAME`")
     own = settings.get("env")
     if isinstance(own, str):
         env, settings["env"] = own, {}
@@ -169,7 +168,7 @@ def _merge(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
         _refuse_resolvers(OmegaConf.to_container(config))
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise SettingsError(in_one_line(error)) from None
+        raise BadInputError(in_one_line(error)) from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
@@ -185,7 +184,7 @@ def _refuse_resolvers(tree: object) -> None:
         for item in tree:
             _refuse_resolvers(item)
     elif isinstance(tree, str) and "${" in _OF_ANOTHER_SETTING.sub("", tree):
-        raise SettingsError(
+        raise BadInputError(
             f"{in_one_line(tree)!r} is refused: in a value ${{...}} may name another setting, "
             "${SECTION.NAME}, and nothing of the environment, which may be a secret"
         )
@@ -205,7 +204,7 @@ def _validate(settings: dict[str, Any], given: Mapping[str, str], env: str) -> R
     ]
     if not misread:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise SettingsError(_explain(wrong[0], env) + more)
+        raise BadInputError(_explain(wrong[0], env) + more)
     for key in misread:
         section, _, name = key.rpartition(".")
         (settings[section] if section else settings)[name] = given[key]

@@ -4,32 +4,22 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal
 
-from flows.errors import SettingsError
+from flows.errors import BadInputError
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS, find_env
 from rl_core.runs.settings_file import REMOVED, leaves
 from rl_core.system.words import in_one_line
 
-PresetName = Literal[
-    "quickstart",
-    "overnight-cpu",
-    "tinyzero-0.5b-24gb",
-    "countdown-0.5b-sft-24gb",
-    "countdown-1.5b-24gb",
-    "tinyzero-3b",
-    "tinyzero-3b-instruct",
-    "gsm8k-grpo-7b",
-    "gsm8k-ppo-0.5b",
-    "gsm8k-toy",
-    "smollm2-laptop",
-    "smollm2-countdown",
-]
-"""The files of `conf/preset`: a Literal, so that Prefect's form offers them as a list."""
-
 CONF: Final = Path(__file__).parent / "conf"
-CHOICES: Final[Mapping[str, Collection[str]]] = {"preset": get_args(PresetName), "env": ENVS}
+PRESETS: Final = tuple(sorted(file.stem for file in (CONF / "preset").glob("*.yaml")))
+if TYPE_CHECKING:
+    PresetName = str
+else:
+    PresetName = Literal[PRESETS]  # so that Prefect's form offers them as a list
+
+CHOICES: Final[Mapping[str, Collection[str]]] = {"preset": PRESETS, "env": ENVS}
 """What is chosen by name beside the settings."""
 
 
@@ -51,12 +41,12 @@ def check_key(key: str, arguments: Sequence[str] = ()) -> None:
     if key in known:
         return
     if key == "env.name":
-        raise SettingsError(f"env.name is chosen by env=NAME (there are: {', '.join(ENVS)})")
+        raise BadInputError(f"env.name is chosen by env=NAME (there are: {', '.join(ENVS)})")
     if key in REMOVED:
-        raise SettingsError(f"{key} is no longer a setting: {REMOVED[key]}")
+        raise BadInputError(f"{key} is no longer a setting: {REMOVED[key]}")
     if any(name.startswith(f"{key}.") for name in known):
-        raise SettingsError(f"{key!r} is a group of settings: write {key}.NAME=VALUE")
-    raise SettingsError(f"unknown setting {key!r}{nearest(key, (*arguments, *CHOICES, *known))}")
+        raise BadInputError(f"{key!r} is a group of settings: write {key}.NAME=VALUE")
+    raise BadInputError(f"unknown setting {key!r}{nearest(key, (*arguments, *CHOICES, *known))}")
 
 
 def check_choice(group: str, name: str) -> None:
@@ -64,12 +54,12 @@ def check_choice(group: str, name: str) -> None:
     names = CHOICES[group]
     if name not in names and not (group == "env" and ":" in name):
         there = ", ".join(names)
-        raise SettingsError(f"unknown {group} {name!r}{nearest(name, names)} (there are: {there})")
+        raise BadInputError(f"unknown {group} {name!r}{nearest(name, names)} (there are: {there})")
     if group == "env":
         try:
             find_env(name)
         except ValueError as error:
-            raise SettingsError(in_one_line(error)) from None
+            raise BadInputError(in_one_line(error)) from None
 
 
 def of_another_env(key: str, env: str) -> str:

@@ -95,7 +95,7 @@ class RunRecord(BaseModel):
     last_metrics: dict[str, float] = {}
     """If the run failed: the step it reached, and the metrics of its last steps."""
     memory_gib: dict[str, tuple[float | None, ...]] = {}
-    """If the run failed: `step`, and each phase's memory peaks in these last steps, in GiB."""
+    """If the run failed under an earlier version: `step`, and memory by phase in these steps."""
     started_at: str
     finished_at: str | None = None
     model: str | None = None

@@ -18,7 +18,7 @@ from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 from prefect.settings import get_current_settings
 
 from rl_core.config.run import RunConfig
-from rl_core.system.network import PROBE_TIMEOUT_S, why_unreachable
+from rl_core.system.network import why_unreachable
 from rl_core.system.process_env import environment_of_child
 from rl_core.system.words import GIB
 from rl_core.workers.ray_auth import RAY_CLUSTER_FILE, address_of_auto, mode_for
@@ -30,6 +30,7 @@ _OUR_WORKERS: Final = ("ray::LearnerActor", "ray::RolloutActor")  # Ray's titles
 _PREFECT_BYTES: Final = 200 * 2**20  # with less free disk, Prefect's database soon has no room
 _NO_API: Final = "unset PREFECT_API_URL (prefect config unset PREFECT_API_URL) for a private server"
 _ASK_MACHINES: Final = "from rl_core.workers.nodes import main; main()"
+_ANSWERS_WITHIN_S: Final = 5.0  # for a server that is busy
 _WITHIN_S: Final = 60.0  # for the machines to answer
 
 
@@ -68,7 +69,7 @@ def left_processes() -> list[psutil.Process]:
 def _prefect_server(url: str) -> Iterator[Finding]:
     if (why := why_unreachable(url)) is not None:
         message, remedy = f"does not answer ({why})", "`prefect server start`"
-    elif (why := _why_no_prefect(url)) is not None:
+    elif (why := why_no_prefect(url)) is not None:
         message = f"is no Prefect server ({why}): another program may have its port"
         remedy = "`prefect server start --port N`, and PREFECT_API_URL=http://127.0.0.1:N/api"
     elif refuses_login():
@@ -79,9 +80,10 @@ def _prefect_server(url: str) -> Iterator[Finding]:
     yield fatal("prefect", f"PREFECT_API_URL={url} {message}", f"{remedy}, or {_NO_API}")
 
 
-def _why_no_prefect(url: str) -> str | None:
+def why_no_prefect(url: str) -> str | None:
+    """Returns why no Prefect server answers at an API's URL; None if one does."""
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/health", timeout=PROBE_TIMEOUT_S)
+        answer = httpx.get(f"{url.rstrip('/')}/health", timeout=_ANSWERS_WITHIN_S)
     except httpx.HTTPError as error:
         return str(error) or type(error).__name__
     return None if answer.status_code == httpx.codes.OK else f"HTTP {answer.status_code}"

@@ -13,8 +13,8 @@ from prefect.blocks.system import Secret
 from prefect.client.schemas.objects import FlowRun
 
 from flows import nightly as module
+from flows.errors import BadInputError
 from flows.nightly import Night, killed, message, nightly
-from flows.settings.compose import SettingsError
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
@@ -142,7 +142,7 @@ def test_a_failure_is_told_of_and_stays_a_failure(place):
     assert told["reason"] == "OSError: no space at https://***@example.com/x"
     assert (told["champion"], told["report"], told["next_step"]) == (None, None, "look")
 
-    with pytest.raises(SettingsError):
+    with pytest.raises(BadInputError):
         place.night("actr.lr=1")
     (told,) = place.told
     assert (told["event"], told["run_id"]) == ("failed", None)

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from flows.cli.explain import all_settings, in_words
-from flows.errors import SettingsError
+from flows.errors import BadInputError
 from flows.settings.compose import compose
 from rl_core.data.dataset import read_problems, write_dataset
 from rl_core.envs import ENVS
@@ -67,7 +67,7 @@ def test_its_settings_are_composed_checked_and_explained():
         (["env.num_letters=3"], "under env=countdown: it belongs to env=echo"),
         (["env=ecko"], "did you mean echo"),
     ):
-        with pytest.raises(SettingsError, match=said):
+        with pytest.raises(BadInputError, match=said):
             compose(wrong)
     words = [in_words(setting) for setting in all_settings() if setting.env == "echo"]
     assert any("Letters that are asked for, from a." in text for text in words)

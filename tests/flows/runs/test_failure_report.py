@@ -7,7 +7,7 @@ from prefect import flow, get_client
 from prefect.exceptions import TerminationSignal
 from prefect.flow_engine import run_flow
 
-from flows.runs.run_record import as_markdown, last_metrics, memory_timeline, next_step, recorded
+from flows.runs.run_record import as_markdown, last_metrics, next_step, recorded
 from flows.runs.summary import summary_lines
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.errors import OutOfMemory, Stalled, WorkerDied
@@ -118,16 +118,11 @@ def test_the_last_numbers_are_each_the_last_there_is():
     assert last_metrics([]) == {}
 
 
-def test_memory_is_told_by_phase_for_the_last_steps():
-    rows = [{"step": 0, "val/accuracy": 0.1}]
-    rows += [{"step": step, "memory/peak_gib/ref": step / 8} for step in range(1, 30)]
-    rows[-1] |= {"memory/peak_gib/update_actor": 2.34567, "memory/host_gib/learner": 3.0}
-    timeline = memory_timeline(rows)
-    assert timeline["step"] == tuple(range(10, 30))
-    assert timeline["ref"] == tuple(step / 8 for step in range(10, 30))
-    assert timeline["update_actor"] == (None,) * 19 + (2.346,)
-    assert timeline["host learner"] == (None,) * 19 + (3.0,)
-    assert memory_timeline(rows[:1]) == {}
+def test_memory_is_told_by_phase_and_process():
+    rows = [{"step": 1, "memory/peak_gib/ref": 0.5, "memory/host_gib/learner": 3.0}]
+    rows += [{"step": 2, "memory/peak_gib/ref": 1.5, "memory/host_gib/learner": None}]
+    told = {"step": 2, "memory/peak_gib/ref": 1.5, "memory/host_gib/learner": 3.0}
+    assert last_metrics(rows) == told
 
 
 def test_a_failure_is_told_in_run_json_and_a_new_start_forgets_it(tmp_path):
@@ -137,11 +132,10 @@ def test_a_failure_is_told_in_run_json_and_a_new_start_forgets_it(tmp_path):
     with pytest.raises(RuntimeError), recorded(run):
         raise RuntimeError("no answer")
     record = run.read()
-    assert record.last_metrics == {"step": 2, **METRICS}
-    assert record.memory_gib == {"step": (1, 2), "ref": (1.5, 3.0)}
+    assert record.last_metrics == {"step": 2, **METRICS, "memory/peak_gib/ref": 3.0}
     assert "what to do next: the end of" in (run.path / "log.txt").read_text()
     again = saved_run(tmp_path).read()
-    assert (again.next_step, again.last_metrics, again.memory_gib) == (None, {}, {})
+    assert (again.next_step, again.last_metrics) == (None, {})
 
 
 def test_the_page_names_reason_advice_and_numbers_and_shows_text_as_it_is():
@@ -153,8 +147,7 @@ def test_the_page_names_reason_advice_and_numbers_and_shows_text_as_it_is():
         started_at="now",
         reason="a <b> in `c`",
         next_step="do *this*",
-        last_metrics={"step": 2, "critic/kl": 0.012344},
-        memory_gib={"step": (1, 2), "ref": (None, 0.5)},
+        last_metrics={"step": 2, "critic/kl": 0.012344, "memory/peak_gib/ref": 0.5},
         host_peak_gib={"learner": 1.25, "engine_0": 0.5},
     )
     assert as_markdown(record).splitlines() == [
@@ -168,7 +161,7 @@ def test_the_page_names_reason_advice_and_numbers_and_shows_text_as_it_is():
         "|---|---:|",
         "| step | 2 |",
         "| critic/kl | 0.01234 |",
-        "| ref, GiB | 0.5 |",
+        "| memory/peak_gib/ref | 0.5 |",
         "| learner at most, GiB | 1.25 |",
         "| engine_0 at most, GiB | 0.5 |",
     ]

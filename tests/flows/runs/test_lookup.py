@@ -1,7 +1,8 @@
 import pytest
 
 from flows.cli.sql import storage_root
-from flows.settings.compose import SettingsError, compose
+from flows.errors import BadInputError
+from flows.settings.compose import compose
 
 
 @pytest.mark.parametrize(
@@ -21,5 +22,5 @@ def test_the_short_way_to_the_root_ends_where_the_settings_do(overrides):
 
 @pytest.mark.parametrize("overrides", [["storage.root=null"], ["storage.rot=/a"], ["root=/a"]])
 def test_what_is_no_root_is_refused_as_any_setting(overrides):
-    with pytest.raises(SettingsError):
+    with pytest.raises(BadInputError):
         storage_root(overrides)

@@ -147,6 +147,12 @@ def test_a_run_is_continued_or_gets_a_name(tmp_path, changes, flow_run, chosen):
     assert found == settings(tmp_path, **changes | {"run_id": chosen})
 
 
+def test_a_run_is_continued_where_its_folder_was_moved_to(tmp_path):
+    leave(settings(tmp_path / "old"), "first", KeyboardInterrupt())
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert choose_run(settings(tmp_path / "new"), "flow-run").run_id == "first"
+
+
 @pytest.mark.parametrize("error", [None, RuntimeError("x")])
 def test_only_an_interrupted_run_is_continued_and_only_the_latest(tmp_path, error):
     first = leave(settings(tmp_path), "first", KeyboardInterrupt())

@@ -32,7 +32,7 @@ def test_an_hour_or_a_cron_line_says_when(tmp_path, at, cron):
     ("text", "words"),
     [
         ('at: "25:00"', "at: it is neither HH:MM nor a cron line"),
-        ("preset: quikstart", "preset: Input should be 'quickstart'"),
+        ("preset: quikstart", "preset: Input should be 'countdown-0.5b-sft-24gb', "),
         ("hook: URL", r"hook: Extra inputs are not permitted \(it may say at, timezone, preset"),
         ("events: [promotion]", "events.0: Input should be 'failed'"),
         ("at: [", "cannot be read"),
