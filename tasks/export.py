@@ -15,7 +15,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.sft.named_data import CURVE_NAME
 from rl_core.system.atomic import disk_full_as_os_error, new_folder
-from rl_core.system.words import markdown_table
+from rl_core.system.words import as_path, markdown_table
 from tasks.queries import sql
 from tasks.queries.checkpoint_names import NamedModel
 
@@ -33,7 +33,7 @@ def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
     if model.run is not None:
         settings = read_settings(model.run.path)
         base = settings.get("model", {}).get("path")
-        if base is not None and not Path(base).expanduser().is_absolute():
+        if base is not None and not as_path(base).is_absolute():
             front.append(f"base_model: {base.removeprefix('modelscope:')}")
         lines += ["", "## Accuracy", "", *_accuracy(model, model.run, root)]
         if settings:

@@ -26,7 +26,7 @@ from rl_core.storage.object_store import why_unusable
 from rl_core.system.network import hubs_are_off, wandb_url, why_silent, why_unreachable
 from rl_core.system.redaction import redacting_errors
 from rl_core.system.versions import version_of
-from rl_core.system.words import GIB
+from rl_core.system.words import GIB, as_path
 from rl_core.types import Problem
 from tasks.hours import planned_steps
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
@@ -179,7 +179,7 @@ def _model(config: RunConfig) -> Iterator[Finding]:
 
 def _found(config: RunConfig, path: str) -> str:
     """Returns what `model.path` is; ValueError, with the remedy last, if it is no model."""
-    folder = Path(path).expanduser()
+    folder = as_path(path)
     if folder.is_dir():
         return _model_folder(folder)
     if is_gguf_or_package(path):  # a run would unpack it next, and the plans need its shape
@@ -189,14 +189,17 @@ def _found(config: RunConfig, path: str) -> str:
         assert name is not None, "only names on ModelScope begin so"
         is_cached = cached_from_modelscope(name) is not None
         return _hub_model(path, is_cached=is_cached, hub="ModelScope", url=modelscope_url())
-    if not _reads_as_hub_name(path):
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    try:
+        if not _reads_as_hub_name(path):
+            raise ValueError
+        is_cached = isinstance(try_to_load_from_cache(path, "config.json"), str)
+    except ValueError:  # of the hub's library: the name has letters that the hub does not allow
         raise ValueError(
             f"model.path={path}: there is no such folder: give a folder that exists, "
             "ORGANISATION/NAME of the Hugging Face hub, or modelscope:OWNER/NAME"
-        )
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    is_cached = isinstance(try_to_load_from_cache(path, "config.json"), str)
+        ) from None
     url = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     return _hub_model(path, is_cached=is_cached, hub="the hub", url=url)
 

@@ -21,14 +21,14 @@ LINES = {
     "rl_core/runs": (950, 950),
     "rl_core/sft": (930, 1_000),
     "rl_core/storage": (1_000, 850),
-    "rl_core/system": (1_820, 1_300),
+    "rl_core/system": (1_830, 1_300),
     "rl_core/tracking": (1_100, 1_300),
     "rl_core/workers": (1_500, 1_450),
-    "rl_core": (23_660, 23_500),
+    "rl_core": (23_670, 23_500),
     "tasks/importers": (1_150, 1_000),
-    "tasks": (7_810, 8_350),
+    "tasks": (7_820, 8_350),
     "flows": (3_870, 3_500),
-    "tests": (35_880, 36_000),
+    "tests": (35_900, 36_000),
 }
 
 

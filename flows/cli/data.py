@@ -13,6 +13,7 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder
 from rl_core.data.gguf_source import local_folder
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.words import as_path
 from tasks.queries.parquet_look import CountTokens, columns, describe_file, first_rows, text_lengths
 
 _LOOKS: Final = ("head", "columns", "lengths")
@@ -35,7 +36,7 @@ def data(words: Sequence[str], *, output_format: str) -> None:
     has_run = bool(runs) or any(text.startswith("run_id=") for text in settings)
     words = run_first([*runs, *settings], "data")
     config, run = existing_run(words) if has_run else (compose(settings), None)
-    place, why = (Path(places[0]).expanduser(), "") if places else _dataset(config, run, settings)
+    place, why = (as_path(places[0]), "") if places else _dataset(config, run, settings)
     files = _files(place, asked.get("split"), why)
     if look == "lengths":
         whose_tokens, count_tokens = _tokenizer(config, run)

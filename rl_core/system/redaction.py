@@ -4,11 +4,11 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 from rl_core.system.process_env import all_variables, is_secret_name
+from rl_core.system.words import as_path
 
 _BLOT: Final = "***"
 _MIN_SECRET_LENGTH: Final = 8
@@ -58,8 +58,8 @@ def is_secret(name: str, value: str) -> bool:
         return False
     if re.fullmatch("[a-z_.-]+", value) and _SORT_KEY.search(name.upper()):
         return False
-    with suppress(OSError, ValueError, RuntimeError):
-        return not (value.startswith(("/", "~", ".")) and Path(value).expanduser().exists())
+    with suppress(OSError, ValueError):
+        return not (value.startswith(("/", "~", ".")) and as_path(value).exists())
     return True
 
 

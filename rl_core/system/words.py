@@ -2,6 +2,8 @@
 
 import difflib
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 GIB: Final = 2**30
@@ -47,6 +49,13 @@ def in_one_line(said: object) -> str:
 def cut(text: str, longest: int) -> str:
     """Returns at most so many characters of a text; if it is longer, the last of them is `…`."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def as_path(text: str) -> Path:
+    """Returns the path that a text names: `~` is a home, but `~NAME` stays if no user has it."""
+    with suppress(RuntimeError):
+        return Path(text).expanduser()
+    return Path(text)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

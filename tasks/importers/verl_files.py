@@ -10,6 +10,7 @@ from rl_core.data.readers import count_rows, find_files, is_hub_name, read_recor
 from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.envs.rows import Record
 from rl_core.envs.text_env import TextEnv
+from rl_core.system.words import as_path
 from tasks.importers.verl_table import Asked
 
 _TRAIN: Final = "data.train_files"
@@ -84,8 +85,8 @@ def _add_model(asked: Asked) -> None:
         if asked.plain(_MODEL) is None and _MODEL not in asked.unread:
             asked.say("no_model")
         return
-    with suppress(OSError, RuntimeError):  # too long a name, no such user
-        if is_hub_name(path) or Path(path).expanduser().exists():
+    with suppress(OSError):  # too long a name
+        if is_hub_name(path) or as_path(path).exists():
             return
     hub_name = f"Qwen/{Path(path).name}"
     if hub_name.startswith("Qwen/Qwen") and is_hub_name(hub_name):
@@ -113,7 +114,7 @@ def _here(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the names that are here, or on the hub, and those that are not."""
     here = []
     for name in names:
-        with suppress(ValueError, RuntimeError):  # RuntimeError: ~NAME of no user
+        with suppress(ValueError):
             _files([name])
             here.append(name)
     return here, [name for name in names if name not in here]

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Final
 
 from rl_core.config.run import RunConfig
@@ -22,7 +21,7 @@ from rl_core.resources.placement import card_tenants
 from rl_core.system.devices import has_fast_bfloat16
 from rl_core.system.process_env import environment_of_child
 from rl_core.system.versions import version_of
-from rl_core.system.words import in_one_line
+from rl_core.system.words import as_path, in_one_line
 from tasks.preflight_checks import Finding, fatal, ok, warning
 
 _PROBE_TIMEOUT_S: Final = 30.0
@@ -122,7 +121,7 @@ def quantization_findings(config: RunConfig) -> Iterator[Finding]:
             yield fatal("device", said, "pip install bitsandbytes, or leave the setting out")
     if not config.model.load_in_4bit or config.model.path is None:
         return
-    state = Path(config.model.path, "trainer", "learner.json").expanduser()
+    state = as_path(config.model.path) / "trainer" / "learner.json"
     is_rounded = False  # a checkpoint of adapters on weights of 4 bits
     with suppress(OSError, ValueError, KeyError):
         is_rounded = json.loads(state.read_text("utf-8"))["settings"].get("model.load_in_4bit")

@@ -20,7 +20,7 @@ from prefect.settings import get_current_settings
 from rl_core.config.run import RunConfig
 from rl_core.system.network import why_unreachable
 from rl_core.system.process_env import environment_of_child
-from rl_core.system.words import GIB
+from rl_core.system.words import GIB, as_path
 from rl_core.workers.ray_auth import RAY_CLUSTER_FILE, address_of_auto, mode_for
 from tasks.preflight_checks import Finding, fatal, ok, refused, warning
 
@@ -165,7 +165,7 @@ def _silence(wanted: str, address: str | None) -> Finding | None:
 
 def _machines(config: RunConfig, address: str) -> Finding | None:
     """Returns which machine has other software than this one, or does not see its folders."""
-    folders, model = [config.storage.root], Path(config.model.path or "-").expanduser()
+    folders, model = [config.storage.root], as_path(config.model.path or "-")
     if (model / "config.json").is_file():
         folders.append(model)
     seen = [str(folder.resolve()) for folder in folders]

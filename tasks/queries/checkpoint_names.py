@@ -7,7 +7,7 @@ from pathlib import Path
 from rl_core.checkpoints.champion import all_champions
 from rl_core.checkpoints.store import best, latest, list_checkpoints
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.words import did_you_mean
+from rl_core.system.words import as_path, did_you_mean
 from tasks.queries.run_tables import find_runs
 
 _OF_A_RUN = re.compile(r"base|best|latest|step_\d{6,}")
@@ -45,7 +45,7 @@ def find_model(
     run = RunFolder.under(root, run_name)
     if run_name and run.is_there():
         return _of_run(run, what or "latest")
-    if (folder := Path(name).expanduser()).is_dir():
+    if (folder := as_path(name)).is_dir():
         run = RunFolder(folder.resolve().parent.parent)
         if run.is_there():
             return _of_run(run, folder.resolve().name)

@@ -57,7 +57,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model": {"path": "empty"}}, r"empty is not a model folder, without a tokenizer .*, weights"),
     *(
         ({"model": {"path": path}}, "there is no such folder")
-        for path in ("/no/such/folder", "nope", "./a", "a/b/c", "../b", "/a")
+        for path in ("/no/such", "nope", "./a", "a/b/c", "../b", "~no-user/m", "a b/c", "x--y/z")
     ),
     *(
         ({"env": env}, "the home-made base model learns only|needs a model that reads and answers")

@@ -33,6 +33,7 @@ def test_a_runs_model_is_asked_its_runs_problems(cli, tmp_path, tiny_model_path)
         ([], "ask takes a CHECKPOINT"),
         (["a", "b", "c"], "one QUESTION in quotes"),
         (["/no/such/folder", "1 2 3"], "checkpoint=/no/such/folder"),
+        (["~no-such-user/folder", "1 2 3"], "checkpoint=~no-such-user/folder is no folder"),
         (["{model}", "How many?"], "is no puzzle"),
         (["{model}", "1 2 3", "problems=2"], "either a QUESTION or problems=N"),
         (["{model}", "problems=0"], "problems=0 must be a whole number from 1"),

@@ -20,6 +20,17 @@ def test_a_text_is_cut_only_if_it_is_longer():
     assert words.in_one_line(ValueError("one\n  two\t three ")) == "one two three"
 
 
+def test_a_home_is_found_and_no_users_name_stays_a_name(monkeypatch):
+    monkeypatch.setenv("HOME", "/a/home")
+    paths = ("~/x", "~", "/x/~", "~no-such-user/x")
+    assert [str(words.as_path(path)) for path in paths] == [
+        "/a/home/x",
+        "/a/home",
+        "/x/~",
+        "~no-such-user/x",
+    ]
+
+
 def test_nothing_steers_the_terminal():
     plain = "plain, 'quoted' and \"more\": Größe, 数"
     hostile = [plain, "\x1b[31mred\x07", "two\nlines\r\t", "\x9b2J\x7f", "abc\u202egnp", "\ud800"]
