@@ -14,8 +14,14 @@ hide_cuda_only_packages()
 from prefect import flow  # transformers and vLLM come with the tasks below
 
 from flows.errors import BadInputError
-from flows.runs.lookup import named_model, refuse_unnamed_code, settings_of_run, where_and_others
-from flows.runs.state import heeding_the_server
+from flows.runs.lookup import (
+    changed_settings,
+    named_model,
+    refuse_unnamed_code,
+    settings_of_run,
+)
+from flows.runs.run_record import tell_the_end_plainly
+from flows.runs.state import heeding_the_server, outlive_lost_leases
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import generator_settings
@@ -27,6 +33,9 @@ from tasks.queries.checkpoint_names import NamedModel
 from tasks.queries.render import plain_table
 from tasks.report_page.samples import as_table
 from tasks.storage import inputs_published
+
+outlive_lost_leases()
+tell_the_end_plainly()
 
 
 @flow(name="evaluate")
@@ -87,8 +96,7 @@ def choose(asked: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
     if model.run is None:
         return Chosen(models, compose(overrides), None)
     base = settings_of_run(model.run, storage, overrides)
-    changes = [t for t in where_and_others(overrides)[1] if not t.startswith("env=")]
-    config = compose(changes, base=base)
+    config = changed_settings(model.run, overrides, storage)
     refuse_unnamed_code(config, overrides, ray=True)
     data = model.run.read().data
     ours, its = (generator_settings(one.env, one.data) for one in (config, base))

@@ -7,6 +7,8 @@ from prefect import flow
 
 from flows.errors import BadInputError
 from flows.runs.lookup import changed_settings, find_run, settings_of_run, where_and_others
+from flows.runs.run_record import tell_the_end_plainly
+from flows.runs.state import outlive_lost_leases
 from flows.settings.compose import compose
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
@@ -15,6 +17,9 @@ from rl_core.runs.run_folder import RunFolder
 from tasks.prefect_ui.flow_run import logs_in_ui
 from tasks.prune import prune_runs_task
 from tasks.queries.run_tables import find_runs
+
+outlive_lost_leases()
+tell_the_end_plainly()
 
 
 @flow(name="prune")

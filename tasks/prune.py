@@ -40,16 +40,19 @@ def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> li
     too_many = f"oldest beyond the quota of {disk_size(quota_bytes)}"
     old = run.rollouts.age_out(quota_bytes, dry_run=dry_run)
     return [
-        *(_row(d.checkpoint.path.name, d.keep, d.reason, d.checkpoint) for d in decisions),
-        *(_row(f"rollouts/{file.path.name}", False, too_many, size) for file, size in old),
+        *(
+            _row(d.checkpoint.path.name, "kept" if d.keep else deleted, d.reason, d.checkpoint)
+            for d in decisions
+        ),
+        *(_row(f"rollouts/{file.path.name}", deleted, too_many, size) for file, size in old),
     ]
 
 
-def _row(what: str, keep: bool, why: str, of: Checkpoint | int) -> dict[str, Any]:
+def _row(what: str, decision: str, why: str, of: Checkpoint | int) -> dict[str, Any]:
     made = of if isinstance(of, Checkpoint) else None
     return {
         "what": what,
-        "decision": "kept" if keep else "deleted",
+        "decision": decision,
         "why": why,
         "bytes": made.size_bytes if made else of,
         "accuracy": made.accuracy if made else None,
@@ -119,7 +122,7 @@ def prune_runs_task(
 ) -> dict[str, Any]:
     """Prunes runs in a flow run; table artifact `pruned` has a row per decision."""
     rows = prune_runs(runs, dry_run=dry_run)
-    deleted = [row for row in rows if row["decision"] == "deleted"]
+    deleted = [row for row in rows if row["decision"].endswith("deleted")]
     total_bytes = sum(row["bytes"] for row in deleted)
     description = (
         f"{len(runs)} runs: {len(deleted)} checkpoints and files of rollouts, "

@@ -44,6 +44,7 @@ class Command:
     """By flag, as argparse takes them."""
 
 
+_RUN: Final = "RUN | KEY=VALUE"
 _FORMAT: Final[dict[str, Any]] = {
     "dest": "output_format",
     "choices": ("table", "csv", "json", "parquet"),
@@ -60,22 +61,33 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "prune": Command(
         "stages:prune",
         "delete what a RUN need not keep, by default the latest; dry_run=true only shows it",
+        words=_RUN,
         arguments=("dry_run",),
     ),
     "evaluate": Command(
         "stages:evaluate",
         "evaluate base and trained model of a RUN, by default the latest, or checkpoint=A "
         "against=B",
+        words=_RUN,
         arguments=("checkpoint", "against"),
     ),
-    "report": Command("stages:report", "write report.html of a RUN, by default the latest"),
+    "report": Command(
+        "stages:report", "write report.html of a RUN, by default the latest", words=_RUN
+    ),
     "rescore": Command(
         "stages:rescore",
         "score RUN's rollouts (or `latest`) by a changed reward: env.answer_from=last_line",
+        words=_RUN,
     ),
-    "sync": Command("stages:sync", "upload missing steps of a RUN to wandb, by default the latest"),
-    "runs": Command("sql:list_runs", "list the runs, or one RUN"),
-    "compare": Command("sql:compare", "compare RUN RUN...: results, and settings that differ"),
+    "sync": Command(
+        "stages:sync", "upload missing steps of a RUN to wandb, by default the latest", words=_RUN
+    ),
+    "runs": Command("sql:list_runs", "list the runs, or one RUN", words=_RUN),
+    "compare": Command(
+        "sql:compare",
+        "compare RUN RUN...: results, and settings that differ",
+        words="RUN RUN ... | KEY=VALUE",
+    ),
     "export": Command(
         "models:export",
         "write a CHECKPOINT for others: export RUN/best to=FOLDER dtype=bfloat16",
@@ -84,7 +96,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
         words="CHECKPOINT | KEY=VALUE",
         arguments=("to", "dtype"),
     ),
-    "watch": Command("watch:watch", "show a RUN while it goes on, by default the latest"),
+    "watch": Command(
+        "watch:watch", "show a RUN while it goes on, by default the latest", words=_RUN
+    ),
     "serve": Command("serve:serve", "Prefect's server, the deployments and a worker, until Ctrl-C"),
     "notify": Command(
         "serve:notify",

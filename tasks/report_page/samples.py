@@ -132,7 +132,7 @@ def cut_around_answer(response: str, answer: str | None) -> tuple[str, str, str]
 def from_the_end(verdicts: pl.DataFrame) -> int:
     """Returns the first step of the last fifth of those with rollouts."""
     last = int(verdicts["step"].max() or 0)  # type: ignore[arg-type]  # an int column, or empty
-    return max(1, last - last // 5)
+    return last - max(last // 5, 1) + 1
 
 
 @dataclass(frozen=True)

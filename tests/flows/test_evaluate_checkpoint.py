@@ -21,6 +21,7 @@ from tests.support.runs import new_run
         (["checkpoint=alpha", "evaluation.max_problem=1"], "did you mean evaluation.max_problems?"),
         (["checkpoint=champion"], "no champion in"),
         (["checkpoint=alpha/step_000009"], "no checkpoint 'step_000009' (there are: step_000005)"),
+        (["checkpoint=alpha", "env=gsm8k"], "env cannot change: these are settings of a run"),
         (["checkpoint=alpha", "against=/no/such/model"], "checkpoint=/no/such/model is no folder"),
     ],
 )

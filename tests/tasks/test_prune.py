@@ -30,7 +30,8 @@ def test_a_row_per_checkpoint_says_what_was_done_and_why(tmp_path, caplog):
     assert steps(run.path) == [10, 20, 30, 40]
     assert "1 of 4 checkpoints would be deleted" in caplog.text
     rows = prune_run(config, run)
-    assert rows == dry
+    decisions = {"kept": "kept", "deleted": "would be deleted"}
+    assert [row | {"decision": decisions[row["decision"]]} for row in rows] == dry
     assert [(r["what"], r["decision"], r["why"], r["bytes"], r["accuracy"]) for r in rows] == [
         ("step_000040", "kept", "latest", 1_000, 0.2),
         ("step_000030", "kept", "one of the newest 1 beside latest and best", 1_000, None),
@@ -48,10 +49,13 @@ def test_the_oldest_rollout_files_are_deleted(tmp_path):
     rows = prune_run(RunConfig(storage=limits), run, dry_run=True)
     assert [(row["what"], row["decision"], row["bytes"]) for row in rows] == [
         ("step_000010", "kept", 1_000),
-        ("rollouts/step_000001.parquet", "deleted", sizes[0]),
+        ("rollouts/step_000001.parquet", "would be deleted", sizes[0]),
     ]
     assert len(list(run.rollouts.folder.iterdir())) == 4
-    assert prune_run(RunConfig(storage=limits), run) == rows
+    assert [row["decision"] for row in prune_run(RunConfig(storage=limits), run)] == [
+        "kept",
+        "deleted",
+    ]
     left = sorted(path.name for path in run.rollouts.folder.iterdir())
     assert left == [f"step_00000{step}.parquet" for step in (2, 3, 4)]
     assert bytes_by_kind(run.path)["rollouts"] == sum(sizes[1:])

@@ -2,6 +2,7 @@ import re
 import threading
 from pathlib import Path
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,6 +14,7 @@ from tasks.queries import run_tables
 from tasks.report import Report, make_report, write_report
 from tasks.report_page.data import gather
 from tasks.report_page.page import charts
+from tasks.report_page.samples import from_the_end
 from tests.support.runs import new_run
 from tests.tasks.report_page.test_browser import text_of
 
@@ -72,6 +74,8 @@ def test_the_headline_says_which_step_it_is_of_and_why_not_of_the_best(alpha):
 
 
 def test_samples_come_from_the_end_of_training(alpha, alpha_data):
+    first = [from_the_end(pl.DataFrame({"step": range(1, last + 1)})) for last in (0, 1, 4, 5, 10)]
+    assert first == [0, 1, 4, 5, 9]
     assert [(s.step, s.verdict) for s in alpha_data.samples] == [
         (3, "correct"),
         (3, "wrong_value"),

@@ -13,6 +13,8 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelling, Crashed, Running, Suspended
 
 from flows.countdown_train import countdown_train
+from flows.evaluate import evaluate
+from flows.prune import prune
 from flows.runs import state as flow_run_state
 from flows.runs.run_record import recorded
 from flows.runs.state import heeding_the_server, is_suspended, take_over
@@ -67,17 +69,25 @@ def said() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("override", "line"),
+    ("asked", "override", "line"),
     [
-        ("sed=1", "unknown setting 'sed'; did you mean seed?"),
-        ("model.path=/nothing/here", "model.path=/nothing/here: there is no such folder"),
+        (countdown_train, "sed=1", "unknown setting 'sed'; did you mean seed?"),
+        (
+            countdown_train,
+            "model.path=/nothing/here",
+            "/nothing/here: there is no such folder",
+        ),
+        (evaluate, "sed=1", "unknown setting 'sed'; did you mean seed?"),
+        (prune, "run_id=none", "no run none in "),
     ],
 )
-def test_a_mistake_in_the_settings_is_one_line_without_a_traceback(override, line, said, tmp_path):
+def test_a_mistake_in_the_settings_is_one_line_without_a_traceback(
+    asked, override, line, said, tmp_path
+):
     overrides = (override, f"storage.root={tmp_path}")
     for _ in range(2):  # a Retry tells it again
         said.clear()
-        state = countdown_train(overrides=overrides, return_state=True)
+        state = asked(overrides=overrides, return_state=True)
         assert state.is_failed()
         (told,) = [text for text in said if line in text]
         assert "\n" not in told
