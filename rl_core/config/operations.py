@@ -23,7 +23,7 @@ class TrainerConfig(Section):
     total_epochs: int = Field(15, ge=1)
     """Passes over the train split."""
     total_steps: int | None = Field(None, ge=1)
-    """Stops earlier than `total_epochs` would, if set."""
+    """The last step, if it comes before the end of `total_epochs`."""
     save_freq: int = Field(100, ge=1)
     """Steps between checkpoints; the last step is always saved."""
     test_freq: int = Field(100, ge=1)

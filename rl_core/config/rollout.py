@@ -22,9 +22,9 @@ class RolloutConfig(Section):
     temperature: float = Field(1.0, gt=0, le=2)
     """Sampling temperature in training: 1 samples the policy itself, less prefers likely tokens."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Refused below 1: it would renormalise the sampled probabilities, and the learner does not."""
+    """Must be 1: less would renormalise the sampled probabilities, and the learner does not."""
     top_k: int = Field(-1, ge=-1)
-    """Refused above 0, as `top_p` below 1; -1 and 0 keep all tokens."""
+    """Must be -1 or 0, which keep all tokens: fewer would not match the learner's log-probs."""
     kv_cache_mib: int = Field(128, ge=16)
     """KV cache of a CPU engine."""
     gpu_memory_utilization: float = Field(0.4, gt=0, lt=1)
