@@ -248,6 +248,8 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     if unknown:
         its = [*COMMANDS[first].options, "--help"]
         parser.error(f"unknown option {unknown[0]}{did_you_mean(unknown[0], its)}")
+    if more and not COMMANDS[first].words:
+        parser.error(f"{first} does not take {more[0]!r}")
     options.words = _without_blanks([*options.words, *more], asks=first == "ask")
     return vars(options)
 

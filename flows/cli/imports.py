@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError
+from flows.runs.lookup import where_and_others
 from flows.settings.compose import compose
 from rl_core.storage.mirror import mirrored
 from rl_core.system.atomic import write_text_atomically
@@ -52,6 +53,8 @@ def _say_failure(failure: Failure | None) -> None:
 
 
 def _import_log(file: Path, text: str, given: list[str]) -> None:
+    if other := where_and_others(given)[1]:
+        raise BadInputError(f"{other[0]!r}: a log takes only run_id, storage.root and storage.url")
     config = compose(given)
     run_id = config.run_id or re.sub(r"[^A-Za-z0-9._-]+", "-", f"imported-{file.stem}")
     with mirrored(config.storage, run_id):

@@ -94,9 +94,9 @@ def compare(words: Sequence[str]) -> None:
     from rl_core.runs.lock import close_lost_runs
     from tasks.report_page.data import compare_runs
 
-    root = storage_root([word for word in words if "=" in word])
+    root, named = _root_and_run([word for word in words if "=" in word])
     close_lost_runs(root)
-    tables = compare_runs(root, [word for word in words if "=" not in word])
+    tables = compare_runs(root, named + [word for word in words if "=" not in word])
     for title, frame in tables.items():
         say(f"\n{title}")
         show_rows(frame)

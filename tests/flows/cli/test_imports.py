@@ -113,6 +113,8 @@ def test_a_log_becomes_a_run_and_its_diagnosis_is_said(cli, tmp_path):
     log = tmp_path / "night.log"
     steps = (f"step:{i} - critic/score/mean:0.000 - timing_s/step:1.0\n" for i in range(1, 20))
     log.write_text("".join(steps))
+    refused = cli("import", str(log), "model.path=x", code=2).err
+    assert "'model.path=x': a log takes only run_id, storage.root and storage.url" in refused
     printed = cli("import", str(log)).out
     assert "imported-night: steps 1 to 19" in printed
     assert "no response has scored anything yet" in printed

@@ -54,6 +54,7 @@ def test_validate_shows_prompt_lengths_and_what_limit_would_do(cli, tiny_overrid
     [
         (["nope"], "unknown command 'nope'"),
         (["-x"], "unknown option -x"),
+        (["completion", "bash", "fish"], "completion does not take 'fish'"),
         (["sql", "--format", "xml"], "xml"),
         (["run", "--fast"], "--fast"),
         (["rnu"], "unknown command 'rnu'; did you mean run?"),

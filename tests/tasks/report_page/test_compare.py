@@ -8,7 +8,8 @@ def test_two_runs_beside_one_another(shared_runs, cli):
     assert reached["run_id"].to_list() == ["alpha", "beta"]  # the better one first
     assert settings.rows() == [("seed", "1", "0")]
     assert paired.is_empty()
-    assert "seed  0      1" in cli("compare", "alpha", "latest", root=shared_runs).out
+    for named in (["alpha", "latest"], ["run_id=alpha", "latest"]):
+        assert "seed  0      1" in cli("compare", *named, root=shared_runs).out
 
 
 @pytest.mark.parametrize("names", [[], ["alpha"], ["alpha", "alpha"], ["alpha", "gamma"]])
