@@ -92,7 +92,10 @@ def named_model(
     where = compose(where_and_others(words)[0])
     root, storage = where.storage.root, where.storage
     bring_model(storage, name, where.run_id)
-    return find_model(name, root, run_id=where.run_id or "latest", env=env), storage
+    try:
+        return find_model(name, root, run_id=where.run_id or "latest", env=env), storage
+    except ValueError as error:
+        raise BadInputError(str(error)) from None
 
 
 def settings_of_run(

@@ -77,8 +77,8 @@ def said() -> Iterator[list[str]]:
             "model.path=/nothing/here",
             "/nothing/here: there is no such folder",
         ),
-        (evaluate, "sed=1", "unknown setting 'sed'; did you mean seed?"),
-        (prune, "run_id=none", "no run none in "),
+        (evaluate, "seed=1", "yet: start one with `countdown-train run`"),
+        (prune, "run_id=none", "no run 'none' in "),
     ],
 )
 def test_a_mistake_in_the_settings_is_one_line_without_a_traceback(
