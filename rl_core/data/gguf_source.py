@@ -212,7 +212,7 @@ def _save_tokenizer(
             ]
         )
     tokenizer.save_pretrained(folder)
-    # transformers 5 rebuilds a tokenizer by the model's type, unless the settings say otherwise.
+    # It saves arguments of the load with the tokenizer's settings; this one would stay in force.
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text(encoding="utf-8"))
     settings.pop("local_files_only", None)

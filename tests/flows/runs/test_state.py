@@ -72,11 +72,7 @@ def said() -> Iterator[list[str]]:
     ("asked", "override", "line"),
     [
         (countdown_train, "sed=1", "unknown setting 'sed'; did you mean seed?"),
-        (
-            countdown_train,
-            "model.path=/nothing/here",
-            "/nothing/here: there is no such folder",
-        ),
+        (countdown_train, "model.path=/nothing/here", "/nothing/here: there is no such folder"),
         (evaluate, "seed=1", "yet: start one with `countdown-train run`"),
         (prune, "run_id=none", "no run 'none' in "),
     ],
