@@ -183,7 +183,7 @@ def micro_batches(batch: TrainBatch, budget_tokens: int, *, share_prompts: bool)
     columns = (batch.prompt_lengths, batch.response_lengths, batch.group_ids)
     rows = list(zip(range(len(batch)), *(x.tolist() for x in columns), strict=True))
     rows.sort(key=lambda row: -row[1] - row[2])
-    parts, num_tokens = _packed(rows, budget_tokens, share_prompts=share_prompts)
+    batches, num_tokens = _packed(rows, budget_tokens, share_prompts=share_prompts)
     if share_prompts:
         place: dict[int, int] = {}
         for row in rows:
@@ -191,8 +191,8 @@ def micro_batches(batch: TrainBatch, budget_tokens: int, *, share_prompts: bool)
         by_group = sorted(rows, key=lambda row: place[row[3]])
         shared, fewer_tokens = _packed(by_group, budget_tokens, share_prompts=True)
         if fewer_tokens < num_tokens:
-            parts = shared
-    return [torch.tensor(part, device="cpu") for part in parts]
+            batches = shared
+    return [torch.tensor(numbers, device="cpu") for numbers in batches]
 
 
 def _packed(
@@ -202,24 +202,24 @@ def _packed(
 
     `rows` hold (row, prompt tokens, response tokens, group).
     """
-    parts: list[list[int]] = []
+    batches: list[list[int]] = []
     sizes: list[int] = []
     longest, groups = (0, 0, 0), set[int]()
     for row, prompt, response, group in rows:
         own = (prompt, response, prompt + response)
         most = (max(longest[0], own[0]), max(longest[1], own[1]), max(longest[2], own[2]))
-        num_rows = len(parts[-1]) + 1 if parts else 1
+        num_rows = len(batches[-1]) + 1 if batches else 1
         size = _size(num_rows, len(groups | {group}), most, share_prompts=share_prompts)
-        if parts and size <= budget_tokens:
-            parts[-1].append(row)
+        if batches and size <= budget_tokens:
+            batches[-1].append(row)
             sizes[-1] = size
             longest = most
             groups.add(group)
         else:
-            parts.append([row])
+            batches.append([row])
             sizes.append(prompt + response)
             longest, groups = own, {group}
-    return parts, sum(sizes)
+    return batches, sum(sizes)
 
 
 def _size(

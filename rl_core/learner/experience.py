@@ -162,13 +162,14 @@ class ExperienceMaker:
     def _outputs(self, phase: str, batch: TrainBatch, **models: nn.Module | None) -> TokenOutputs:
         """Returns a forward pass over the batch, computed by ranks and by micro-batches."""
 
-        def attempt(parts: list[Tensor]) -> TokenOutputs:
+        def attempt(micro_batches: list[Tensor]) -> TokenOutputs:
             whole: dict[str, Tensor] = {}
-            passes = [rows for rows, _ in self._ranks.same_passes(parts, [False] * len(parts))]
+            number = len(micro_batches)
+            passes = [rows for rows, _ in self._ranks.same_passes(micro_batches, [False] * number)]
             computed = self._microbatching.threads.map(
                 lambda rows: self._forward(batch.select(rows), **models), passes
             )
-            for rows, outputs in list(zip(passes, computed, strict=True))[: len(parts)]:
+            for rows, outputs in list(zip(passes, computed, strict=True))[:number]:
                 for name, part in vars(outputs).items():
                     if part is None:
                         continue

@@ -58,9 +58,9 @@ class Microbatching:
             OutOfMemory: every micro-batch was a single row already, or there are several ranks.
         """
         while True:
-            parts = self._parts(phase, batch, apart)
+            batches = self._split(phase, batch, apart)
             try:
-                return attempt(parts)
+                return attempt(batches)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -69,9 +69,9 @@ class Microbatching:
             gc.collect()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            sizes = self._sizes(batch, [rows for rows in parts if len(rows) > 1])
+            sizes = self._sizes(batch, [rows for rows in batches if len(rows) > 1])
             if not sizes:
-                longest = max(self._sizes(batch, parts))
+                longest = max(self._sizes(batch, batches))
                 rows = f"Every micro-batch is a single row already, the longest of {longest} tokens"
                 raise nothing_smaller(self._config, phase, f"{said.rstrip('.')}. {rows}")
             if not self._ranks.is_alone:  # the others wait for this one within the pass
@@ -80,7 +80,7 @@ class Microbatching:
                 raise OutOfMemory(phase, f"{said.rstrip('.')}: {largest} on {rank}")
             self._budgets.shrink(phase, max(sizes))
 
-    def _parts(self, phase: str, batch: TrainBatch, apart: Tensor | None) -> list[Tensor]:
+    def _split(self, phase: str, batch: TrainBatch, apart: Tensor | None) -> list[Tensor]:
         """Returns the rows of this rank's micro-batches."""
         own, budget = self._ranks.rows(batch), self._budgets[phase]
         kinds = [own]
@@ -88,9 +88,9 @@ class Microbatching:
             is_apart = apart.cpu()[own]
             kinds = [rows for rows in (own[~is_apart], own[is_apart]) if len(rows)]
         return [
-            rows[part]
+            rows[some]
             for rows in kinds
-            for part in micro_batches(batch.select(rows), budget, share_prompts=self._share_prompts)
+            for some in micro_batches(batch.select(rows), budget, share_prompts=self._share_prompts)
         ]
 
     def end_step(self) -> dict[str, float]:
@@ -105,5 +105,5 @@ class Microbatching:
         """Restores what `state` returned."""
         self._budgets.restore(state["learned"])
 
-    def _sizes(self, batch: TrainBatch, parts: Sequence[Tensor]) -> list[int]:
-        return [padded_tokens(batch, rows, share_prompts=self._share_prompts) for rows in parts]
+    def _sizes(self, batch: TrainBatch, batches: Sequence[Tensor]) -> list[int]:
+        return [padded_tokens(batch, rows, share_prompts=self._share_prompts) for rows in batches]

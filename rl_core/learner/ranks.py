@@ -46,20 +46,20 @@ class Ranks:
         return balanced_rows(batch, self.size)[self.rank]
 
     def same_passes(
-        self, parts: Sequence[Tensor], learns: Sequence[bool]
+        self, micro_batches: Sequence[Tensor], learns: Sequence[bool]
     ) -> list[tuple[Tensor, bool]]:
         """Returns a rank's passes, as many as all ranks have, and which have gradient on any rank.
 
-        After its own `parts` (rows, int64 [b] each, at least one), a rank with fewer than others
-        repeats one of its rows: those passes must not count.
+        A rank with fewer `micro_batches` (rows, int64 [b] each, at least one) than others repeats
+        one of its rows after them: those passes must not count.
         """
         if self.is_alone:
-            return list(zip(parts, learns, strict=True))
+            return list(zip(micro_batches, learns, strict=True))
         every: list[Any] = [None] * self.size
         distributed.all_gather_object(every, list(learns))
         of_any = [any(one) for one in zip_longest(*every)]
-        again = [parts[-1][:1]] * (len(of_any) - len(parts))
-        return list(zip([*parts, *again], of_any, strict=True))
+        again = [micro_batches[-1][:1]] * (len(of_any) - len(micro_batches))
+        return list(zip([*micro_batches, *again], of_any, strict=True))
 
     def add(self, tensor: Tensor) -> Tensor:
         """Returns the tensor, changed in place to all ranks' sum."""

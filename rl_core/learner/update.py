@@ -107,9 +107,9 @@ class Updater:
         """Updates the weights once, from a mini-batch; returns its metrics, scalars."""
         optimizer, phase = self._optimizers[name], f"update_{name}"
 
-        def attempt(parts: list[Tensor]) -> dict[str, Tensor]:
+        def attempt(micro_batches: list[Tensor]) -> dict[str, Tensor]:
             optimizer.offload()  # after an attempt that ran out of memory late
-            metrics = self._ranks.add_shares(self.accumulate(name, mini, parts, kl_coef))
+            metrics = self._ranks.add_shares(self.accumulate(name, mini, micro_batches, kl_coef))
             return metrics | {f"{name}/grad_norm": optimizer.clip()}
 
         apart = ~self.teaches(name, mini)
@@ -127,12 +127,12 @@ class Updater:
         return mini.teaches | (name == "critic" or has_other_terms)
 
     def accumulate(
-        self, name: Name, mini: Experience, parts: Sequence[Tensor], kl_coef: float
+        self, name: Name, mini: Experience, micro_batches: Sequence[Tensor], kl_coef: float
     ) -> dict[str, Tensor]:
         """Sets the weights' `.grad` to a mini-batch's gradient; returns its metrics, scalars.
 
-        `parts` are the rows of its micro-batches, int64 [b] each; what the loss is divided by does
-        not depend on them.
+        `micro_batches` are its rows, int64 [b] each; what the loss is divided by does not depend on
+        the split.
         """
         parameters = self._optimizers[name].parameters
         for parameter in parameters:
@@ -142,10 +142,10 @@ class Updater:
         denominators = count_denominators(mask if bool(mask.any()) else mini.batch.sampled_mask)
 
         teaches = self.teaches(name, mini)
-        backward = [bool(teaches[rows].any()) for rows in parts]
+        backward = [bool(teaches[rows].any()) for rows in micro_batches]
         # AdamW moves weights with a gradient of 0, too, but not those without: one pass has one.
         backward[0] |= not any(backward)
-        passes = self._ranks.same_passes(parts, backward)
+        passes = self._ranks.same_passes(micro_batches, backward)
 
         def loss_and_metrics(number: int) -> tuple[Tensor, dict[str, Tensor]]:
             rows, has_gradient = passes[number]
@@ -154,10 +154,10 @@ class Updater:
                     loss, metrics = self._critic_loss(mini, rows, denominators)
                 else:
                     loss, metrics = self._actor_loss(mini, rows, denominators, kl_coef)
-                loss = loss * float(number < len(parts))
+                loss = loss * float(number < len(micro_batches))
             return loss, {metric: x.detach() for metric, x in metrics.items()}
 
-        adds_up = len(parts) > 1 and self._ranks.is_alone and not parameters[0].is_cuda
+        adds_up = len(micro_batches) > 1 and self._ranks.is_alone and not parameters[0].is_cuda
         is_cast = adds_up and self._config.compute_dtype == "bfloat16"
         with (
             side_by_side(parameters) if adds_up else nullcontext(),
@@ -165,7 +165,7 @@ class Updater:
         ):
             computed = self._microbatching.threads.accumulate(
                 parameters, loss_and_metrics, range(len(passes))
-            )[: len(parts)]
+            )[: len(micro_batches)]
         return {
             metric: torch.stack([shares[metric] for shares in computed]).sum()
             for metric in computed[0]

@@ -35,9 +35,9 @@ class StopTexts:
         assert all(text[-1].isascii() for text in texts), texts
         self.texts = texts
         self._tokenizer = load_tokenizer(str(model_path))
-        words = self._tokenizer.batch_decode([[i] for i in range(len(self._tokenizer))])
+        token_texts = self._tokenizer.batch_decode([[i] for i in range(len(self._tokenizer))])
         ends = {text[-1] for text in texts}
-        candidates = [i for i, word in enumerate(words) if ends & set(word)]
+        candidates = [i for i, text in enumerate(token_texts) if ends & set(text)]
         self._candidates = torch.tensor(candidates, device="cpu")
         # A token has at least one byte, so this many tokens hold any of the texts.
         self._longest = max(len(text.encode()) for text in texts)

@@ -86,8 +86,8 @@ class _Dialogue:
         if not self.said and not self.turns[-1].reward:
             return last
         logprobs: list[np.ndarray] = []
-        for completion, words in zip(self.completions, [*self.said, ()], strict=True):
-            logprobs += [completion.logprobs, np.zeros(len(words), dtype=np.float32)]
+        for completion, token_ids in zip(self.completions, [*self.said, ()], strict=True):
+            logprobs += [completion.logprobs, np.zeros(len(token_ids), dtype=np.float32)]
         return Completion(
             response_ids=np.array(self.ids, dtype=np.int64),
             logprobs=np.concatenate(logprobs),
@@ -151,11 +151,11 @@ class TurnTaking:
         if said is None:
             return completion.finish_reason
         dialogue.turns[-1] = replace(dialogue.turns[-1], reward=said.reward)
-        words = tuple(self.encode(said.text))
+        token_ids = tuple(self.encode(said.text))
         if len(dialogue.completions) == self.env.max_turns:
             return "turns"
-        if len(ids) + len(words) >= max_tokens:  # no room for anything to follow
+        if len(ids) + len(token_ids) >= max_tokens:  # no room for anything to follow
             return "length"
-        dialogue.said.append(words)
-        dialogue.turns.append(Turn(False, len(words), said.text))
+        dialogue.said.append(token_ids)
+        dialogue.turns.append(Turn(False, len(token_ids), said.text))
         return None

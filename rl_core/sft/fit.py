@@ -34,8 +34,8 @@ class Example:
     weights: list[float]
 
 
-Parts: TypeAlias = Sequence[Sequence[Example]]
-"""A batch as micro-batches."""
+MicroBatches: TypeAlias = Sequence[Sequence[Example]]
+"""Of one batch."""
 
 
 @dataclass(frozen=True)
@@ -71,30 +71,30 @@ class Fitting:
             self.model.zero_grad()
             yield step + 1, loss
 
-    def backward(self, examples: Sequence[Example], parts: Parts) -> float:
+    def backward(self, examples: Sequence[Example], micro_batches: MicroBatches) -> float:
         """Adds the gradient of the mean loss, which it returns, in nats per token."""
         total = sum(sum(example.weights) for example in examples)
 
-        def micro_loss(part: Sequence[Example]) -> tuple[Tensor, float]:
-            loss = self.summed_loss(part) / total
+        def micro_loss(some: Sequence[Example]) -> tuple[Tensor, float]:
+            loss = self.summed_loss(some) / total
             return loss, loss.item()
 
-        return sum(self.threads.accumulate(self.parameters, micro_loss, parts))
+        return sum(self.threads.accumulate(self.parameters, micro_loss, micro_batches))
 
     @torch.no_grad()
-    def mean_loss(self, examples: Sequence[Example], parts: Parts) -> float:
+    def mean_loss(self, examples: Sequence[Example], micro_batches: MicroBatches) -> float:
         """Returns the mean loss, in nats per token."""
         total = sum(sum(example.weights) for example in examples)
-        return sum(self.summed_loss(part).item() for part in parts) / total
+        return sum(self.summed_loss(some).item() for some in micro_batches) / total
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that are trained."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def summed_loss(self, part: Sequence[Example]) -> Tensor:
+    def summed_loss(self, examples: Sequence[Example]) -> Tensor:
         """Returns the weighted sum of some examples' token losses, with gradient."""
-        batch, weights = _batched(part, self.pad_id)
+        batch, weights = _batched(examples, self.pad_id)
         batch, weights = batch.to(self.model.device), weights.to(self.model.device)
         dtype, trunk = self.compute_dtype, self.model.get_decoder()
         hidden, targets = sampled_states(trunk, batch, compute_dtype=dtype), batch.sampled_ids()
@@ -115,31 +115,33 @@ def schedule(step: int, *, warmup_steps: int, num_steps: int) -> float:
 
 
 def split_evenly(examples: Sequence[Example], *, count: int) -> list[Sequence[Example]]:
-    """Returns at most `count` parts of about equal numbers of tokens, the longest examples first.
+    """Returns at most `count` micro-batches of about equally many tokens, longest examples first.
 
-    Examples of similar length are in one part, to save padding, and threads that take a part each
-    end together.
+    Examples of similar length go together, to save padding, and threads that take a micro-batch
+    each end together.
     """
-    parts: list[list[Example]] = [[] for _ in range(count)]
+    batches: list[list[Example]] = [[] for _ in range(count)]
     total, seen = sum(len(example.ids) for example in examples), 0
     for example in sorted(examples, key=lambda example: len(example.ids), reverse=True):
-        parts[seen * count // total].append(example)
+        batches[seen * count // total].append(example)
         seen += len(example.ids)
-    return [part for part in parts if part]
+    return [batch for batch in batches if batch]
 
 
 def split_by_tokens(
     examples: Sequence[Example], *, max_tokens: int, threads: int
 ) -> list[Sequence[Example]]:
-    """Returns parts of at most `max_tokens` with padding; a longer example has its own part.
+    """Returns micro-batches of at most `max_tokens` with padding; a longer example has its own.
 
-    Each thread gets as many parts, so that none waits long for the others.
+    Each thread gets equally many, so that none waits long for the others.
     """
     count = threads
     while True:
-        parts = split_evenly(examples, count=count)
-        if all(len(part) == 1 or len(part) * len(part[0].ids) <= max_tokens for part in parts):
-            return parts
+        batches = split_evenly(examples, count=count)
+        if all(
+            len(batch) == 1 or len(batch) * len(batch[0].ids) <= max_tokens for batch in batches
+        ):
+            return batches
         count += threads
 
 

@@ -20,7 +20,7 @@ from rl_core.models.loading import checkpoint_gradients, complete_weights, load_
 from rl_core.models.lora import add_adapters
 from rl_core.models.packing import allow_packing
 from rl_core.models.saving import save_actor
-from rl_core.sft.fit import Example, Fitting, Parts, split_by_tokens
+from rl_core.sft.fit import Example, Fitting, MicroBatches, split_by_tokens
 from rl_core.sft.named_data import CURVE_NAME, REPORT_NAME
 from rl_core.sft.sources import SftSource, sft_source
 from rl_core.system.atomic import disk_full_as_os_error, is_disk_full, new_folder, remove_folder
@@ -131,13 +131,13 @@ class _Tuning:
         self._optimizer.step()
 
     def _until_it_fits(
-        self, work: Callable[[Sequence[Example], Parts], float], examples: Sequence[Example]
+        self, work: Callable[[Sequence[Example], MicroBatches], float], examples: Sequence[Example]
     ) -> float:
         """Returns `work` of the examples; halves the micro-batches each time memory runs out."""
         while True:
-            parts = split_by_tokens(examples, max_tokens=self._max_tokens, threads=self._threads)
+            batches = split_by_tokens(examples, max_tokens=self._max_tokens, threads=self._threads)
             try:
-                return work(examples, parts)
+                return work(examples, batches)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -147,7 +147,7 @@ class _Tuning:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             longest = max(len(example.ids) for example in examples)
-            if all(len(part) == 1 for part in parts):
+            if all(len(batch) == 1 for batch in batches):
                 raise OutOfMemory(
                     "sft",
                     f"{said.rstrip('.')}. One example, of at most {longest} tokens, does not fit: "

@@ -37,15 +37,15 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("block_words", [1, 8, 50, 1_000])
+@pytest.mark.parametrize("block_size", [1, 8, 50, 1_000])
 @pytest.mark.parametrize("most_kept", [0, TOKENS * VOCAB])
-def test_values_and_gradients_equal_the_plain_way(temperature, block_words, most_kept, monkeypatch):
+def test_values_and_gradients_equal_the_plain_way(temperature, block_size, most_kept, monkeypatch):
     monkeypatch.setattr(logprobs, "_KEPT_LOGITS", most_kept)
     hidden, weight, targets = inputs()
     weights = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(5))
     expected = plain(hidden, weight, targets, temperature)
     actual = token_logprobs_and_entropy(
-        hidden, weight, targets, temperature=temperature, block_words=block_words
+        hidden, weight, targets, temperature=temperature, block_size=block_size
     )
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
@@ -66,8 +66,8 @@ def test_values_and_gradients_equal_the_plain_way(temperature, block_words, most
 
 def test_without_entropy_the_log_probs_are_the_same():
     hidden, weight, targets = inputs()
-    both, _ = token_logprobs_and_entropy(hidden, weight, targets, temperature=0.9, block_words=8)
-    alone = token_logprobs(hidden, weight, targets, temperature=0.9, block_words=8)
+    both, _ = token_logprobs_and_entropy(hidden, weight, targets, temperature=0.9, block_size=8)
+    alone = token_logprobs(hidden, weight, targets, temperature=0.9, block_size=8)
     assert torch.equal(both, alone)
     grads = [torch.autograd.grad(x.sum(), [hidden, weight]) for x in (both, alone)]
     for one, other in zip(*grads, strict=True):
@@ -77,7 +77,7 @@ def test_without_entropy_the_log_probs_are_the_same():
 def test_a_frozen_head_leaves_the_gradient_of_the_states_right():
     hidden, weight, targets = inputs()
     frozen = weight.detach()
-    logprobs = token_logprobs(hidden, frozen, targets, temperature=1.0, block_words=8)
+    logprobs = token_logprobs(hidden, frozen, targets, temperature=1.0, block_size=8)
     (grad,) = torch.autograd.grad(logprobs.sum(), [hidden])
     (expected,) = torch.autograd.grad(plain(hidden, frozen, targets, 1.0)[0].sum(), [hidden])
     torch.testing.assert_close(grad, expected, atol=1e-5, rtol=1e-5)
@@ -108,7 +108,7 @@ def test_under_autocast_the_dtype_asked_for_is_used():
     assert torch.equal(inside, outside)
 
 
-def largest_allocation(block_words: int | None) -> int:
+def largest_allocation(block_size: int | None) -> int:
     """Bytes of the largest tensor of a forward and backward pass over 1,024 x 8,192 logits."""
     hidden, weight = (torch.randn(n, 8).requires_grad_() for n in (1_024, 8_192))
     targets = torch.zeros(1_024, dtype=torch.int64)
@@ -116,16 +116,16 @@ def largest_allocation(block_words: int | None) -> int:
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
         logprobs, entropy = token_logprobs_and_entropy(
-            hidden, weight, targets, temperature=1.0, block_words=block_words
+            hidden, weight, targets, temperature=1.0, block_size=block_size
         )
         (logprobs.sum() + entropy.sum()).backward()
     return max(event.self_cpu_memory_usage for event in profile.events() or [])
 
 
 def test_all_logits_never_exist_at_once():
-    assert largest_allocation(block_words=8_192) == 2**25  # the measure sees them
-    assert largest_allocation(block_words=64) <= 2**18
-    assert largest_allocation(block_words=None) == 2**23
+    assert largest_allocation(block_size=8_192) == 2**25  # the measure sees them
+    assert largest_allocation(block_size=64) <= 2**18
+    assert largest_allocation(block_size=None) == 2**23
 
 
 @pytest.mark.parametrize(("most", "num_kept"), [(TOKENS * VOCAB, 1), (TOKENS * VOCAB - 1, 0)])
@@ -134,7 +134,7 @@ def test_few_logits_are_kept_for_the_backward_pass_and_more_are_not(most, num_ke
     hidden, weight, targets = inputs()
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        token_logprobs(hidden, weight, targets, temperature=1.0, block_words=8)
+        token_logprobs(hidden, weight, targets, temperature=1.0, block_size=8)
     assert sum(x.shape[-1] for x in saved if x.shape[:1] == (TOKENS,) and x.dim() == 2) == (
         HIDDEN + num_kept * VOCAB
     )
@@ -145,7 +145,7 @@ def test_logits_of_any_size_neither_overflow_nor_vanish():
     weight = torch.tensor([[-128.0], [0.0], [127.0], [128.0]])
     hidden, targets = torch.ones(4, 1), torch.arange(4)
     logprobs, entropy = token_logprobs_and_entropy(
-        hidden, weight, targets, temperature=1.0, block_words=1
+        hidden, weight, targets, temperature=1.0, block_size=1
     )
     last = -math.log(1 + math.exp(-1))
     expected = [last - 256, last - 128, last - 1, last]
