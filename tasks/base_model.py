@@ -5,16 +5,19 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from prefect.context import TaskRunContext
 
 from rl_core.checkpoints.manifest import model_digest
+from rl_core.config.operations import BudgetConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import generator_settings, read_solved
 from rl_core.data.gguf_source import local_folder
 from rl_core.errors import Stalled, WorkerDied
+from rl_core.resources.cost import time_left
 from rl_core.sft.named_data import CURVE_NAME, check_sft, data_digest
 from rl_core.system.atomic import locked, sweep_leftovers, write_bytes_atomically
 from tasks.prefect_ui.artifacts import create_table_artifact
@@ -145,7 +148,7 @@ def _tune(config: RunConfig, data: Path, folder: Path) -> None:
     from tasks.supervision.trainer_process import tune_for_parent
 
     check_sft(config)
-    log_step = _log_steps("SFT")
+    log_step = _log_steps("SFT", config.budget)
     model_path = resolve_model(str(config.model.path), config.storage.root)
     call_supervised(
         tune_for_parent,
@@ -177,21 +180,26 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
         "is stopped before (Cancel, Ctrl-C), it starts again from step 0",
         config.base_model.steps,
     )
-    log_step = _log_steps("warm start")
+    log_step = _log_steps("warm start", config.budget)
     measured = make_base_model(config.base_model, examples, folder=folder, on_step=log_step)
     shown = "; ".join(f"{name.replace('_', ' ')} {x:.3g}" for name, x in measured.items())
     number = _read_report(folder)["num_parameters"]
     _logger.info("base model of %s parameters: %s", f"{number:,}", shown)
 
 
-def _log_steps(what: str) -> Callable[[int, int, float], None]:
+def _log_steps(what: str, budget: BudgetConfig) -> Callable[[int, int, float], None]:
     logged_at = time.monotonic()
+    done_at: list[float] = []
 
     def on_step(step: int, last_step: int, loss: float) -> None:
         nonlocal logged_at
-        if time.monotonic() - logged_at >= _LOG_INTERVAL_S:
-            logged_at = time.monotonic()
-            _logger.info("%s %d/%d · loss %.3f", what, step, last_step, loss)
+        done_at.append(now := time.monotonic())
+        if now - logged_at >= _LOG_INTERVAL_S:
+            logged_at = now
+            seconds = [after - before for before, after in pairwise(done_at)]
+            left = time_left(seconds, last_step - step, None, budget)
+            said = f" · {left}" if left else ""
+            _logger.info("%s %d/%d · loss %.3f%s", what, step, last_step, loss, said)
 
     return on_step
 

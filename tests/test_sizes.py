@@ -13,12 +13,12 @@ LINES = {
     "rl_core/algos": (790, 1_050),
     "rl_core/checkpoints": (840, 1_000),
     "rl_core/data": (1_660, 1_400),
-    "rl_core/envs": (3_400, 3_000),
+    "rl_core/envs": (3_390, 3_000),
     "rl_core/learner": (1_890, 1_900),
     "rl_core/models": (1_330, 1_650),
     "rl_core/resources": (1_970, 1_850),
     "rl_core/rollout": (1_460, 1_600),
-    "rl_core/runs": (950, 950),
+    "rl_core/runs": (940, 950),
     "rl_core/sft": (930, 1_000),
     "rl_core/storage": (1_000, 850),
     "rl_core/system": (1_830, 1_300),
@@ -26,9 +26,9 @@ LINES = {
     "rl_core/workers": (1_500, 1_450),
     "rl_core": (23_670, 23_500),
     "tasks/importers": (1_150, 1_000),
-    "tasks": (7_820, 8_350),
+    "tasks": (7_830, 8_350),
     "flows": (3_880, 3_500),
-    "tests": (35_920, 36_000),
+    "tests": (35_940, 36_000),
 }
 
 

@@ -30,9 +30,9 @@ _EULER: Final = 0.5772
 _USUAL_RESPONSE: Final = 256
 """Tokens. First responses of a 0.5B model took 181 of 1,024 allowed on Countdown (the diary) and
 239 of 512 on GSM8K (verl's quickstart)."""
-_HOME_MADE_SHARE: Final = 1 / 3
-"""Of the longest allowed response. Quickstart's took 27 of 128 tokens at first and 43 at the end
-(benchmarks/README.md)."""
+_SEARCH_SHARE: Final = 1 / 3
+"""Of the longest allowed response, for models that were shown our searches. Quickstart's took 27 of
+128 tokens at first and 43 at the end, SmolLM2's 59 of 160 (benchmarks/README.md)."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _sft_as_training(config: RunConfig) -> RunConfig:
     """
     sft = config.sft
     data = {"train_batch_size": sft.batch_size}
-    # Traces are as long as training allows; rows of a file as long as SFT does.
+    # Traces are at most as long as training allows; rows of a file as long as SFT does.
     if sft.data != "traces":
         data |= {"max_prompt_length": sft.max_length // 2}
         data |= {"max_response_length": sft.max_length - sft.max_length // 2}
@@ -157,7 +157,8 @@ def _sft_as_training(config: RunConfig) -> RunConfig:
 def guess_lengths(config: RunConfig) -> tuple[Lengths, Lengths, Lengths]:
     """Returns lengths guessed before the first response: short, usual, and as long as allowed."""
     most, prompt = config.data.max_response_length, config.data.max_prompt_length / 2
-    usual = most * _HOME_MADE_SHARE if config.model.path is None else min(most, _USUAL_RESPONSE)
+    searches = config.model.path is None or config.sft.data == "traces"
+    usual = most * _SEARCH_SHARE if searches else min(most, _USUAL_RESPONSE)
     num_rows = config.data.train_batch_size * config.algorithm.group_size
     return (
         Lengths(prompt, usual / 2, expected_longest(usual / 2, num_rows, most)),

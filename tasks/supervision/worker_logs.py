@@ -18,6 +18,7 @@ from rl_core.system.redaction import redact
 from rl_core.system.words import cut, printable
 
 TRAINER_LOGGER: Final = "tasks.train"  # the caller's own logger gets what the trainer logs here
+_CHILDREN: Final = ("trainer", "evaluator", "sft")  # they send their lines to their parent
 _POLL_S: Final = 2.0
 _READ_BYTES: Final = 2**16  # of a file in one look; of more, only the end is read
 _LINES: Final = 20  # passed on of a file in one look; the others are counted
@@ -121,5 +122,5 @@ def worker_logs(folder: Path, logger: Log) -> Iterator[None]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Returns the files of learner and engines; a child itself sends its lines to its parent."""
-    return [path for path in folder.glob("*.log") if path.stem not in ("trainer", "evaluator")]
+    """Returns the files of learner and engines."""
+    return [path for path in folder.glob("*.log") if path.stem not in _CHILDREN]

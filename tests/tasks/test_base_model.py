@@ -3,14 +3,16 @@ import logging
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prefect import flow
 
 from rl_core.config.model import BaseModelConfig
-from rl_core.config.operations import StorageConfig
+from rl_core.config.operations import BudgetConfig, StorageConfig
 from rl_core.config.run import DataConfig, ModelConfig, RunConfig
 from rl_core.envs.countdown import CountdownConfig
+from tasks import base_model as module
 from tasks.base_model import (
     base_model,
     base_model_task,
@@ -36,6 +38,21 @@ def settings(root: Path, **changes: object) -> RunConfig:
         "base_model": SMALL,
     }
     return RunConfig.model_validate(sections | changes)
+
+
+def test_progress_says_how_long_it_still_takes(caplog, monkeypatch):
+    """Steps of 6 s from the second on; a line at most every 10 s. The first step loads, too."""
+    caplog.set_level(logging.INFO, logger=module.__name__)
+    clock = iter([0.0, 40.0, 46.0, 52.0, 58.0, 64.0])
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    log_step = module._log_steps("SFT", BudgetConfig(price_per_hour=3.0, currency="USD"))
+    for step in range(1, 6):
+        log_step(step, 905, 1 / step)
+    assert caplog.messages == [
+        "SFT 1/905 · loss 1.000",
+        "SFT 3/905 · loss 0.333 · 1.5 h, 4.51 USD left",
+        "SFT 5/905 · loss 0.200 · 1.5 h, 4.50 USD left",
+    ]
 
 
 def test_a_local_folder_is_taken_as_it_is(tmp_path, tiny_model_path):
@@ -141,7 +158,7 @@ def test_a_model_is_tuned_once_and_then_found(tmp_path, tiny_model_path, rows, c
     folder = base_model(config, tmp_path / "unused")
     assert folder == made_folder(config)
     assert is_complete(folder)
-    assert "SFT starts: 3 steps on 8 rows of" in caplog.text
+    assert caplog.text.count("SFT starts: 3 steps on 8 rows of") == 1
     made_at = (folder / "sft_loss.jsonl").stat().st_mtime_ns
     assert base_model(config, tmp_path / "unused") == folder
     assert (folder / "sft_loss.jsonl").stat().st_mtime_ns == made_at

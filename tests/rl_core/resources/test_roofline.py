@@ -200,6 +200,10 @@ def test_bounds_hold_short_and_full_responses():
     assert [x.response for x in guess_lengths(config(model=named, data=small))] == [64, 128, 128]
     home_made = guess_lengths(config(data={"max_response_length": 129}))
     assert [x.response for x in home_made] == pytest.approx([21.5, 43, 129])
+    shown = config(model=named, data={"max_response_length": 129}, sft={"data": "traces"})
+    assert guess_lengths(shown) == home_made
+    rows = config(model=named, data={"max_response_length": 129}, sft={"data": "x.jsonl"})
+    assert [x.response for x in guess_lengths(rows)] == [64.5, 129, 129]
 
 
 def test_more_work_never_takes_less():
@@ -221,7 +225,7 @@ def test_a_step_of_sft_is_three_passes_over_its_batch_and_adapters_save_one():
         model = {"path": "x/y", "dtype": "bfloat16", **model}
         return sft_step_range(TINY, config(sft=sft, model=model), machine).typical
 
-    _, usual, _ = guess_lengths(config())
+    _, usual, _ = guess_lengths(config(model={"path": "x/y"}, sft={"data": "traces"}))
     forward = forward_flops(TINY, 8, usual, num_prompts=8, has_head=True)
     per_flop = seconds(8) / (3 * forward)
     assert seconds(16) == pytest.approx(2 * seconds(8), rel=1e-3)

@@ -30,7 +30,6 @@ def test_a_process_is_heard_while_it_lives_and_without_secrets(tmp_path, caplog,
     monkeypatch.setattr(module, "_POLL_S", 0.05)
     caplog.set_level(logging.INFO)
     (tmp_path / "engine_0.log").write_text("WARNING 11-20 00:00:00 [a.py:1] of the run before\n")
-    (tmp_path / "trainer.log").write_text("2026-11-21T20:46:16Z WARNING tasks.x: told otherwise\n")
     program = """
 import sys
 for i in range(3):
@@ -48,6 +47,9 @@ raise KeyError("last words")
             [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=log, stderr=log
         ) as process,
     ):
+        for child in ("trainer", "evaluator", "sft"):
+            line = "2026-11-21T20:46:16Z WARNING tasks.x: told otherwise\n"
+            (tmp_path / f"{child}.log").write_text(line)
         while not caplog.records:
             assert process.poll() is None
             time.sleep(0.02)
