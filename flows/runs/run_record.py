@@ -5,9 +5,11 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from prefect.exceptions import Pause, TerminationSignal
+from prefect.utilities.names import generate_slug
 
 from flows.errors import BadInputError, one_line
 from flows.runs.lookup import settings_of_run
@@ -18,7 +20,7 @@ from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import beyond_recovery
 from rl_core.runs.lock import close_lost_runs
 from rl_core.runs.metrics_log import utc_now
-from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord, new_run_id
+from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.system.log_file import PREFECTS_RUN_LOGGERS
 from rl_core.system.redaction import redact, redact_error
@@ -39,13 +41,14 @@ def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
 
     A retry of the same flow run (all its attempts share `flow_run_id`) goes on with its own run.
     Else the latest run of these settings (but for `storage.root` and `storage.url`) is continued if
-    it was interrupted. Else the run is new.
+    it was interrupted. Else the run is new; two that start within one second have two names.
     """
     if config.run_id is not None:
         _refuse_to_start_anew(RunFolder.under(config.storage.root, config.run_id))
         return config
     close_lost_runs(config.storage.root)
-    new = re.sub(r"[^A-Za-z0-9._-]+", "-", flow_run_id) if flow_run_id else new_run_id()
+    name = flow_run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{generate_slug(2)}"
+    new = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     if not RunFolder.under(config.storage.root, new).path.exists():
         interrupted = _interrupted_run(config)
         if interrupted is not None:

@@ -13,12 +13,10 @@ Local files come first; wandb (`rl_core/tracking/`) can neither stop nor slow a 
 from __future__ import annotations
 
 import logging
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -40,7 +38,6 @@ from rl_core.system.redaction import redact
 from rl_core.system.versions import made_with
 from rl_core.system.words import disk_size
 
-_WORDS = ["amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "ivory", "jade"]
 _NOTHING_TO_SAY: dict[str, Any] = {
     "reason": None,
     "finished_at": None,
@@ -149,7 +146,8 @@ class RunFolder:
         Raises:
             ValueError: the folder cannot be written, or what is in it is not a run.
         """
-        run = cls.under(config.storage.root, config.run_id or new_run_id())
+        assert config.run_id is not None, "a run has a name"
+        run = cls.under(config.storage.root, config.run_id)
         run.make()
         with run._writing():
             asked = run._write_settings(settings_as_yaml(config))
@@ -312,11 +310,6 @@ def _why_again(before: RunRecord) -> str:
     if before.status == "interrupted" and before.reason:
         return f"{AFTER}{before.reason.partition(';')[0]}"
     return f"{AFTER}{before.reason}" if before.status == "failed" and before.reason else "continued"
-
-
-def new_run_id() -> str:
-    """Returns a name for a run that sorts by time and can be spoken: `20261120-235631-amber`."""
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.choice(_WORDS)}"
 
 
 def write_unless_full(

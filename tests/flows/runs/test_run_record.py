@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -32,6 +33,15 @@ def leave(config: RunConfig, run_id: str, error: BaseException | None) -> RunFol
         if error is not None:
             raise error
     return run
+
+
+def test_commands_of_one_second_have_names_of_their_own(tmp_path):
+    names = {choose_run(settings(tmp_path), None).run_id for _ in range(8)}
+    assert len(names) == 8
+    # Settings accept them: a time, and two words.
+    assert all(
+        re.fullmatch(r"\d{8}-\d{6}-[a-z]+-[a-z]+", RunConfig(run_id=x).run_id) for x in names
+    )
 
 
 def test_what_a_stage_did_for_another_one_counts_there_alone(tmp_path, monkeypatch):
