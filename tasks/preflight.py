@@ -15,7 +15,7 @@ from prefect.logging import get_run_logger
 
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import NO_PROBLEMS
-from rl_core.data.gguf_source import is_gguf_or_package, unpack_model
+from rl_core.data.gguf_source import is_unpacked, unpack_model
 from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
 from rl_core.data.user_files import first_own_problems, own_files
 from rl_core.envs import ENVS
@@ -179,37 +179,40 @@ def _model(config: RunConfig) -> Iterator[Finding]:
 
 def _found(config: RunConfig, path: str) -> str:
     """Returns what `model.path` is; ValueError, with the remedy last, if it is no model."""
+    if is_unpacked(path):  # a run would unpack it next, and the plans need its shape
+        check_model_folder(folder := unpack_model(path, config.storage.root))
+        return f"{path}, unpacked in {folder}"
     folder = as_path(path)
     if folder.is_dir():
         return _model_folder(folder)
-    if is_gguf_or_package(path):  # a run would unpack it next, and the plans need its shape
-        return f"{path}, unpacked in {unpack_model(path, config.storage.root)}"
     if path.startswith("modelscope:"):
         name = modelscope_name(path)
         assert name is not None, "only names on ModelScope begin so"
         is_cached = cached_from_modelscope(name) is not None
-        return _hub_model(path, is_cached=is_cached, hub="ModelScope", url=modelscope_url())
+        where = {"hub": "ModelScope", "url": modelscope_url()}
+        return _hub_model(path, config.storage.root, is_cached=is_cached, **where)
     from huggingface_hub import constants, try_to_load_from_cache
 
     try:
         if not _reads_as_hub_name(path):
             raise ValueError
-        is_cached = isinstance(try_to_load_from_cache(path, "config.json"), str)
+        files = (try_to_load_from_cache(path, x) for x in ("config.json", "adapter_config.json"))
+        is_cached = any(isinstance(file, str) for file in files)
     except ValueError:  # of the hub's library: the name has letters that the hub does not allow
         raise ValueError(
             f"model.path={path}: there is no such folder: give a folder that exists, "
             "ORGANISATION/NAME of the Hugging Face hub, or modelscope:OWNER/NAME"
         ) from None
     url = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
-    return _hub_model(path, is_cached=is_cached, hub="the hub", url=url)
+    return _hub_model(path, config.storage.root, is_cached=is_cached, hub="the hub", url=url)
 
 
-def _hub_model(path: str, *, is_cached: bool, hub: str, url: str) -> str:
+def _hub_model(path: str, root: Path, *, is_cached: bool, hub: str, url: str) -> str:
     if is_cached:
         from rl_core.data.prompts import find_model_here  # brings transformers
 
         if folder := find_model_here(path):
-            check_model_folder(folder)
+            check_model_folder(unpack_model(str(folder), root))  # it may be an adapter
         return f"{path}, from the local cache of {hub}"
     lacking = f"model.path={path} is not in the local cache of {hub}"
     if hubs_are_off():
@@ -244,8 +247,7 @@ def _model_folder(folder: Path) -> str:
         "weights (*.safetensors)": any(folder.glob("*.safetensors")),
     }
     missing = [name for name, is_there in facts.items() if not is_there]
-    is_adapter = "config.json" in missing and (folder / "adapter_config.json").is_file()
-    if missing and not is_adapter:  # check_model_folder says what to do with an adapter
+    if missing:
         raise ValueError(
             f"model.path={folder} is not a model folder, without {', '.join(missing)}: "
             "save_pretrained of model and tokenizer writes all of them"

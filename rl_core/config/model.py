@@ -20,8 +20,8 @@ class ModelConfig(Section):
     """The model that is trained."""
 
     path: str | None = None
-    """A local folder, a Hugging Face name, `modelscope:OWNER/NAME`, a GGUF file, or `package:NAME`,
-    an installed package that holds a model; by default the home-made base model (`base_model`)."""
+    """A folder of a model or a PEFT adapter, a Hugging Face name, `modelscope:OWNER/NAME`, a GGUF
+    file, or `package:NAME`, an installed package that holds a model; by default a home-made one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "float32"
     """Compute type of learner and rollout; master weights and optimizer state stay float32. `auto`:
     bfloat16 on a card and on a CPU on which it is faster than float32, else float32."""

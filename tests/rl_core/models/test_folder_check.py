@@ -181,11 +181,3 @@ def test_one_number_that_is_not_finite_is_found_when_it_is_loaded(value, folder)
     for load in (lambda path: load_actor(path, CPU), check_finite):
         with pytest.raises(ValueError, match=rf"{name} holds numbers that are not finite"):
             load(folder)
-
-
-def test_an_adapters_folder_says_whose_it_is(folder):
-    (folder / "config.json").unlink()
-    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen2.5-3B"}')
-    said = refused(folder)
-    assert "an adapter of Qwen/Qwen2.5-3B: merge it first" in said
-    assert "train its base with model.path=Qwen/Qwen2.5-3B" in said
