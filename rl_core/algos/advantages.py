@@ -142,13 +142,18 @@ def outcome_gate(correct: Tensor, group_ids: Tensor) -> Tensor:
     return successes[index] > 0
 
 
-def zero_spread_fraction(rewards: Tensor, group_ids: Tensor) -> float:
-    """Returns the share of groups whose rewards are all equal: they teach nothing."""
+def has_spread(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """Returns which responses are in a group whose rewards are not all equal, bool [B]."""
     index, sizes = _group_index(group_ids)
     highest = torch.full_like(sizes, 0, dtype=rewards.dtype)
     lowest = highest.scatter_reduce(0, index, rewards, "amin", include_self=False)
     highest = highest.scatter_reduce(0, index, rewards, "amax", include_self=False)
-    return float((highest == lowest).double().mean())
+    return (highest > lowest)[index]
+
+
+def zero_spread_fraction(rewards: Tensor, group_ids: Tensor) -> float:
+    """Returns the share of groups whose rewards are all equal: they teach nothing."""
+    return 1 - len(group_ids[has_spread(rewards, group_ids)].unique()) / len(group_ids.unique())
 
 
 def end_rewards(rewards: Tensor, response_mask: Tensor) -> Tensor:

@@ -260,5 +260,7 @@ def _advantages(
         return adv.reinforce_plus_plus_advantages(token_rewards, mask, gamma=algorithm.gamma), None
     if algorithm.outcome_gate:
         mask = mask & adv.outcome_gate(batch.correct, batch.group_ids).unsqueeze(-1)
+    if algorithm.estimator == "grpo":  # the KL penalty alone, over its own std, would be full-size
+        mask = mask & adv.has_spread(batch.outcomes, batch.group_ids).unsqueeze(-1)
     outcomes = adv.response_sums(token_rewards, batch.sampled_mask)
     return _GROUP_ADVANTAGES[algorithm.estimator](outcomes, batch.group_ids, mask), None

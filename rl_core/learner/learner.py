@@ -142,10 +142,9 @@ class Learner:
             max_prompt_length=config.data.max_prompt_length,
             num_ranks=config.resources.learner_ranks,
         )
-        metrics |= policy_metrics(experience, kl_coef=self._kl_coef)
+        metrics |= policy_metrics(experience, kl_coef=self._kl_coef) | self.microbatching.end_step()
         teaches = self.updater.teaches("actor", experience)
         metrics |= self._utilisation(experience.batch, teaches, metrics)
-        metrics |= self.microbatching.end_step()
         if actor_learns:
             self._kl_coef = _KL_CONTROLLERS[config.algorithm.kl_controller](
                 self._kl_coef,

@@ -121,8 +121,7 @@ def rollout_columns(experience: Experience) -> dict[str, list[float]]:
     def total(per_token: Tensor | None, divided_by: Tensor | int = 1) -> list[float]:
         if per_token is None:
             return [math.nan] * len(batch)
-        sums: list[float] = (masked_sum(per_token, mask, dim=-1) / divided_by).tolist()
-        return sums
+        return list((masked_sum(per_token, mask, dim=-1) / divided_by).tolist())
 
     mean = partial(total, divided_by=batch.num_sampled)
     return {

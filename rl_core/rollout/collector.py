@@ -66,9 +66,9 @@ def collect(
 ) -> Collected:
     """Returns a step's scored rollouts of the problems at the `chosen` positions.
 
-    In up to `algorithm.resample_rounds` rounds, groups whose scores are all equal, which teach
-    nothing, are replaced by groups of other problems (DAPO, arXiv:2503.14476, section 3.2). These
-    depend on (seed, step) only; groups that no round could replace stay, so the batch is full.
+    In up to `algorithm.resample_rounds` rounds, groups that teach nothing (all scores are equal, or
+    the outcome gate is closed) are replaced by groups of other problems (DAPO, arXiv:2503.14476,
+    section 3.2). These depend on (seed, step) only; groups that no round could replace stay.
 
     `step` counts from 1; for `decode` and `encode` see `TurnTaking`. The clock times `gen`, and as
     `reward` the rest of the scoring after it.
@@ -106,12 +106,12 @@ def collect(
         order = np.random.default_rng([config.seed, step, 1]).permutation(len(problems))
         others = [int(i) for i in order if int(i) not in taken]
         for _ in range(rounds):
-            flat = [g for g in range(len(chosen)) if not _has_spread(rollouts, g, group_size)]
+            flat = [g for g in range(len(chosen)) if not _teaches(rollouts, g, config)]
             drawn, others = others[: len(flat)], others[len(flat) :]
             if not drawn:
                 break
             fresh = ask(drawn)
-            useful = [g for g in range(len(drawn)) if _has_spread(fresh, g, group_size)]
+            useful = [g for g in range(len(drawn)) if _teaches(fresh, g, config)]
             for old, new in zip(flat, useful, strict=False):
                 rollouts[old * group_size : (old + 1) * group_size] = [
                     replace(rollout, group_id=old)
@@ -123,9 +123,12 @@ def collect(
     return Collected(rollouts, metrics, num_correct)
 
 
-def _has_spread(rollouts: Sequence[Rollout], group: int, group_size: int) -> bool:
-    members = rollouts[group * group_size : (group + 1) * group_size]
-    return len({rollout.reward for rollout in members}) > 1
+def _teaches(rollouts: Sequence[Rollout], group: int, config: RunConfig) -> bool:
+    size = config.algorithm.group_size
+    members = rollouts[group * size : (group + 1) * size]
+    all_fail = "correct" not in {rollout.scored.verdict for rollout in members}
+    is_gated = all_fail and config.algorithm.outcome_gate
+    return not is_gated and len({rollout.reward for rollout in members}) > 1
 
 
 def build_requests(

@@ -260,7 +260,7 @@ def _kl_blow_up(series: _Series) -> Diagnosis | None:
     usual, last = median(values), median(values[-5:])  # not the mean: one bad batch is no trend
     if last < 1.0 or last < 5 * usual:
         return None
-    found = f"critic/kl {last:.2f} nats per response at the end"
+    found = f"critic/kl {last:.2f} nats per token at the end"
     return _said("kl_blow_up", f"{found}, {usual:.3f} is usual in this run")
 
 

@@ -46,7 +46,7 @@ _CHARTS: Final = {
     "accuracy": (("reward/accuracy", "training", "train"), ("val/accuracy", "test", "test")),
     "score, partial credit included": (("critic/score/mean", "", "test"),),
     "tokens per response": (("response_length/mean", "", "test"),),
-    "KL to the reference, nats per response": (("critic/kl", "", "test"),),
+    "KL to the reference, nats per token": (("critic/kl", "", "test"),),
 }
 """Metric, name and colour of each line."""
 

@@ -151,7 +151,7 @@ _CURVES = (
     ("Score, partial credit included", "score", "score per response"),
     ("Response length", "response_tokens", "tokens per response"),
     ("Entropy", "entropy", "nats per token"),
-    ("KL to the reference", "kl", "nats per response"),
+    ("KL to the reference", "kl", "nats per token"),
 )
 
 

@@ -71,6 +71,15 @@ def test_the_gate_closes_groups_that_all_fail(make_rollout, estimator):
     assert ungated[0] > 0.04
 
 
+def test_grpo_does_not_blow_the_kl_penalty_up_where_all_score_alike(make_rollout):
+    # KL of 0.2 and -0.8 nats, a tenth of it off: 0.98 and 1.08, whose own std is 0.07.
+    rollouts = [make_rollout([1], [2 + i], score=1.0, verdict="correct") for i in range(2)]
+    inputs = {"old": torch.tensor([[-1.0], [-2.0]]), "ref": torch.full((2, 1), -1.2)}
+    settings = {"values": None, "group_size": 2, "outcome_gate": False}
+    experience = experience_of(collate(rollouts, 0), **inputs, **settings, estimator="grpo")
+    assert experience.advantages.tolist() == [[0.0], [0.0]]
+
+
 def test_select_cuts_every_tensor_alike(two_responses):
     chosen = experience_of(two_responses).select(torch.tensor([1]))
     assert len(chosen.batch) == 1

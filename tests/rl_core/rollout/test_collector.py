@@ -97,7 +97,7 @@ def test_without_resampling_the_batch_is_what_was_asked():
 
 def test_groups_without_spread_are_replaced_by_whole_groups_that_have_some():
     # Of all other problems, the even ones from 10 on have spread.
-    spread = {4: [CORRECT, WRONG]} | {i: [NONE, WRONG] for i in range(10, 20, 2)}
+    spread = {4: [CORRECT, WRONG]} | {i: [NONE, CORRECT] for i in range(10, 20, 2)}
     engine = ScriptedEngine(spread)
     collected = run(engine, [4, 9, 5], resample_rounds=20)
     indices = [r.problem.index for r in collected.rollouts]
@@ -112,6 +112,14 @@ def test_groups_without_spread_are_replaced_by_whole_groups_that_have_some():
     assert collected.metrics["reward/accuracy"] == pytest.approx(1 / 6)
     everyone = [index for asked in engine.asked for index in asked]
     assert all(everyone.count(index) == 2 for index in everyone)  # nobody is asked twice
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_a_group_that_the_outcome_gate_closes_is_replaced(gate):
+    # Problem 4 has only format credit, 0.1 and 0; of all others, only 6 has a correct response.
+    engine = ScriptedEngine({4: [NONE, WRONG], 6: [CORRECT, WRONG], 7: [WRONG, NONE]})
+    collected = run(engine, [4], resample_rounds=20, outcome_gate=gate)
+    assert {r.problem.index for r in collected.rollouts} == ({6} if gate else {4})
 
 
 def test_rounds_and_problems_are_limited_and_the_same_step_draws_the_same_again():

@@ -87,6 +87,7 @@ def test_a_function_without_right_answers_is_not_format_credit():
     (found,) = diagnose([row | {"reward/verdict/incorrect": 1.0} for row in rows])
     assert found.rule == "nothing_is_correct"
     assert "env.full_score" in found.advice
+    assert "algorithm.outcome_gate=false" in found.advice
 
 
 def test_kl_blows_up_and_does_not_merely_drift():
@@ -95,7 +96,8 @@ def test_kl_blows_up_and_does_not_merely_drift():
         return calm + [{"step": first + i, "critic/kl": value} for i, value in enumerate(values)]
 
     assert rules(late(39, 4.0, 12.0)) == []
-    assert rules(late(31, *np.linspace(0.5, 12, 10))) == ["kl_blow_up"]
+    (found,) = diagnose(late(31, *np.linspace(0.5, 12, 10)))
+    assert (found.rule, "nats per token" in found.evidence) == ("kl_blow_up", True)
     assert rules(steps(kl=(0.0, 9.0))) == []
 
 
