@@ -153,7 +153,8 @@ def has_spread(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
 def zero_spread_fraction(rewards: Tensor, group_ids: Tensor) -> float:
     """Returns the share of groups whose rewards are all equal: they teach nothing."""
-    return 1 - len(group_ids[has_spread(rewards, group_ids)].unique()) / len(group_ids.unique())
+    spread = group_ids[has_spread(rewards, group_ids)]
+    return 1 - len(torch.unique(spread)) / len(torch.unique(group_ids))
 
 
 def end_rewards(rewards: Tensor, response_mask: Tensor) -> Tensor:

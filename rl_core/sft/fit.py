@@ -66,6 +66,8 @@ class Fitting:
         """
         for step in steps:
             loss = backward(step)
+            if not math.isfinite(loss):
+                raise ValueError(f"loss {loss} at step {step + 1}: lower sft.lr or base_model.lr")
             torch.nn.utils.clip_grad_norm_(self.parameters, _GRAD_CLIP)
             update(schedule(step, warmup_steps=warmup_steps, num_steps=steps.stop))
             self.model.zero_grad()

@@ -116,7 +116,6 @@ def test_groups_without_spread_are_replaced_by_whole_groups_that_have_some():
 
 @pytest.mark.parametrize("gate", [True, False])
 def test_a_group_that_the_outcome_gate_closes_is_replaced(gate):
-    # Problem 4 has only format credit, 0.1 and 0; of all others, only 6 has a correct response.
     engine = ScriptedEngine({4: [NONE, WRONG], 6: [CORRECT, WRONG], 7: [WRONG, NONE]})
     collected = run(engine, [4], resample_rounds=20, outcome_gate=gate)
     assert {r.problem.index for r in collected.rollouts} == ({6} if gate else {4})
