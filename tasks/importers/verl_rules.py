@@ -133,6 +133,8 @@ def _kl(asked: Asked) -> None:
     # If it is not in the loss, it may still be in the reward.
     if not in_loss and not any("kl_" in other for other in asked.given if _ACTOR not in other):
         asked.say("no_kl")
+    if asked.plain(target := "algorithm.kl_ctrl.target_kl") is not None:
+        asked.say("kl_target", target)
     kind = asked.plain(key)
     if is_number(kind):
         coef = settings.setdefault("algorithm.kl_coef", kind)
