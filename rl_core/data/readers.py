@@ -6,6 +6,7 @@ Only files, bytes and records; not what their rows mean (`user_files`, `envs`, `
 import hashlib
 import json
 import re
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -162,7 +163,7 @@ def _parquet_records(file: Path, columns: Sequence[str]) -> Iterator[Record]:
 
 
 def _is_list(file: Path, stream: BufferedReader) -> bool:
-    return file.suffix == ".json" and stream.peek(1).lstrip().startswith(b"[")
+    return file.suffix == ".json" and stream.peek(1).lstrip(BOM_UTF8 + b" \t\r\n")[:1] == b"["
 
 
 def _json_records(file: Path) -> Iterator[tuple[int, Record]]:

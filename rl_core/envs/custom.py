@@ -56,7 +56,7 @@ class CustomConfig(TextEnv):
             prompt,
             truth,
             text_of(record, {}, "data_source") or self.name,
-            solution=text_of(extra, {}, "solution") or text_of_truth(truth),
+            solution=str(extra.get("solution") or text_of_truth(truth)),
             extra_info=json.dumps(extra, ensure_ascii=False, default=str) if extra else "",
         )
 

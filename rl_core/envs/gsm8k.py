@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from rl_core.envs.rows import Record, Row, in_conversation, shown, struct_of, text_of
+from rl_core.envs.rows import Record, Row, in_conversation, prompt_key, shown, struct_of, text_of
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.text_env import TEXT_CHECKS, Question, Solved, TextEnv
 from rl_core.types import Problem, ScoredText
@@ -44,6 +44,7 @@ _UNIT_POWER = re.compile(r"((?<=[^\W\d_][^\W\d_])|(?<=[^\W\d_ex]))\^?[23²³](?!
 _OTHER_NUMBER = re.compile(
     r"\s*(or|and|to|plus|minus|times|hundred|thousand|million|billion)\b", re.IGNORECASE
 )
+_NO_SIGNS = str.maketrans("", "", ",$")
 _PLAIN = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)", re.ASCII)
 
 
@@ -121,8 +122,7 @@ class Gsm8kConfig(TextEnv):
         if truth is not None and score_response(f"#### {truth}", number).verdict != "correct":
             raise ValueError(f"ground_truth={shown(truth)} is not its answer's number {number}")
         prompt = self.prompt_in(record, question)
-        key = tuple(message["content"] for message in prompt)
-        return Row(key, prompt, number, DATA_SOURCE, answer)
+        return Row(prompt_key(prompt), prompt, number, DATA_SOURCE, answer.rstrip())
 
     def check_parameters(self, *, train_size: int, test_size: int) -> dict[str, Any]:
         """Returns the words of the template around a question."""
@@ -169,8 +169,8 @@ class Gsm8kConfig(TextEnv):
 
 
 def extract_truth(answer: str) -> str:
-    """Returns the number after the last `####` of an answer, without commas; or ValueError."""
-    truth = answer.rpartition("####")[2].strip().replace(",", "")
+    """Returns the number after the last `####` of an answer, as digits: `$1,800.` is 1800."""
+    truth = answer.rpartition("####")[2].translate(_NO_SIGNS).strip().removesuffix(".")
     if "####" not in answer or _value(truth) is None:
         raise ValueError(
             f"a GSM8K answer must end with '#### <number>'; this one does not: ...{answer[-60:]!r}"
@@ -229,7 +229,7 @@ def _goes_on(rest: str) -> bool:
 
 def _value(number: str) -> Fraction | None:
     """Returns a number's exact value; None if it is not a number, or too long."""
-    plain = number.strip().replace(",", "").replace("$", "").removesuffix(".")
+    plain = number.translate(_NO_SIGNS).strip().removesuffix(".")
     if len(plain) > MAX_NUMBER_LENGTH or not _PLAIN.fullmatch(plain):
         return None
     return Fraction(plain)

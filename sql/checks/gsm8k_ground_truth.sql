@@ -8,5 +8,6 @@ select
 from problems
 where
     regexp_full_match(reward_model.ground_truth, '-?[0-9]*\.?[0-9]+') is distinct from true
-    or trim(replace(string_split(extra_info.solution, '####')[-1], ',', '')) is distinct from reward_model.ground_truth
+    or rtrim(trim(regexp_replace(string_split(extra_info.solution, '####')[-1], '[,$]', '', 'g')), '.')
+    is distinct from reward_model.ground_truth
 order by split, index

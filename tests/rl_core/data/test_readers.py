@@ -33,8 +33,8 @@ def test_every_kind_of_file_gives_the_same_records(tmp_path, name):
 
 def test_a_json_file_may_be_one_list(tmp_path):
     file = tmp_path / "a.json"
-    for text in (json.dumps(ROWS), json.dumps(ROWS, indent=4), "\n" * 99 + json.dumps(ROWS)):
-        file.write_text(text)
+    for before, indent in (("", None), ("\ufeff", 4), ("\n" * 99, None)):
+        file.write_text(before + json.dumps(ROWS, indent=indent))
         assert list(read_records(file, ("nums", "target"))) == [(1, ROWS[0]), (2, ROWS[1])]
         assert count_rows(file) == 2
     for text, words in (

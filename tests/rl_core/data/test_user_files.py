@@ -68,13 +68,13 @@ def test_countdown_rows_are_read_as_people_have_them(tmp_path, row, ending):
     assert (read["nums"], read["target"]) == ([3, 14, 7], 35)
 
 
-@pytest.mark.parametrize("answer", ["4", " 4 ", 4, 4.0, "$4", "1,004", "#### 4"])
+@pytest.mark.parametrize("answer", ["4", " 4 ", 4, 4.0, "$4", "1,004", "#### $4.\n"])
 def test_gsm8k_answers_may_be_plain_numbers(tmp_path, answer):
-    rows = [{"question": f"{i}?", "answer": answer} for i in range(2)]
+    rows = [{"question": asked, "answer": answer} for asked in ("0?", "1 ?", " 1  ?")]
     data = DataConfig(train_files=(write_lines(tmp_path / "a.jsonl", rows),), test_size=1)
-    read = made(Gsm8kConfig(), data, tmp_path / "out")["test"][0]
-    truth = read["reward_model"]["ground_truth"]
-    assert truth.lstrip("$") == ("1004" if answer == "1,004" else "4")
+    (_,), (read,) = made(Gsm8kConfig(), data, tmp_path / "out").values()  # white space is no other
+    assert read["reward_model"]["ground_truth"] == ("1004" if answer == "1,004" else "4")
+    assert not read["extra_info"]["solution"].endswith("\n")
 
 
 def test_numbers_and_targets_become_whole_rows(tmp_path):

@@ -95,7 +95,7 @@ def test_a_problem_is_shown_without_the_words_of_its_template(template):
 def test_a_function_gets_the_rows_own_truth_and_extra_info(tmp_path):
     """As of verl: the same function reads the same fields, whatever shape they have."""
     rows = [
-        {"prompt": f"Question {i}?", "answer": ["x"], "extra_info": {"index": 70 + i, "also": "é"}}
+        {"prompt": f"Q {i}?", "answer": ["x"], "extra_info": {"index": 70 + i, "solution": ["é"]}}
         for i in range(2)
     ]
     rows.insert(0, {"prompt": "Without?", "answer": {"city": "Paris"}})
@@ -107,4 +107,4 @@ def test_a_function_gets_the_rows_own_truth_and_extra_info(tmp_path):
     with start_rewards(env) as rewards:
         asked = [str(rewards.submit("", problem).result().answer) for problem in (without, own)]
     assert "{'city': 'Paris'}, 'extra_info': {'index': 0, 'num_solutions': 0}" in asked[0]
-    assert "['x'], 'extra_info': {'index': 70, 'num_solutions': 0, 'also': 'é'}" in asked[1]
+    assert "['x'], 'extra_info': {'index': 70, 'num_solutions': 0, 'solution': ['é']}" in asked[1]
