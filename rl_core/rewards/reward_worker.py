@@ -107,11 +107,14 @@ def checked(result: object) -> dict[str, Any]:
     if not math.isfinite(score):
         raise ValueError(f"returned {float(score)}, which is no score")
     plain: dict[str, Any] = {"score": float(score)}
-    if said.get("acc") is not None:
-        plain["acc"] = bool(said["acc"])
+    is_right: Any = said.get("acc")
+    if is_right is not None:
+        plain["acc"] = bool(is_right >= 1)  # half of the tests passed is not correct
     if "pred" in said:
         read = said["pred"]
-        plain["pred"] = None if read is None else str(read)[:LONGEST_ANSWER].strip() or None
+        text = "" if read is None else str(read)[:LONGEST_ANSWER].strip()
+        # Half of a surrogate pair, as json.loads gives it, cannot be written to a file.
+        plain["pred"] = text.encode(errors="replace").decode() or None
     return plain
 
 

@@ -167,7 +167,8 @@ def test_whatever_a_function_does_costs_its_own_response_alone(caplog):
 )
 def test_a_number_of_any_kind_is_a_score(returned, score):
     assert checked(returned) == {"score": score}
-    assert checked({"score": returned}) == {"score": score}
+    said = {"score": score, "acc": score >= 1, "pred": "?x"}  # a file takes no half of a pair
+    assert checked({"score": returned, "acc": returned, "pred": "\ud800x"}) == said
 
 
 @pytest.mark.parametrize(
