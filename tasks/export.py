@@ -14,7 +14,7 @@ from rl_core.checkpoints.manifest import MANIFEST
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.sft.named_data import CURVE_NAME
-from rl_core.system.atomic import disk_full_as_os_error, new_folder
+from rl_core.system.atomic import disk_errors_as_os_errors, new_folder
 from rl_core.system.words import as_path, markdown_table
 from tasks.queries import sql
 from tasks.queries.checkpoint_names import NamedModel
@@ -64,7 +64,7 @@ def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ValueError(f"to={to} exists already: name a new folder, or empty this one")
-    with disk_full_as_os_error(to.absolute().parent), new_folder(to.absolute()) as temporary:
+    with disk_errors_as_os_errors(to.absolute().parent), new_folder(to.absolute()) as temporary:
         for file in sorted(path for path in model.folder.iterdir() if path.is_file()):
             if file.suffix == ".safetensors":
                 _write_weights(file, temporary / file.name, DTYPES[dtype])

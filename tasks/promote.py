@@ -50,7 +50,7 @@ def _promote(
     config: RunConfig, run: RunFolder, data: Path, model_path: Path, checkpoint: Checkpoint
 ) -> Promotion:
     root, evaluator = config.storage.root, Evaluator(config, data)
-    folder = checkpoint.path.resolve().relative_to(root.resolve())
+    folder = checkpoint.path.relative_to(root)  # not resolved: a run may lie on a larger disk
     name = checkpoint_name(checkpoint.path)
     file = evaluator.rows_file(name, checkpoint.path).relative_to(root)
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
@@ -63,11 +64,11 @@ class LineHandler(logging.Handler):
         """Writes one record, unless the command says it itself at its end."""
         task = getattr(record, "task_run_name", None)
         text = printable(cut(redact(record.getMessage().split("\n", 1)[0]), _WIDTH))
-        is_link = text.startswith("View at ")
-        if record.levelno >= logging.ERROR or (is_link and not self._links):
+        if record.levelno >= logging.ERROR or (text.startswith("View at ") and not self._links):
             return  # the command ends by saying the error, once
         if not getattr(record, "to_console", True):
             return  # a step's line, and trainer.logger lacks `console`
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         line = f"{time.strftime('%H:%M:%S')} {f'{task}: ' if task else ''}{level}{text}"
-        tqdm.write(line, file=sys.stdout)
+        with suppress(OSError):  # a reader that is gone (`| head`, a closed terminal) ends no run
+            tqdm.write(line, file=sys.stdout)

@@ -126,8 +126,7 @@ def _stopped(signal: BaseException, run: RunFolder) -> str:
         at = f"saved at step {saved}" if saved else "before a step was saved"
         outcome = "goes on from there" if saved else "starts it again"
         return f"cancelled; {at}; Retry in the UI, or run_id={run.run_id}, {outcome}{_unsaved(run)}"
-    is_ctrl_c = isinstance(signal, KeyboardInterrupt) and not signal.args
-    name = "Ctrl-C" if is_ctrl_c else "SIGTERM"
+    name = "Ctrl-C" if isinstance(signal, KeyboardInterrupt) and not signal.args else "SIGTERM"
     return f"stopped by {name}; the same command, or run_id={run.run_id}, resumes{_unsaved(run)}"
 
 

@@ -94,11 +94,11 @@ def find_damage(checkpoint: Path, *, from_disk: bool = False) -> str | None:
     if isinstance(manifest, str):
         return manifest
     for file in manifest.files:
-        if from_disk:
-            with (checkpoint / file.path).open("rb") as written:
-                os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if _crc32(checkpoint / file.path) != file.crc32:
-            return f"{file.path} has other content than was saved"
+        try:
+            if _crc32(checkpoint / file.path, from_disk=from_disk) != file.crc32:
+                return f"{file.path} has other content than was saved"
+        except OSError as error:  # a bad sector, or pruned at this moment
+            return f"{file.path} cannot be read: {error.strerror}"
     return None
 
 
@@ -121,9 +121,11 @@ def model_digest(folder: Path) -> str:
     return hashlib.sha256(json.dumps(sorted(facts)).encode()).hexdigest()[:16]
 
 
-def _crc32(path: Path) -> str:
+def _crc32(path: Path, *, from_disk: bool = False) -> str:
     buffer, checksum = memoryview(bytearray(2**20)), 0
     with path.open("rb", buffering=0) as file:
+        if from_disk:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while size := file.readinto(buffer):
             checksum = zlib.crc32(buffer[:size], checksum)
     return f"{checksum:08x}"

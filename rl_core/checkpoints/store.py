@@ -24,7 +24,7 @@ from rl_core.checkpoints.manifest import (
     write_manifest,
 )
 from rl_core.system.atomic import (
-    disk_full_as_os_error,
+    disk_errors_as_os_errors,
     locked,
     new_folder,
     reading,
@@ -74,7 +74,7 @@ def save_checkpoint(
         if swept := sweep_leftovers(folder):
             _logger.warning("removed what an interrupted save left: %s", ", ".join(swept))
         with new_folder(final) as temporary:
-            with disk_full_as_os_error(temporary):
+            with disk_errors_as_os_errors(temporary):
                 write(temporary)
             write_manifest(temporary, step, accuracy, score=score)
         move_pointers(run_folder)

@@ -23,7 +23,7 @@ from rl_core.models.saving import save_actor
 from rl_core.sft.fit import Example, Fitting, MicroBatches, split_by_tokens
 from rl_core.sft.named_data import CURVE_NAME, REPORT_NAME
 from rl_core.sft.sources import SftSource, sft_source
-from rl_core.system.atomic import disk_full_as_os_error, is_disk_full, new_folder, remove_folder
+from rl_core.system.atomic import disk_errors_as_os_errors, is_disk_full, new_folder, remove_folder
 from rl_core.system.log_file import Log
 from rl_core.system.threads import MicroBatchThreads
 
@@ -163,7 +163,7 @@ class _Tuning:
         learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
         progress = {"weights": learned, "optimizer": self._optimizer.state_dict(), "curve": curve}
         try:
-            with disk_full_as_os_error(folder.parent), new_folder(folder) as temporary:
+            with disk_errors_as_os_errors(folder.parent), new_folder(folder) as temporary:
                 torch.save(progress, temporary / _PROGRESS)
         except OSError as error:
             if not is_disk_full(error):

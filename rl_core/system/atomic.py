@@ -7,6 +7,7 @@ never sees half a file, whatever killed the writer. A file or folder is written 
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -22,7 +23,9 @@ TEMPORARY_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"
 _FILE_MODE = 0o666
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _UMASK = re.compile(r"^Umask:\t(\d+)$", re.MULTILINE)
+_logger = logging.getLogger(__name__)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -83,22 +86,14 @@ def remove_folder(folder: Path) -> None:
     """Renames a folder, then deletes it: half of it is never found under its name."""
     trash = folder.rename(_sibling(folder, TRASH_PREFIX))
     _sync(folder.parent)
-    shutil.rmtree(trash)
+    _delete(trash)
 
 
 def sweep_leftovers(folder: Path) -> list[str]:
-    """Deletes what dead writers left directly in a folder, and returns the names.
-
-    No other process may be writing there.
-    """
+    """Deletes what dead writers left in a folder, where none may write now; returns the names."""
     prefixes = (TEMPORARY_PREFIX, TRASH_PREFIX)
     leftovers = sorted(path for path in folder.glob(".*") if path.name.startswith(prefixes))
-    for path in leftovers:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    return [path.name for path in leftovers]
+    return [path.name for path in leftovers if _delete(path)]
 
 
 def replace_symlink(link: Path, target: str) -> None:
@@ -204,8 +199,8 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 @contextmanager
-def disk_full_as_os_error(folder: Path) -> Iterator[None]:
-    """Raises an OSError in place of what libraries raise on a full disk.
+def disk_errors_as_os_errors(folder: Path) -> Iterator[None]:
+    """Raises an OSError in place of what libraries raise if a disk is full or fails.
 
     safetensors raises its own type with the system's message, torch.save a RuntimeError that does
     not mention the disk: then the free space decides.
@@ -215,7 +210,8 @@ def disk_full_as_os_error(folder: Path) -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        said = [code for code in _DISK_FULL if os.strerror(code) in str(error)]
+        said = [int(code) for code in _OS_ERROR.findall(str(error))]
+        said += [code for code in _DISK_FULL if os.strerror(code) in str(error)]
         if not said and shutil.disk_usage(folder).free >= 2**20:
             raise
         code = said[0] if said else errno.ENOSPC
@@ -237,6 +233,16 @@ def _replacing(final: Path) -> Iterator[Path]:
 
 def _sibling(path: Path, prefix: str) -> Path:
     return path.with_name(f"{prefix}{path.name}-{secrets.token_hex(4)}")
+
+
+def _delete(path: Path) -> bool:
+    """Deletes a file or folder; False and a warning if that fails: no save may fail for that."""
+    try:
+        (shutil.rmtree if path.is_dir() and not path.is_symlink() else os.unlink)(path)
+    except OSError as error:  # in it are another user's folder, a mount, a file open on a NFS
+        _logger.warning("%s takes room and cannot be deleted (%s): remove it", path, error.strerror)
+        return False
+    return True
 
 
 def _refused(path: Path, what: str) -> PermissionError:

@@ -80,7 +80,16 @@ def garble_the_manifest(folder: Path) -> str:
     return "checkpoint.json is not a manifest"
 
 
+def cannot_read_a_file(folder: Path) -> str:
+    (folder / "model.bin").unlink()
+    (folder / "model.bin").symlink_to("/sys/class/net/lo/speed")  # 4096 bytes, and no read works
+    manifest = (folder / "checkpoint.json").read_text()
+    (folder / "checkpoint.json").write_text(manifest.replace('"bytes": 990', '"bytes": 4096'))
+    return "model.bin cannot be read: Invalid argument"
+
+
 DAMAGES = [flip_a_byte, cut_a_file, lose_a_file, lose_the_manifest, garble_the_manifest]
+DAMAGES += [cannot_read_a_file]
 """Each damages a checkpoint, and returns what is said of it."""
 
 

@@ -17,10 +17,7 @@ DISK_BYTES = 2 * 2**20
 
 @contextmanager
 def mounted_small_disk(parent: Path, num_bytes: int = DISK_BYTES) -> Iterator[Path]:
-    """Yields a file system of its own.
-
-    Mounting needs root: where it is refused the test skips, but in CI, which must not lose it.
-    """
+    """Yields a file system of its own; without root the test skips, but not in CI."""
     folder = parent / "small_disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "none", str(folder)]
@@ -83,10 +80,7 @@ def run_and_kill_at_event(action: Callable[[], object], event_number: int) -> bo
 def kills_at_each_event(
     parent: Path, *, more_than: int
 ) -> Iterator[tuple[Path, Callable[[Callable[[], object]], None]]]:
-    """Yields a new folder, and what kills an action in it: at its first event, its second, ...
-
-    The last action is not killed; it has more events than `more_than`.
-    """
+    """Yields a folder, and a kill at event 1, 2, ... to the end, which is beyond `more_than`."""
     is_killed = True
 
     def kill(action: Callable[[], object]) -> None:

@@ -36,10 +36,7 @@ def last_norm(learner: Learner, phase: str) -> nn.Module:
 def out_of_memory(
     learner: Learner, phase: str, calls: Collection[int], *, backward: bool = False
 ) -> Iterator[list[int]]:
-    """A model's n-th computation in a phase fails, forward or backward, for n in `calls`.
-
-    It fails after the last layer. Yields a list of the calls that have failed.
-    """
+    """A model's n-th computation fails after its last layer, for n in `calls`; yields those."""
     numbers, failed = itertools.count(), list[int]()
     learns = phase.startswith("update_")
 

@@ -1,7 +1,4 @@
-"""`make seeded-faults`: says for each fault of seeded_faults.toml which test catches it.
-
-Each is put into a copy of the tree alone, and the tests named beside it run there until one fails.
-"""
+"""`make seeded-faults`: which test catches each fault of seeded_faults.toml, put into a copy."""
 
 import re
 import shutil

@@ -87,6 +87,8 @@ def test_night_after_night_only_the_better_run_is_promoted(place, caplog):
     with pytest.raises(ValueError, match="no champion in"):
         find_model("champion", place.root)
 
+    (larger := place.root.parent / "larger disk").mkdir()
+    (place.root / "runs/tue").symlink_to(larger)
     loaded, outcome = place.ends(place.trained("tue", 8))
     assert outcome.startswith("promoted: better than its base model (p = 0.031, 6 problems won")
     assert f"champion: {outcome}" in caplog.text

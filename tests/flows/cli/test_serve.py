@@ -1,7 +1,4 @@
-"""`countdown-train serve` as a person runs it: started, used, stopped, started again, broken.
-
-And `notify test`, which sends what a night would.
-"""
+"""`countdown-train serve` as a person runs it: started, used, stopped, started again, broken."""
 
 import json
 import os
