@@ -69,8 +69,7 @@ def test_its_report_tells_problems_of_samples_and_both_counts(outputs):
     )
     assert sum(row["share"] for row in data.phases) == pytest.approx(1)
     page = render_html(data)
-    assert f"on {data.num_tested} problems</dd>" in page
-    assert data.num_tested == 32
+    assert "on 32 problems</dd>" in page
     assert f'<span class="muted">{escape(data.samples[0].problem)}</span>' in page
     diagnosis, _, _ = page.partition("<h2>Diagnosis</h2>")[2].partition("<h2>")
     assert "something is odd" in diagnosis
@@ -102,12 +101,10 @@ def test_its_answers_are_those_of_the_day_it_was_made():
 def test_it_is_listed_and_reported(outputs, capsys):
     assert run_command(["runs"]) == 0
     (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("stored"))
-    assert "finished" in row
-    assert "0.4375" in row
+    assert {"finished", "0.4375"} <= set(row.split())
     assert run_command(["report", "stored"]) == 0
     page = (outputs / "runs" / "stored" / "report.html").read_text(encoding="utf-8")
-    assert "0.438" in page
-    assert "0.469" in page
+    assert all(accuracy in page for accuracy in ("0.438", "0.469"))
 
 
 @pytest.mark.slow
@@ -117,8 +114,7 @@ def test_its_checkpoint_is_evaluated_and_it_is_resumed(outputs, capsys):
     assert run_command(["evaluate", "run_id=stored"]) == 0
     assert "0.469" in capsys.readouterr().out
     command = README.read_text(encoding="utf-8").partition("countdown-train run ")[2]
-    words = command.partition("```")[0].replace("\\\n", "")
-    words = words.replace("total_steps=4", "total_steps=6")
+    words = command.partition("```")[0].replace("\\\n", "").replace("_steps=4", "_steps=6")
     assert run_command(["train", *words.split()]) == 0
     after = steps_of(outputs)
     assert after[: len(before)] == before

@@ -49,7 +49,7 @@ class MetricsLog:
         if not self.path.exists():
             return []
         rows = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(ValueError):
                 rows.append(json.loads(line))
         return [row for row in rows if isinstance(row, dict)]

@@ -22,8 +22,12 @@ select
     runs.accuracy_after,
     tests.first_accuracy as val_before,
     tests.last_accuracy as val_after,
-    -- no time is negative, even if the clock was set back meanwhile
-    greatest(date_diff('second', runs.started_at, coalesce(runs.finished_at, tests.logged_at)), 0) / 60 as minutes,
+    -- no time is negative, even if the clock was set back meanwhile; an unknown one stays null
+    if(
+        coalesce(runs.finished_at, tests.logged_at) < runs.started_at,
+        0,
+        date_diff('second', runs.started_at, coalesce(runs.finished_at, tests.logged_at)) / 60
+    ) as minutes,
     runs.started_at,
     runs.reason
 from runs

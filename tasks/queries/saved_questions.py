@@ -35,10 +35,13 @@ class Parameter:
         try:
             if kind == "bool":
                 return {"true": True, "false": False}[str(text).lower()]
-            return choices[str(text)] if choices else _KINDS[kind](text)
+            value = choices[str(text)] if choices else _KINDS[kind](text)
         except (KeyError, ValueError) as error:
             why = f": there are {', '.join(choices)}" if choices else f" does not read as {kind}"
             raise ValueError(f"parameter {self.name}={text}{why}") from error
+        if self.name == "steps_per_row" and int(value) < 1:
+            raise ValueError(f"parameter {self.name}={text} must be at least 1")
+        return value
 
 
 @dataclass(frozen=True)

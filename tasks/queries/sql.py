@@ -55,15 +55,16 @@ _VALUES: Mapping[str, tuple[str, str]] = {
 }
 """Parameters of saved questions whose value must be in a column: its view and its name."""
 
+Runs = str | Sequence[str] | None
 _NOT_TEXT = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are no UTF-8
 _FIRST_DAY, _LAST_DAY = (date.min - date(1970, 1, 1)).days, (date.max - date(1970, 1, 1)).days
 """Python's first and last date, in days from 1970."""
 
 
 def ask(
-    name: str, arguments: Mapping[str, Value] | None = None, *, root: Path, run: str | None = None
+    name: str, arguments: Mapping[str, Value] | None = None, *, root: Path, run: Runs = None
 ) -> pl.DataFrame:
-    """Returns the answer of a saved query, of one run (an id, or `latest`) or of all."""
+    """Returns the answer of a saved query, of some runs (ids, or `latest`) or of all."""
     query = load_query(name)
     return _answer(query.sql, query.bind(arguments or {}), root=root, run=run, is_ours=True)
 
@@ -97,10 +98,11 @@ def run_query(
 
 
 def _answer(
-    sql: str, parameters: Mapping[str, Value], *, root: Path, run: str | None, is_ours: bool
+    sql: str, parameters: Mapping[str, Value], *, root: Path, run: Runs, is_ours: bool
 ) -> pl.DataFrame:
-    """Returns the rows of a SELECT; `is_ours`: it comes from `sql/`, not from a user."""
-    runs = run_files.find_runs(root, run)
+    """Returns the rows of a SELECT; `run` as for `ask`; `is_ours`: from `sql/`, not from a user."""
+    named = [run] if run is None or isinstance(run, str) else run
+    runs = [folder for name in named for folder in run_files.find_runs(root, name)]
     needed = _named_views(sql)
     for view in reversed(VIEWS):
         if view in needed:

@@ -193,22 +193,21 @@ def _last(rows: list[Row]) -> Row | None:
 
 
 def compare_runs(root: Path, names: Sequence[str]) -> dict[str, pl.DataFrame]:
-    """Returns tables by title: of runs, of settings, of two models that answered the same problems.
-
-    The runs are named by their ids or `latest`; ValueError if fewer than two are there.
-    """
+    """Returns tables by title, of two or more runs (ids or `latest`), else raises ValueError."""
     runs = list({path.name: None for name in names for path in run_files.find_runs(root, name)})
     if len(runs) < 2:
         raise ValueError("compare takes two or more runs: countdown-train compare RUN RUN")
-    chosen = pl.col("run_id").is_in(runs)
-    models = sql.ask("compare_models", root=root)
+    ask = partial(sql.ask, root=root, run=runs)  # a damaged file of another run is not read
+    lost = ", ".join(name for name in runs if not read_settings(root / "runs" / name))
     settings: dict[str, dict[str, str | None]] = {}
-    for row in sql.ask("settings_that_differ", {"runs": ",".join(runs)}, root=root).to_dicts():
+    for row in ask("settings_that_differ").to_dicts():
         values = settings.setdefault(row["key"], {"key": row["key"], **dict.fromkeys(runs)})
         values |= dict.fromkeys(row["run_ids"].split(", "), row["value"])
     columns = dict.fromkeys(["key", *runs], pl.String)
     return {
-        "what they reached": sql.ask("compare_runs", root=root).filter(chosen),
-        "settings that differ": pl.DataFrame(list(settings.values()), columns),
-        "who won the same problems": models.filter(chosen & pl.col("other_run_id").is_in(runs)),
+        "what they reached": ask("compare_runs"),
+        "settings that differ" + (f" (of {lost} they are unknown)" if lost else ""): pl.DataFrame(
+            list(settings.values()), columns
+        ),
+        "who won the same problems": ask("compare_models"),
     }

@@ -84,20 +84,14 @@ def test_turns_are_rows_and_a_response_in_one_go_is_one(shared_runs):
 
 
 def test_a_slow_question_prints_nothing_of_its_own(tmp_path):
-    shown = sql.run_query("select current_setting('enable_progress_bar')", root=tmp_path)
-    assert shown.item() is False
+    assert not sql.run_query("select current_setting('enable_progress_bar')", root=tmp_path).item()
 
 
 def test_without_any_run_all_views_are_empty_with_their_columns(tmp_path):
-    def columns(view: str) -> list[str]:
-        frame = sql.run_query(f"from {view}", root=tmp_path)
-        assert frame.is_empty()
-        return frame.columns
-
-    assert columns("rollouts") == [*ROLLOUTS.names, "target"]
-    assert columns("evaluations") == EVALUATION.names
-    assert set(columns("held_out")) < set(EVALUATION.names)
-    assert columns("metrics") == ["run_id", "step", "epoch", "logged_at", "metric", "value"]
+    empty = {view: sql.run_query(f"from {view}", root=tmp_path) for view in sql.VIEWS}
+    assert all(frame.is_empty() for frame in empty.values())
+    assert empty["rollouts"].columns == [*ROLLOUTS.names, "target"]
+    assert empty["evaluations"].columns == EVALUATION.names
     with pytest.raises(ValueError, match=r"no run in .* yet"):
         sql.run_query("from runs", root=tmp_path, run="latest")
 
@@ -114,8 +108,7 @@ def test_unknown_names_suggest_the_nearest(shared_runs):
 def test_parameters_are_values_never_sql(shared_runs):
     hostile = "correct' or 1=1 --"
     assert sql.ask("samples_of_a_verdict", {"verdict": hostile}, root=shared_runs).is_empty()
-    shifted = sql.run_query("select $days + 1 as n", {"days": 2}, root=shared_runs)
-    assert shifted["n"].to_list() == [3]
+    assert sql.run_query("select $days + 1 as n", {"days": 2}, root=shared_runs).item() == 3
 
 
 @pytest.mark.parametrize(

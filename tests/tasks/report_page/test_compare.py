@@ -1,6 +1,7 @@
 import pytest
 
 from tasks.report_page.data import compare_runs
+from tests.support.runs import write_rollouts
 
 
 def test_two_runs_beside_one_another(shared_runs, cli):
@@ -15,3 +16,14 @@ def test_two_runs_beside_one_another(shared_runs, cli):
 @pytest.mark.parametrize("names", [[], ["alpha"], ["alpha", "alpha"], ["alpha", "gamma"]])
 def test_what_cannot_be_compared_ends_with_2(cli, shared_runs, names):
     assert len(cli("compare", *names, root=shared_runs, code=2).err.splitlines()) == 1
+
+
+def test_a_third_run_s_damage_stops_no_comparison_and_lost_settings_are_told(cli, two_runs):
+    beta, third = two_runs / "runs" / "beta", two_runs / "runs" / "third"
+    write_rollouts(third, []).write_bytes(b"PAR1 half a file")
+    (beta / "config.yaml").unlink()
+    (beta / "metrics.jsonl").write_bytes((beta / "metrics.jsonl").read_bytes() + b"\xff\n")
+    assert "differ (of beta they are unknown)" in cli("compare", "alpha", "beta", root=two_runs).out
+    assert " 0 " not in cli("runs", "third", root=two_runs).out, "its minutes are unknown"
+    assert cli("report", "beta", root=two_runs).out
+    cli("sql", "verdict_shares_by_step", "-p", "steps_per_row=-3", "alpha", root=two_runs, code=2)
