@@ -7,6 +7,7 @@ from typing import Final
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rl_core.data.gguf_source import is_unpacked, unpack_model
@@ -16,7 +17,7 @@ from rl_core.data.modelscope_source import (
     fetch_from_modelscope,
     modelscope_name,
 )
-from rl_core.system.words import as_path
+from rl_core.system.words import as_path, in_one_line
 from rl_core.types import Message, Problem, PromptedProblem
 
 OF_ITS_FILE_ALONE: Final = {"AutoTokenizer": [None, None]}
@@ -183,11 +184,17 @@ def _prompt_text(
                 "env.prompt_template=chat needs a tokenizer with a chat template, and this model's "
                 "has none: use env.prompt_template=base"
             )
-        return str(
-            tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        said = [dict(message) for message in messages]
+        try:
+            return str(
+                tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
             )
-        )
+        except TemplateError as error:  # Gemma 2's takes no system message
+            raise ValueError(
+                f"the model's chat template refuses a prompt ({in_one_line(error)}): take "
+                "env.prompt_template=base, or a model whose template takes these roles: "
+                f"{', '.join(message['role'] for message in messages)}"
+            ) from None
     if len(messages) != 1 or messages[0]["role"] != "user":
         raise ValueError(
             f"a raw prompt is one user message, got roles {[m['role'] for m in messages]}: "

@@ -146,7 +146,7 @@ def count_rows(file: Path) -> int:
 def _refusing_damage(file: Path) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
         raise ValueError(
             f"{file}: not readable, truncated or damaged ({first_line(error)}): give a whole file"
         ) from error

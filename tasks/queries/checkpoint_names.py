@@ -1,6 +1,7 @@
 """Finds the model that a user names: a run's checkpoint, the champion, a folder, a hub model."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,12 @@ def find_model(
         run = RunFolder(folder.resolve().parent.parent)
         if run.is_there():
             return _of_run(run, folder.resolve().name)
+    elif run_name and (not what or _OF_A_RUN.fullmatch(what)):
+        runs: list[Path] = []
+        with suppress(ValueError):  # it may be a hub's name
+            runs = find_runs(root, run_name)
+        if runs:
+            return _of_run(RunFolder(runs[0]), what or "latest")
     return NamedModel(name, _resolve(name, root), None, 0)
 
 

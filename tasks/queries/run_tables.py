@@ -36,7 +36,11 @@ _CHECKPOINT_RECORDS = _columns(
 
 
 def find_runs(root: Path, run: str | None = None) -> list[Path]:
-    """Returns all runs' folders, oldest first, or one (its id or `latest`, else ValueError)."""
+    """Returns all runs' folders, oldest first, or one: its id, the beginning of that, or `latest`.
+
+    Raises:
+        ValueError: no run is called so, or several begin so.
+    """
     folder = root / "runs"
     runs = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     runs.sort(key=lambda run: (str(json.loads(_record(run)).get("started_at") or ""), run.name))
@@ -46,7 +50,11 @@ def find_runs(root: Path, run: str | None = None) -> list[Path]:
         if not runs:
             raise ValueError(f"no run in {folder} yet: start one with `countdown-train run`")
         return runs[-1:]
-    found = [path for path in runs if path.name == run]
+    exactly = [path for path in runs if path.name == run]
+    found = exactly or [path for path in runs if run and path.name.startswith(run)]
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[-3:])
+        raise ValueError(f"{len(found)} runs in {folder} begin with {run!r} ({names}): write more")
     if not found:
         hint = did_you_mean(run, (path.name for path in runs))
         raise ValueError(f"no run {run!r} in {folder}{hint} (`countdown-train runs` lists them)")

@@ -83,6 +83,15 @@ def test_chat_without_a_template_names_the_remedy(tokenizer):
         encode_prompt(user("q"), tokenizer, chat_template=True)
 
 
+def test_a_template_that_refuses_a_role_is_told_so(tiny_model_path):
+    """Gemma 2's takes no system message."""
+    tokenizer = load_tokenizer(str(tiny_model_path))
+    tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
+    asked: list[Message] = [{"role": "system", "content": "Be brief."}, *user("2 + 3?")]
+    with pytest.raises(ValueError, match=r"\(System role not supported\).*roles: system, user$"):
+        encode_prompt(asked, tokenizer, chat_template=True)
+
+
 @pytest.mark.parametrize(
     "messages", [[], [{"role": "system", "content": "s"}], [*user("a"), *user("b")]]
 )

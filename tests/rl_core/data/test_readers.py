@@ -116,6 +116,11 @@ def test_a_parquet_file_cut_short_or_without_any_known_column(tmp_path):
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(ValueError, match=r"^[^\n]*not readable, truncated or damaged[^\n]*$"):
         list(read_records(file, ("nums",)))
+    far = pa.array([2**62], pa.timestamp("ms"))  # Python's dates end in the year 9999
+    for values in (far, pa.array([b"\xff"]).view(pa.utf8())):
+        pq.write_table(pa.table({"nums": values}), file)
+        with pytest.raises(ValueError, match=r"a\.parquet: not readable, truncated or damaged"):
+            list(read_records(file, ("nums",)))
 
 
 def test_a_hub_name_is_owner_and_name(tmp_path, monkeypatch):

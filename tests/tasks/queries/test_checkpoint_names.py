@@ -4,6 +4,7 @@ import pytest
 
 from rl_core.checkpoints.store import save_checkpoint
 from tasks.queries.checkpoint_names import find_model
+from tasks.queries.run_tables import find_runs
 from tests.support.checkpoint_files import writer
 from tests.support.runs import new_run
 
@@ -26,6 +27,8 @@ def root(tmp_path: Path) -> Path:
         ("alpha/best", "alpha/step_000010"),
         ("alpha/step_000010", "alpha/step_000010"),
         ("beta", "beta/step_000005"),
+        ("al", "alpha/step_000020"),
+        ("alph/best", "alpha/step_000010"),
         ("{root}/runs/alpha/checkpoints/step_000010", "alpha/step_000010"),
         ("{root}/runs/alpha/checkpoints/best", "alpha/step_000010"),
     ],
@@ -46,6 +49,19 @@ def test_without_a_run_the_given_or_the_latest_run_is_meant(root):
     assert (base.name, base.model, base.step) == ("alpha/base", "base", 0)
     assert base.folder == Path("/models/alpha")
     assert find_model("beta/base", root).folder == Path("/models/beta")
+
+
+def test_a_run_is_named_by_its_beginning_if_no_other_begins_so(root):
+    new_run(root, "alps")
+    assert [path.name for path in find_runs(root, "alph")] == ["alpha"]
+    with pytest.raises(
+        ValueError, match=r"2 runs in .* begin with 'al' \(alpha, alps\): write more"
+    ):
+        find_runs(root, "al")
+    with pytest.raises(ValueError, match=r"no run ''"):
+        find_runs(root, "")
+    new_run(root, "al")
+    assert [path.name for path in find_runs(root, "al")] == ["al"]
 
 
 def test_a_folder_is_a_model_of_no_run(root, tiny_model_path):
