@@ -70,22 +70,3 @@ def test_denominators_count_tokens_and_responses_with_tokens_of_which_there_must
 def test_aggregations_by_hand(aggregation, expected):
     result = aggregate(VALUES, MASK, aggregation, count_denominators(MASK))
     assert result.item() == expected
-
-
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
-@given(
-    lengths=st.lists(st.integers(1, 6), min_size=2, max_size=8),
-    cut=st.integers(1, 7),
-    seed=st.integers(0, 999),
-)
-def test_the_shares_of_parts_add_up_to_the_whole(aggregation, lengths, cut, seed):
-    mask = torch.arange(6) < torch.tensor(lengths).unsqueeze(-1)
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(mask.shape, dtype=torch.float64, generator=generator)
-    whole = count_denominators(mask)
-    parts = [
-        aggregate(values[rows], mask[rows], aggregation, whole)
-        for rows in (slice(None, cut), slice(cut, None))
-    ]
-    expected = aggregate(values, mask, aggregation, whole)
-    torch.testing.assert_close(sum(parts), expected)
