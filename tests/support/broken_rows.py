@@ -26,21 +26,26 @@ def breaks(*envs: str, **expected: int) -> Callable[[Break], Break]:
     return enter
 
 
-def writing(name: str, values: dict[str, Any]) -> Break:
-    """Returns what puts each of these values into its place, as `train.0.prompt` names it."""
+def keys_of(place: str) -> list[Any]:
+    return [int(key) if key.strip("-").isdigit() else key for key in place.split(".")]
+
+
+def breaking(name: str, case: dict[str, Any]) -> Break:
+    """Returns what breaks rows as a case says; a place is named as `train.0.prompt`."""
 
     def change(train: Rows, test: Rows) -> None:
-        for place, value in values.items():
-            keys = [int(key) if key.strip("-").isdigit() else key for key in place.split(".")]
-            inside = reduce(getitem, keys[:-1], {"train": train, "test": test})
-            inside[keys[-1]] = value
+        splits = {"train": train, "test": test}
+        copies = {
+            to: reduce(getitem, keys_of(of), splits) for to, of in case.get("copies", {}).items()
+        }
+        for place, value in (case.get("writes", {}) | copies).items():
+            *outer, last = keys_of(place)
+            reduce(getitem, outer, splits)[last] = value
+        for row, problem in case.get("solves", {}).items():
+            solved(reduce(getitem, keys_of(row), splits), *problem)
 
     change.__name__ = name
     return change
-
-
-for name, case in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items():
-    breaks(*case["envs"], **case["finds"])(writing(name, case["writes"]))
 
 
 def solved(row: dict[str, Any], nums: list[int], target: int, solution: str) -> None:
@@ -50,22 +55,8 @@ def solved(row: dict[str, Any], nums: list[int], target: int, solution: str) -> 
     row["extra_info"] |= {"solution": solution, "num_solutions": max(1, solve(nums, target)[1])}
 
 
-@breaks("countdown", countdown_number_range=2)
-def numbers_out_of_range(train: Rows, test: Rows) -> None:
-    solved(train[0], [21, 5, 1], 25, "21 + 5 - 1")
-    solved(test[0], [0, 5, 8], 40, "5 * 8 + 0")
-
-
-@breaks("countdown", countdown_operand_count=2)
-def too_few_and_too_many_numbers(train: Rows, test: Rows) -> None:
-    solved(train[1], [20, 5], 25, "20 + 5")
-    solved(test[1], [20, 5, 1, 1], 25, "20 + 5 * 1 * 1")
-
-
-@breaks("countdown", countdown_target_range=2)
-def targets_out_of_range(train: Rows, test: Rows) -> None:
-    solved(train[2], [20, 5, 1], 100, "20 * 5 * 1")
-    solved(test[2], [5, 3, 1], 9, "5 + 3 + 1")
+for name, case in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items():
+    breaks(*case["envs"], **case["finds"])(breaking(name, case))
 
 
 @breaks("countdown", countdown_unique=1)
@@ -101,7 +92,7 @@ def wrong_solutions(train: Rows, test: Rows) -> None:
     solved(test[8], [2, 5, 2], 34, "2**5 + 2")  # what eval would accept
 
 
-@breaks("countdown", row_count=1)
+@breaks("countdown", "number_questions", "reasoning_gym", row_count=1)
 def too_few_rows(train: Rows, test: Rows) -> None:
     train.pop()
 
@@ -118,16 +109,6 @@ def other_word_problems(train: Rows, test: Rows) -> None:
     train[1]["prompt"] = Gsm8kConfig().render(" ")
 
 
-@breaks("gsm8k", text_unique=1)
-def the_same_question_twice(train: Rows, test: Rows) -> None:
-    train[1]["prompt"] = train[0]["prompt"]
-
-
-@breaks("gsm8k", text_splits_disjoint=1)
-def a_training_question_in_test(train: Rows, test: Rows) -> None:
-    test[0]["prompt"] = train[0]["prompt"]
-
-
 @breaks("custom", text_unique=1)
 def other_white_space(train: Rows, test: Rows) -> None:
     train[1]["prompt"][0]["content"] = train[0]["prompt"][0]["content"].replace(" ", "\n ")
@@ -136,11 +117,6 @@ def other_white_space(train: Rows, test: Rows) -> None:
 @breaks("custom", "reasoning_gym", text_splits_disjoint=1)
 def a_training_prompt_in_test(train: Rows, test: Rows) -> None:
     test[0]["prompt"][0]["content"] = "  " + train[0]["prompt"][0]["content"]
-
-
-@breaks("number_questions", "reasoning_gym", row_count=1)
-def a_row_less(train: Rows, _: Rows) -> None:
-    train.pop()
 
 
 @breaks("number_questions", number_questions_splits=1)
