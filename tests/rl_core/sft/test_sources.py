@@ -1,4 +1,3 @@
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,10 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import write_dataset
 from rl_core.sft.named_data import check_sft, planned_sft_steps
 from rl_core.sft.sources import SftSource, sft_source
+from tests.support.own_data import write_rows
 from tests.support.runs import run_config
 
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
-
-
-def write_rows(folder: Path, *rows: object) -> Path:
-    file = folder / "rows.jsonl"
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return file
 
 
 def config_of(file: Path | str, **changes: object) -> RunConfig:
@@ -34,7 +28,9 @@ def tokenizer(tiny_model_path: Path) -> PreTrainedTokenizerBase:
 def source_of(
     tokenizer: PreTrainedTokenizerBase, folder: Path, *rows: object, **changes: object
 ) -> SftSource:
-    return sft_source(config_of(write_rows(folder, *rows), **changes), tokenizer, folder)
+    return sft_source(
+        config_of(write_rows(folder / "rows.jsonl", rows), **changes), tokenizer, folder
+    )
 
 
 def test_only_the_response_and_its_end_are_learned(tokenizer, tmp_path):
