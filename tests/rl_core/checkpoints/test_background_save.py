@@ -45,22 +45,6 @@ def saved(run: Path) -> dict[int, str]:
     return {c.step: (c.path / "number").read_text() for c in list_checkpoints(run)}
 
 
-def test_training_goes_on_during_a_write_which_holds_the_state_of_its_snapshot(tmp_path):
-    source = Source()
-    with saving(tmp_path, source) as saves:
-        source.may_write.clear()
-        source.number = 1
-        saves.snapshot()
-        assert not (tmp_path / "checkpoints").exists()  # nothing is written before the logs are
-        saves.write(1, 0.5)
-        source.number = 2
-        assert saved(tmp_path) == {}
-        source.may_write.set()
-    assert saved(tmp_path) == {1: "1"}
-    (checkpoint,) = list_checkpoints(tmp_path)
-    assert checkpoint.accuracy == 0.5
-
-
 def test_what_cannot_be_deleted_or_written_costs_no_later_save(tmp_path, caplog):
     save_steps(tmp_path, {1: 0.5, 2: 0.1, 3: 0.1})
     weights = {"number": torch.zeros(2**20)}
@@ -89,14 +73,17 @@ def test_without_a_copy_training_waits_for_the_write(tmp_path):
         assert saved(tmp_path) == {1: "0"}
 
 
-def test_a_snapshot_waits_until_the_one_before_is_written(tmp_path):
+def test_training_goes_on_during_a_write_until_the_next_snapshot(tmp_path):
+    """Which waits until the one before is written: a write holds the state of its own."""
     source = Source()
     with saving(tmp_path, source) as saves:
         source.may_write.clear()
         source.number = 1
         saves.snapshot()
-        saves.write(1, None)
+        assert not (tmp_path / "checkpoints").exists()  # nothing is written before the logs are
+        saves.write(1, 0.5)
         source.number = 2
+        assert saved(tmp_path) == {}
         second = threading.Thread(target=saves.snapshot)
         second.start()
         second.join(0.2)
@@ -108,6 +95,7 @@ def test_a_snapshot_waits_until_the_one_before_is_written(tmp_path):
         assert source.copied == 2
         saves.write(2, None)
     assert saved(tmp_path) == {1: "1", 2: "2"}
+    assert [checkpoint.accuracy for checkpoint in list_checkpoints(tmp_path)] == [0.5, None]
 
 
 def test_a_checkpoint_that_the_disk_spoils_is_told_and_not_the_latest(
