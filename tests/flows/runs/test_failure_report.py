@@ -106,23 +106,17 @@ def test_a_full_disk_still_takes_the_last_words_and_says_how_much_to_free(tmp_pa
 
 def test_the_last_numbers_are_each_the_last_there_is():
     rows = [
-        {"step": 1, "val/accuracy": 0.5, "critic/kl": 0.1, "actor/lr": 1e-6},
-        {"step": 2, "critic/kl": None, "reward/accuracy": 0.75},
+        {"step": 1, "val/accuracy": 0.5, "critic/kl": 0.1, "memory/host_gib/learner": 3.0},
+        {"step": 2, "critic/kl": None, "reward/accuracy": 0.75, "actor/lr": 1e-6},
     ]
     assert last_metrics(rows) == {
         "step": 2,
         "reward/accuracy": 0.75,
         "val/accuracy": 0.5,
         "critic/kl": 0.1,
+        "memory/host_gib/learner": 3.0,
     }
     assert last_metrics([]) == {}
-
-
-def test_memory_is_told_by_phase_and_process():
-    rows = [{"step": 1, "memory/peak_gib/ref": 0.5, "memory/host_gib/learner": 3.0}]
-    rows += [{"step": 2, "memory/peak_gib/ref": 1.5, "memory/host_gib/learner": None}]
-    told = {"step": 2, "memory/peak_gib/ref": 1.5, "memory/host_gib/learner": 3.0}
-    assert last_metrics(rows) == told
 
 
 def test_a_failure_is_told_in_run_json_and_a_new_start_forgets_it(tmp_path):
