@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flows.evaluate import render
 from rl_core.checkpoints.store import save_checkpoint
@@ -9,22 +10,10 @@ from tasks.evaluate import Evaluated
 from tests.rl_core.evaluation.test_summary import row
 from tests.support.runs import new_run
 
+TABLES = yaml.safe_load((Path(__file__).with_name("cli") / "tables.yaml").read_text())
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["against=alpha"], "against= compares with checkpoint=: name that, too"),
-        (["checkpoint="], "'checkpoint=' is not KEY=VALUE"),
-        (["checkpoint=a", "checkpoint=b"], "checkpoint is given twice: 'checkpoint=b' too"),
-        (["chekpoint=alpha"], "unknown setting 'chekpoint'; did you mean checkpoint?"),
-        (["checkpoint=alpha", "aganst=b"], "unknown setting 'aganst'; did you mean against?"),
-        (["checkpoint=alpha", "evaluation.max_problem=1"], "did you mean evaluation.max_problems?"),
-        (["checkpoint=champion"], "no champion in"),
-        (["checkpoint=alpha/step_000009"], "no checkpoint 'step_000009' (there are: step_000005)"),
-        (["checkpoint=alpha", "env=gsm8k"], "env cannot change: these are settings of a run"),
-        (["checkpoint=alpha", "against=/no/such/model"], "checkpoint=/no/such/model is no folder"),
-    ],
-)
+
+@pytest.mark.parametrize(("arguments", "words"), TABLES["no evaluation"])
 def test_mistakes_are_one_line(fails, tmp_path, arguments, words):
     run = new_run(tmp_path, "alpha")
     save_checkpoint(run.path, 5, lambda folder: (folder / "w").touch(), 0.5)

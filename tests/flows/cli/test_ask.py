@@ -1,9 +1,13 @@
+from pathlib import Path
+
 import pytest
+import yaml
 
 from flows.settings.compose import compose
 from rl_core.data.dataset import dataset_folder, write_dataset
 from rl_core.runs.run_folder import RunFolder
 
+TABLES = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text())
 SHORT = ["data.max_response_length=8", "resources.learner_threads=1"]
 
 
@@ -27,20 +31,6 @@ def test_a_runs_model_is_asked_its_runs_problems(cli, tmp_path, tiny_model_path)
     assert printed.endswith(" of 4 correct\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "ask takes a CHECKPOINT"),
-        (["a", "b", "c"], "one QUESTION in quotes"),
-        (["/no/such/folder", "1 2 3"], "checkpoint=/no/such/folder"),
-        (["~no-such-user/folder", "1 2 3"], "checkpoint=~no-such-user/folder is no folder"),
-        (["{model}", "How many?"], "is no puzzle"),
-        (["{model}", "1 2 3", "problems=2"], "either a QUESTION or problems=N"),
-        (["{model}", "problems=0"], "problems=0 must be a whole number from 1"),
-        (["{model}", "problms=2"], "did you mean problems?"),
-        (["{model}", "1 2 3", "answer=3"], "answer= is for env=gsm8k"),
-        (["{model}"], "holds no test split to take problems from: countdown-train generate"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), TABLES["no question"])
 def test_a_question_that_cannot_be_asked_ends_with_2(fails, tiny_model_path, words, said):
     assert said in fails("ask", *[word.format(model=tiny_model_path) for word in words])

@@ -2,10 +2,13 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flows.settings.compose import compose
 from rl_core.data.dataset import dataset_folder, write_dataset
 from rl_core.runs.run_folder import RunFolder
+
+TABLES = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +66,6 @@ def test_lengths_are_told_in_the_tokens_of_the_model(answer, root, tiny_model_pa
     assert f"tokens are those of {tiny_model_path}\n" in answer(*words)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "data takes one of head, columns, lengths"),
-        (["tail"], "data takes one of head, columns, lengths"),
-        (["head", "3", "a.parquet", "b.parquet"], "one FILE at a time"),
-        (["head", "column=nums"], "column= is for lengths"),
-        (["head", "splitt=test"], "did you mean split?"),
-        (["head", "split=tset"], "no split=tset"),
-        (["head", "data.seed=5"], "it is preset=quickstart's: countdown-train generate"),
-        (["head", "run_id=nobody"], "no run 'nobody'"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), TABLES["nothing to look at"])
 def test_a_look_at_nothing_ends_with_2(fails, root, words, said):
     assert said in fails("data", *words, *(settings(root) if words else []), root=None)

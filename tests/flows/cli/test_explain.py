@@ -1,7 +1,12 @@
+from pathlib import Path
+
 import pytest
+import yaml
 
 from flows.cli.explain import all_settings, find_settings, in_words
 from flows.settings.keys import ENVS, known_keys
+
+TABLES = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text())
 
 
 def test_every_setting_is_explained_in_words_of_its_own():
@@ -13,21 +18,7 @@ def test_every_setting_is_explained_in_words_of_its_own():
     assert [s.key for s in all_settings() if not s.allowed or not s.default] == []
 
 
-@pytest.mark.parametrize(
-    ("key", "allowed", "default"),
-    [
-        ("actor.lr", "a number above 0", "1e-06"),
-        ("actor.clip_eps_low", "a number above 0, below 1", "0.2"),
-        ("rollout.staleness", "a whole number at least 0, at most 1", "0"),
-        ("rollout.engine", "vllm or hf", "vllm"),
-        ("rollout.sleep", "true or false", "false"),
-        ("actor.importance_cap", "a number at least 1 or null", "2.0"),
-        ("storage.root", "a path", "outputs"),
-        ("trainer.logger", "a list of console, wandb or tensorboard", "[console]"),
-        ("data.train_files", "a list of texts", "[]"),
-        ("budget.currency", r"a text that matches ^\S{1,8}$", "EUR"),
-    ],
-)
+@pytest.mark.parametrize(("key", "allowed", "default"), TABLES["bounds and defaults"])
 def test_bounds_and_defaults_are_those_of_the_models(key, allowed, default):
     (setting,) = find_settings(key)
     assert (setting.allowed, setting.default) == (allowed, default)
@@ -53,20 +44,7 @@ def test_a_word_lists_the_settings_that_contain_it(explain):
     explain("lroa", code=2)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["actor.lr"], "Learning rate of the policy"),
-        (["actor.lr=1e-4"], "actor.lr=1e-4 is allowed with preset=quickstart\n"),
-        (["env.source=toy"], "is allowed with preset=quickstart env=gsm8k\n"),
-        (["actor.lr=1e-4", "preset=tinyzero-3b"], "is allowed with preset=tinyzero-3b\n"),
-        (["actor_rollout_ref.rollout.n=4"], "algorithm.group_size=4 is allowed"),
-        (["critic.model.path"], "without a meaning here: the critic starts from the actor's"),
-        (["preset"], "quickstart           A laptop CPU"),
-        (["env=gsm8k"], "env=gsm8k is allowed"),
-        (["critic"], "critic.value_clip\n"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), TABLES["explained"])
 def test_explain_on_the_command_line(explain, words, said):
     assert said in explain(*words).out
 

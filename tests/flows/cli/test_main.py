@@ -4,6 +4,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 
 import flows
 from flows.cli.commands import COMMANDS, GROUPS, parse
@@ -12,6 +13,8 @@ from rl_core.checkpoints.store import save_checkpoint
 from tests.support import programs
 from tests.support.checkpoint_files import steps, writer
 from tests.support.runs import new_run, write_rollouts
+
+TABLES = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text())
 
 
 @pytest.mark.parametrize("command", ["run", "generate", "validate", "train"])
@@ -49,21 +52,7 @@ def test_validate_shows_prompt_lengths_and_what_limit_would_do(cli, tiny_overrid
     assert "all 80 prompts are rejected by data.max_prompt_length=128" in said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["nope"], "unknown command 'nope'"),
-        (["-x"], "unknown option -x"),
-        (["completion", "bash", "fish"], "completion does not take 'fish'"),
-        (["sql", "--format", "xml"], "xml"),
-        (["run", "--fast"], "--fast"),
-        (["rnu"], "unknown command 'rnu'; did you mean run?"),
-        (["evalute", "alpha"], "did you mean evaluate?"),
-        (["runs", "--hepl"], "unknown option --hepl; did you mean --help?"),
-        (["sql", "learning_curve", "--fromat=csv"], "did you mean --format?"),
-        (["--vresion"], "did you mean --version?"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), TABLES["no command"])
 def test_what_is_no_command_is_one_line_that_names_the_nearest(cli, arguments, said):
     (line,) = cli(*arguments, code=2, root=None).err.splitlines()
     assert said in line
@@ -85,30 +74,7 @@ def test_the_version_and_a_commands_own_help(cli):
     assert cli("help", "sql", root=None).out.startswith("usage: countdown-train sql ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["evaluate", "alpha"], "run alpha did not get as far as"),
-        (["evaluate", "alpha/best"], "alpha has no checkpoint 'best'"),
-        (["data", "head", "alpha"], "run alpha did not get as far as a data set"),
-        (["data", "head", "latest"], "run beta did not get as far as a data set"),
-        (["evaluate", "run_id=latest"], "run beta did not get as far as"),
-        (["prune", "alpah"], "did you mean alpha? (`countdown-train runs` lists them)"),
-        (["sync", "alpah"], "did you mean alpha?"),
-        (["runs", "alpah"], "did you mean alpha?"),
-        (["sql", "learning_curve", "alpah"], "did you mean alpha?"),
-        (["sql", "learning_curve", "alpha", "--run", "beta"], "sql takes one RUN, not alpha and"),
-        (["sql"], "NAME"),
-        (["sql", "learning_curve", "-q", "select 1"], "NAME"),
-        (["sql", "-q", "selec 1"], "selec"),
-        (["sql", "longest_responses", "-p", "limit"], "KEY=VALUE"),
-        (["sql", "learning_curve", "--run", "nobody"], "no run 'nobody'"),
-        (["report", "nobody"], "no run 'nobody'"),
-        (["report", "alpha", "run_id=alpha"], "report takes one RUN"),
-        (["watch", "alpha", "beta"], "watch takes one RUN"),
-        (["prune", "run_id=nobody"], "no run 'nobody'"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), TABLES["no such run"])
 def test_commands_that_read_a_run_say_why_they_cannot(fails, tmp_path, arguments, words):
     new_run(tmp_path, "alpha")
     new_run(tmp_path, "beta")
