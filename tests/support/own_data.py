@@ -64,6 +64,18 @@ def write_tinyzero(file: Path, problems: list[tuple[list[int], int]]) -> Path:
     return file
 
 
+def verl_gsm8k_row(question: str, truth: str, **more: Any) -> dict[str, Any]:
+    """A row as verl's own preparation of GSM8K writes it; `more` is its `extra_info`."""
+    asked = f'{question} Let\'s think step by step and output the final answer after "####".'
+    return {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": asked}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        **more,
+    }
+
+
 def write_rows(file: Path, rows: list[dict[str, Any]]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.suffix == ".parquet":

@@ -1,12 +1,11 @@
 import shutil
-from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from flows.settings.compose import compose
 from tests.support.launch_scripts import FROM_OUTSIDE, GSM8K, PLANTED, SOUND
+from tests.support.own_data import verl_gsm8k_row, write_rows
 
 
 @pytest.fixture
@@ -54,24 +53,10 @@ def test_a_script_full_of_mistakes_still_gives_a_preset_that_composes(script_to_
     assert (config.actor.mini_batch_size, config.algorithm.group_size) == (32, 8)
 
 
-def verl_gsm8k(file: Path, num_rows: int, first: int) -> None:
-    """Writes what verl's own preparation of GSM8K does, but for what is not read."""
-    asked = 'Let\'s think step by step and output the final answer after "####".'
-    rows = [
-        {
-            "data_source": "openai/gsm8k",
-            "prompt": [{"role": "user", "content": f"What is {i} and {i}? {asked}"}],
-            "reward_model": {"style": "rule", "ground_truth": str(2 * i)},
-        }
-        for i in range(first, first + num_rows)
-    ]
-    file.parent.mkdir(exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), file)
-
-
 def test_verls_files_pass_until_training(cli, script_to_preset, tmp_path, tiny_model_path):
-    verl_gsm8k(tmp_path / "gsm8k" / "train.parquet", 300, 0)
-    verl_gsm8k(tmp_path / "gsm8k" / "test.parquet", 20, 1_000)
+    for split, numbers in (("train", range(300)), ("test", range(1_000, 1_020))):
+        rows = [verl_gsm8k_row(f"What is {i} and {i}?", str(2 * i)) for i in numbers]
+        write_rows(tmp_path / "gsm8k" / f"{split}.parquet", rows)
     model = shutil.copytree(tiny_model_path, tmp_path / "Qwen-tiny")
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     said, preset = script_to_preset(GSM8K, f"DATA_DIR={tmp_path / 'gsm8k'}")

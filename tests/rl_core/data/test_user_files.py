@@ -20,6 +20,7 @@ from tests.support.own_data import (
     TINYZERO,
     UNSOLVABLE,
     tinyzero_row,
+    verl_gsm8k_row,
     write_rows,
     write_tinyzero,
 )
@@ -255,17 +256,9 @@ GSM8K_PAIRS = [
 
 def verl_gsm8k(row: int) -> Row:
     question, answer = GSM8K_PAIRS[row]
-    asked = f'{question} Let\'s think step by step and output the final answer after "####".'
-    return {
-        "data_source": "openai/gsm8k",
-        "prompt": [{"role": "user", "content": asked}],
-        "ability": "math",
-        "reward_model": {
-            "style": "rule",
-            "ground_truth": answer[-5:].lstrip("# ").replace(",", ""),
-        },
-        "extra_info": {"split": "train", "index": row, "answer": answer, "question": question},
-    }
+    truth = answer[-5:].lstrip("# ").replace(",", "")
+    extra = {"split": "train", "index": row, "answer": answer, "question": question}
+    return verl_gsm8k_row(question, truth, extra_info=extra)
 
 
 @pytest.mark.parametrize(
