@@ -18,6 +18,11 @@ from rl_core.runs.settings_file import settings_as_yaml
 
 PRESETS = get_args(PresetName)
 CONF = Path(flows.__file__).parent / "settings" / "conf"
+HERE = Path(__file__).parent
+MISTAKES, IN_FILES = (
+    yaml.safe_load((HERE / f"{name}.yaml").read_text())
+    for name in ("mistakes", "mistakes_in_files")
+)
 
 
 @pytest.mark.parametrize("form", [countdown_train, nightly], ids=lambda form: form.name)
@@ -109,26 +114,7 @@ def test_a_file_may_name_its_env_as_config_prints_it(tmp_path, text, env):
     assert again == config.model_copy(update={"preset": str(printed)})
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("env: gsm9k", "unknown env 'gsm9k'; did you mean gsm8k? (there are: countdown, gsm8k, "),
-        ("defaults: [override /env: gsm9k]", "unknown env 'gsm9k'; did you mean gsm8k?"),
-        ("defaults: [quickstart]", "own.yaml: `defaults` may only hold `override /env: NAME`"),
-        (
-            "env: {name: gsm8k, max_operands: 3}",
-            "unknown setting 'env.max_operands' under env=gsm8k: it belongs to env=countdown",
-        ),
-        ("env: {max_operand: 3}", "'env.max_operand'; did you mean env.max_operands?"),
-        ("data: 5", "data=5: Input should be a valid dictionary"),
-        (
-            "trainer.total_steps: 5",
-            "in a file 'trainer.total_steps' is written as `trainer:` and `total_steps:` below it",
-        ),
-        ("trainer: {total_stepz: 5}", "'trainer.total_stepz'; did you mean trainer.total_steps?"),
-        ("just words", "holds no settings"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), IN_FILES)
 def test_a_mistake_in_a_file_is_one_line_that_helps(tmp_path, text, message):
     file = tmp_path / "own.yaml"
     file.write_text(text)
@@ -145,9 +131,6 @@ def test_texts_stay_as_written_and_null_unsets():
     assert compose(["storage.root=/a folder/b"]).storage.root == Path("/a folder/b")
     assert compose(["storage.root='a(b)'"]).storage.root == Path("a(b)")
     assert compose(["trainer.total_steps=null"]).trainer.total_steps is None
-
-
-MISTAKES = yaml.safe_load((Path(__file__).parent / "mistakes.yaml").read_text())
 
 
 @pytest.mark.parametrize(("overrides", "words"), MISTAKES.items(), ids=MISTAKES)
