@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import difficulty_classes, read_problems, write_dataset
@@ -12,6 +13,7 @@ from rl_core.envs.number_questions import NumberQuestionsConfig
 from rl_core.types import Problem
 
 STRICT, LENIENT = (NumberQuestionsConfig(answer_from=how) for how in ("strict", "lenient"))
+READINGS = yaml.safe_load(Path(__file__).with_name("number_questions.yaml").read_text())
 
 
 def made(folder: Path, *, train: int = 300, test: int = 50, seed: int = 0) -> list[list[Problem]]:
@@ -39,25 +41,7 @@ def test_the_curriculum_tells_lists_by_length_and_products_by_digits(tmp_path):
     assert {f"number_questions/times 2 numbers, {n} digits" for n in (2, 3)} <= classes
 
 
-@pytest.mark.parametrize(
-    ("response", "strict", "lenient"),
-    [
-        ("46", "correct", "correct"),
-        ("The largest is 46.", "correct", "correct"),
-        ("46 46", "correct", "correct"),
-        ("046.0", "correct", "correct"),
-        ("\u6700\u5927\u7684\u6570\u662f46\u3002", "correct", "correct"),
-        ("of 12, 3 and 46 it is 46", "several_numbers", "correct"),
-        ("46 or 12", "several_numbers", "wrong_value"),
-        ("4 6", "several_numbers", "wrong_value"),
-        ("45", "wrong_value", "wrong_value"),
-        ("-46", "wrong_value", "wrong_value"),
-        ("46.5", "wrong_value", "wrong_value"),
-        ("forty-six", "no_answer", "no_answer"),
-        ("\u0664\u0666", "no_answer", "no_answer"),
-        ("", "no_answer", "no_answer"),
-    ],
-)
+@pytest.mark.parametrize(("response", "strict", "lenient"), READINGS)
 def test_a_response_is_read_strictly_and_leniently(response, strict, lenient):
     assert STRICT.score(response, "46").verdict == strict
     assert LENIENT.score(response, "46").verdict == lenient
