@@ -13,23 +13,18 @@ from rl_core.resources.roofline import Lengths, expected_longest
 from rl_core.system.devices import named_card
 from tests.rl_core.resources.test_roofline import LLAMA_8B, QWEN3_32B
 from tests.support.harness import ROOT, benchmark
+from tests.support.runs import merged, run_config
 
 model = benchmark("cluster_model")
 Cluster, Split, Traffic, H100S = model.Cluster, model.Split, model.Traffic, model.H100S
 QWEN_3B = known_shape("Qwen/Qwen2.5-3B")
 assert QWEN_3B is not None
 LENGTHS = Lengths(128, 256, 1_024)
-Sections = dict[str, dict[str, Any]]
-
-
-def merged(given: Sections, more: Sections) -> RunConfig:
-    names = given.keys() | more.keys()
-    return RunConfig.model_validate({n: given.get(n, {}) | more.get(n, {}) for n in names})
 
 
 def config(**sections: dict[str, Any]) -> RunConfig:
     model = {"dtype": "bfloat16", "gradient_checkpointing": True}
-    return merged({"model": model, "rollout": {"staleness": 1}}, sections)
+    return run_config(**merged({"model": model, "rollout": {"staleness": 1}}, sections))
 
 
 TINY = ModelShape(
@@ -50,7 +45,7 @@ def traffic(*, fills: float = 1.0, **sections: dict[str, Any]) -> Any:
         "actor": {"mini_batch_size": 4, "ppo_epochs": 3},
         "resources": {"learner_ranks": 2},
     }
-    return model.rank_traffic(TINY, merged(settings, sections), 5, fills)
+    return model.rank_traffic(TINY, run_config(**merged(settings, sections)), 5, fills)
 
 
 def test_ppo_gathers_for_each_pass_and_scatters_after_each_backward():
