@@ -108,6 +108,13 @@ def test_night_after_night_only_the_better_run_is_promoted(place, caplog):
     with pytest.raises(ValueError, match="no champion of env=gsm8k"):
         find_model("champion", place.root, env="gsm8k")
 
+    shutil.rmtree(run.path)
+    with pytest.raises(ValueError, match="the champion tue/step_000007 is gone from"):
+        find_model("champion", place.root)
+    _, outcome = place.ends(place.trained("fri", 9))
+    assert outcome.startswith("promoted: better than its base model")
+    assert outcome.endswith("; the champion tue/step_000007 is gone from the disk")
+
 
 def test_the_champion_is_asked_anew_where_the_settings_are_others(place):
     place.ends(place.trained("mon", 8))
@@ -150,16 +157,6 @@ def test_a_champion_that_these_engines_cannot_run_stays(place, caplog, spoil, wo
     why = "the champion mon/step_000007 could not be asked the same problems"
     assert outcome == f"not promoted: {why}"
     assert place.champion() == "mon/step_000007"
-
-
-def test_a_champion_that_is_gone_is_reported_and_replaced(place):
-    place.ends(place.trained("mon", 8))
-    shutil.rmtree(place.root / "runs" / "mon")
-    with pytest.raises(ValueError, match="the champion mon/step_000007 is gone from"):
-        find_model("champion", place.root)
-    _, outcome = place.ends(place.trained("tue", 9))
-    assert outcome.startswith("promoted: better than its base model")
-    assert outcome.endswith("; the champion mon/step_000007 is gone from the disk")
 
 
 def test_the_table_shows_who_reigned(place):
