@@ -34,7 +34,7 @@ def breaking(name: str, case: dict[str, Any]) -> Break:
     """Returns what breaks rows as a case says; a place is named as `train.0.prompt`."""
 
     def change(train: Rows, test: Rows) -> None:
-        splits = {"train": train, "test": test}
+        splits: Any = {"train": train, "test": test}
         copies = {
             to: reduce(getitem, keys_of(of), splits) for to, of in case.get("copies", {}).items()
         }
