@@ -12,7 +12,6 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-from rl_core.data.readers import file_digest
 from rl_core.system.words import counted, cut, in_one_line
 
 _logger = logging.getLogger(__name__)
@@ -65,6 +64,8 @@ def _refusal(adapter: Path, why: str) -> ValueError:
 
 def merged_name(adapter: Path) -> str:
     """Returns a folder's name that changes with the adapter's bytes, and with its base's files."""
+    from rl_core.data.readers import file_digest  # loads pyarrow, which a tokenizer does not need
+
     base = _base_of(adapter)
     stats = {file.name: file.stat() for file in base.glob("*.safetensors")}
     facts = [(name, one.st_size, one.st_mtime_ns) for name, one in sorted(stats.items())]
@@ -91,10 +92,10 @@ def _merged(adapter: Path, base: Path) -> Any:
     import transformers
     from safetensors import safe_open
 
-    safely: Any = {"use_safetensors": True, "trust_remote_code": False}
+    safely: Any = {"use_safetensors": True, "output_loading_info": True}
     try:
         model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
-            base, dtype=torch.float32, output_loading_info=True, **safely
+            base, dtype=torch.float32, trust_remote_code=False, **safely
         )
         if loaded["missing_keys"]:
             raise ValueError(f"the base lacks {min(loaded['missing_keys'])}")

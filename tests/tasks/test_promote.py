@@ -108,7 +108,7 @@ def test_night_after_night_only_the_better_run_is_promoted(place, caplog):
     with pytest.raises(ValueError, match="no champion of env=gsm8k"):
         find_model("champion", place.root, env="gsm8k")
 
-    shutil.rmtree(run.path)
+    shutil.rmtree(run.path.resolve())
     with pytest.raises(ValueError, match="the champion tue/step_000007 is gone from"):
         find_model("champion", place.root)
     _, outcome = place.ends(place.trained("fri", 9))
