@@ -18,17 +18,17 @@ LINES = {
     "rl_core/models": (1_325, 1_650),
     "rl_core/resources": (1_970, 1_850),
     "rl_core/rollout": (1_460, 1_600),
-    "rl_core/runs": (940, 950),
+    "rl_core/runs": (935, 950),
     "rl_core/sft": (930, 1_000),
     "rl_core/storage": (1_000, 850),
     "rl_core/system": (1_830, 1_300),
-    "rl_core/tracking": (1_100, 1_300),
-    "rl_core/workers": (1_500, 1_450),
-    "rl_core": (23_800, 23_500),
+    "rl_core/tracking": (1_110, 1_300),
+    "rl_core/workers": (1_495, 1_450),
+    "rl_core": (23_820, 23_500),
     "tasks/importers": (1_150, 1_000),
     "tasks": (7_850, 8_350),
     "flows": (3_880, 3_500),
-    "tests": (35_900, 36_000),
+    "tests": (35_910, 36_000),
 }
 
 

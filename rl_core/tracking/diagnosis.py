@@ -6,6 +6,7 @@ beginning with its end: means over its first and last steps, a quarter of them b
 texts, and what to try, are in `diagnosis.yaml`.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ _FORMAT_SCORE = 0.1
 _SOME = 0.01
 _LOST_STEPS = 3
 _NOT_FINITE = "not_finite/"
+_NORM = "actor/grad_norm"
 _NEARLY_ALL = 0.99
 _ON_ONE_CARD = RunConfig.model_validate({"resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5}})
 """Used if the settings of a run are unknown."""
@@ -55,19 +57,19 @@ class _Series:
     """The metrics of a run's training steps, by name; step 0 counts only for `val/*`."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._rows = sorted(rows, key=lambda row: int(row["step"]))
+        self.rows = sorted(rows, key=lambda row: int(row["step"]))
 
     def points(self, name: str) -> list[tuple[int, float]]:
         """Returns (step, value) of a metric, oldest first, without the steps that lack it."""
         return [
             (int(row["step"]), float(row[name]))
-            for row in self._rows
+            for row in self.rows
             if row.get(name) is not None and (row["step"] > 0 or name.startswith("val/"))
         ]
 
     def ending(self, prefix: str) -> list[str]:
         """Returns what follows a prefix in the names of metrics: phases, for example."""
-        names = (name for row in self._rows for name in row if name.startswith(prefix))
+        names = (name for row in self.rows for name in row if name.startswith(prefix))
         return list(dict.fromkeys(name.removeprefix(prefix) for name in names))
 
     def values(self, name: str) -> list[float]:
@@ -213,7 +215,7 @@ def _score_lost(series: _Series) -> Diagnosis | None:
 
 
 def _not_finite(series: _Series) -> Diagnosis | None:
-    """Only for imported logs: our own runs end at a step whose loss is not finite."""
+    """Only for imported logs: of our own runs see `_updates_lost`."""
     firsts = {name: series.points(f"{_NOT_FINITE}{name}")[0] for name in series.ending(_NOT_FINITE)}
     if not firsts:
         return None
@@ -221,6 +223,15 @@ def _not_finite(series: _Series) -> Diagnosis | None:
     names = [name for name, (step, _) in firsts.items() if step == begins]
     are = "is" if len(names) == 1 else "are"
     return _said("not_finite", f"{', '.join(names[:4])} {are} nan or inf there", step=begins)
+
+
+def _updates_lost(series: _Series) -> Diagnosis | None:
+    """An update whose gradient is not finite moves no weight, see `ModelOptimizer.step`."""
+    norms = [row[_NORM] for row in series.rows if _NORM in row][-_STEPS_IN_A_ROW:]
+    num_lost = sum(norm is None or not math.isfinite(norm) for norm in norms)
+    if num_lost < _LOST_STEPS:
+        return None
+    return _said("updates_lost", f"{_NORM} is not finite in {num_lost} of the last {len(norms)}")
 
 
 def _fooled_scorer(series: _Series) -> Diagnosis | None:
@@ -332,6 +343,7 @@ def _falling_throughput(series: _Series) -> Diagnosis | None:
 
 _RULES = (
     _not_finite,
+    _updates_lost,
     _reward_fails,
     _reward_always_same,
     _score_lost,

@@ -53,6 +53,18 @@ def test_what_is_odd_is_no_warning_while_accuracy_rises(odd):
     assert rules(tested) == []
 
 
+@pytest.mark.parametrize("lost", [None, float("nan"), float("inf")])  # null: metrics.jsonl
+def test_updates_that_are_thrown_away_are_told(lost):
+    rows = [
+        row | {"actor/grad_norm": lost if row["step"] > 37 else 0.1} for row in steps(**HEALTHY)
+    ]
+    (found,) = diagnose(rows)
+    assert found.rule == "updates_lost"
+    assert found.evidence == "actor/grad_norm is not finite in 3 of the last 10"
+    rows[-1]["actor/grad_norm"] = 0.1
+    assert rules(rows) == []
+
+
 def test_an_advice_leaves_out_what_is_set():
     rows = steps(entropy=(0.5, 0.01))
     (unknown,) = diagnose(rows)
