@@ -137,7 +137,7 @@ def _samples(run: RunFolder) -> list[RenderableType]:
         Panel(
             Text(printable(_end_of(str(row["response"])), keep=LINES)),
             title=Text(printable(f"step {row['step']}: {row['verdict']}, {row['score']:g}")),
-            subtitle=Text(printable(problem_in_words(row["truth"]))),
+            subtitle=Text(printable(problem_in_words(row["truth"], str(row["prompt"])))),
             subtitle_align="left",
             title_align="left",
         )

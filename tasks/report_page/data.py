@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from rl_core.evaluation.statistics import wilson_interval
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.runs.settings_file import read_settings
 from rl_core.sft.named_data import CURVE_NAME
@@ -18,7 +19,15 @@ from tasks.queries import run_tables as run_files
 from tasks.queries import sql
 from tasks.queries.saved_questions import Value
 from tasks.report_page.failures import Fault, LoggedWarning, faults, warnings
-from tasks.report_page.samples import Sample, best_and_worst, from_the_end, samples
+from tasks.report_page.head import algorithm_in_words, answer_pages, command_of
+from tasks.report_page.samples import (
+    Change,
+    Sample,
+    best_and_worst,
+    from_the_end,
+    samples,
+    won_and_lost,
+)
 
 _SEARCH_ROWS = 6
 _MOST_POINTS = 120  # of a stacked chart: steps are summed up
@@ -27,7 +36,7 @@ _TIMELINE = """
 select step, metric, value from metrics
 where
     starts_with(metric, 'timing_s/') or starts_with(metric, 'memory/host_gib/')
-    or starts_with(metric, 'memory/peak_gib/') or metric = 'disk/free_gib'
+    or starts_with(metric, 'memory/peak_gib/')
 order by step, metric
 """
 _NUM_TESTED = "select count(distinct prompt_index) from held_out"
@@ -42,6 +51,10 @@ class ReportData:
     record: RunRecord
     rows: dict[str, list[Row]]  # rows of saved queries, see `_rows`
     settings: str  # config.yaml, unchanged
+    algorithm: str | None  # with the model's size and the seed; None without settings
+    command: str | None  # that starts such a run; None if the run was imported
+    answer_pages: dict[str, str]  # pages of all answers by model, relative to the run's folder
+    changes: list[Change]  # problems that only one of base and trained model solved
     seconds: float | None  # of the stages done; in training, up to its last logged step
     price: str | None
     steps: str | None  # what a step takes, beside what was planned
@@ -58,7 +71,7 @@ class ReportData:
     diagnoses: list[Diagnosis]
     curve: pl.DataFrame
     verdicts: pl.DataFrame
-    timeline: pl.DataFrame  # step, metric and value of times, memory and disk
+    timeline: pl.DataFrame  # step, metric and value of times and memory
     majority: dict[str, Row]  # rows of `majority_vote` by model
     best_checkpoint: Row | None
     best_elsewhere: str | None  # which step is shown and why, if `best` is another
@@ -87,7 +100,8 @@ def gather(run: RunFolder) -> ReportData:
     base = next((row for row in models if row["model"] == "base"), None)
     before, after = ((row["accuracy"] if row else None) for row in (base, trained))
     overview = ask("runs_overview").row(0, named=True)
-    settings = run.path / "config.yaml"
+    config = run.path / "config.yaml"
+    settings = read_settings(run.path)
     best, worst = best_and_worst(run, from_step=from_step)
     best_checkpoint = _last(ask("best_checkpoint").to_dicts())
     tested = sql.run_query(_NUM_TESTED, root=run.root, run=run.run_id).item()
@@ -100,7 +114,11 @@ def gather(run: RunFolder) -> ReportData:
     return ReportData(
         record=record,
         rows=_rows(run, models={"base", newest}, from_step=from_step, last=last_step),
-        settings=settings.read_text(encoding="utf-8") if settings.exists() else "",
+        settings=config.read_text(encoding="utf-8") if config.exists() else "",
+        algorithm=algorithm_in_words(run, settings),
+        command=command_of(record),
+        answer_pages=answer_pages(run, ["base", newest]),
+        changes=won_and_lost(run, newest),
         seconds=seconds,
         price=None if seconds is None else run.price_of(seconds),
         steps=steps_in_words(run),
@@ -111,11 +129,15 @@ def gather(run: RunFolder) -> ReportData:
         base=base,
         trained=trained,
         gain=_last([row for row in ask("gain_over_base").to_dicts() if row["model"] == newest]),
-        diagnoses=diagnose(run.metrics.read(), settings=read_settings(run.path)),
+        diagnoses=diagnose(run.metrics.read(), settings=settings),
         curve=curve,
         verdicts=verdicts,
         timeline=sql.run_query(_TIMELINE, root=run.root, run=run.run_id),
-        majority={row["model"]: row for row in ask("majority_vote").to_dicts()},
+        majority={
+            row["model"]: row
+            for row in ask("majority_vote").to_dicts()
+            if row["samples_per_problem"] > 1  # a single sample holds no vote
+        },
         best_checkpoint=best_checkpoint,
         best_elsewhere=_best_elsewhere(record.run_id, trained, best_checkpoint, tested),
         num_tested=tested,
@@ -141,16 +163,17 @@ def _rows(
 
     def of_models(query: str, *, at_least: int = 1) -> list[Row]:
         rows = [row for row in ask(query).to_dicts() if row["model"] in models]
-        return rows if len(rows) >= at_least else []
+        return [row | _interval_of(row) for row in rows] if len(rows) >= at_least else []
 
     steps_per_row = max(1, -(-last // _SEARCH_ROWS))
+    searches = ask("search_by_step", steps_per_row=steps_per_row).to_dicts()
     solutions = of_models("accuracy_by_num_solutions")
     is_known = any(row["solutions"] != "unknown" for row in solutions)  # in GSM8K it is not
     sft, data = run.path / CURVE_NAME, Path(run.read().data or "-").name
     return {
         "kept_evaluations": ask("kept_evaluations").to_dicts(),
         "sft": list(map(json.loads, sft.read_text().splitlines())) if sft.exists() else [],
-        "searches": ask("search_by_step", steps_per_row=steps_per_row).to_dicts(),
+        "searches": searches if any(row["attempts"] >= 1 for row in searches) else [],
         "turns": ask("turns_by_step", steps_per_row=steps_per_row).to_dicts(),
         "turns_used": ask("accuracy_by_turns", from_step=from_step).to_dicts(),
         "by_num_solutions": solutions if is_known else [],
@@ -166,6 +189,14 @@ def _rows(
             row for row in sql.ask("data_sets", root=run.root).to_dicts() if row["name"] == data
         ],
     }
+
+
+def _interval_of(row: Row) -> Row:
+    """Returns the interval of a row's accuracy as text, if it has one."""
+    if "problems" not in row or "accuracy" not in row:
+        return {}
+    low, high = wilson_interval(round(row["accuracy"] * row["problems"]), row["problems"])
+    return {"interval": f"{low:.3f} to {high:.3f}"}
 
 
 def _phases(phases: list[Row], train_s: float) -> list[Row]:

@@ -1,6 +1,7 @@
 """Turns a report's data into charts, HTML and markdown, by the templates beside this file."""
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 import polars as pl
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from rl_core.evaluation.rows import PAGE
 from rl_core.system.atomic import is_disk_full, write_text_atomically
@@ -17,6 +19,7 @@ from rl_core.system.words import disk_size, exact_duration, markdown_table
 from rl_core.types import Problem
 from tasks.prefect_ui.chart import COLOURS, PALETTE, Point, Series, draw, stacked, thinned
 from tasks.report_page.data import ReportData
+from tasks.report_page.head import as_typed
 from tasks.report_page.samples import ON_PAGE, Row, choose_answers
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -63,7 +66,8 @@ def _environment(*, autoescape: bool) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {kind: partial(_shown, kind=kind) for kind in _KINDS}
-    environment.filters |= {"shown": _shown, "in_markdown": _in_markdown, "setting": _setting}
+    environment.filters |= {"shown": _shown, "in_markdown": _in_markdown, "setting": as_typed}
+    environment.filters["code"] = _code
     return environment
 
 
@@ -93,13 +97,9 @@ def _in_markdown(rows: Iterable[Any], columns: Sequence[tuple[str, Any, str]]) -
     )
 
 
-def _setting(value: object) -> str:
-    """Returns a value as a user would type it."""
-    if isinstance(value, list):
-        return f"[{','.join(map(_setting, value))}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "null" if value is None else str(value)
+def _code(text: object) -> Markup:
+    """Returns a text, escaped, with what stands between back-ticks as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # escaped
 
 
 def charts(data: ReportData) -> dict[str, str]:
@@ -116,7 +116,6 @@ def charts(data: ReportData) -> dict[str, str]:
     solutions, numbers = "solutions that a problem has", "numbers that a problem has"
     by_solutions = _before_and_after(rows["by_num_solutions"], "solutions", solutions)
     by_count = _before_and_after(rows["by_num_operands"], "num_operands", numbers)
-    by_task = _before_and_after(rows["by_data_source"], "data_source", "task that a problem is of")
     return _drawn(
         {
             "Accuracy": draw(accuracy, "share solved"),
@@ -124,7 +123,6 @@ def charts(data: ReportData) -> dict[str, str]:
             **{title: _line(curve, name, label) for title, name, label in _CURVES},
             "Accuracy by number of solutions": by_solutions,
             "Accuracy by count of numbers": by_count,
-            "Accuracy by task": by_task,
             "pass@k": _pass_at_k(rows["pass_at_k"]),
             "Loss of fine-tuning (SFT), before training": draw(sft, "nats per token"),
         }
@@ -136,13 +134,11 @@ def resource_charts(data: ReportData) -> dict[str, str]:
     phases = data.timeline.filter(pl.col("metric").str.starts_with("memory/peak_gib/"))
     peaks = phases.group_by("step").agg(pl.max("value")).sort("step")
     most = Series("learner", "test", _points(peaks, "value"))
-    free = data.timeline.filter(pl.col("metric") == "disk/free_gib").sort("step")
     return _drawn(
         {
             "Seconds per step": _stack(data.timeline, "timing_s/", "seconds", without=("step",)),
             "Memory of the machine, by process": _stack(data.timeline, "memory/host_gib/", "GiB"),
             "Memory of the learner, fullest phase of the step": draw([most], "GiB"),
-            "Free disk": draw([Series("free", "test", _points(free, "value"))], "GiB"),
         }
     )
 
@@ -223,6 +219,8 @@ def _before_and_after(rows: Sequence[Row], column: str, x_label: str) -> str | N
 
 def _pass_at_k(rows: Sequence[Row]) -> str | None:
     ks = sorted({row["k"] for row in rows})
+    if len(ks) < 2:  # a single number, which the table shows
+        return None
     series = []
     for label, colour, is_base in (("before", "base", True), ("after", "test", False)):
         own = [row for row in rows if (row["model"] == "base") == is_base]

@@ -1,6 +1,7 @@
 """Samples of a model's responses for report and evaluation: by verdict, best, worst, answers."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,24 @@ where step >= $from_step
 order by {order}, hash(step, group_id, sample_index)
 limit 2
 """
+_CHANGES_QUERY = """
+with greedy as (
+    select *, ground_truth as truth from evaluations
+    where mode = 'greedy' and model in ('base', $model)
+),
+changed as (
+    select prompt_index, trained.verdict = 'correct' as is_won
+    from greedy as trained inner join greedy as base using (prompt_index)
+    where
+        trained.model = $model and base.model = 'base'
+        and (trained.verdict = 'correct') != (base.verdict = 'correct')
+    qualify row_number() over (partition by is_won order by prompt_index) <= 2
+)
+select * from greedy inner join changed using (prompt_index)
+order by is_won desc, prompt_index, model != 'base'
+"""
+_TAGS = re.compile(r"<\|[^|<>]*\|>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>|<bos>")
+"""What chat templates put around a message."""
 _BEST = "score desc, advantage_mean desc nulls last"
 _WORST = "score asc, advantage_mean asc nulls last"
 IN_TERMINAL: Final = 3  # right answers shown, and as many wrong ones
@@ -55,6 +74,27 @@ class Sample:
     after: str
     is_cut: bool
     tokens: int | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """A test problem that only one of base and trained model solved."""
+
+    problem: str
+    is_won: bool
+    before: Sample
+    after: Sample
+
+
+def won_and_lost(run: RunFolder, model: str | None) -> list[Change]:
+    """Returns two test problems that the model won over its base and two that it lost, if any."""
+    query = {"model": model or ""}
+    rows = sql.run_query(_CHANGES_QUERY, query, root=run.root, run=run.run_id).to_dicts()
+    changes = []
+    for base, trained in zip(rows[::2], rows[1::2], strict=True):
+        before, after = map(as_sample, (base, trained))
+        changes.append(Change(after.problem, trained["is_won"], before, after))
+    return changes
 
 
 def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
@@ -85,13 +125,21 @@ def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], lis
     return best, [sample for sample in worst if sample not in best]
 
 
-def problem_in_words(ground_truth: str | None) -> str:
-    """Returns a problem's truth in a line of moderate length; empty if a row has none."""
+def problem_in_words(ground_truth: str | None, prompt: str) -> str:
+    """Returns a problem's question and truth in a line; empty if a row has no truth."""
     with suppress(ValueError):
         truth = json.loads(ground_truth or "")
-        other = f"the answer is {cut(in_one_line(shown_truth(truth)), _LONGEST_TRUTH)}"
-        return _numbers_in(truth) or other
+        answer = cut(in_one_line(shown_truth(truth)), _LONGEST_TRUTH)
+        return _numbers_in(truth) or f"{_line(_asked_in(prompt), _LONGEST_QUESTION)} -> {answer}"
     return ""
+
+
+def _asked_in(prompt: str) -> str:
+    """Returns the last message of a prompt with chat tags, without the name of its role."""
+    messages = [message.strip() for message in _TAGS.split(prompt)]
+    texts = [text for text in messages if text not in ("", "assistant", "model")]
+    role, line_end, text = (texts[-1] if texts else "").partition("\n")
+    return question_in(text if line_end and role in ("user", "human") else "\n".join(texts[-1:]))
 
 
 def as_sample(row: Row) -> Sample:
@@ -102,7 +150,7 @@ def as_sample(row: Row) -> Sample:
         step=row["step"],
         verdict=row["verdict"],
         score=row["score"],
-        problem=problem_in_words(row.get("truth")),
+        problem=problem_in_words(row.get("truth"), row["prompt"] or ""),
         prompt=row["prompt"] or "",
         before=before,
         answer=answer,

@@ -50,13 +50,19 @@ def test_page_tells_the_numbers_of_the_run(alpha):
     assert "0.250 95%: 0.046 to 0.699 → 0.500 95%: 0.150 to 0.850" in text
     # won 2, lost 1 of 4: (1 -+ 1.96 sqrt(3 - 1/4)) / 4
     assert "gain +0.250 (95%: -0.609 to +0.737), 2 problems won and 1 lost of 4, p = 1" in text
-    assert "preset quickstart steps 3 wall time 5 min 00 s" in text
+    assert "preset quickstart command countdown-train run preset=quickstart steps 3 wall" in text
     assert "best checkpoint step 2, test accuracy 0.500" in text
-    assert "model accuracy strict lenient maj@n score format tokens" in text
-    assert "base 0.250 0.250 0.250 0.500 0.275 0.500 25" in text
-    assert "step_000003 0.500 0.250 0.500 0.500 0.550 1.000 25" in text
+    assert (
+        "base step_000003 accuracy 0.250 0.500 share of problems solved strict 0.250 0.250" in text
+    )
+    for measure in ("lenient 0.250 0.500", "maj@n 0.500 0.500", "score 0.275 0.550"):
+        assert f"{measure} " in text
+    assert "format 0.500 1.000 share of responses" in text
+    assert "tokens 25 25 mean length" in text
     assert "champion promoted: better than its base model (p = 0.01)" in text
-    assert "1 2 0.000 0.500 +0.500 2-3 1 0.000 1.000 +1.000 8-15 1 1.000 0.000 -1.000" in text
+    one_of_2, all_of_1 = "0.095 to 0.905", "0.207 to 1.000"  # Wilson
+    assert f"1 2 0.000 0.500 {one_of_2} +0.500 2-3 1 0.000 1.000 {all_of_1} +1.000" in text
+    assert "8-15 1 1.000 0.000 0.000 to 0.793 -1.000" in text
     assert "base 2 0.417 0.000 1.000" in text
     assert "train 3 min 00 s evaluate 1 min 00 s generate 1 min 00 s" in text
     phases = "gen 6.0 s update_actor 3.0 s start-up and what no phase counts 2 min 51 s"
@@ -67,7 +73,7 @@ def test_page_tells_the_numbers_of_the_run(alpha):
 
 def test_the_headline_says_which_step_it_is_of_and_why_not_of_the_best(alpha):
     report, page = alpha
-    for text in (page, report.markdown):
+    for text in (page.replace("<code>", "`").replace("</code>", "`"), report.markdown):
         assert "The trained model is step 3, the last" in text
         assert "`best` is step 2, with a test accuracy of" in text
         assert "`countdown-train evaluate alpha/best` measures it on the same 4 problems" in text
@@ -107,8 +113,10 @@ def test_markdown_has_headline_and_tables_but_no_model_text(alpha):
     assert markdown.startswith("# alpha: finished\n")
     assert "**Greedy accuracy 0.250 → 0.500**, gain +0.250" in markdown
     assert "\npreset quickstart · 3 steps · 5 min 00 s\n" in markdown
-    assert "\n| solutions | problems | before | after | gain |\n|---|---:|" in markdown
-    assert "\n| 8-15 | 1 | 1.000 | 0.000 | -1.000 |\n" in markdown
+    assert (
+        "\n| solutions | problems | before | after | 95% interval | gain |\n|---|---:|" in markdown
+    )
+    assert "\n| 8-15 | 1 | 1.000 | 0.000 | 0.000 to 0.793 | -1.000 |\n" in markdown
     assert "\n| step_000003 | 4 | 1.000 | 1.000 | 1.000 |\n" in markdown
     assert "\n| train | 3 min 00 s |\n" in markdown
     assert "response" not in markdown

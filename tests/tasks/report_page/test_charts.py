@@ -94,13 +94,11 @@ def test_charts_hold_what_was_measured(alpha_data, numbers):
 def test_what_only_some_runs_log_is_drawn_too(alpha_data, numbers):
     """SFT before the run, memory by process."""
     sft = [{"step": 0, "held_out_loss": 2.0}, {"step": 1, "loss": 1.5}]
-    metrics = [(1, "disk/free_gib", 7.0)]
-    metrics += [(1, f"memory/host_gib/p{i}", float(10 - i)) for i in range(8)]
+    metrics = [(1, f"memory/host_gib/p{i}", float(10 - i)) for i in range(8)]
     timeline = pl.DataFrame(metrics, ["step", "metric", "value"], orient="row")
     data = replace(alpha_data, rows=alpha_data.rows | {"sft": sft}, timeline=timeline)
     drawn = numbers(data)
     loss = {"learned": [(1, 1.5)], "held out": [(0, 2)]}
     assert drawn["Loss of fine-tuning (SFT), before training"] == loss
-    assert drawn["Free disk"] == {"free": [(1, 7)]}
     processes = {f"p{i}": [(1, 10 - i)] for i in range(5)} | {"the rest": [(1, 5 + 4 + 3)]}
     assert drawn["Memory of the machine, by process"] == processes

@@ -41,15 +41,29 @@ def test_long_responses_are_shortened_around_the_answer():
     assert 3_000 < len(before) + len(after) < 10_000
 
 
+CHAT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
+
+
 @pytest.mark.parametrize(
-    ("truth", "said"),
+    ("truth", "prompt", "line"),
     [
-        ("東京", "the answer is 東京"),
-        ("two\nlines", "the answer is two lines"),
-        (["a", 1], 'the answer is ["a", 1]'),
-        ("long " * 40, f"the answer is {'long ' * 15}long…"),
-        ("18", "the answer is 18"),
+        ("東京", "Which city?", "Which city? -> 東京"),
+        ("two\nlines", "a\nb", "a b -> two lines"),
+        (["a", 1], "", ' -> ["a", 1]'),
+        ("long " * 40, "?", f"? -> {'long ' * 15}long…"),
+        ("18", CHAT.format("What is 9 + 9?"), "What is 9 + 9? -> 18"),
+        ("18", "<s>[INST] What is 9 + 9? [/INST]", "What is 9 + 9? -> 18"),
+        ("18", "<start_of_turn>user\nWhat?<end_of_turn>\n<start_of_turn>model\n", "What? -> 18"),
+        ({"numbers": [3, 4], "target": 7}, "Using the numbers ...", "3, 4 -> 7"),
     ],
 )
-def test_a_problem_in_words_is_told_by_its_answer(truth, said):
-    assert problem_in_words(json.dumps(truth, ensure_ascii=False)) == said
+def test_a_problem_in_words_has_its_question_and_its_answer(truth, prompt, line):
+    assert problem_in_words(json.dumps(truth, ensure_ascii=False), prompt) == line
+
+
+def test_problems_that_changed_hands_are_shown_with_both_answers(alpha_data):
+    """Of four test problems the base solved the last, the trained model the first and third."""
+    shown = [(one.is_won, one.before.verdict, one.after.verdict) for one in alpha_data.changes]
+    won, lost = (True, "no_answer", "correct"), (False, "correct", "wrong_value")
+    assert shown == [won, won, lost]
+    assert alpha_data.changes[0].after.before.startswith("correct response")
