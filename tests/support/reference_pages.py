@@ -7,15 +7,17 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Final
 
+import flows.settings
 from flows.cli.explain import Setting, all_settings
 from flows.settings.keys import ENVS
 from rl_core.config.run import RunConfig
 from tasks.importers.verl_table import NEAREST, SAME, TABLE, VALUES
 
+PRESETS: Final = Path(flows.settings.__path__[0]) / "conf" / "preset"
 DOCS: Final = Path(__file__).parents[2] / "docs"
 _WIDTH: Final = 110
 _CODE: Final = re.compile(r"`[^`]*`")
@@ -48,7 +50,7 @@ def pages() -> dict[str, str]:
 
 def settings_page() -> str:
     """Returns all settings, section by section, in the order of the models."""
-    lines = [_SETTINGS]
+    lines = [_SETTINGS, "## Presets\n", *map(_preset, sorted(PRESETS.glob("*.yaml"))), ""]
     by_section = groupby(all_settings(), key=lambda one: (one.key.rpartition(".")[0], one.env))
     for (section, env), settings in by_section:
         lines += [*_heading(section, env), *map(_item, settings), ""]
@@ -80,6 +82,13 @@ def verl_page() -> str:
             "",
         ]
     )
+
+
+def _preset(file: Path) -> str:
+    """Returns a preset's name and the comment that its file begins with."""
+    lines = takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
+    comment = " ".join(line.removeprefix("# ") for line in lines)
+    return "\n".join(_wrapped(f"- `{file.stem}`: {_escaped(comment)}"))
 
 
 def _heading(section: str, env: str | None) -> Iterator[str]:
