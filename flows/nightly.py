@@ -139,7 +139,7 @@ class Night:
 
     @property
     def run(self) -> RunFolder | None:
-        """The run of these settings, if it came to be."""
+        """The run of these settings, if there is one."""
         if self.config is None or self.config.run_id is None:
             return None
         run = RunFolder.under(self.config.storage.root, self.config.run_id)

@@ -63,7 +63,7 @@ class GapWatch:
             self.next_step = step + 100
             _logger.warning(
                 "step %d: rollout and learner disagree by %.2g nats per token, %s explains %.2g: "
-                "an engine may hold old weights, or compute otherwise. Importance weights bound "
+                "an engine may hold old weights, or compute differently. Importance weights bound "
                 "the harm; rollout.engine=hf tells which side is wrong",
                 step,
                 gap,

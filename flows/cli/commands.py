@@ -57,10 +57,10 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "validate": Command(
         "stages:validate", "check the data set, and prompt lengths against the limit"
     ),
-    "train": Command("stages:train", "train, without Prefect around it"),
+    "train": Command("stages:train", "train only: no Prefect, no evaluation"),
     "prune": Command(
         "stages:prune",
-        "delete what a RUN need not keep, by default the latest; dry_run=true only shows it",
+        "delete checkpoints and rollouts that a RUN no longer needs; dry_run=true only lists them",
         words=_RUN,
         arguments=("dry_run",),
     ),
@@ -96,9 +96,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         words="CHECKPOINT | KEY=VALUE",
         arguments=("to", "dtype"),
     ),
-    "watch": Command(
-        "watch:watch", "show a RUN while it goes on, by default the latest", words=_RUN
-    ),
+    "watch": Command("watch:watch", "follow a RUN live, by default the latest", words=_RUN),
     "serve": Command("serve:serve", "Prefect's server, the deployments and a worker, until Ctrl-C"),
     "notify": Command(
         "serve:notify",
@@ -115,7 +113,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "sql": Command(
         "sql:sql",
-        "ask rollouts, metrics, evaluations, checkpoints and runs a question in SQL",
+        "query rollouts, metrics, evaluations, checkpoints and runs with SQL",
         about="NAME is a saved question (--list); -q asks one of your own. Works while a run "
         "is writing. The views are rollouts, turns, rescores, metrics, evaluations, "
         "all_evaluations, held_out, checkpoints, settings, runs and datasets.",
@@ -161,7 +159,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "explain": Command(
         "explain:explain",
-        "say what a setting means, its bounds, who sets it, its name in verl",
+        "say what a setting means, its bounds, which presets set it, its name in verl",
         about="{help}. KEY may be a group (actor), a part of names (lora) or verl's name; with "
         "=VALUE it says whether that is allowed, beside the settings that follow.",
         words="KEY[=VALUE]",

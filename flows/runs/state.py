@@ -173,7 +173,12 @@ class _Watch:
             self._stop("suspended")
         elif state.type in (StateType.CRASHED, StateType.PAUSED):
             why = state.message if state.type is StateType.CRASHED else _RUNS_ON
-            _logger.warning("the server had this run as %s (%s), but it runs", state.name, why)
+            _logger.warning(
+                "the server's state of this run was %s (%s); it is running, so it was set to "
+                "Running",
+                state.name,
+                why,
+            )
             client.set_flow_run_state(self._id, Running(message=why), force=True)
         elif state.type is StateType.CANCELLING:
             since = self._cancelling_since = self._cancelling_since or time.monotonic()

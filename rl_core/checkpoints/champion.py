@@ -1,4 +1,4 @@
-"""CHAMPION: the best checkpoint of all runs on a set of problems, and the earlier ones.
+"""Champion: the best checkpoint of all runs on a set of problems, and the earlier ones.
 
     <storage.root>/champions/countdown-1a2b3c4d5e6f.json  one per set of test problems
 

@@ -1,4 +1,4 @@
-"""PRUNING: deletes a run's checkpoints above a quota, in one process at a time, none being read."""
+"""Deletes a run's checkpoints above a quota, by one process at a time and none that is read."""
 
 import logging
 import shutil

@@ -35,7 +35,7 @@ class ModelConfig(Section):
     lora_alpha: float = Field(16.0, gt=0)
     """What adapters add is scaled by `lora_alpha / lora_rank`."""
     load_in_4bit: bool = False
-    """QLoRA: the weights beside the adapters take 4 bits each (NF4, package `bitsandbytes`).
+    """QLoRA: the weights below the adapters take 4 bits each (NF4, package `bitsandbytes`).
 
     The policy starts from the rounded weights, and engines and checkpoints get those.
     """

@@ -1,4 +1,4 @@
-"""PROMOTION: a checkpoint becomes champion if it is better on the very same problems."""
+"""Promotion: a checkpoint becomes champion if it is better on the very same problems."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +74,10 @@ def promote(
         if champion is not None and not gone:
             needed = champion.current.num_problems
             if contender.num_problems < needed:
-                reason += f", but the champion took its place by {needed} problems: ask as many"
+                reason += (
+                    f", but the champion was chosen on {needed} problems: evaluate on at least "
+                    "as many"
+                )
                 return Promotion(False, f"not promoted: {reason}", champion)
         promoted_now = PromotedContender(**contender.model_dump(), promoted_at=now, reason=reason)
         history = (*champion.history, champion.current) if champion else ()

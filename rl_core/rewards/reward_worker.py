@@ -66,7 +66,7 @@ def _check_signature(function: Callable[..., Any]) -> None:
     """Refuses what can never give a score: async functions, and other programs' signatures."""
     call = function if inspect.isroutine(function) else type(function).__call__
     if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
-        raise ValueError(f"it is async, which nobody awaits: write {SIGNATURE}")
+        raise ValueError(f"it is async, and async functions are not supported: write {SIGNATURE}")
     try:
         signature = inspect.signature(function)
     except ValueError:  # of a built-in function

@@ -177,7 +177,7 @@ class _UserRewards(Rewards):
             self._told += 1
             told, closing = self._told, self._closing
         if told <= _REASONS_TOLD and not closing:
-            last = "; further reasons are not told" if told == _REASONS_TOLD else ""
+            last = "; later failures are not logged" if told == _REASONS_TOLD else ""
             _logger.warning(
                 "%s gave no reward for a response to problem %d, which scores 0: %s%s",
                 self._name,

@@ -1,4 +1,4 @@
-"""RESUME: the checkpoint from which training goes on, and why newer ones are skipped."""
+"""Resume: the checkpoint from which training goes on, and why newer ones are skipped."""
 
 import json
 from collections.abc import Callable

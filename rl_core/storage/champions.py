@@ -1,4 +1,4 @@
-"""CHAMPIONS of a store: written by compare-and-swap, so that any machine may promote."""
+"""Champions of a store: written by compare-and-swap, so that any machine may promote."""
 
 import logging
 import time

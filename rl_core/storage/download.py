@@ -1,4 +1,4 @@
-"""DOWNLOAD: brings down what the spool lacks of a run, or has older than the store.
+"""Download: brings down what the spool lacks of a run, or has older than the store.
 
 Files and checkpoints come whole; a checkpoint without a manifest in the store does not count.
 """

@@ -1,4 +1,4 @@
-"""The LEASE of a run: one spool at a time writes a run's objects, by conditional writes only.
+"""The lease of a run: one spool at a time writes a run's objects, by conditional writes only.
 
     <url>/locks/<run_id>.json   who writes, from which spool, and a number that keeps rising
 

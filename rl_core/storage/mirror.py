@@ -1,6 +1,6 @@
-"""The MIRROR of a run: brought down at the start, then published by a thread, whole at the end.
+"""The mirror of a run: downloaded at the start, uploaded by a thread.
 
-What is in the store is whole at any time: logs are sent before the checkpoint whose steps they
+Every state of the store can be resumed: logs are sent before the checkpoint whose steps they
 hold, a checkpoint's files before its manifest; manifests are deleted before the files that they
 name. An upload that stops at any point leaves a run that can be read and resumed.
 
@@ -32,7 +32,7 @@ END_S: Final = 600.0
 """Seconds that a run that ended well waits for the rest of it to be published."""
 FAILED_END_S: Final = 60.0
 STOPPED_END_S: Final = 8.0
-"""Of one that was stopped: SIGKILL usually follows SIGTERM after half a minute."""
+"""Grace period of a stopped run: SIGKILL usually follows SIGTERM after half a minute."""
 _PAUSE_IN_TROUBLE_S: Final = 15.0
 LAST_OF_DATA: Final = "test.parquet"
 LAST_OF_MODEL: Final = "warm_start.json"

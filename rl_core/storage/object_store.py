@@ -1,4 +1,4 @@
-"""One OBJECT STORE, with the few operations that a mirror needs (the only obstore import).
+"""One object store, with the few operations that a mirror needs (the only obstore import).
 
 Credentials come only from the environment, as the store's own tools read them: AWS_ACCESS_KEY_ID,
 AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL; GOOGLE_*; AZURE_STORAGE_*. They are in no

@@ -1,4 +1,4 @@
-"""The SPOOL: a local folder whose files are published to a store, and a record of what it has.
+"""The spool: a local folder whose files are published to a store, and a record of what it has.
 
     .mirror/<store>/<run_id>.json   what of the run agrees with the store
     .mirror/<store>/<run_id>.alone/ locked by the process here that publishes it
@@ -42,7 +42,7 @@ class Agreement(BaseModel):
     is_pending: bool = False
     """Whether it was being published: unless a process does so now, the store may lack some."""
     is_whole: bool = False
-    """Whether all of it is here: otherwise what is missing here must not be deleted there."""
+    """True if the spool has the whole run; if not, nothing is deleted in the store."""
     files: dict[str, Stat] = {}
     """The files that are the same here and there, by path relative to the run's folder."""
 

@@ -1,4 +1,4 @@
-"""REDACTION: texts without credentials, known by the name of their variable or by their form."""
+"""Redaction: texts without credentials, known by the name of their variable or by their form."""
 
 import json
 import re

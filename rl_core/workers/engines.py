@@ -135,8 +135,8 @@ class Engines:
                 self._replace(engine, death)
                 if lost := [i for i, asked in unanswered.items() if asked is engine]:
                     others = ", ".join(ask(lost))
-                    said = "%d responses that %s had not finished are asked of %s"
-                    _logger.warning(said, len(lost), engine.name, others)
+                    message = "%s died: its %d unfinished responses go to %s"
+                    _logger.warning(message, engine.name, len(lost), others)
                 return ()
 
         with self._lock:

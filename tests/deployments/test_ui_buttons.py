@@ -63,7 +63,7 @@ def test_a_run_that_the_server_takes_for_lost_is_running_again(evening):
     state = {"name": "Crashed", "message": "No heartbeat for 90 s."}
     assert evening.flow_run.set_state("CRASHED", force=True, **state) == "ACCEPT"
     wait_for(lambda: evening.flow_run.is_in("Running"), limit_s=TRUE_WITHIN_S)
-    evening.says("but it runs")
+    evening.says("so it was set to Running")
 
 
 def test_suspend_saves_the_step_and_leaves(evening):

@@ -119,7 +119,7 @@ def test_fewer_problems_than_made_it_champion_take_its_place_from_nobody(tmp_pat
     refused = challenge(tmp_path, asked_less, 30, champion_solved=20)
     assert refused.reason == (
         "not promoted: better than the champion one/step_000005 (p = 0.002, 10 problems won and "
-        "0 lost of 30), but the champion took its place by 30 problems: ask as many"
+        "0 lost of 30), but the champion was chosen on 30 problems: evaluate on at least as many"
     )
     assert [c.current.run_id for c in all_champions(tmp_path)] == ["one"]
     assert challenge(tmp_path, two, 30, champion_solved=20).is_champion

@@ -155,7 +155,7 @@ def test_whatever_a_function_does_costs_its_own_response_alone(caplog):
     assert [m.rpartition("scores 0: ")[2] for m in said] == [
         "KeyError: 'no such thing'",
         "SystemExit: 3",
-        "its process died: exit code 3; further reasons are not told",
+        "its process died: exit code 3; later failures are not logged",
     ]
     start = f"{HERE}:misbehave gave no reward for a response to problem 7"
     assert all(message.startswith(start) for message in said)
@@ -200,7 +200,7 @@ def test_reasons_in_words(caplog):
         (f"{HERE}:no_such_function", "has no function no_such_function"),
         (f"{HERE}:NOT_A_FUNCTION", "has no function NOT_A_FUNCTION"),
         ("tests.support.broken_rewards:f", "RuntimeError: this module needs a licence"),
-        (f"{HERE}:awaited", "ValueError: it is async, which nobody awaits"),
+        (f"{HERE}:awaited", "ValueError: it is async, and async functions are not supported"),
         (f"{HERE}:awaited_instance", "write def NAME(data_source, solution_str, ground_truth, "),
         (f"{HERE}:of_a_batch", "it has verl's signature for a batch, and cannot be called for"),
         (f"{HERE}:of_trl", "it has TRL's signature for a batch, and cannot be called for one"),
