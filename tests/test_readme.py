@@ -8,6 +8,8 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import polars as pl
 import pytest
@@ -16,8 +18,10 @@ from flows.cli.commands import parse, take_arguments
 from flows.cli.main import run_command
 from flows.settings.compose import compose
 from flows.settings.keys import CHOICES, ENVS, known_keys
+from rl_core.evaluation.statistics import share
 from rl_core.runs.settings_file import REMOVED
 from tasks.importers.verl_table import NAMES, meaning
+from tests.support.learning_curves import NUMBERS, PICTURE, picture
 from tests.support.programs import cli, python
 from tests.support.reference_pages import pages as reference_pages
 
@@ -162,6 +166,41 @@ def test_every_preset_view_and_room_has_its_words():
         assert len(there) > 3
         assert {name for name in named if name.endswith("/")} == there
         assert [name for name in named if not (ROOT / layer / name).exists()] == []
+
+
+def test_the_learning_curves_are_drawn_from_their_numbers():
+    numbers = json.loads(NUMBERS.read_text())
+    assert PICTURE.read_text() == picture(numbers), "python -m tests.support.learning_curves"
+    ElementTree.fromstring(PICTURE.read_text())
+    quickstart, smollm2 = numbers.values()
+    readme = README.read_text()
+    for label, right in zip(("before", "after"), quickstart["right"], strict=True):
+        assert f"accuracy {label:<6}  {share(right, quickstart['problems'])}\n" in readme
+    assert smollm2["problems"] == 512
+
+
+def own_task(folder: Path) -> tuple[str, list[str]]:
+    """README's program `orders.py`, written into a folder, and the words of its command."""
+    program = next(block for name, block in FENCE.findall(README.read_text()) if name == "python")
+    (folder / "orders.py").write_text(program)
+    (line,) = (line for page, line in shell_lines() if page == "README.md" and "orders:" in line)
+    return program, shlex.split(line)[2:]
+
+
+def test_the_readme_s_own_task_is_made_and_scored(tmp_path, monkeypatch, capsys):
+    program, words = own_task(tmp_path)
+    made = python("import runpy; runpy.run_path('orders.py', run_name='__main__')", cwd=tmp_path)
+    (tmp_path / "orders.jsonl").write_text(made.stdout)
+    rows = [json.loads(line) for line in made.stdout.splitlines()]
+    assert len(rows) == 1200
+    assert all(row["answer"] in row["prompt"] for row in rows)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    score = names["score"]
+    assert [score("", text, "Oslo") for text in ("Oslo", " Oslo.\n", "to Oslo", "")] == [1, 1, 0, 0]
+    monkeypatch.chdir(tmp_path)
+    assert run_command(["generate", *words]) == 0
+    assert "1,072" in capsys.readouterr().out
 
 
 def test_the_commands_are_found():

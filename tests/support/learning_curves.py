@@ -36,7 +36,7 @@ def numbers_of(folder: Path) -> dict[str, Any]:
     models = ask("evaluation_summary", root=run.root, run=run.run_id).to_dicts()
     settings = read_settings(folder)
     return {
-        "problems_of_a_test": settings["trainer"]["test_problems"],
+        "problems_of_a_test": min(settings["trainer"]["test_problems"], models[0]["problems"]),
         "train": [[row["step"], row["accuracy"]] for row in curve if row["accuracy"] is not None],
         "test": [[r["step"], r["test_accuracy"]] for r in curve if r["test_accuracy"] is not None],
         "problems": models[0]["problems"],
@@ -81,7 +81,7 @@ def main() -> None:
     """Writes the numbers of the runs that are named, and draws the picture."""
     if runs := dict(word.split("=", 1) for word in sys.argv[1:]):
         numbers = {title: numbers_of(Path(folder)) for title, folder in runs.items()}
-        NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n")
+        NUMBERS.write_text(json.dumps(numbers) + "\n")
     PICTURE.write_text(picture(json.loads(NUMBERS.read_text())))
 
 
