@@ -165,7 +165,7 @@ def _config(
 ) -> RunConfig:
     """Returns the settings of a run; ValueError names the first that is wrong."""
     env, of_data = _source(problems, root)
-    given = {**_DEFAULTS, "trainer.total_steps": steps, "trainer.total_epochs": steps}
+    given = {**_DEFAULTS, "trainer.total_steps": steps, "trainer.total_epochs": max(steps, 1)}
     given |= {"trainer.save_freq": steps, "trainer.test_freq": max(1, steps // 4)}
     given |= {"run_id": run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"}
     given |= {"storage.root": str(root), "preset": "python", "env.name": env} | of_data
@@ -199,10 +199,32 @@ def _source(problems: object, root: Path) -> tuple[str, dict[str, Any]]:
             close = nearest(str(problems), ENVS)
             raise ValueError(f"problems={str(problems)!r} is no file, folder or env{close}")
         if path.is_dir():
-            return "custom", {}
+            return _env_of(path), {}
         return "custom", {"data.train_files": [str(path)], "data.test_size": 128}
-    rows = problems.to_dicts() if hasattr(problems, "to_dicts") else list(cast(Rows, problems))
+    if hasattr(problems, "to_dicts"):  # a frame of polars
+        rows = problems.to_dicts()
+    elif hasattr(problems, "to_dict"):  # of pandas
+        rows = problems.to_dict("records")
+    else:
+        rows = list(cast(Rows, problems))
     return "custom", _of_rows(rows, root)
+
+
+def _env_of(data: Path) -> str:
+    """Returns the env of a data set, which is that of its first row."""
+    import pyarrow.parquet as pq
+
+    try:
+        (row,) = (
+            pq.read_table(data / "train.parquet", columns=["data_source"]).slice(0, 1).to_pylist()
+        )
+    except (OSError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(
+            f"problems={str(data)!r} holds no train.parquet with problems ({why})"
+        ) from None
+    source = str(row["data_source"]).partition("/")[0]
+    return source if source in ENVS else "gsm8k" if source == "openai" else "custom"
 
 
 def _of_rows(rows: Rows, root: Path) -> dict[str, Any]:
