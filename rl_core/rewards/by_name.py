@@ -4,9 +4,9 @@
     def compute_score(data_source, solution_str, ground_truth, extra_info=None)   # verl
     def reward(completions, answer, **columns): ...                               # TRL: lists
 
-A function gets what it names. With `**kwargs` it gets everything, the row's own columns too.
-One that takes lists (it names `completions` or verl's `solution_strs`) gets lists of one, and
-returns a list of one.
+A function gets what it names. With `**row` it also gets the rest of the row: answer, prompt,
+`data_source` and the row's own columns; verl's only what verl gives. One that takes lists (it names
+`completions` or verl's `solution_strs`) gets lists of one, and returns a list of one.
 """
 
 import inspect
@@ -17,6 +17,9 @@ ACCEPTED: Final = "def NAME(response, answer) or def NAME(data_source, solution_
 _RESPONSE: Final = ("response", "solution_str", "completion")
 _TRUTH: Final = ("answer", "ground_truth", "truth")
 _QUESTION: Final = ("question", "prompt")
+_OF_VERL: Final = ("data_source", "solution_str", "ground_truth", "extra_info")
+_REST: Final = ("answer", "prompt", "data_source", "extra_info")
+"""What `**row` holds besides the row's own columns."""
 _LISTS: Final = {
     "completions": "response",
     "prompts": "prompt",
@@ -43,7 +46,7 @@ def caller_of(function: Callable[..., Any]) -> Call:
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # of a built-in function
-        return lambda question: function(**_of_verl(question))
+        return lambda question: function(**{name: question.get(name) for name in _OF_VERL})
     kinds = {parameter.kind for parameter in parameters.values()}
     takes_all = inspect.Parameter.VAR_KEYWORD in kinds
     takes_lists = not parameters.keys().isdisjoint(("completions", "solution_strs"))
@@ -53,21 +56,21 @@ def caller_of(function: Callable[..., Any]) -> Call:
 
     def of_one(question: Mapping[str, Any]) -> Any:
         values = _by_name(question)
+        rest = [*_REST, *(question.get("extra_info") or {})]
         if takes_lists:
             values = {name: [value] for name, value in values.items()}
             values |= {name: values[of] for name, of in _LISTS.items()}
-        positional, named = _arguments(parameters, values, takes_all=takes_all)
+        elif parameters.keys().isdisjoint(("response", "completion")):
+            rest = list(_OF_VERL)
+        positional, named = _arguments(parameters, values)
+        if takes_all:
+            named |= {name: values[name] for name in rest if name not in parameters}
         reward = function(*positional, **named)
         if takes_lists and not isinstance(reward, str | bytes | Mapping):
             (reward,) = reward
         return reward
 
     return of_one
-
-
-def _of_verl(question: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("data_source", "solution_str", "ground_truth", "extra_info")
-    return {name: question.get(name) for name in names}
 
 
 def _by_name(question: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,11 +84,11 @@ def _by_name(question: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(
-    parameters: Mapping[str, inspect.Parameter], values: Mapping[str, Any], *, takes_all: bool
+    parameters: Mapping[str, inspect.Parameter], values: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Returns positional and named arguments; ValueError for a name that nothing has."""
     positional: list[Any] = []
-    named: dict[str, Any] = dict(values) if takes_all else {}
+    named: dict[str, Any] = {}
     for name, parameter in parameters.items():
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
@@ -95,7 +98,6 @@ def _arguments(
                 raise ValueError(f"it takes {name!r}, which the row does not have ({there})")
         elif parameter.kind is parameter.POSITIONAL_ONLY:
             positional.append(values[name])
-            named.pop(name, None)
         else:
             named[name] = values[name]
     return positional, named

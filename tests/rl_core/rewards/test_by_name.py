@@ -20,7 +20,8 @@ def with_columns(response, *, level, index=0):
 
 
 def with_everything(response, **row):
-    return response, row["answer"], row["question"], row["level"], row["data_source"]
+    assert row.keys() == {"answer", "prompt", "data_source", "extra_info", "index", "level"}
+    return response, row["answer"], row["prompt"], row["level"], row["data_source"]
 
 
 def of_verl(data_source, solution_str, ground_truth, extra_info=None):
@@ -39,6 +40,14 @@ def by_position(solution_str, ground_truth, /):
     return solution_str, ground_truth
 
 
+def of_verl_whatever_it_gives(**keywords):
+    return keywords.keys()
+
+
+def of_verl_with_more(solution_str, ground_truth, **keywords):
+    return solution_str, ground_truth, keywords.keys()
+
+
 class Called:
     def __call__(self, response, truth):
         return response, truth
@@ -54,6 +63,11 @@ class Called:
         (of_verl_in_lists, ("cities", "Oslo", "Rome", 3)),
         (of_trl, ("Oslo", "Where?", "hard", ["Rome"])),
         (by_position, ("Oslo", "Rome")),
+        (
+            of_verl_whatever_it_gives,
+            {"data_source", "solution_str", "ground_truth", "extra_info"},
+        ),
+        (of_verl_with_more, ("Oslo", "Rome", {"data_source", "extra_info"})),
         (Called(), ("Oslo", "Rome")),
         (lambda completion: completion, "Oslo"),
     ],
