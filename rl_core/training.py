@@ -1,9 +1,12 @@
 """A training process: connects inputs, Ray's workers, trackers and saves to the loop."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.checkpoints.manifest import RESUME_FOLDER
@@ -14,7 +17,7 @@ from rl_core.data.prompts import load_tokenizer, prompted, text_codec
 from rl_core.data.readers import SPLITS
 from rl_core.data.sampling import Curriculum, Place, ProblemOrder, read_place
 from rl_core.resources.token_budgets import log_out_of_memory
-from rl_core.rewards.scoring import start_rewards
+from rl_core.rewards.scoring import Rewards, start_rewards
 from rl_core.runs.resume import check_same_model, checkpoint_to_resume
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import Log
@@ -24,8 +27,13 @@ from rl_core.tracking.observers import BudgetLimit, OnStep, StepObserver
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
 from rl_core.tracking.wandb_tracker import wandb_tracking
 from rl_core.trainer import Trainer, TrainInputs
-from rl_core.workers.cluster import Workers
-from rl_core.workers.engines import Engines
+
+if TYPE_CHECKING:
+    from rl_core.workers.cluster import Workers
+    from rl_core.workers.engines import Engines
+
+StartWorkers: TypeAlias = "Callable[[Path | None, int], AbstractContextManager[Workers]]"
+"""Starts learner and engines from a checkpoint's folder, or the base model's, after a step."""
 
 
 def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
@@ -49,12 +57,15 @@ def train_model(
     logger: Log,
     on_progress: Callable[[str], None] = lambda phase: None,
     when_done: Callable[[Engines], None] = lambda engines: None,
+    rewards: Rewards | None = None,
+    start_workers: StartWorkers | None = None,
 ) -> int:
     """Trains, from the run's latest checkpoint if it has one, and returns the last step done.
 
     Logs past the checkpoint are cut before training goes on. `data` is the folder of the data set,
     `model_path` that of the base model, also the reference policy. For `on_progress` see
     `Workers.start`. `when_done` gets the engines after the last step and its save; a stop ends it.
+    `rewards` scores instead of the settings' rule, `start_workers` instead of starting Ray's.
 
     Raises:
         ValueError: there are too few problems for one batch, `env.reward` names no function, no
@@ -84,20 +95,28 @@ def train_model(
     )
     resume_from = checkpoint.path if checkpoint else None
     curriculum = load_curriculum(config, data, start_step, resume_from)
-    with (
-        HostMemory(config, run) as host_memory,
-        start_rewards(config.env) as rewards,
-        wandb_tracking(config, run.path),
-        TensorBoardTracker(config, run.path, start_step) as tensorboard,
-        Workers.start(
+
+    def start_in_ray(
+        resume_from: Path | None, policy_version: int
+    ) -> AbstractContextManager[Workers]:
+        from rl_core.workers.cluster import Workers
+
+        return Workers.start(
             config,
             model_path,
             resume_from=resume_from,
-            policy_version=start_step,
+            policy_version=policy_version,
             log_folder=run.path / "workers",
             report=logger.info,
             on_progress=on_progress,
-        ) as workers,
+        )
+
+    with (
+        HostMemory(config, run) as host_memory,
+        start_rewards(config.env) if rewards is None else nullcontext(rewards) as scorer,
+        wandb_tracking(config, run.path),
+        TensorBoardTracker(config, run.path, start_step) as tensorboard,
+        (start_workers or start_in_ray)(resume_from, start_step) as workers,
         StopSignals(config.trainer.stop_grace_s) as signals,
     ):
         observers = (
@@ -114,7 +133,7 @@ def train_model(
                 config,
                 inputs,
                 workers,
-                rewards,
+                scorer,
                 run,
                 saves,
                 order,

@@ -12,11 +12,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from flows.errors import BadInputError
 from flows.settings import keys
 from flows.settings.keys import PresetName as PresetName  # imported from here by all that compose
+from rl_core.config.mistakes import explain, key_of
 from rl_core.config.run import RunConfig
 from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.runs.settings_file import leaves
@@ -200,36 +200,12 @@ def _validate(settings: dict[str, Any], given: Mapping[str, str], env: str) -> R
     except ValidationError as error:
         wrong = error.errors(include_url=False)
     misread = [
-        key for item in wrong if item["type"] == "string_type" and (key := _key(item)) in given
+        key for item in wrong if item["type"] == "string_type" and (key := key_of(item)) in given
     ]
     if not misread:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise BadInputError(_explain(wrong[0], env) + more)
+        raise BadInputError(explain(wrong[0], env) + more)
     for key in misread:
         section, _, name = key.rpartition(".")
         (settings[section] if section else settings)[name] = given[key]
     return _validate(settings, {k: v for k, v in given.items() if k not in misread}, env)
-
-
-def _key(error: ErrorDetails) -> str:
-    """Returns the dotted key: without the index in a list."""
-    return ".".join(part for part in error["loc"] if isinstance(part, str))
-
-
-def _explain(error: ErrorDetails, env: str) -> str:
-    """Returns `key=value: limit` for one of pydantic's errors, or our own validator's words."""
-    if error["type"] == "value_error":
-        return in_one_line(error["msg"].removeprefix("Value error, "))
-    key, value = _key(error), error["input"]
-    if error["type"] == "extra_forbidden":
-        if "." in str(error["loc"][-1]):
-            section, _, name = key.partition(".")
-            return f"in a file {key!r} is written as `{section}:` and `{name}:` below it"
-        if any(key in keys.known_keys(name) for name in ENVS):
-            return keys.of_another_env(key, env)
-        return f"unknown setting {key!r}{keys.nearest(key, keys.known_keys(env))}"
-    said = "must be a list, [a,b]" if error["type"] == "tuple_type" else in_one_line(error["msg"])
-    if error["type"] == "literal_error" and isinstance(value, str):
-        names = error["ctx"]["expected"].replace(" or ", ", ")
-        said += keys.nearest(value, names.strip("'").split("', '"))
-    return f"{key}={value}: {said}"

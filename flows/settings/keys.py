@@ -1,15 +1,15 @@
 """Which settings there are, and what a mistaken name may have meant; without Hydra, for TAB."""
 
-import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from flows.errors import BadInputError
-from rl_core.config.run import RunConfig
+from rl_core.config.mistakes import known_keys as known_keys
+from rl_core.config.mistakes import nearest as nearest
+from rl_core.config.mistakes import of_another_env as of_another_env
 from rl_core.envs import ENVS, find_env
-from rl_core.runs.settings_file import REMOVED, leaves
+from rl_core.runs.settings_file import REMOVED
 from rl_core.system.words import in_one_line
 
 CONF: Final = Path(__file__).parent / "conf"
@@ -21,13 +21,6 @@ else:
 
 CHOICES: Final[Mapping[str, Collection[str]]] = {"preset": PRESETS, "env": ENVS}
 """What is chosen by name beside the settings."""
-
-
-@cache
-def known_keys(env: str) -> tuple[str, ...]:
-    """Returns the dotted keys that a user may set under an env, in the order of the models."""
-    settings = RunConfig(env=ENVS[env]()).model_dump(mode="json", exclude={"preset"})
-    return tuple(key for key, _ in leaves(settings) if key != "env.name")
 
 
 def all_keys() -> tuple[str, ...]:
@@ -60,22 +53,3 @@ def check_choice(group: str, name: str) -> None:
             find_env(name)
         except ValueError as error:
             raise BadInputError(in_one_line(error)) from None
-
-
-def of_another_env(key: str, env: str) -> str:
-    """Returns the message about a setting that another env has, and this one does not."""
-    others = [name for name in ENVS if key in known_keys(name)]
-    return f"unknown setting {key!r} under env={env}: it belongs to env={others[0]}"
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns `; did you mean X?`, alike as a whole or in its last part; of groups the actor's."""
-
-    def likeness(candidate: str) -> tuple[float, bool, float]:
-        whole = difflib.SequenceMatcher(None, name, candidate).ratio()
-        last = name.rpartition(".")[2], candidate.rpartition(".")[2]
-        alike = max(whole, difflib.SequenceMatcher(None, *last).ratio())
-        return alike, candidate == f"actor.{name}", whole
-
-    best = max(names, key=likeness)
-    return f"; did you mean {best}?" if likeness(best)[0] >= 0.5 else ""

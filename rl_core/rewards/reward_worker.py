@@ -6,22 +6,21 @@ loaded, is `{}` or `{"error": ...}`. From then on, each message gets a reply.
 """
 
 import importlib
-import inspect
 import math
 import numbers
 import os
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from rl_core.rewards.by_name import Call, caller_of
 from rl_core.system.child_process import channel_to_parent
 from rl_core.system.sealed import die_with, stay_among_own
 from rl_core.system.words import cut, in_one_line
 
-SIGNATURE: Final = "def NAME(data_source, solution_str, ground_truth, extra_info=None)"
 LONGEST_ANSWER: Final = 1_000
 """Characters of `pred` that are kept."""
 
@@ -51,44 +50,20 @@ def main() -> None:
             channel.send(said)
 
 
-def load(name: str) -> Callable[..., Any]:
-    """Returns the function that `package.module:function` names, if it is a reward function."""
+def load(name: str) -> Call:
+    """Returns what calls the function that `package.module:function` names."""
     module_name, _, attribute = name.partition(":")
     module = importlib.import_module(module_name)
     function = getattr(module, attribute, None)
     if not callable(function):
         raise ValueError(f"{Path(module.__file__ or module_name)} has no function {attribute}")
-    _check_signature(function)
-    return function  # type: ignore[no-any-return]  # callable() says no more
+    return caller_of(function)
 
 
-def _check_signature(function: Callable[..., Any]) -> None:
-    """Refuses what can never give a score: async functions, and other programs' signatures."""
-    call = function if inspect.isroutine(function) else type(function).__call__
-    if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
-        raise ValueError(f"it is async, and async functions are not supported: write {SIGNATURE}")
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # of a built-in function
-        return
-    try:
-        signature.bind(data_source="", solution_str="", ground_truth="", extra_info=None)
-    except TypeError as error:
-        names = signature.parameters.keys()
-        whose = "it"
-        if "solution_strs" in names:
-            whose = "it has verl's signature for a batch, and"
-        elif "completions" in names:
-            whose = "it has TRL's signature for a batch, and"
-        raise ValueError(
-            f"{whose} cannot be called for one response ({error}): write {SIGNATURE}"
-        ) from None
-
-
-def answer(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def answer(call: Call, question: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the result of the user's function for one response, or why it is not a reward."""
     try:
-        return checked(function(**arguments))
+        return checked(call(question))
     except BaseException as error:  # noqa: BLE001  # whatever a user's function raises is an answer
         return {"error": describe(error)}
 

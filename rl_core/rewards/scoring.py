@@ -4,15 +4,15 @@ The env's own rule runs in the calling thread: it takes microseconds, bounded fo
 of the time to send the text to another process. A user's function may do anything, so it runs in
 separate processes, with limits, and not in the calling thread.
 
-`env.reward=package.module:function` names a function with verl's signature:
+`env.reward=package.module:function` names a function, which gets what its parameters name:
 
-    def compute_score(data_source: str, solution_str: str, ground_truth, extra_info=None):
-        return float(solution_str.strip() == ground_truth)
+    def score(response, answer):
+        return float(response.strip() == answer)
 
-It gets, by keyword, the response in `solution_str`, the row's `ground_truth`, and in `extra_info`
-the problem's `index` and `num_solutions` with the row's own `extra_info` over them. It returns a
-number, or a mapping with `score` and, optionally, `acc` (is it correct?) and `pred` (the answer it
-read; None if there is none: the verdict is then `no_answer`).
+verl's names (`solution_str`, `ground_truth`, `extra_info`) and TRL's work too, see `by_name.py`.
+`extra_info` has the problem's `index` and `num_solutions` with the row's own `extra_info` over
+them. It returns a number, or a mapping with `score` and, optionally, `acc` (is it correct?) and
+`pred` (the answer it read; None if there is none: the verdict is then `no_answer`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ import logging
 import os
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from rl_core.envs.text_env import TextEnv
+from rl_core.rewards.by_name import caller_of
+from rl_core.rewards.reward_worker import checked
 from rl_core.system.child_process import Child, how_it_ended
 from rl_core.system.process_env import credentials_for
 from rl_core.types import Problem, ScoredText
@@ -108,12 +110,35 @@ def _question(response: str, problem: Problem) -> dict[str, Any]:
         "data_source": problem.data_source,
         "solution_str": response,
         "ground_truth": problem.ground_truth,
+        "prompt": problem.messages[-1]["content"] if problem.messages else "",
         "extra_info": {
             "index": problem.index,
             "num_solutions": problem.num_solutions,
             **json.loads(problem.extra_info or "{}"),
         },
     }
+
+
+def _scored(said: Mapping[str, Any], env: TextEnv) -> ScoredText:
+    """Returns what a user's function said as a score with its verdict."""
+    is_correct = said.get("acc", said["score"] >= env.full_score)
+    read, is_answer = said.get("pred"), said.get("pred", True)
+    verdict = "correct" if is_correct else INCORRECT if is_answer else NO_ANSWER
+    return ScoredText(said["score"], verdict, answer=read, value=read)
+
+
+class CalledRewards(Rewards):
+    """Scores by a function of this process, for `rl_core.train`: without limits, as it is."""
+
+    def __init__(self, env: TextEnv, function: Callable[..., Any]) -> None:
+        super().__init__(env)
+        self._call = caller_of(function)
+
+    def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
+        """Returns a future that is done: a function that raises ends the run, as in any program."""
+        scored: Future[ScoredText] = Future()
+        scored.set_result(_scored(checked(self._call(_question(response, problem))), self._env))
+        return scored
 
 
 class _UserRewards(Rewards):
@@ -153,10 +178,7 @@ class _UserRewards(Rewards):
         except RewardFailed as error:
             self._tell(problem, error)
             return ScoredText(0.0, REWARD_ERROR, None)
-        is_correct = said.get("acc", said["score"] >= self._env.full_score)
-        read, is_answer = said.get("pred"), said.get("pred", True)
-        verdict = "correct" if is_correct else INCORRECT if is_answer else NO_ANSWER
-        return ScoredText(said["score"], verdict, answer=read, value=read)
+        return _scored(said, self._env)
 
     def _process(self) -> _Process:
         """Returns this thread's process, a new one if the last one is gone."""

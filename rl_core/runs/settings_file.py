@@ -1,12 +1,13 @@
 """Reads a run's `config.yaml`, and finds the settings that differ between two of them."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from rl_core.config.mistakes import leaves as leaves  # of which its readers need both
 from rl_core.config.run import RunConfig
 from rl_core.system.redaction import redact
 
@@ -62,12 +63,3 @@ def changed_settings(before: str, after: str) -> str:
         for name, value in leaves(parse_settings(after))
         if name not in old or old[name] != value
     )
-
-
-def leaves(tree: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the values of nested settings under their dotted names."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value

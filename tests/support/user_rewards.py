@@ -108,18 +108,8 @@ class _Awaited:
 awaited_instance = _Awaited()
 
 
-def of_a_batch(data_sources, solution_strs, ground_truths, extra_infos=None):
-    """verl's signature for many responses at once."""
-    return [1.0 for _ in solution_strs]
-
-
-def of_trl(prompts, completions, **columns):
-    """TRL's signature."""
-    return [1.0 for _ in completions]
-
-
-def of_too_few(solution_str, ground_truth):
-    """It takes two of the four arguments."""
+def of_no_response(data_source, ground_truth):
+    """It takes no response."""
     return 1.0
 
 

