@@ -12,8 +12,9 @@ import os
 import re
 import stat
 from contextlib import ExitStack
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import yaml
 
@@ -30,8 +31,10 @@ _LONG_NUMBER: Final = re.compile(r"[-+.:_0-9]{100,}")
 _Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 40 times as fast
 
 
-def open_plain(path: Path, *, below: Path | None = None) -> BinaryIO:
-    """Opens a regular file for reading, without following a link in the last part of its path.
+def open_plain(path: Path, *, below: Path | None = None, follow: bool = False) -> BufferedReader:
+    """Opens a regular file for reading; if the last part of its path is a link, only to `follow`.
+
+    A file that the user named may be a link; one that was found in a folder may not.
 
     With `below`, a folder above it (itself a link or not), no part of the path under that folder
     may be a link, and the file must belong to the folder's owner: so another's folder leads to no
@@ -53,7 +56,7 @@ def open_plain(path: Path, *, below: Path | None = None) -> BinaryIO:
         try:
             for part in folders:
                 folder = descriptor(part, os.O_DIRECTORY | os.O_NOFOLLOW, folder)
-            number = descriptor(name, os.O_NOFOLLOW, folder)
+            number = descriptor(name, 0 if follow else os.O_NOFOLLOW, folder)
         except (FileNotFoundError, PermissionError) as error:
             error.filename = str(path)
             raise
@@ -67,7 +70,13 @@ def open_plain(path: Path, *, below: Path | None = None) -> BinaryIO:
         return os.fdopen(os.dup(number), "rb")
 
 
-def read_plain(path: Path, *, below: Path | None = None, most_bytes: int = MOST_BYTES) -> bytes:
+def read_plain(
+    path: Path,
+    *,
+    below: Path | None = None,
+    follow: bool = False,
+    most_bytes: int = MOST_BYTES,
+) -> bytes:
     """Returns the bytes of a file that `open_plain` opens.
 
     Raises:
@@ -75,7 +84,7 @@ def read_plain(path: Path, *, below: Path | None = None, most_bytes: int = MOST_
         ValueError: it cannot be read, or is larger than `most_bytes`.
     """
     try:
-        with open_plain(path, below=below) as file:
+        with open_plain(path, below=below, follow=follow) as file:
             content = file.read(most_bytes + 1)
     except FileNotFoundError:
         raise
@@ -90,12 +99,13 @@ def read_json(
     path: Path,
     *,
     below: Path | None = None,
+    follow: bool = False,
     most_bytes: int = MOST_BYTES,
     deepest: int = DEEPEST,
     finite: bool = True,
 ) -> Any:
     """Returns what a JSON file holds; see `read_plain` and `parse_json`."""
-    content = read_plain(path, below=below, most_bytes=most_bytes)
+    content = read_plain(path, below=below, follow=follow, most_bytes=most_bytes)
     return parse_json(content, path, deepest=deepest, finite=finite)
 
 
@@ -116,9 +126,10 @@ def parse_json(
     return value
 
 
-def read_yaml(path: Path, *, below: Path | None = None, most_bytes: int = MOST_YAML_BYTES) -> Any:
+def read_yaml(path: Path, *, below: Path | None = None, follow: bool = False) -> Any:
     """Returns what a YAML file holds; see `read_plain` and `parse_yaml`."""
-    return parse_yaml(read_plain(path, below=below, most_bytes=most_bytes), path)
+    content = read_plain(path, below=below, follow=follow, most_bytes=MOST_YAML_BYTES)
+    return parse_yaml(content, path)
 
 
 def parse_yaml(text: str | bytes, what: object = "the text") -> Any:

@@ -1,6 +1,5 @@
 """Gathers what a report or a comparison shows, from runs' folders: records and saved queries."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,8 +8,9 @@ from typing import Any
 
 import polars as pl
 
+from rl_core.runs.metrics_log import read_rows
 from rl_core.runs.run_folder import RunFolder, RunRecord
-from rl_core.runs.settings_file import read_settings
+from rl_core.runs.settings_file import read_settings, settings_text
 from rl_core.sft.named_data import CURVE_NAME
 from rl_core.tracking.diagnosis import Diagnosis, diagnose
 from tasks.hours import left_of, steps_in_words
@@ -87,7 +87,6 @@ def gather(run: RunFolder) -> ReportData:
     base = next((row for row in models if row["model"] == "base"), None)
     before, after = ((row["accuracy"] if row else None) for row in (base, trained))
     overview = ask("runs_overview").row(0, named=True)
-    settings = run.path / "config.yaml"
     best, worst = best_and_worst(run, from_step=from_step)
     best_checkpoint = _last(ask("best_checkpoint").to_dicts())
     tested = sql.run_query(_NUM_TESTED, root=run.root, run=run.run_id).item()
@@ -100,7 +99,7 @@ def gather(run: RunFolder) -> ReportData:
     return ReportData(
         record=record,
         rows=_rows(run, models={"base", newest}, from_step=from_step, last=last_step),
-        settings=settings.read_text(encoding="utf-8") if settings.exists() else "",
+        settings=settings_text(run.path),
         seconds=seconds,
         price=None if seconds is None else run.price_of(seconds),
         steps=steps_in_words(run),
@@ -146,10 +145,10 @@ def _rows(
     steps_per_row = max(1, -(-last // _SEARCH_ROWS))
     solutions = of_models("accuracy_by_num_solutions")
     is_known = any(row["solutions"] != "unknown" for row in solutions)  # in GSM8K it is not
-    sft, data = run.path / CURVE_NAME, Path(run.read().data or "-").name
+    data = Path(run.read().data or "-").name
     return {
         "kept_evaluations": ask("kept_evaluations").to_dicts(),
-        "sft": list(map(json.loads, sft.read_text().splitlines())) if sft.exists() else [],
+        "sft": read_rows(run.path / CURVE_NAME),
         "searches": ask("search_by_step", steps_per_row=steps_per_row).to_dicts(),
         "turns": ask("turns_by_step", steps_per_row=steps_per_row).to_dicts(),
         "turns_used": ask("accuracy_by_turns", from_step=from_step).to_dicts(),
