@@ -231,7 +231,9 @@ def evaluated_of_run(
     evaluator = Evaluator(config, data)
     found = (run.evaluations.find(model, evaluator.evaluation) for model in models)
     files = list(filter(None, found))
-    return _evaluated(evaluator, files, [read_rows(file) for file in files])
+    named = {"run_id": run.run_id}  # in the rows as it was called when they were made
+    answers = [[row | named for row in read_rows(file, below=run.path)] for file in files]
+    return _evaluated(evaluator, files, answers)
 
 
 def _evaluated(evaluator: Evaluator, files: Iterable[Path], answers: Sequence[Rows]) -> Evaluated:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rl_core.config.run import RunConfig
@@ -14,6 +15,7 @@ from rl_core.rewards.scoring import Rewards, start_rewards
 from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import RESCORES
 from rl_core.system.atomic import write_bytes_atomically
+from rl_core.system.plain_parquet import open_parquet, read_table
 from rl_core.types import Problem
 from tasks.queries.run_tables import reading_rollouts
 
@@ -37,13 +39,16 @@ def rescore_run(config: RunConfig, run: RunFolder, data: Path, changed: str) -> 
         pq.ParquetWriter(out, RESCORES, compression="zstd") as writer,
     ):
         for file in files:
-            for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=_COLUMNS):
-                if first_step is None and batch.num_rows:
-                    first_step = batch.column("step")[0].as_py()
-                writer.write_table(_scored(batch, problems, rewards, run.run_id, changed))
+            with open_parquet(file, below=run.path) as stored:
+                for batch in stored.iter_batches(_BATCH_ROWS, columns=_COLUMNS):
+                    if first_step is None and batch.num_rows:
+                        first_step = batch.column("step")[0].as_py()
+                    writer.write_table(_scored(batch, problems, rewards, run.run_id, changed))
         if path.exists():  # keeps the scores of rollouts that the quota has deleted
-            older = None if first_step is None else [("step", "<", first_step)]
-            writer.write_table(pq.read_table(path, schema=RESCORES, filters=older))
+            older = read_table(path, RESCORES, below=run.path)
+            if first_step is not None:
+                older = older.filter(pc.field("step") < first_step)
+            writer.write_table(older)
     write_bytes_atomically(path, out.getvalue())
     return path
 
@@ -52,7 +57,7 @@ def _file_of(folder: Path, changed: str) -> Path:
     """Returns the file of a change; no two changes have the same file."""
     name = re.sub(r"[^A-Za-z0-9.=_-]+", "-", changed)
     path = folder / f"{name}.parquet"
-    first = pq.read_table(path, columns=["changed"])["changed"][:1] if path.exists() else []
+    first = read_table(path, RESCORES)["changed"][:1] if path.exists() else []
     if any(said.as_py() != changed for said in first):
         digest = hashlib.sha256(changed.encode()).hexdigest()[:8]
         path = folder / f"{name}-{digest}.parquet"

@@ -14,7 +14,9 @@ from pkgutil import resolve_name
 from typing import Any, Final, NoReturn
 
 from flows.cli.commands import BAD_INPUT, COMMANDS, PROGRAM, build_parser, parse
+from flows.cli.terminal import WarningHandler
 from flows.errors import BadInputError, RunFailedError, one_line
+from rl_core.system.log_file import OUR_LOGGERS, listening
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.redaction import redact
 from rl_core.system.words import in_one_line, printable
@@ -56,7 +58,8 @@ def run_command(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     try:
         command = COMMANDS[options.pop("command")]
-        resolve_name(f"flows.cli.{command.function}")(options.pop("words"), **options)
+        with listening(WarningHandler(), OUR_LOGGERS):
+            resolve_name(f"flows.cli.{command.function}")(options.pop("words"), **options)
         sys.stdout.flush()
     except (BadInputError, PreflightError) as error:
         return _say(str(error), BAD_INPUT)

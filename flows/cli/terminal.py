@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from rl_core.system.log_file import OUR_LOGGERS
 from rl_core.system.redaction import redact
 from rl_core.system.words import LINES, cut, printable
 
@@ -51,6 +52,20 @@ def show_rows(
 def terminal_width() -> int:
     """Returns the characters per line of the terminal, 120 where there is none."""
     return shutil.get_terminal_size((120, 24)).columns
+
+
+class WarningHandler(logging.Handler):
+    """Writes warnings to standard error, while no `LineHandler` shows them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one record, unless the command says it itself at its end."""
+        handlers = logging.getLogger(OUR_LOGGERS[0]).handlers
+        if record.levelno < logging.ERROR and not any(isinstance(h, LineHandler) for h in handlers):
+            text = printable(redact(record.getMessage().split("\n", 1)[0]))
+            sys.stderr.write(f"warning: {text}\n")
 
 
 class LineHandler(logging.Handler):

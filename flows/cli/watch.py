@@ -99,7 +99,8 @@ def _progress(run: RunFolder, rows: list[dict[str, Any]]) -> RenderableType:
     if (left := left_of(run)) is not None:
         said += f", {left}"
     grid = Table.grid(padding=(0, 1))
-    grid.add_row(ProgressBar(last or max(steps, 1), steps, width=_SPARK_WIDTH), said)
+    bar = ProgressBar(last or max(steps, 1), steps, width=_SPARK_WIDTH)
+    grid.add_row(bar, Text(printable(said)))
     return grid
 
 
@@ -109,7 +110,7 @@ def _curves(rows: list[dict[str, Any]]) -> RenderableType:
         values = [float(row[name]) for row in rows if row.get(name) is not None]
         if values:
             first, last = (f"{value:,.4g}" for value in (values[0], values[-1]))
-            table.add_row(Text(label, "dim"), spark(values), f"{first} -> {last}")
+            table.add_row(Text(label, "dim"), Text(spark(values)), Text(f"{first} -> {last}"))
     return table
 
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
@@ -20,6 +19,7 @@ from rl_core.config.mistakes import explain, key_of
 from rl_core.config.run import RunConfig
 from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.runs.settings_file import leaves
+from rl_core.system.plain_files import read_yaml
 from rl_core.system.words import in_one_line
 
 DEFAULT_PRESET: Final = "quickstart"
@@ -111,8 +111,8 @@ def read_preset(name: str) -> tuple[str, dict[str, Any]]:
     """
     file = Path(name) if name.endswith(_FILES) else keys.CONF / "preset" / f"{name}.yaml"
     try:
-        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        settings = read_yaml(file, follow=True)
+    except (OSError, ValueError) as error:
         raise BadInputError(in_one_line(f"preset={name} cannot be read: {error}")) from None
     if not isinstance(settings, dict):
         raise BadInputError(f"preset={name} holds no settings: SECTION: and NAME: VALUE below it")

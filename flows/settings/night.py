@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 from zoneinfo import ZoneInfo
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from tzlocal import get_localzone_name
 
 from flows.errors import BadInputError
 from flows.settings.keys import PresetName
+from rl_core.system.plain_files import read_yaml
 from rl_core.system.words import in_one_line
 
 Event = Literal["failed", "promoted", "finished"]
@@ -73,15 +73,15 @@ class NightSettings(BaseModel):
 def read_night(file: Path = NIGHT_FILE) -> NightSettings:
     """Returns what the file says; the defaults if it is not there."""
     try:
-        said = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-        return NightSettings.model_validate(said or {})
+        content = read_yaml(file, follow=True) if file.exists() else None
+        return NightSettings.model_validate(content or {})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         message = first["msg"].removeprefix("Value error, ")
         known = ", ".join(NightSettings.model_fields)
         raise BadInputError(f"{file}: {key}: {message} (it may say {known})") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise BadInputError(f"{file} cannot be read: {in_one_line(error)}") from None
 
 

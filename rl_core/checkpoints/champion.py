@@ -8,9 +8,11 @@ How a checkpoint becomes champion is in `rl_core.evaluation.promotion`.
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from rl_core.checkpoints.manifest import MANIFEST, model_digest
+from rl_core.system.plain_files import read_json
+from rl_core.system.words import in_one_line
 
 
 class Contender(BaseModel):
@@ -69,11 +71,12 @@ def champion_file(root: Path, env: str, problems: str) -> Path:
 def read_champion(file: Path) -> Champion | None:
     """Returns the champion that a file names, None without a file; ValueError if it is damaged."""
     try:
-        return Champion.model_validate_json(file.read_bytes())
+        return Champion.model_validate(read_json(file))
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
-        raise ValueError(f"{file} does not name a champion: delete it ({error})") from error
+    except ValueError as error:
+        reason = in_one_line(error)
+        raise ValueError(f"{file} does not name a champion: delete it ({reason})") from error
 
 
 def all_champions(root: Path) -> list[Champion]:

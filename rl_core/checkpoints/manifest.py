@@ -3,13 +3,15 @@
 import hashlib
 import json
 import os
-import stat
 import zlib
 from datetime import UTC, datetime
+from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from rl_core.system.plain_files import open_plain, read_json
 
 MANIFEST = "checkpoint.json"
 RESUME_FOLDER = "trainer/"
@@ -21,10 +23,17 @@ class ManifestFile(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     path: str
-    """Relative to the checkpoint's folder, with forward slashes."""
+    """Relative to the checkpoint's folder, with forward slashes, and below it."""
     bytes: int
     crc32: str
     """Eight hexadecimal digits, against disk errors, not forgery: SHA-256 is eight times slower."""
+
+    @field_validator("path")
+    @classmethod
+    def _is_below(cls, path: str) -> str:
+        if not path or path.startswith("/") or ".." in path.split("/"):
+            raise ValueError("it leads out of the checkpoint's folder")
+        return path
 
 
 class Manifest(BaseModel):
@@ -47,13 +56,7 @@ def write_manifest(
     folder: Path, step: int, accuracy: float | None, *, score: float | None = None
 ) -> None:
     """Writes the manifest of all files that are in the folder."""
-    files = tuple(
-        ManifestFile(
-            path=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, crc32=_crc32(path)
-        )
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    )
+    files = tuple(_described(folder, path) for path in sorted(folder.rglob("*")) if path.is_file())
     manifest = Manifest(
         step=step,
         accuracy=accuracy,
@@ -65,24 +68,36 @@ def write_manifest(
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
 
 
+def _described(folder: Path, path: Path) -> ManifestFile:
+    with path.open("rb") as content:
+        name, size = path.relative_to(folder).as_posix(), path.stat().st_size
+        return ManifestFile(path=name, bytes=size, crc32=_crc32(content.raw))
+
+
 def read_manifest(checkpoint: Path) -> Manifest | str:
     """Returns the manifest if it can be read and every file has its size, else what is wrong."""
     try:
-        manifest = Manifest.model_validate_json((checkpoint / MANIFEST).read_bytes())
-    except OSError as error:
+        manifest = Manifest.model_validate(read_json(checkpoint / MANIFEST, below=checkpoint))
+    except FileNotFoundError as error:
         return f"{MANIFEST} cannot be read: {error.strerror}"
-    except ValidationError:
+    except ValueError:
         return f"{MANIFEST} is not a manifest"
     for file in manifest.files:
         try:
-            found = (checkpoint / file.path).stat()  # once: it may be pruned at any moment
-        except OSError:
+            with _opened(checkpoint, file.path) as content:  # it may be pruned at any moment
+                size = os.fstat(content.fileno()).st_size
+        except FileNotFoundError:
             return f"{file.path} is missing"
-        if not stat.S_ISREG(found.st_mode):
-            return f"{file.path} is missing"
-        if found.st_size != file.bytes:
-            return f"{file.path} has {found.st_size} bytes instead of {file.bytes}"
+        except OSError as error:
+            return f"{file.path} {error.strerror}"
+        if size != file.bytes:
+            return f"{file.path} has {size} bytes instead of {file.bytes}"
     return manifest
+
+
+def _opened(checkpoint: Path, name: str) -> BufferedReader:
+    """Opens a file that a manifest names: below its folder, and through no link."""
+    return open_plain(checkpoint / name, below=checkpoint)
 
 
 def find_damage(checkpoint: Path, *, from_disk: bool = False) -> str | None:
@@ -95,7 +110,9 @@ def find_damage(checkpoint: Path, *, from_disk: bool = False) -> str | None:
         return manifest
     for file in manifest.files:
         try:
-            if _crc32(checkpoint / file.path, from_disk=from_disk) != file.crc32:
+            with _opened(checkpoint, file.path) as content:
+                checksum = _crc32(content.raw, from_disk=from_disk)
+            if checksum != file.crc32:
                 return f"{file.path} has other content than was saved"
         except OSError as error:  # a bad sector, or pruned at this moment
             return f"{file.path} cannot be read: {error.strerror}"
@@ -121,11 +138,10 @@ def model_digest(folder: Path) -> str:
     return hashlib.sha256(json.dumps(sorted(facts)).encode()).hexdigest()[:16]
 
 
-def _crc32(path: Path, *, from_disk: bool = False) -> str:
+def _crc32(content: RawIOBase, *, from_disk: bool = False) -> str:
     buffer, checksum = memoryview(bytearray(2**20)), 0
-    with path.open("rb", buffering=0) as file:
-        if from_disk:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while size := file.readinto(buffer):
-            checksum = zlib.crc32(buffer[:size], checksum)
+    if from_disk:
+        os.posix_fadvise(content.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    while size := content.readinto(buffer):
+        checksum = zlib.crc32(buffer[:size], checksum)
     return f"{checksum:08x}"

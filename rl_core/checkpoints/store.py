@@ -162,9 +162,9 @@ def checkpoints_folder(run_folder: Path) -> Path:
 
 def _step_folders(run_folder: Path) -> list[Path]:
     folder = checkpoints_folder(run_folder)
-    paths = folder.iterdir() if folder.is_dir() else ()
+    paths = folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ()
     return sorted(
-        (path for path in paths if _STEP_FOLDER.fullmatch(path.name)),
+        (path for path in paths if _STEP_FOLDER.fullmatch(path.name) and not path.is_symlink()),
         key=lambda path: int(path.name.removeprefix("step_")),
     )
 

@@ -21,7 +21,9 @@ import pyarrow.parquet as pq
 
 from rl_core.envs.rows import Record
 from rl_core.errors import first_line
-from rl_core.system.words import as_path, printable
+from rl_core.system.plain_files import open_plain
+from rl_core.system.plain_parquet import open_parquet
+from rl_core.system.words import as_path
 
 SPLITS = ("train", "test")
 _SUFFIXES = (".parquet", ".jsonl", ".json")
@@ -31,8 +33,6 @@ _HUB_PLACES = ("", "data/", "main/")
 """Folders of a hub data set, likeliest first: `main` is a config without a name (GSM8K's)."""
 _SHARD = re.compile(r"-of-(\d+)\.")
 _BATCH_ROWS = 16_384
-MAX_DECODED_BYTES = 8 * 2**30
-"""The most uncompressed bytes that the metadata of a data set's file may state."""
 
 
 class DatasetError(ValueError):
@@ -85,7 +85,7 @@ def file_digest(file: Path) -> str:
 
 @cache
 def _file_digest(file: Path, _size: int, _changed_ns: int) -> str:
-    with file.open("rb") as stream:
+    with open_plain(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -103,31 +103,14 @@ def read_records(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, Reco
 
 def read_parquet(path: Path) -> pa.Table:
     """Returns all rows of a data set's file; DatasetError says in one line why it cannot."""
-    if not path.exists():
-        raise DatasetError(f"{path} is missing: run `countdown-train generate`")
-    if not path.is_file():
-        raise DatasetError(f"{path} is a folder or a device, no parquet file: delete it")
     try:
-        with pq.ParquetFile(path) as file:
-            groups = map(file.metadata.row_group, range(file.num_row_groups))
-            num_bytes = sum(group.total_byte_size for group in groups)
-            if num_bytes > MAX_DECODED_BYTES:
-                raise DatasetError(
-                    f"{path}: {path.stat().st_size:,} bytes that would take up to "
-                    f"{num_bytes / 2**30:,.1f} GiB in memory, and at most "
-                    f"{MAX_DECODED_BYTES / 2**30:.0f} GiB are read: split the file, or delete it"
-                )
-        table = pq.read_table(path)
-        table.validate(full=True)  # text that is not UTF-8 would crash a later reader
-    except PermissionError as error:
-        raise DatasetError(
-            f"{path} may not be read by this user: change its permissions"
-        ) from error
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DatasetError(
-            f"{path}: not a readable parquet file, truncated or damaged "
-            f"({printable(first_line(error))}): delete the folder and run again"
-        ) from error
+        with open_parquet(path, follow=True) as file:
+            table = file.read()
+            table.validate(full=True)  # text that is not UTF-8 would crash a later reader
+    except FileNotFoundError:
+        raise DatasetError(f"{path} is missing: run `countdown-train generate`") from None
+    except ValueError as error:
+        raise DatasetError(f"{error}: delete the folder and run again") from error
     return table
 
 
@@ -135,8 +118,9 @@ def count_rows(file: Path) -> int:
     """Returns how many records a file holds, without reading what is in them."""
     with _refusing_damage(file):
         if file.suffix == ".parquet":
-            return int(pq.read_metadata(file).num_rows)
-        with file.open("rb") as stream:
+            with open_plain(file, follow=True) as stream:
+                return int(pq.read_metadata(stream).num_rows)
+        with open_plain(file, follow=True) as stream:
             if _is_list(file, stream):
                 return len(_parsed(stream.read(), f"{file}: the list in it"))
             return sum(1 for line in stream if line.strip())
@@ -153,7 +137,7 @@ def _refusing_damage(file: Path) -> Iterator[None]:
 
 
 def _parquet_records(file: Path, columns: Sequence[str]) -> Iterator[Record]:
-    with pq.ParquetFile(file) as parquet:
+    with open_parquet(file, follow=True) as parquet:
         names = parquet.schema_arrow.names
         wanted = [name for name in columns if name in names]
         if not wanted:
@@ -167,7 +151,7 @@ def _is_list(file: Path, stream: BufferedReader) -> bool:
 
 
 def _json_records(file: Path) -> Iterator[tuple[int, Record]]:
-    with file.open("rb") as stream:
+    with open_plain(file, follow=True) as stream:
         is_list = _is_list(file, stream)
         unit, parts = "line", stream
         if is_list:

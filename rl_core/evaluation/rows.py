@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from rl_core.config.operations import EvaluationConfig
 from rl_core.schema import EVALUATION
 from rl_core.system.atomic import locked, new_file
+from rl_core.system.plain_parquet import open_parquet, read_table
 from rl_core.system.seeds import seed_of
 from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings, ScoredText
 
@@ -131,9 +132,9 @@ def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
         )
 
 
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a file of `write_rows`."""
-    rows: list[dict[str, Any]] = pq.read_table(file, schema=EVALUATION).to_pylist()
+def read_rows(file: Path, *, below: Path | None = None) -> list[dict[str, Any]]:
+    """Returns the rows of a file of `write_rows`, as `open_parquet` reads it."""
+    rows: list[dict[str, Any]] = read_table(file, EVALUATION, below=below).to_pylist()
     return rows
 
 
@@ -198,7 +199,8 @@ class EvaluationFiles:
 def evaluation_of(file: Path) -> str:
     """Returns the evaluation that a file's rows belong to."""
     try:
-        first = next(pq.ParquetFile(file).iter_batches(1, columns=["evaluation"]))
-        return str(first.column(0)[0])
-    except (OSError, pa.ArrowException):
+        with open_parquet(file) as rows:
+            first = next(rows.iter_batches(1, columns=["evaluation"]))
+            return str(first.column(0)[0])
+    except (OSError, ValueError, LookupError, StopIteration):
         return UNKNOWN

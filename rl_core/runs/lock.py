@@ -12,7 +12,7 @@ from typing import Final
 from rl_core.config.run import RunConfig
 from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.atomic import open_own
+from rl_core.system.atomic import open_own, refuse_foreign
 
 _OWNER: Final = ".owner"
 _TRAINER: Final = ".trainer"
@@ -56,6 +56,7 @@ def close_if_lost(run: RunFolder) -> None:
     with suppress(OSError, ValueError):
         if run.read().status != "running" or not (run.path / _OWNER).exists():
             return
+        refuse_foreign(run.path)  # its owner may hold its locks for ever
         with open_own(run.path / _OWNER, "r+") as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if owner.read().decode() == platform.node() and run.read().status == "running":

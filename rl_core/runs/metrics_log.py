@@ -7,18 +7,45 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rl_core.runs.rollout_log import finite_or_none
 from rl_core.system.atomic import append_line, write_text_atomically
 from rl_core.system.disk_reserve import write_last_words
+from rl_core.system.plain_files import parse_json, read_plain
 
+MOST_LOG_BYTES: Final = 256 * 2**20
+"""Of a log: 60,000 steps."""
 _logger = logging.getLogger(__name__)
 
 
 def utc_now() -> str:
     """Returns the time in ISO 8601, UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a run's file of JSON lines; none if it cannot be read.
+
+    A row has a `step`, and beside it what is a finite number, null or the `time`: nothing else.
+    """
+    try:
+        text = read_plain(file, below=file.parent, most_bytes=MOST_LOG_BYTES).decode(
+            errors="replace"
+        )
+    except (ValueError, FileNotFoundError):
+        return []
+    rows = []
+    for line in text.splitlines():
+        with suppress(ValueError):
+            row = parse_json(line)
+            if isinstance(row, dict) and type(row.get("step")) is int:
+                rows.append({name: value for name, value in row.items() if _is_known(name, value)})
+    return rows
+
+
+def _is_known(name: str, value: object) -> bool:
+    return value is None or type(value) in (int, float) or (name == "time" and type(value) is str)
 
 
 @dataclass(frozen=True)
@@ -45,14 +72,8 @@ class MetricsLog:
             _logger.warning("the metrics of step %d could not be written: %s", step, error)
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns the rows, without a line that a crash cut short."""
-        if not self.path.exists():
-            return []
-        rows = []
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError):
-                rows.append(json.loads(line))
-        return [row for row in rows if isinstance(row, dict)]
+        """Returns the rows, without a line that a crash cut short; see `read_rows`."""
+        return read_rows(self.path)
 
     def last_step(self) -> int:
         """Returns the last step that was logged, 0 before the first."""

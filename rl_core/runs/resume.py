@@ -1,6 +1,5 @@
 """Resume: the checkpoint from which training goes on, and why newer ones are skipped."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +13,7 @@ from rl_core.checkpoints.store import (
 )
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import locked
+from rl_core.system.plain_files import read_json
 
 _SHAPE: Final = (
     "model_type",
@@ -25,6 +25,9 @@ _SHAPE: Final = (
     "num_key_value_heads",
 )
 """Keys of `config.json`: equal in two models if one was trained from the other."""
+
+_MOST_BYTES: Final = 256 * 2**20
+"""Of `tokenizer.json`."""
 
 
 def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -81,9 +84,12 @@ def check_same_model(run: RunFolder, checkpoint: Path, model_path: Path) -> None
 
 def _read(file: Path) -> dict[str, Any]:
     """Returns a JSON file's object, an empty one if there is no such file."""
-    if not file.is_file():
+    try:
+        content: dict[str, Any] = read_json(
+            file, follow=True, most_bytes=_MOST_BYTES, deepest=100, finite=False
+        )
+    except FileNotFoundError:
         return {}
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return content
 
 

@@ -21,12 +21,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rl_core.evaluation.rows import label_rows, read_rows, write_rows
 from rl_core.schema import MOST_VALIDATION_ROWS, ROLLOUTS
 from rl_core.system.atomic import alone_in, new_file, reading, sweep_leftovers
 from rl_core.system.disk_reserve import demand_room
+from rl_core.system.plain_parquet import read_table
 from rl_core.system.words import disk_size
 from rl_core.types import Rollout
 
@@ -150,8 +152,8 @@ def _remove_after(folder: Path, step: int) -> None:
 
 
 def step_files(folder: Path) -> list[StepFile]:
-    """Returns a folder's finished files `step_000101.parquet`, by step."""
-    paths = folder.iterdir() if folder.is_dir() else ()
+    """Returns a folder's finished files `step_000101.parquet`, by step; a link to one has none."""
+    paths = folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ()
     return sorted(
         StepFile(int(match[1]), path) for path in paths if (match := _FILE.fullmatch(path.name))
     )
@@ -163,16 +165,14 @@ def samples_of_step(folder: Path, step: int | None = None, *, most: int = 8) -> 
         with reading(folder):
             files = step_files(folder)
             step = files[-1].last_step if step is None and files else step
-            rows = pq.read_table(
-                [file.path for file in files if file.last_step >= (step or 0)][:1],
-                columns=list(_OF_SAMPLES),
-                filters=[("step", "=", step)],
-                partitioning=None,
-                schema=ROLLOUTS,
-            )
-    except (OSError, ValueError, pa.ArrowException):  # none yet, deleted, or cut by a full disk
-        return []
-    return in_turns(rows.to_pylist(), most)
+            for file in files:
+                if file.last_step >= (step or 0):
+                    rows = read_table(file.path, ROLLOUTS, below=folder.parent, columns=_OF_SAMPLES)
+                    chosen = rows.filter(pc.field("step") == step).to_pylist()
+                    return in_turns(chosen, most)
+    except (OSError, ValueError):  # none yet, deleted, or cut by a full disk
+        pass
+    return []
 
 
 def in_turns(rows: Sequence[Row], most: int) -> list[Row]:

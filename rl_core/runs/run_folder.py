@@ -34,6 +34,7 @@ from rl_core.runs.settings_file import changed_settings, read_settings, settings
 from rl_core.system.atomic import is_disk_full, locked, refuse_foreign, write_text_atomically
 from rl_core.system.disk_reserve import RESERVE, demand_room, hold_reserve, write_last_words
 from rl_core.system.log_file import log_to_file
+from rl_core.system.plain_files import read_json
 from rl_core.system.redaction import redact
 from rl_core.system.versions import made_with
 from rl_core.system.words import disk_size
@@ -216,13 +217,18 @@ class RunFolder:
         return price_in_words(seconds, budget)
 
     def read(self) -> RunRecord:
-        """Returns the content of `run.json`; ValueError if it is missing or not a run's record."""
+        """Returns the content of `run.json`; ValueError if it is missing or not a run's record.
+
+        The run is called as its folder, which may have been renamed or copied.
+        """
         file = self.path / "run.json"
         try:
-            return RunRecord.model_validate_json(file.read_bytes())
-        except OSError as error:
+            content = read_json(file, below=self.path)
+        except FileNotFoundError as error:
             raise ValueError(f"{file} cannot be read: {error.strerror}") from error
-        except ValueError as error:
+        try:
+            return RunRecord.model_validate(content | {"run_id": self.run_id})
+        except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{file} is no record of a run, or is cut short or damaged: restore it, or delete "
                 "the run's folder"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,6 +10,8 @@ import yaml
 
 from rl_core.config.mistakes import leaves as leaves  # of which its readers need both
 from rl_core.config.run import RunConfig
+from rl_core.section import Section
+from rl_core.system.plain_files import MOST_YAML_BYTES, parse_yaml, read_plain
 from rl_core.system.redaction import redact
 
 REMOVED: Final[Mapping[str, str]] = {
@@ -22,29 +25,37 @@ REMOVED: Final[Mapping[str, str]] = {
     "rollout.weight_sync": "engines get new weights through Ray's object store",
 }
 """Settings of earlier versions, and what holds now. A stored run may still name them."""
+_SECTIONS: Final = tuple(
+    name for name, field in RunConfig.model_fields.items() if isinstance(field.default, Section)
+)
 
 
 def read_settings(run_folder: Path) -> dict[str, Any]:
     """Returns all settings of a run by section, without the `REMOVED`; none if they are damaged."""
-    try:
-        return parse_settings(
-            (run_folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
-        )
-    except OSError:
-        return {}
+    return parse_settings(settings_text(run_folder))
+
+
+def settings_text(run_folder: Path) -> str:
+    """Returns the text of a run's `config.yaml`, empty if it cannot be read."""
+    file = run_folder / "config.yaml"
+    with suppress(ValueError, FileNotFoundError):
+        content = read_plain(file, below=run_folder, most_bytes=MOST_YAML_BYTES)
+        return content.decode(errors="replace")
+    return ""
 
 
 def parse_settings(text: str) -> dict[str, Any]:
     """Returns the settings in the text of a `config.yaml`, see `read_settings`."""
     try:
-        settings = yaml.safe_load(text)
-    except yaml.YAMLError:
+        settings = parse_yaml(text)
+    except ValueError:
         return {}
-    if not isinstance(settings, dict):
+    if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
+        return {}
+    if not all(isinstance(settings.get(section, {}), dict) for section in _SECTIONS):
         return {}
     for section, _, name in (key.partition(".") for key in REMOVED):
-        if isinstance(settings.get(section), dict):
-            settings[section].pop(name, None)
+        settings.get(section, {}).pop(name, None)
     return settings
 
 

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -24,6 +25,8 @@ TRASH_PREFIX = ".trash-"
 _FILE_MODE = 0o666
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_WAITS_S = 10.0
+"""For a folder that is being removed; another user may keep his for ever."""
 _UMASK = re.compile(r"^Umask:\t(\d+)$", re.MULTILINE)
 _logger = logging.getLogger(__name__)
 
@@ -113,7 +116,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Keeps a folder's content where it is within the block; FileNotFoundError if it is gone.
+    """Keeps a folder's content where it is within the block.
+
+    FileNotFoundError if it is gone, or if another process rearranges it for longer than `_WAITS_S`.
 
     Many may read at a time; a process that removes or rearranges it must be `alone_in` it first.
     The lock is on the folder itself, so that a reader needs no right to write, and ends with its
@@ -121,10 +126,22 @@ def reading(folder: Path) -> Iterator[None]:
     """
     folder = folder.resolve()
     with _opened(folder, os.O_DIRECTORY) as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        deadline = time.monotonic() + _WAITS_S
+        while not _shares(descriptor):
+            if time.monotonic() > deadline:
+                raise FileNotFoundError(errno.ENOENT, "kept by another process", str(folder))
+            time.sleep(0.05)
         if not os.path.samestat(os.fstat(descriptor), folder.stat()):
             raise FileNotFoundError(errno.ENOENT, "removed before it could be read", str(folder))
         yield
+
+
+def _shares(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

@@ -15,7 +15,6 @@ If a step has a test, a table of a few of its rollouts is sent with its line.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -38,6 +37,7 @@ from rl_core.runs.settings_file import leaves, read_settings
 from rl_core.system.atomic import alone_in
 from rl_core.system.child_process import channel_to_parent
 from rl_core.system.network import wandb_url, why_silent
+from rl_core.system.plain_files import open_plain, parse_json
 from rl_core.system.words import without_middle
 
 _UPLOADING: Final = "uploading"
@@ -187,16 +187,18 @@ class NewRows:
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Yields the whole rows that were written since the last call."""
-        if not self._path.exists():
+        try:
+            file = open_plain(self._path, below=self._path.parent)
+        except OSError:
             return
-        with self._path.open("rb") as file:
+        with file:
             file.seek(self._at)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
                 self._at += len(line)
                 with suppress(ValueError):  # a line that a crash cut short
-                    yield json.loads(line)
+                    yield parse_json(line)
 
 
 class _Parent:

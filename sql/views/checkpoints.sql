@@ -4,8 +4,8 @@ select
     folder,
     is_best,
     is_latest,
-    cast(record ->> 'step' as bigint) as step,
-    cast(record ->> 'accuracy' as double) as accuracy,
-    cast(record ->> 'total_bytes' as bigint) as total_bytes
+    try_cast(record ->> 'step' as bigint) as step,
+    try_cast(record ->> 'accuracy' as double) as accuracy,
+    try_cast(record ->> 'total_bytes' as bigint) as total_bytes
 from checkpoint_records
-where json_valid(record)
+where json_valid(record) and try_cast(record ->> 'step' as bigint) is not null

@@ -4,12 +4,12 @@ with lines as (
     select
         run_id,
         line_number,
-        cast(line ->> 'step' as bigint) as step,
-        cast(line ->> 'epoch' as bigint) as epoch,
-        cast(line ->> 'time' as timestamptz) as logged_at,
+        try_cast(line ->> 'step' as bigint) as step,
+        try_cast(line ->> 'epoch' as bigint) as epoch,
+        try_cast(line ->> 'time' as timestamptz) as logged_at,
         from_json(line, '"map(varchar, double)"') as entries
     from metric_lines
-    where json_valid(line)
+    where json_valid(line) and try_cast(line ->> 'step' as bigint) is not null
 ),
 
 counted as (
@@ -35,7 +35,7 @@ named_values as (
 numbers as (
     select *
     from named_values
-    where value is not null and metric not in ('step', 'epoch', 'time')
+    where isfinite(value) and metric not in ('step', 'epoch', 'time')
 ),
 
 -- only where a step has several lines: a window over all of them takes as long as the rest

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -12,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rl_core.errors import first_line
+from rl_core.system.plain_files import open_plain
+from rl_core.system.plain_parquet import open_parquet
 from rl_core.system.words import did_you_mean, disk_size
 
 CountTokens: TypeAlias = Callable[[Sequence[Any]], Sequence[int]]
@@ -103,19 +106,24 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _schema(file: Path) -> pa.Schema:
-    with _readable(file):
-        return pq.read_schema(file)
+    with _readable(file) as content:
+        return pq.read_schema(content)
 
 
 def _read(file: Path, **options: Any) -> pl.DataFrame:
+    if "n_rows" not in options:
+        with open_parquet(file, follow=True):
+            pass  # its rows fit into memory
     with _readable(file):
         return pl.read_parquet(file, glob=False, **options)
 
 
 @contextmanager
-def _readable(file: Path) -> Iterator[None]:
+def _readable(file: Path) -> Iterator[BufferedReader]:
     try:
-        yield
+        with open_plain(file, follow=True) as content:
+            yield content
+    except FileNotFoundError as error:
+        raise ValueError(f"{file}: there is no such file") from error
     except (pa.ArrowException, pl.exceptions.PolarsError, OSError) as error:
-        why = f"not a readable parquet file ({first_line(error)})"
-        raise ValueError(f"{file}: {why if file.exists() else 'there is no such file'}") from error
+        raise ValueError(f"{file}: not a readable parquet file ({first_line(error)})") from error

@@ -5,20 +5,29 @@ the views of `sql/views` select what is complete.
 """
 
 import json
+import logging
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rl_core.runs.metrics_log import MOST_LOG_BYTES
 from rl_core.runs.rollout_log import step_files
-from rl_core.runs.settings_file import leaves, parse_settings
+from rl_core.runs.run_folder import RunRecord
+from rl_core.runs.settings_file import leaves, parse_settings, settings_text
 from rl_core.system.atomic import reading
-from rl_core.system.words import did_you_mean
+from rl_core.system.plain_files import open_plain, parse_json, read_plain
+from rl_core.system.plain_parquet import check_columns, open_parquet
+from rl_core.system.words import did_you_mean, printable
+
+Files = Mapping[str, Sequence[Path]]
+"""Files by the name of the run in whose folder they lie: it counts, not the `run_id` in them."""
+_logger = logging.getLogger(__name__)
 
 
 def _columns(names: str, **others: pa.DataType) -> pa.Schema:
@@ -43,7 +52,7 @@ def find_runs(root: Path, run: str | None = None) -> list[Path]:
     """
     folder = root / "runs"
     runs = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    runs.sort(key=lambda run: (str(json.loads(_record(run)).get("started_at") or ""), run.name))
+    runs.sort(key=lambda run: (json.loads(_record(run)).get("started_at") or "", run.name))
     if run is None:
         return runs
     if run == "latest":
@@ -66,9 +75,45 @@ def reading_rollouts(runs: Sequence[Path]) -> Iterator[list[Path]]:
     """Yields the runs' rollout files, each step in one of them; none is deleted in the block."""
     with ExitStack() as held:
         for run in runs:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 held.enter_context(reading(run / "rollouts"))
         yield [file.path for run in runs for file in step_files(run / "rollouts")]
+
+
+def sound_files(runs: Sequence[Path], files: Sequence[Path], columns: pa.Schema) -> Files:
+    """Returns the parquet files that can be read, by the run in whose folder they lie.
+
+    A warning names each of the others: what is wrong with one run stops no question.
+    """
+    found: dict[str, list[Path]] = {}
+    folders = {run: run for run in runs}
+    for file in files:
+        run = next(folders[parent] for parent in file.parents if parent in folders)
+        try:
+            with open_plain(file, below=run) as stream:
+                info = os.fstat(stream.fileno())
+            _look_at(file, run, columns, (info.st_ino, info.st_size, info.st_mtime_ns))
+        except FileNotFoundError:
+            continue  # deleted a moment ago
+        except (OSError, ValueError) as error:
+            reason = f"{file} {error.strerror}" if isinstance(error, OSError) else error
+            warn_once(f"run {run.name}: {reason}: left out")
+        else:
+            found.setdefault(run.name, []).append(file)
+    return found
+
+
+@lru_cache(maxsize=100_000)
+def _look_at(file: Path, run: Path, columns: pa.Schema, _state: tuple[int, ...]) -> None:
+    """Raises ValueError if a file does not hold such rows, or more than fit into memory."""
+    with open_parquet(file, below=run) as rows:
+        check_columns(file, rows, columns)
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Logs a warning, once: a report asks forty questions."""
+    _logger.warning("%s", printable(message))
 
 
 def metric_lines(runs: Sequence[Path]) -> pa.Table:
@@ -76,7 +121,7 @@ def metric_lines(runs: Sequence[Path]) -> pa.Table:
     rows = [
         {"run_id": run.name, "line_number": number, "line": line}
         for run in runs
-        for number, line in enumerate(_text(run / "metrics.jsonl").split("\n"))
+        for number, line in enumerate(_text(run / "metrics.jsonl", run).split("\n"))
     ]
     schema = _columns("run_id line_number line", line_number=pa.int64())
     return pa.Table.from_pylist(rows, schema=schema)
@@ -89,12 +134,25 @@ def run_records(runs: Sequence[Path]) -> pa.Table:
 
 
 def _record(run: Path) -> str:
-    """A run's run.json; if it is cut short or damaged, a record that says so."""
-    text = _text(run / "run.json")
-    with suppress(ValueError):
-        if isinstance(json.loads(text or "{}"), dict):
-            return text or "{}"
-    return json.dumps({"status": "unreadable", "reason": "its run.json is cut short or damaged"})
+    """A run's record as JSON; if it is cut short or damaged, one that says so."""
+    try:
+        content = read_plain(run / "run.json", below=run)
+    except FileNotFoundError:
+        return "{}"
+    except ValueError as error:
+        return json.dumps({"status": "unreadable", "reason": str(error)})
+    return _checked(run.name, content)
+
+
+@lru_cache(maxsize=1_000)
+def _checked(run_id: str, content: bytes) -> str:
+    try:
+        record = parse_json(content) | {"run_id": run_id}
+        RunRecord.model_validate(record)
+        return json.dumps(record)
+    except (TypeError, ValueError):
+        reason = "its run.json is cut short or damaged"
+        return json.dumps({"status": "unreadable", "reason": reason})
 
 
 def checkpoint_records(runs: Sequence[Path]) -> pa.Table:
@@ -102,12 +160,12 @@ def checkpoint_records(runs: Sequence[Path]) -> pa.Table:
     rows = []
     for run in runs:
         folder = run / "checkpoints"
-        latest, best = (folder / "latest").resolve().name, (folder / "best").resolve().name
+        latest, best = (os.path.realpath(folder / link) for link in ("latest", "best"))
         for manifest in sorted(folder.glob("step_*/checkpoint.json")):
-            name = manifest.parent.name
+            name, real = manifest.parent.name, os.path.realpath(manifest.parent)
             place = {"run_id": run.name, "name": name, "folder": str(manifest.parent)}
-            links = {"is_latest": name == latest, "is_best": name == best}
-            rows.append(place | links | {"record": _text(manifest)})
+            links = {"is_latest": real == latest, "is_best": real == best}
+            rows.append(place | links | {"record": _text(manifest, run)})
     return pa.Table.from_pylist(rows, schema=_CHECKPOINT_RECORDS)
 
 
@@ -116,7 +174,7 @@ def setting_rows(runs: Sequence[Path]) -> pa.Table:
     rows = [
         {"run_id": run.name, "key": key, "value": value}
         for run in runs
-        for key, value in _settings(_text(run / "config.yaml"))
+        for key, value in _settings(settings_text(run))
     ]
     return pa.Table.from_pylist(rows, schema=_columns("run_id key value"))
 
@@ -135,7 +193,8 @@ def dataset_records(root: Path) -> pa.Table:
         if file.name.startswith("."):
             continue
         try:
-            footer = pq.read_metadata(file)
+            with open_plain(file, follow=True) as stream:
+                footer, size = pq.read_metadata(stream), os.fstat(stream.fileno()).st_size
         except (OSError, pa.ArrowException):
             continue  # a file that is no parquet is no data set
         said = footer.metadata or {}
@@ -145,7 +204,7 @@ def dataset_records(root: Path) -> pa.Table:
                 "split": file.stem,
                 "folder": str(file.parent),
                 "num_rows": footer.num_rows,
-                "total_bytes": file.stat().st_size,
+                "total_bytes": size,
                 "content_hash": said.get(b"countdown_train.content_sha256"),
                 "seed": said.get(b"countdown_train.seed"),
                 "made_by": said.get(b"countdown_train.generator"),
@@ -166,9 +225,13 @@ def bytes_by_kind(run: Path) -> dict[str, int]:
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
-def _text(file: Path) -> str:
-    """A file's text, empty if it is absent (or was pruned a moment ago)."""
+def _text(file: Path, run: Path) -> str:
+    """A file's text; empty if it is absent (or was pruned a moment ago), or cannot be read."""
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        content = read_plain(file, below=run, most_bytes=MOST_LOG_BYTES)
+    except FileNotFoundError:
         return ""
+    except ValueError as error:
+        warn_once(f"run {run.name}: {error}: left out")
+        return ""
+    return content.decode(errors="replace")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,8 @@ _VALUES: Mapping[str, tuple[str, str]] = {
 """Parameters of saved questions whose value must be in a column: its view and its name."""
 
 Runs = str | Sequence[str] | None
+_OF_THE_USER = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
+"""Errors of a SELECT, and not of the files."""
 _NOT_TEXT = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are no UTF-8
 _FIRST_DAY, _LAST_DAY = (date.min - date(1970, 1, 1)).days, (date.max - date(1970, 1, 1)).days
 """Python's first and last date, in days from 1970."""
@@ -100,9 +103,38 @@ def run_query(
 def _answer(
     sql: str, parameters: Mapping[str, Value], *, root: Path, run: Runs, is_ours: bool
 ) -> pl.DataFrame:
-    """Returns the rows of a SELECT; `run` as for `ask`; `is_ours`: from `sql/`, not from a user."""
+    """Returns the rows of a SELECT; `run` as for `ask`; `is_ours`: from `sql/`, not from a user.
+
+    If a run's files are damaged so that the SELECT fails, it is left out with a warning.
+    """
     named = [run] if run is None or isinstance(run, str) else run
     runs = [folder for name in named for folder in run_files.find_runs(root, name)]
+    answer = partial(_answer_of, sql, parameters, root=root, is_ours=is_ours)
+    try:
+        return answer(runs)
+    except ValueError as error:
+        if len(runs) < 2 or isinstance(error.__cause__, () if is_ours else _OF_THE_USER):
+            raise
+        reasons = {folder: why for folder in runs if (why := _why_not(answer, folder))}
+        if len(reasons) == len(runs):
+            raise
+    for folder, why in reasons.items():
+        run_files.warn_once(f"run {folder.name} is left out: {why}")
+    return answer([folder for folder in runs if folder not in reasons])
+
+
+def _why_not(answer: Callable[[Sequence[Path]], object], run: Path) -> str | None:
+    """Returns why a question cannot be answered of one run."""
+    try:
+        answer([run])
+    except ValueError as error:
+        return in_one_line(error)
+    return None
+
+
+def _answer_of(
+    sql: str, parameters: Mapping[str, Value], runs: Sequence[Path], *, root: Path, is_ours: bool
+) -> pl.DataFrame:
     needed = _named_views(sql)
     for view in reversed(VIEWS):
         if view in needed:
@@ -113,9 +145,10 @@ def _answer(
             name: [file for run in of[view] for file in sorted(run.glob(pattern))]
             for name, (view, pattern, _) in _FILES.items()
         } | {"rollout_rows": rollouts}
-        own = {name: (found, _FILES[name][2]) for name, found in files.items() if found and is_ours}
-        others = (name for name in files if name not in own)
-        tables = {name: _dataset(files[name], _FILES[name][2]) for name in others}
+        sound = {name: run_files.sound_files(runs, files[name], _FILES[name][2]) for name in files}
+        own = {name: (found, _FILES[name][2]) for name, found in sound.items() if found and is_ours}
+        others = (name for name in sound if name not in own)
+        tables = {name: _dataset(sound[name], _FILES[name][2]) for name in others}
         tables |= {name: read(of[view]) for name, (view, read) in _RECORDS.items()}
         tables["dataset_records"] = run_files.dataset_records(root)
         with connect(tables, own) as connection:
@@ -169,23 +202,27 @@ def open_checks() -> Iterator[CheckSession]:
         yield CheckSession(connection)
 
 
-def _dataset(files: Sequence[Path], columns: pa.Schema) -> pa.Table | pads.Dataset:
+def _dataset(files: run_files.Files, columns: pa.Schema) -> pa.Table | pads.Dataset:
     """A lazy table over parquet files; a column that a file lacks is null."""
     if not files:
         return columns.empty_table()
     import pyarrow.dataset as pads  # takes longer to import than most questions to answer
+    from pyarrow.fs import LocalFileSystem
 
-    try:
-        return pads.dataset([str(file) for file in files], schema=columns, format="parquet")
-    except (pa.ArrowInvalid, OSError) as error:
-        names = ", ".join(str(file) for file in files[:3])
-        raise ValueError(f"{names}: not a readable parquet file ({error})") from error
+    named = [(str(file.absolute()), run) for run, some in files.items() for file in some]
+    return pads.FileSystemDataset.from_paths(
+        [path for path, _ in named],
+        schema=columns,
+        format=pads.ParquetFileFormat(),
+        filesystem=LocalFileSystem(),
+        partitions=[pads.field("run_id") == run for _, run in named],  # not what is in the file
+    )
 
 
 @contextmanager
 def connect(
     tables: Mapping[str, pa.Table | pads.Dataset],
-    files: Mapping[str, tuple[Sequence[Path], pa.Schema]] | None = None,
+    files: Mapping[str, tuple[run_files.Files, pa.Schema]] | None = None,
 ) -> Iterator[DuckDBPyConnection]:
     """Yields an in-memory DuckDB that can read `tables` and parquet `files`, and nothing else."""
     # Nobody can guess its name, and only this user can read it.
@@ -202,7 +239,7 @@ def connect(
         connection.execute("set enable_progress_bar = false")  # it would be printed into the answer
         if files:
             connection.execute("set parquet_metadata_cache = true")
-            everything = [file for some, _ in files.values() for file in some]
+            everything = [file for of, _ in files.values() for some in of.values() for file in some]
             connection.execute(f"set allowed_paths = {_paths(everything)}")
         connection.execute("set enable_external_access = false")
         connection.execute("set lock_configuration = true")
@@ -214,16 +251,17 @@ def connect(
 
 
 def _register_files(
-    connection: DuckDBPyConnection, name: str, files: Sequence[Path], columns: pa.Schema
+    connection: DuckDBPyConnection, name: str, files: run_files.Files, columns: pa.Schema
 ) -> None:
-    source = f"read_parquet({_paths(files)}, union_by_name = true)"
+    connection.register(f"no_{name}", columns.empty_table())
+    rows = [f"select * from no_{name}"]
+    known = [column for column in columns.names if column != "run_id"]
+    for run, some in files.items():
+        run_id = run.replace("'", "''")
+        source = f"read_parquet({_paths(some)}, union_by_name = true)"
+        rows.append(f"select columns(lambda c: c in {known}), '{run_id}' as run_id from {source}")
     try:
-        found = {row[0] for row in connection.execute(f"describe from {source}").fetchall()}
-        rows = f"select * from {source}"
-        if lacking := [column for column in columns.names if column not in found]:
-            connection.register(f"no_{name}", columns.empty_table().select(lacking))
-            rows = f"select * from no_{name} union all by name {rows}"
-        connection.execute(f"create view {name} as {rows}")
+        connection.execute(f"create view {name} as {' union all by name '.join(rows)}")
     except duckdb.Error as error:
         raise ValueError(f"not a readable parquet file ({_message(error)})") from error
 

@@ -1,6 +1,5 @@
 """Gathers what a report or a comparison shows, from runs' folders: records and saved queries."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,8 +9,9 @@ from typing import Any
 import polars as pl
 
 from rl_core.evaluation.statistics import wilson_interval
+from rl_core.runs.metrics_log import read_rows
 from rl_core.runs.run_folder import RunFolder, RunRecord
-from rl_core.runs.settings_file import read_settings
+from rl_core.runs.settings_file import read_settings, settings_text
 from rl_core.sft.named_data import CURVE_NAME
 from rl_core.tracking.diagnosis import Diagnosis, diagnose
 from tasks.hours import left_of, steps_in_words
@@ -100,7 +100,6 @@ def gather(run: RunFolder) -> ReportData:
     base = next((row for row in models if row["model"] == "base"), None)
     before, after = ((row["accuracy"] if row else None) for row in (base, trained))
     overview = ask("runs_overview").row(0, named=True)
-    config = run.path / "config.yaml"
     settings = read_settings(run.path)
     best, worst = best_and_worst(run, from_step=from_step)
     best_checkpoint = _last(ask("best_checkpoint").to_dicts())
@@ -114,7 +113,7 @@ def gather(run: RunFolder) -> ReportData:
     return ReportData(
         record=record,
         rows=_rows(run, models={"base", newest}, from_step=from_step, last=last_step),
-        settings=config.read_text(encoding="utf-8") if config.exists() else "",
+        settings=settings_text(run.path),
         algorithm=algorithm_in_words(run, settings),
         command=command_of(record),
         answer_pages=answer_pages(run, ["base", newest]),
@@ -169,10 +168,10 @@ def _rows(
     searches = ask("search_by_step", steps_per_row=steps_per_row).to_dicts()
     solutions = of_models("accuracy_by_num_solutions")
     is_known = any(row["solutions"] != "unknown" for row in solutions)  # in GSM8K it is not
-    sft, data = run.path / CURVE_NAME, Path(run.read().data or "-").name
+    data = Path(run.read().data or "-").name
     return {
         "kept_evaluations": ask("kept_evaluations").to_dicts(),
-        "sft": list(map(json.loads, sft.read_text().splitlines())) if sft.exists() else [],
+        "sft": read_rows(run.path / CURVE_NAME),
         "searches": searches if any(row["attempts"] >= 1 for row in searches) else [],
         "turns": ask("turns_by_step", steps_per_row=steps_per_row).to_dicts(),
         "turns_used": ask("accuracy_by_turns", from_step=from_step).to_dicts(),

@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import yaml
 
+from rl_core.runs.metrics_log import MOST_LOG_BYTES
 from rl_core.runs.run_folder import AFTER, RunFolder, RunRecord
+from rl_core.system.plain_files import read_plain
 from rl_core.system.words import counted, cut, in_one_line, printable
 
 _LONGEST: Final = 300
@@ -91,6 +93,7 @@ _PHASES: Final = {
     "gen": r"generate_sequences|\bvllm\b|rollout",
 }
 _MOST_WARNINGS: Final = 40
+_LONGEST_LINE: Final = 2_000
 _WARNING: Final = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z "
     r"(?P<level>WARNING|ERROR|CRITICAL) (?P<logger>[\w.]+): (?P<message>.*)"
@@ -184,9 +187,10 @@ def warnings(run: Path) -> list[LoggedWarning]:
     """Returns the warnings in the run's log, the first of each kind, oldest first."""
     seen: dict[str, LoggedWarning] = {}
     try:
-        lines = (run / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        log = read_plain(run / "log.txt", below=run, most_bytes=MOST_LOG_BYTES)
+    except (FileNotFoundError, ValueError):
         return []
+    lines = (line[:_LONGEST_LINE] for line in log.decode(errors="replace").splitlines())
     for match in filter(None, map(_WARNING.fullmatch, lines)):
         key = re.sub(r"\d+", "0", match["message"])  # the same in every step
         time, level, message = match["time"].replace("T", " "), match["level"], match["message"]

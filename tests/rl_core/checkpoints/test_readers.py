@@ -1,6 +1,6 @@
 import contextlib
-import os
 import subprocess
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from rl_core.checkpoints.manifest import Manifest, find_damage, read_manifest
 from rl_core.checkpoints.pruning import PruningDecision, plan_pruning, prune
 from rl_core.checkpoints.store import reading_latest, save_checkpoint
 from rl_core.system.atomic import alone_in, reading, remove_folder
+from rl_core.system.plain_files import open_plain
 from tests.support.checkpoint_files import save_steps, steps, writer
 from tests.support.programs import begun
 
@@ -88,14 +89,12 @@ def test_latest_is_held_while_it_is_read_and_pruned_after(tmp_path):
 
 def test_a_checkpoint_that_is_pruned_while_it_is_listed_ends_nobody(tmp_path, monkeypatch):
     saved = save_checkpoint(tmp_path, 5, lambda folder: (folder / "weights").touch(), 0.5)
-    look = Path.stat
 
-    def look_and_prune(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
-        found = look(path, follow_symlinks=follow_symlinks)
-        if path.name == "weights":
-            path.unlink()
-        return found
+    def open_and_prune(path: Path, *, below: Path) -> BufferedReader:
+        opened = open_plain(path, below=below)
+        path.unlink()
+        return opened
 
-    monkeypatch.setattr(Path, "stat", look_and_prune)
+    monkeypatch.setattr("rl_core.checkpoints.manifest.open_plain", open_and_prune)
     assert isinstance(read_manifest(saved), Manifest)
     assert read_manifest(saved) == "weights is missing"
