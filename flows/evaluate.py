@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.prefect_patches.own_settings import ignore_working_folder
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 
 apply_defaults()  # a Prefect worker starts this module without our command line
+ignore_working_folder()
 hide_cuda_only_packages()
 
 from prefect import flow  # transformers and vLLM come with the tasks below

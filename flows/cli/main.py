@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 
 from flows.cli.commands import BAD_INPUT, COMMANDS, PROGRAM, build_parser, parse
 from flows.errors import BadInputError, RunFailedError, one_line
+from flows.prefect_patches.own_settings import ignore_working_folder
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.redaction import redact
 from rl_core.system.words import in_one_line, printable
@@ -39,6 +40,7 @@ def main() -> NoReturn:
 
         argcomplete.autocomplete(build_parser(), always_complete_options=False)
     apply_defaults()
+    ignore_working_folder()
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     # Only `run` needs that folder, and preflight reports it in one line.
