@@ -19,7 +19,7 @@ from flows.errors import BadInputError
 from flows.runs.lookup import (
     changed_settings,
     named_model,
-    refuse_unnamed_code,
+    refuse_unnamed,
     settings_of_run,
 )
 from flows.runs.run_record import tell_the_end_plainly
@@ -99,7 +99,7 @@ def choose(asked: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
         return Chosen(models, compose(overrides), None)
     base = settings_of_run(model.run, storage, overrides)
     config = changed_settings(model.run, overrides, storage)
-    refuse_unnamed_code(config, overrides, ray=True)
+    refuse_unnamed(config, overrides, ray=True)
     data = model.run.read().data
     ours, its = (generator_settings(one.env, one.data) for one in (config, base))
     if data is None or not Path(data).is_dir() or ours != its:
