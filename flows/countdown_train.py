@@ -9,9 +9,11 @@ Not here: what a stage does (`tasks/`), and how the command line shows it (`flow
 from collections.abc import Sequence
 from typing import Any, ParamSpec, TypeVar
 
+from flows.prefect_patches.own_settings import ignore_working_folder
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 
 apply_defaults()  # a Prefect worker starts this module without our command line
+ignore_working_folder()
 hide_cuda_only_packages()
 
 from prefect import Task, flow  # transformers and vLLM come with the tasks below

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.prefect_patches.own_settings import ignore_working_folder
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 
 apply_defaults()  # a Prefect worker starts this module without our command line
+ignore_working_folder()
 hide_cuda_only_packages()
 
 from prefect import flow  # transformers and vLLM come with the tasks below
@@ -17,7 +19,7 @@ from flows.errors import BadInputError
 from flows.runs.lookup import (
     changed_settings,
     named_model,
-    refuse_unnamed_code,
+    refuse_unnamed,
     settings_of_run,
 )
 from flows.runs.run_record import tell_the_end_plainly
@@ -97,7 +99,7 @@ def choose(asked: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
         return Chosen(models, compose(overrides), None)
     base = settings_of_run(model.run, storage, overrides)
     config = changed_settings(model.run, overrides, storage)
-    refuse_unnamed_code(config, overrides, ray=True)
+    refuse_unnamed(config, overrides, ray=True)
     data = model.run.read().data
     ours, its = (generator_settings(one.env, one.data) for one in (config, base))
     if data is None or not Path(data).is_dir() or ours != its:

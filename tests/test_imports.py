@@ -85,3 +85,9 @@ def test_the_home_made_tokenizer_needs_no_torch(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     code = f"from rl_core.data.prompts import load_tokenizer; load_tokenizer({str(tmp_path)!r})"
     assert loaded_by(code) == {"transformers"}
+
+
+def test_no_module_is_looked_for_in_the_working_folder(tmp_path):
+    # A relative name in sys.path is a folder, or a zip archive, of the working folder.
+    done = python("import sys; print(*sys.path)", cwd=tmp_path, more={"PYTHONSAFEPATH": "1"})
+    assert [place for place in done.stdout.split() if not place.startswith("/")] == []

@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 from flows.cli.commands import BAD_INPUT, COMMANDS, PROGRAM, build_parser, parse
 from flows.cli.terminal import WarningHandler
 from flows.errors import BadInputError, RunFailedError, one_line
+from flows.prefect_patches.own_settings import ignore_working_folder
 from rl_core.system.log_file import OUR_LOGGERS, listening
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.redaction import redact
@@ -41,6 +42,7 @@ def main() -> NoReturn:
 
         argcomplete.autocomplete(build_parser(), always_complete_options=False)
     apply_defaults()
+    ignore_working_folder()
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     # Only `run` needs that folder, and preflight reports it in one line.

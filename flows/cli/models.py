@@ -8,7 +8,7 @@ from typing import Final
 from flows.cli.commands import take_arguments
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.runs.lookup import changed_settings, named_model, refuse_unnamed_code, where_and_others
+from flows.runs.lookup import changed_settings, named_model, refuse_unnamed, where_and_others
 from flows.settings.compose import compose
 from rl_core.checkpoints.store import reading_sound
 from rl_core.config.run import RunConfig
@@ -39,7 +39,7 @@ def ask(words: Sequence[str]) -> None:
             config = compose(settings)
         else:
             config = changed_settings(model.run, settings, storage)
-            refuse_unnamed_code(config, settings)
+            refuse_unnamed(config, settings)
         if named[1:]:
             questions = [read_question(config, named[1], given.get("answer"))]
         else:

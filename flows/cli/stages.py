@@ -13,7 +13,7 @@ from flows.prefect_patches.private_server import start_private_server
 from flows.runs.lookup import (
     existing_run,
     find_run,
-    refuse_unnamed_code,
+    refuse_unnamed,
     run_first,
     where_and_others,
 )
@@ -33,6 +33,7 @@ from tasks.generate import generate_dataset, rows_per_split
 from tasks.prefect_ui.attempts import settings_in_force
 from tasks.preflight_checks import Finding
 from tasks.prune import prune_run
+from tasks.queries.checkpoint_names import base_of_run
 from tasks.rescore import rescore_run
 from tasks.storage import bring_inputs_of_run, bring_records, inputs_published, published
 
@@ -124,7 +125,7 @@ def prune(overrides: Sequence[str]) -> None:
     if dry_run not in ("true", "false"):
         raise BadInputError(f"dry_run={dry_run} must be true or false")
     config, run = existing_run(run_first(settings, "prune"))
-    with _shown(), published(config):
+    with _shown(), mirrored(config.storage, run.run_id):
         rows = prune_run(config, run, dry_run=dry_run == "true")
     show_rows(rows)
 
@@ -148,7 +149,7 @@ def evaluate(overrides: Sequence[str]) -> None:
         say(f"\n{render(evaluated, [model.name for model in chosen.models])}")
         return
     config, run = existing_run(settings)
-    refuse_unnamed_code(config, settings, ray=True)
+    refuse_unnamed(config, settings, ray=True)
     from flows.evaluate import render
     from rl_core.evaluator import Evaluator
     from tasks.evaluate import evaluate_run, evaluated_of_run
@@ -156,7 +157,7 @@ def evaluate(overrides: Sequence[str]) -> None:
 
     with _shown(), published(config):
         bring_inputs_of_run(config.storage, run)
-        data, model = _data_and_model(run)
+        data, model = _data_of(run), base_of_run(run)
         in_force = settings_in_force(config, run)
         is_own = Evaluator(in_force, data).is_own_of(run)
         summaries = evaluate_run(in_force, run, data, model)
@@ -191,12 +192,12 @@ def rescore(words: Sequence[str]) -> None:
     if strange:
         raise BadInputError(f"{strange[0]} changes no reward: env.* does")
     config, run = existing_run(run_first([*named, *where, *changes], "rescore"))
-    refuse_unnamed_code(config, changes)
+    refuse_unnamed(config, changes)
     from tasks.queries.sql import ask
 
     with _shown(), published(config):
         bring_inputs_of_run(config.storage, run)
-        data, _ = _data_and_model(run)
+        data = _data_of(run)
         changed = " ".join(word for word in changes if word.startswith("env."))
         rescore_run(config, run, data, changed)
         rows = ask("rescored", {"settings": changed}, root=run.root, run=run.run_id)
@@ -240,11 +241,10 @@ def _ready(overrides: Sequence[str], look: Callable[[RunConfig], Sequence[Findin
     return config
 
 
-def _data_and_model(run: RunFolder) -> tuple[Path, Path]:
-    record = run.read()
-    if record.data is None or record.model is None:
+def _data_of(run: RunFolder) -> Path:
+    if (data := run.read().data) is None:
         raise BadInputError(f"run {run.run_id} did not get as far as a data set and a base model")
-    return Path(record.data), Path(record.model)
+    return Path(data)
 
 
 @contextmanager

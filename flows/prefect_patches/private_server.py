@@ -30,6 +30,8 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 if os.getppid() != parent:  # it died before we asked
     sys.exit(1)
+from flows.prefect_patches.own_settings import ignore_working_folder
+ignore_working_folder()
 runpy.run_module("uvicorn", run_name="__main__", alter_sys=True)
 """
 """The kernel stops the server when its parent dies: one that was killed cannot do it itself."""

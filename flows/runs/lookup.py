@@ -7,6 +7,7 @@ from flows.settings.compose import compose
 from flows.settings.keys import check_choice
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
+from rl_core.data.readers import is_fetched
 from rl_core.runs.lock import close_if_lost
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
@@ -44,14 +45,14 @@ def changed_settings(run: RunFolder, words: Sequence[str], storage: StorageConfi
     return compose(changes, base=base)
 
 
-def refuse_unnamed_code(config: RunConfig, words: Sequence[str], *, ray: bool = False) -> None:
-    """Refuses code that a run's folder chooses: a reward function, and what Ray would load.
+def refuse_unnamed(config: RunConfig, words: Sequence[str], *, ray: bool = False) -> None:
+    """Refuses what a run's folder chooses: a reward function, what Ray loads, a hub's data sets.
 
-    What the command's `words` name is allowed. `ray`: the command joins `resources.ray_address`,
-    where the cluster's code runs.
+    What the command's `words` name is allowed, and what is in the hub's cache. `ray`: the command
+    joins `resources.ray_address`, where the cluster's code runs.
     """
     env, named = config.env, {word.partition("=")[0].strip() for word in words}
-    chosen = {}
+    chosen = _fetched(config)
     if env.reward not in (None, type(env).model_fields["reward"].default):
         chosen["env.reward"] = env.reward
         if env.reward_env:
@@ -60,9 +61,22 @@ def refuse_unnamed_code(config: RunConfig, words: Sequence[str], *, ray: bool = 
         chosen["resources.ray_address"] = config.resources.ray_address
     if unnamed := " ".join(f"{key}={value}" for key, value in chosen.items() if key not in named):
         raise BadInputError(
-            f"the run's folder chooses code that this command would run: add {unnamed} to the "
+            f"the run's folder chooses code to run or data to fetch: add {unnamed} to the "
             "command if you trust it"
         )
+
+
+def _fetched(config: RunConfig) -> dict[str, str]:
+    """Returns the settings that name a hub's data set that is not cached, besides an env's own."""
+    data, source = config.data, config.env.source_name
+    own = type(config.env)().source_name
+    lists = {"train": data.train_files, "test": data.test_files}
+    names = {"sft.data": config.sft.data, "env.source": None if source == own else source}
+    return {
+        f"data.{split}_files": f"[{','.join(files)}]"
+        for split, files in lists.items()
+        if any(is_fetched(file, split) for file in files)
+    } | {key: name for key, name in names.items() if name is not None and is_fetched(name, "train")}
 
 
 def find_run(overrides: Sequence[str]) -> RunFolder:

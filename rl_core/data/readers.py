@@ -208,28 +208,44 @@ def _local_files(given: str, name: str) -> list[Path]:
     return found
 
 
+def is_fetched(name: str, split: str) -> bool:
+    """Says whether `find_files` would ask the hub: for a data set that is not in its cache."""
+    try:
+        return is_hub_name(name) and not _hub_snapshot(name, split, local_files_only=True)[1]
+    except (OSError, ValueError):
+        return True
+
+
 def _hub_files(given: str, name: str, split: str) -> list[Path]:
     """Returns the files of one split: parquet shards, one parquet file, or JSON lines."""
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    endings = ("-*.parquet", ".parquet", ".jsonl")
-    patterns = [f"{place}{split}{end}" for place in _HUB_PLACES for end in endings]
     refused = ""
-    for is_cached in (True, False):
+    for local_files_only in (True, False):
         try:
-            folder = snapshot_download(
-                name, repo_type="dataset", allow_patterns=patterns, local_files_only=is_cached
-            )
+            folder, files = _hub_snapshot(name, split, local_files_only=local_files_only)
         except (OSError, ValueError, HfHubHTTPError) as error:
             reason = type(error).__name__  # the error's own text may run over many lines
             refused = f"is no file or folder here, and the hub did not give it ({reason})"
             continue
-        groups = [sorted(Path(folder).glob(pattern)) for pattern in patterns]
-        if _is_whole([file for group in groups for file in group]):
-            return next(filter(None, groups))
+        if files:
+            return files
         refused = f"lacks files of the split in {folder}, and the hub gave no others"
     raise ValueError(f"{given} {refused}: check the name, or download it and give its files")
+
+
+def _hub_snapshot(name: str, split: str, *, local_files_only: bool) -> tuple[str, list[Path]]:
+    """Returns the folder of a hub data set, and the files of a split: none if some are missing."""
+    from huggingface_hub import snapshot_download
+
+    endings = ("-*.parquet", ".parquet", ".jsonl")
+    patterns = [f"{place}{split}{end}" for place in _HUB_PLACES for end in endings]
+    folder = snapshot_download(
+        name, repo_type="dataset", allow_patterns=patterns, local_files_only=local_files_only
+    )
+    groups = [sorted(Path(folder).glob(pattern)) for pattern in patterns]
+    is_whole = _is_whole([file for group in groups for file in group])
+    return folder, next(filter(None, groups)) if is_whole else []
 
 
 def _is_whole(files: Sequence[Path]) -> bool:

@@ -1,7 +1,10 @@
 """Whether a server answers, within seconds: only servers that the user named are asked."""
 
+import configparser
 import os
 import socket
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -12,8 +15,13 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def wandb_url() -> str:
-    """Returns where wandb would send a run."""
-    return os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+    """Returns where wandb sends a run: what the environment names, or the user's own settings."""
+    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb")
+    settings = configparser.ConfigParser(interpolation=None)
+    with suppress(configparser.Error, OSError, UnicodeError, RuntimeError):  # or no home
+        settings.read(folder.expanduser() / "settings")
+    own = settings.get("default", "base_url", fallback="https://api.wandb.ai")
+    return os.environ.get("WANDB_BASE_URL") or own
 
 
 def hubs_are_off() -> bool:

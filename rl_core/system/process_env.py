@@ -9,7 +9,9 @@ import os
 import re
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Final, Literal
 
 from rl_core.system.network import spare_loopback
@@ -35,6 +37,14 @@ _DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",  # on a CPU it warns in twenty lines of nothing to act on
     "WANDB_SILENT": "true",
 }
+_SEARCHED: Final = {"PATH": os.defpath, "LD_LIBRARY_PATH": str(Path(__file__).parent)}
+"""Where children find programs and libraries, and a harmless place if there is no other.
+
+An empty or relative place is the working folder. OpenCV, which vLLM imports, adds an empty one to
+an LD_LIBRARY_PATH that is not set: then `lscpu` loaded libraries of the working folder.
+"""
+_COMPILED: Final = "countdown-train/torchinductor"
+"""Torch's own place for code that it compiles has a known name in /tmp: another user may own it."""
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Torch's settings of a card's memory: of these variables it reads the first that is set."""
 
@@ -140,6 +150,13 @@ def apply_defaults() -> None:
     spare_loopback()
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+    for name, default in _SEARCHED.items():
+        places = [p for p in os.environ.get(name, "").split(os.pathsep) if p.startswith("/")]
+        os.environ[name] = os.pathsep.join(places or [default])
+    with suppress(OSError, RuntimeError):  # a user without a home
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / _COMPILED
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def hide_cuda_only_packages() -> None:

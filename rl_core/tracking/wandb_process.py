@@ -53,7 +53,8 @@ _POLL_S: Final = 1.0
 
 def main() -> NoReturn:
     """Follows a run, and exits with 0 if wandb has all of it, or was offline from the start."""
-    run_folder, mode, timeout = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    run_folder = Path(sys.argv[1]).absolute()  # the working folder changes
+    mode, timeout = sys.argv[2], float(sys.argv[3])
     parent = _Parent(timeout)
     os.nice(10)  # it needs only the CPU time that learner and engines leave
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -76,9 +77,12 @@ def _work(run_folder: Path, mode: str, timeout_s: float, parent: _Parent) -> Non
     folder = run_folder / "wandb" / _UPLOADING
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
+    # In the user's working folder wandb would read `wandb/settings`, which may name a server.
+    os.chdir(folder)
     # Elsewhere wandb would leave files behind. Not TMPDIR: its socket's path would be too long.
     tempfile.tempdir = str(folder)
     os.environ["WANDB_DATA_DIR"] = os.environ["WANDB_CACHE_DIR"] = str(folder)
+    os.environ |= {"WANDB_BASE_URL": wandb_url(), "WANDB_DISABLE_GIT": "true"}
     try:
         run = _start(run_folder, folder, timeout_s)
     except Exception as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rl_core.checkpoints.champion import all_champions
 from rl_core.checkpoints.store import best, latest, list_checkpoints
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.words import as_path, did_you_mean
+from rl_core.system.words import as_path, did_you_mean, printable
 from tasks.queries.run_tables import find_runs
 
 _OF_A_RUN = re.compile(r"base|best|latest|step_\d{6,}")
@@ -70,12 +70,19 @@ def _champion(root: Path, env: str | None) -> NamedModel:
     return _of_run(RunFolder.under(root, reign.run_id), Path(reign.checkpoint).name)
 
 
+def base_of_run(run: RunFolder) -> Path:
+    """Returns the folder of a run's base model; no hub is asked for a name in the run's folder."""
+    model = run.read().model
+    if model is None:
+        raise ValueError(f"run {run.run_id} did not get as far as a base model")
+    if not Path(model).is_dir():
+        raise ValueError(f"the base model of {run.run_id} is not in {printable(model)} any more")
+    return Path(model)
+
+
 def _of_run(run: RunFolder, what: str) -> NamedModel:
     if what == "base":
-        model = run.read().model
-        if model is None:
-            raise ValueError(f"run {run.run_id} did not get as far as a base model")
-        return NamedModel(f"{run.run_id}/base", Path(model), run, 0)
+        return NamedModel(f"{run.run_id}/base", base_of_run(run), run, 0)
     if what in ("best", "latest"):
         checkpoint = best(run.path) if what == "best" else latest(run.path)
     else:

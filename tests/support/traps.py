@@ -1,4 +1,6 @@
-"""A working folder full of modules that somebody else has put there: none may be executed.
+"""A working folder full of what somebody else has put there: nothing of it may be executed.
+
+Modules, and settings of Prefect, which execute what a logging file names.
 
 And secrets of the shell, of which a process may see only those that it needs.
 """
@@ -21,6 +23,19 @@ _NAMES: Final = (
 _TRAP: Final = (
     "from builtins import open\nwith open({mark!r}, 'a') as file: file.write(__name__ + ' ')\n"
 )
+_LOGGING: Final = """
+version: 1
+handlers:
+  trap:
+    class: subprocess.Popen
+    args: [sh, -c, "printf '{name} ' >> '{mark}'"]
+"""
+_SETTINGS: Final = {
+    ".env": "PREFECT_LOGGING_SETTINGS_PATH={file}\nPREFECT_API_URL=http://127.0.0.1:9/api\n",
+    "prefect.toml": "[logging]\nconfig_path = '{file}'\n",
+    "pyproject.toml": "[tool.prefect.logging]\nconfig_path = '{file}'\n",
+}
+"""By the name of a file that Prefect reads."""
 _SPRUNG: Final = "sprung"
 WANDB_KEY: Final = "WANDB_API_KEY"
 SECRETS: Final = {
@@ -39,13 +54,18 @@ SECRETS: Final = {
 def set_traps(folder: Path) -> Path:
     """Returns the folder, made and filled."""
     folder.mkdir()
+    mark = str(folder / _SPRUNG)
     for name in _NAMES:
-        (folder / f"{name}.py").write_text(_TRAP.format(mark=str(folder / _SPRUNG)))
+        (folder / f"{name}.py").write_text(_TRAP.format(mark=mark))
+    for name, text in _SETTINGS.items():
+        file = folder / f"logging-{name}.yml"
+        file.write_text(_LOGGING.format(name=name, mark=mark))
+        (folder / name).write_text(text.format(file=file))
     return folder
 
 
 def sprung(folder: Path) -> str:
-    """Returns the names of the modules that were executed, each with a space."""
+    """Returns the names of the modules and files that were executed, each with a space."""
     file = folder / _SPRUNG
     return file.read_text() if file.exists() else ""
 

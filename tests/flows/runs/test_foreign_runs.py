@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from flows.cli.main import run_command
+from flows.errors import BadInputError
 from flows.prune import _settings
-from flows.runs.lookup import existing_run
+from flows.runs.lookup import existing_run, refuse_unnamed
 from flows.runs.run_record import choose_run
 from flows.settings.compose import compose
 from rl_core.config.operations import StorageConfig
@@ -138,3 +139,54 @@ def test_commands_that_score_nothing_need_no_word(cli, words, scored):
 def test_a_reward_is_called_where_the_command_names_it(cli, scored):
     assert cli("ask", "r/base", "problems=1", *NAMED).out.endswith("1 of 1 correct\n")
     assert scored.exists()
+
+
+HUB = ["data.train_files=[stranger/train]", "data.test_files=[stranger/test]"]
+HUB += ["sft.data=stranger/sft"]
+
+
+@pytest.fixture
+def on_the_hub(scored: Path) -> RunFolder:
+    """That run; its data set is gone, and its settings name others on the hub."""
+    run = RunFolder.under(scored.parent, "r")
+    settings = yaml.safe_load((run.path / "config.yaml").read_text())
+    settings["data"] |= {"train_files": ["stranger/train"], "test_files": ["stranger/test"]}
+    settings["model"]["path"] = "stranger/model"
+    settings["sft"]["data"] = "stranger/sft"
+    settings["env"] |= {"reward": None, "reward_env": []}
+    settings["resources"]["ray_address"] = None
+    (run.path / "config.yaml").write_text(yaml.safe_dump(settings))
+    run.update(data=str(scored.parent / "gone"))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "to_add"),
+    [
+        (["evaluate", "r/base"], HUB),
+        (["evaluate", "run_id=r"], HUB),
+        (["ask", "r/base", "problems=1", *HUB[:2]], HUB[2:]),
+        (["rescore", "r", "env.full_score=2"], HUB),
+    ],
+)
+def test_no_command_fetches_what_a_runs_folder_names(cli, words, to_add, on_the_hub):
+    said = cli(*words, code=2).err
+    assert f"add {' '.join(to_add)} to the command if you trust it" in said
+
+
+@pytest.mark.parametrize(
+    "words", [["evaluate", "r/base"], ["evaluate", "run_id=r"], ["ask", "r/base", "1"]]
+)
+def test_a_base_model_is_looked_for_on_the_disk_only(cli, words, on_the_hub):
+    on_the_hub.update(model="stranger/model")
+    said = cli(*words, *HUB, code=2).err
+    assert said == "countdown-train: the base model of r is not in stranger/model any more\n"
+
+
+def test_the_data_set_of_an_env_is_its_own_or_named():
+    for source in ("openai/gsm8k", "toy"):
+        refuse_unnamed(compose(["env=gsm8k", f"env.source={source}"]), [])
+    config = compose(["env=gsm8k", "env.source=stranger/gsm8k"])
+    refuse_unnamed(config, ["env.source=stranger/gsm8k"])
+    with pytest.raises(BadInputError, match=r"add env\.source=stranger/gsm8k to the"):
+        refuse_unnamed(config, [])

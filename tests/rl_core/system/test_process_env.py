@@ -145,3 +145,35 @@ def test_beside_a_torch_for_cpus_no_process_loads_what_is_for_cards():
         "print([name for name in ('triton', 'torchvision') if sys.modules.get(name)], end='')\n"
     )
     assert done.stdout == "[]", done.stderr
+
+
+SEARCHED = """
+import os
+from rl_core.system.process_env import apply_defaults
+apply_defaults()
+try:
+    import cv2  # vLLM imports it, and it changes LD_LIBRARY_PATH
+except ImportError:
+    pass
+for name in ("PATH", "LD_LIBRARY_PATH"):
+    print(name, os.environ[name])
+print("cache", os.environ["TORCHINDUCTOR_CACHE_DIR"])
+"""
+
+
+@pytest.mark.parametrize("given", ["", ":", "lib:/usr/lib:", "/usr/lib::./lib", ".:/usr/lib"])
+def test_children_find_no_program_and_no_library_in_the_working_folder(given, tmp_path):
+    """ATTACK: an empty or relative element of these variables is the working folder."""
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
+    }
+    env |= {"PATH": f"{given}:{env['PATH']}", "LD_LIBRARY_PATH": given, "HOME": str(tmp_path)}
+    done = python(SEARCHED, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    for places in found.values():
+        assert all(place.startswith("/") for place in places.split(":")), found
+    assert ("/usr/lib" in found["LD_LIBRARY_PATH"].split(":")) == ("/usr/lib" in given)
+    assert found["cache"] == f"{tmp_path}/.cache/countdown-train/torchinductor"  # not in /tmp

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -113,6 +114,25 @@ def test_a_resumed_runs_curve_goes_on_and_has_each_step_once(tmp_path, monkeypat
     assert caplog.messages == []
     assert not (run.path / "wandb" / "uploading").exists()
     assert files_with(API_KEY, run.path) == []
+
+
+@pytest.mark.slow
+def test_settings_in_the_working_folder_are_not_the_users(tmp_path, monkeypatch):
+    """ATTACK: `wandb/settings` of the working folder names a stranger's server."""
+    _, run = a_run(tmp_path)
+    do_steps(run, 0, 3)
+    monkeypatch.delenv("WANDB_BASE_URL")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    with FakeWandb() as server, FakeWandb() as strangers:
+        for folder, url in (("config", server.url), ("cwd/wandb", strangers.url)):
+            settings = tmp_path / folder / "settings"
+            settings.parent.mkdir(parents=True)
+            settings.write_text(f"[default]\nbase_url = {url}\n")
+        monkeypatch.chdir(tmp_path / "cwd")
+        relative = Path(os.path.relpath(run.path))
+        assert upload_run(relative) == ("uploaded", 4, "my-run")
+        assert scores_by_step(server) == expected(0, 3)
+        assert strangers.paths == []
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""Questions and checks in SQL, one SELECT per file; no Python."""
