@@ -2,21 +2,22 @@
 
 Whatever answers at `PREFECT_API_URL` is obeyed: it is given the login, and a state that it sends
 may name a storage block, whose files Prefect unpickles. No setting of Prefect's changes that.
+Prefect is imported in the functions: the first import of it loads our plugin, which needs this.
 """
 
+from __future__ import annotations
+
 from functools import cache
-from typing import Any, NoReturn
-from urllib.parse import SplitResult, urlsplit
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit
 
 import httpcore
-from prefect import results
-from prefect.exceptions import MissingResult
-from prefect.filesystems import LocalFileSystem, WritableFileSystem
-from prefect.serializers import PickleSerializer
-from prefect.settings import get_current_settings
 from websockets.asyncio.client import connect
 
 from rl_core.system.peers import refuse_stranger
+
+if TYPE_CHECKING:
+    from prefect.filesystems import WritableFileSystem
 
 _PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
@@ -37,7 +38,9 @@ def with_plain_loopback(url: str) -> str:
     parts = urlsplit(url)
     if parts.hostname != "localhost":
         return url
-    return parts._replace(netloc=parts.netloc.replace("localhost", "127.0.0.1")).geturl()
+    login, at, _ = parts.netloc.rpartition("@")
+    port = f":{parts.port}" if parts.port else ""
+    return parts._replace(netloc=f"{login}{at}127.0.0.1{port}").geturl()
 
 
 def _check_http() -> None:
@@ -59,12 +62,11 @@ def _check_http() -> None:
 
 
 def _check_stream(host: str, port: int, stream: Any) -> None:
-    if (host, port) != _place_of(urlsplit(get_current_settings().api.url or "")):
-        return
-    try:
-        refuse_stranger(*map(stream.get_extra_info, ("client_addr", "server_addr")))
-    except OSError as error:
-        raise httpcore.ConnectError(str(error)) from error
+    if _is_api(host, port):
+        try:
+            refuse_stranger(*map(stream.get_extra_info, ("client_addr", "server_addr")))
+        except OSError as error:
+            raise httpcore.ConnectError(str(error)) from error
 
 
 def _check_websockets() -> None:
@@ -72,8 +74,8 @@ def _check_websockets() -> None:
 
     async def create_connection(client: connect) -> Any:
         connection = await connected(client)
-        api = _place_of(urlsplit(get_current_settings().api.url or ""))
-        if _place_of(urlsplit(client.uri)) == api:
+        url = urlsplit(client.uri)
+        if _is_api(url.hostname, url.port or _PORTS[url.scheme]):
             try:
                 refuse_stranger(connection.local_address, connection.remote_address)
             except OSError:
@@ -84,12 +86,21 @@ def _check_websockets() -> None:
     setattr(connect, "create_connection", create_connection)  # noqa: B010
 
 
-def _place_of(url: SplitResult) -> tuple[str | None, int | None]:
-    return url.hostname, url.port or _PORTS.get(url.scheme)
+def _is_api(host: str | None, port: int) -> bool:
+    from prefect.settings import get_current_settings
+
+    url = urlsplit(get_current_settings().api.url or "")
+    return (host, port) == (url.hostname, url.port or _PORTS.get(url.scheme))
 
 
 def _read_own_results_only() -> None:
     """Makes `results.local_storage_path` the only place of results; none of them is unpickled."""
+    from prefect import results
+    from prefect.exceptions import MissingResult
+    from prefect.filesystems import LocalFileSystem
+    from prefect.serializers import PickleSerializer
+    from prefect.settings import get_current_settings
+
     resolve = results.resolve_result_storage
 
     def local() -> results._DefaultResultStorage:

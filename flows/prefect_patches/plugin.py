@@ -41,7 +41,10 @@ def setup_environment(*, ctx: HookContext) -> None:
         lock_before_reading()
         list_newest_artifacts_first()
     else:
-        obey_own_server_only()
+        try:
+            obey_own_server_only()
+        except Exception as error:  # Prefect goes on without a plugin that fails
+            raise SystemExit(f"no client without a look at its server's owner: {error}") from error
         if settings.api.auth_string is None and (own := login.login_for(ctx.api_url, settings)):
             os.environ[login.AUTH_STRING] = own
     if Path(sys.argv[0]).stem == "prefect" and "deployment" in sys.argv:

@@ -15,7 +15,8 @@ from typing import Any, Final
 Address = tuple[IPv4Address | IPv6Address, int]
 
 _TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_LISTENS: Final = "0A"  # as the kernel writes the state of a socket that waits for connections
+_LISTENS: Final = "0A"  # states of a socket, as the kernel writes them
+_WAITS: Final = ("01", "03")  # a connection that no process has accepted yet: it is not closed
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ def refuse_stranger(own: Any, peer: Any) -> None:
             if socket.state == _LISTENS and _takes(socket, there):
                 listeners.add(socket.user)
             elif (socket.own, socket.peer) == (there, here):
-                # Until a process has accepted it, it belongs to the one that listens.
-                users = {socket.user} if socket.inode else listeners
+                users = {socket.user} if socket.inode else set()
+                if not socket.inode and socket.state in _WAITS:  # for the one that listens
+                    users = listeners
                 if users and users <= _trusted():
                     return
                 who = ", ".join(map(str, sorted(users))) or "nobody"
@@ -56,7 +58,7 @@ def refuse_stranger(own: Any, peer: Any) -> None:
 
 
 def is_anothers(host: str, port: int) -> bool:
-    """Says whether another user listens at this very address, or at all of them if nobody does."""
+    """Says whether another user's socket would take a connection to this very address."""
     wanted = _address("127.0.0.1" if host == "localhost" else host, port)
     listeners = [
         socket
@@ -64,8 +66,10 @@ def is_anothers(host: str, port: int) -> bool:
         for socket in _sockets(table)
         if socket.state == _LISTENS and _takes(socket, wanted)
     ]
+    # The kernel takes the one at the address itself, then the one at all addresses of its kind.
     exact = [socket for socket in listeners if socket.own == wanted]
-    return not {socket.user for socket in exact or listeners} <= _trusted()
+    same_kind = [s for s in listeners if s.own[0].version == wanted[0].version]
+    return not {socket.user for socket in exact or same_kind or listeners} <= _trusted()
 
 
 def _trusted() -> set[int]:
