@@ -6,11 +6,13 @@ after it died. Only Linux has these tables; elsewhere nobody is refused.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, Final
+
+import psutil
 
 Address = tuple[IPv4Address | IPv6Address, int]
 
@@ -55,6 +57,19 @@ def refuse_stranger(own: Any, peer: Any) -> None:
                 raise ConnectionRefusedError(f"{place} belongs to another user ({who})")
     if there[0].is_loopback and _TABLES[0].exists():
         raise ConnectionRefusedError(f"{place} belongs to no process that can be seen here")
+
+
+def listening_ports() -> set[int]:
+    """Returns the ports at which this process listens."""
+    connections = psutil.Process().net_connections("tcp")
+    return {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
+
+
+def refuse_strangers_at(ports: Collection[int]) -> None:
+    """Raises ConnectionRefusedError if another user is connected to one of this process's ports."""
+    for one in psutil.Process().net_connections("tcp"):
+        if one.raddr and one.laddr.port in ports:
+            refuse_stranger(one.laddr, one.raddr)
 
 
 def is_anothers(host: str, port: int) -> bool:

@@ -3,7 +3,12 @@ import socket
 
 import pytest
 
-from rl_core.system.peers import is_anothers, refuse_stranger
+from rl_core.system.peers import (
+    is_anothers,
+    listening_ports,
+    refuse_stranger,
+    refuse_strangers_at,
+)
 from tests.support.strangers import NOBODY, listening_as, only_root
 
 EVERYWHERE = [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("0.0.0.0", "127.0.0.1"), ("::", "::1")]
@@ -65,6 +70,20 @@ def test_a_socket_at_all_addresses_does_not_take_what_has_a_socket_of_its_own():
             assert not is_anothers("127.0.0.1", port)
             assert not is_anothers("localhost", port)
             assert is_anothers("::1", port)
+
+
+@only_root
+def test_another_user_who_has_come_to_a_port_of_ours_is_noticed():
+    with listening_as(os.geteuid()) as server:
+        place = server.getsockname()
+        assert place[1] in listening_ports()
+        with socket.create_connection(place), server.accept()[0]:
+            refuse_strangers_at({place[1]})
+        os.seteuid(NOBODY)
+        stranger = socket.create_connection(place)
+        os.seteuid(0)
+        with stranger, server.accept()[0], pytest.raises(ConnectionRefusedError, match=str(NOBODY)):
+            refuse_strangers_at({place[1]})
 
 
 def test_a_server_on_another_machine_is_not_looked_for_here():
