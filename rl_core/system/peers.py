@@ -74,7 +74,10 @@ def refuse_strangers_at(ports: Collection[int]) -> None:
 
 def is_anothers(host: str, port: int) -> bool:
     """Says whether another user's socket would take a connection to this very address."""
-    wanted = _address("127.0.0.1" if host == "localhost" else host, port)
+    try:
+        wanted = _address("127.0.0.1" if host == "localhost" else host, port)
+    except ValueError:  # a name, whose address is the network's to say
+        return False
     listeners = [
         socket
         for table in _TABLES
