@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import httpcore
 from websockets.asyncio.client import connect
@@ -101,7 +102,7 @@ def _read_own_results_only() -> None:
     from prefect.serializers import PickleSerializer
     from prefect.settings import get_current_settings
 
-    resolve = results.resolve_result_storage
+    resolve: Any = results.resolve_result_storage
 
     def local() -> results._DefaultResultStorage:
         folder = get_current_settings().results.local_storage_path
@@ -112,9 +113,10 @@ def _read_own_results_only() -> None:
         return local()
 
     def resolved(storage: Any, **_: Any) -> WritableFileSystem:
-        if isinstance(storage, results.UUID | str):
+        if isinstance(storage, UUID | str):
             raise MissingResult(f"the block {storage}, which a server names, is not read")
-        return resolve(storage, _sync=True)
+        here: WritableFileSystem = resolve(storage, _sync=True)
+        return here
 
     async def resolved_async(storage: Any) -> WritableFileSystem:
         return resolved(storage)

@@ -23,6 +23,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from flows.cli import serve
 from flows.errors import RunFailedError
+from flows.prefect_patches.login import own_login
 from tests.flows.test_run import PROGRAM, Place
 from tests.support.harness import LIMIT_S, ROOT, FlowRun, Prefect
 from tests.support.http_server import answering
@@ -142,7 +143,7 @@ def child(process: subprocess.Popen[str], name: str) -> psutil.Process:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_second_start_finds_all_as_it_was_and_server_and_worker_come_back(served):
-    before = served.login
+    before = own_login(served.home)
     process = ready(served)
     assert served.login != before  # a page of another user's, at this port, may have read the old
     automations = served.post("/automations/filter", {})
