@@ -141,40 +141,35 @@ def _on_ranks(folder: Path, config: RunConfig, steps: int) -> tuple[float, float
     context = multiprocessing.get_context("spawn")
     size = config.resources.learner_ranks
     told: Any = context.Queue()
-    port: Any = context.Queue()
-    processes = [
-        context.Process(target=_rank, args=(rank, folder, config, steps, port, told))
-        for rank in range(size)
-    ]
-    for process in processes:
-        process.start()
-    found = [told.get(timeout=1_800) for _ in processes]
-    for process in processes:
-        process.join()
+    with tempfile.TemporaryDirectory() as closed:
+        place = Path(closed) / "ranks"
+        processes = [
+            context.Process(target=_rank, args=(rank, folder, config, steps, place, told))
+            for rank in range(size)
+        ]
+        for process in processes:
+            process.start()
+        found = [told.get(timeout=1_800) for _ in processes]
+        for process in processes:
+            process.join()
     cpu_s = sum(seconds for seconds, _ in found) / steps
     sent = [number for _, number in found if number is not None]
     return cpu_s, max(sent) / steps if sent else None
 
 
-def _rank(rank: int, folder: Path, config: RunConfig, steps: int, port: Any, told: Any) -> None:
+def _rank(rank: int, folder: Path, config: RunConfig, steps: int, place: Path, told: Any) -> None:
     """Learns as one rank; the first also counts what all have sent."""
     import torch
 
     from rl_core.batch import TrainBatch
     from rl_core.learner.learner import Learner
-    from rl_core.learner.ranks import ALONE, enter_meeting, meet, open_meeting
+    from rl_core.learner.ranks import ALONE, meet
 
     torch.set_num_threads(1)
-    size, host = config.resources.learner_ranks, "127.0.0.1"
+    size = config.resources.learner_ranks
     ranks = ALONE
     if size > 1:
-        if rank == 0:
-            meeting = open_meeting(host, size)
-            for _ in range(size - 1):
-                port.put(meeting.port)
-        else:
-            meeting = enter_meeting(host, port.get(timeout=600), size)
-        ranks = meet(rank, size, meeting=meeting, own_host=host, timeout_s=600)
+        ranks = meet(rank, size, place=place, own_host="127.0.0.1", timeout_s=600)
     rows = config.data.train_batch_size
 
     def full(value: int | bool, dtype: torch.dtype = torch.int64) -> torch.Tensor:

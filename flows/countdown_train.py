@@ -20,6 +20,7 @@ from prefect import Task, flow  # transformers and vLLM come with the tasks belo
 from prefect.client.schemas.objects import State, TaskRun
 
 from flows.errors import one_line
+from flows.prefect_patches.own_server import obey_own_server_only
 from flows.runs.run_record import choose_run, recorded, tell_the_end_plainly
 from flows.runs.state import heeding_the_server, outlive_lost_leases, own_flow_run, take_over
 from flows.settings.compose import PresetName, compose, own_settings
@@ -44,6 +45,7 @@ from tasks.validate import validate_task
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 
+obey_own_server_only()
 outlive_lost_leases()
 tell_the_end_plainly()
 

@@ -16,6 +16,7 @@ hide_cuda_only_packages()
 from prefect import flow  # transformers and vLLM come with the tasks below
 
 from flows.errors import BadInputError
+from flows.prefect_patches.own_server import obey_own_server_only
 from flows.runs.lookup import (
     changed_settings,
     named_model,
@@ -36,6 +37,7 @@ from tasks.queries.render import plain_table
 from tasks.report_page.samples import as_table
 from tasks.storage import inputs_published
 
+obey_own_server_only()
 outlive_lost_leases()
 tell_the_end_plainly()
 

@@ -39,6 +39,8 @@ from prefect.workers.process import ProcessWorker
 from flows.cli.terminal import say
 from flows.errors import BadInputError, RunFailedError
 from flows.prefect_patches import login
+from flows.prefect_patches.own_server import with_plain_loopback
+from flows.prefect_patches.server_process import IN_A_SERVER, server_command
 from flows.settings.night import NIGHT_FILE, is_off, read_night
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.network import LOOPBACK
@@ -114,25 +116,29 @@ def _server(processes: _Processes) -> tuple[str, dict[str, Callable[[], None]]]:
         _look_at_login(settings.api.url)
         say(f"server       {settings.api.url.removesuffix('/api')}")
         return settings.api.url, {}
-    own = settings.server.api
-    url = settings.api.url or f"http://{own.host}:{own.port}/api"
+    api = settings.server.api
+    url = with_plain_loopback(settings.api.url or f"http://{api.host}:{api.port}/api")
     address = urlsplit(url)
-    host, port = address.hostname or own.host, address.port or own.port
+    host, port = address.hostname or api.host, address.port or api.port
     if settings.api.url is not None and host not in LOOPBACK:
         raise BadInputError(f"no Prefect server answers at PREFECT_API_URL={url}")
-    _refuse_taken(host, port)
+    listener = _listening(host, port)  # held until we end: no start of the server frees the port
     os.environ["PREFECT_API_URL"] = url
     refresh_global_settings_context()  # the server's pages get the URL from it
-    safe = login.server_environment(get_current_settings())
-    if own.auth_string is None:
-        said, where = safe[login.SERVER_AUTH_STRING], f"`cat {login.login_file(settings.home)}`"
+    environment = {
+        **login.server_environment(get_current_settings(), renew=True),
+        IN_A_SERVER: "1",
+    }
+    if api.auth_string is None:
+        secret = environment[login.SERVER_AUTH_STRING]
+        where = f"`cat {login.login_file(settings.home)}`"
     else:
-        said, where = own.auth_string.get_secret_value(), f"your {login.SERVER_AUTH_STRING}"
-    os.environ[login.AUTH_STRING] = said
+        secret = api.auth_string.get_secret_value()
+        where = f"your {login.SERVER_AUTH_STRING}"
+    os.environ[login.AUTH_STRING] = secret
 
     def start() -> None:
-        command = ("server", "start", "--host", host, "--port", str(port))
-        processes.start("server", *command, environment=safe)
+        processes.start("server", listener=listener, environment=environment)
         deadline = time.monotonic() + _START_S
         while why_no_prefect(url) is not None:
             processes.refuse_dead("server")
@@ -142,7 +148,7 @@ def _server(processes: _Processes) -> tuple[str, dict[str, Callable[[], None]]]:
 
     start()
     say(f"server       {url.removesuffix('/api')}")
-    say(f"login        the page asks once: paste {where}")
+    say(f"login        new at each start, and the page asks once: paste {where}")
     return url, {"server": start}
 
 
@@ -171,16 +177,15 @@ def _run_it(url: str) -> str:
     return " ".join([*words, program, "deployment run countdown-train/countdown-train"])
 
 
-def _refuse_taken(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise BadInputError(
-                f"port {port} of {host} is not free ({error.strerror}): set PREFECT_API_URL="
-                f"http://{host}:{port}/api if a server is there, else PREFECT_SERVER_API_PORT"
-            ) from None
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise BadInputError(
+            f"port {port} of {host} is not free ({error.strerror}): set PREFECT_API_URL="
+            f"http://{host}:{port}/api if a server is there, else PREFECT_SERVER_API_PORT"
+        ) from None
 
 
 def _pool_and_automations() -> list[str]:
@@ -256,11 +261,24 @@ class _Processes(AbstractContextManager["_Processes"]):
             server.terminate()
         self._end([], _STOP_S)
 
-    def start(self, name: str, *arguments: str, environment: Mapping[str, str] = {}) -> None:
+    def start(
+        self,
+        name: str,
+        *arguments: str,
+        listener: socket.socket | None = None,
+        environment: Mapping[str, str] = {},
+    ) -> None:
+        """Starts a command of Prefect's, or its server on a socket that it gets from us."""
+        command = [*_PREFECT, *arguments]
+        sockets = []
+        if listener is not None:
+            command = server_command(listener, dies_with_us=False)
+            sockets = [listener.fileno()]
         with (self.logs / f"{name}.log").open("ab") as log:
             self._started[name] = subprocess.Popen(
-                [*_PREFECT, *arguments],
+                command,
                 cwd=_ROOT,
+                pass_fds=sockets,
                 env={**self._environment(), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

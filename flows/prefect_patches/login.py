@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 
 from rl_core.system.atomic import locked
 from rl_core.system.network import LOOPBACK
+from rl_core.system.peers import is_anothers
 
 if TYPE_CHECKING:
     from prefect.settings import Settings
 
 AUTH_STRING: Final = "PREFECT_API_AUTH_STRING"  # where Prefect's clients look for the login
 SERVER_AUTH_STRING: Final = "PREFECT_SERVER_API_AUTH_STRING"
-_LISTENS: Final = "0A"  # as the kernel writes the state of a socket that waits for connections
 
 
 def new_login() -> str:
@@ -35,12 +35,12 @@ def login_file(home: Path) -> Path:
     return home / "countdown-train.login"
 
 
-def own_login(home: Path) -> str:
-    """Returns the login of this account's servers; the first call makes it."""
+def own_login(home: Path, *, renew: bool = False) -> str:
+    """Returns the login of this account's servers; the first call, or `renew`, makes a new one."""
     file = login_file(home)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(home):
-        if not os.path.lexists(file):
+        if renew or not os.path.lexists(file):
             with NamedTemporaryFile("w", dir=home, delete=False) as text:  # mode 0600
                 text.write(f"{new_login()}\n")
                 text.flush()
@@ -52,7 +52,8 @@ def own_login(home: Path) -> str:
 def login_for(url: str | None, settings: Settings) -> str | None:
     """Returns the login for an API, the settings' or ours; None if the server is not our user's."""
     address = urlsplit(url or "")
-    if address.hostname not in LOOPBACK or _is_anothers(address.port or 80):
+    host = address.hostname
+    if host not in LOOPBACK or is_anothers(host, address.port or 80):
         return None
     if settings.server.api.auth_string is not None:
         return settings.server.api.auth_string.get_secret_value()
@@ -60,19 +61,20 @@ def login_for(url: str | None, settings: Settings) -> str | None:
     return _read(file) if file.exists() else None
 
 
-def server_environment(settings: Settings) -> dict[str, str]:
+def server_environment(settings: Settings, *, renew: bool = False) -> dict[str, str]:
     """Returns the variables that a server needs and the user did not set.
 
     They give it a login, let only its own pages read it, and ask for a token with each change.
     """
-    given, wanted = settings.server.api.model_fields_set, {}
+    given = settings.server.api.model_fields_set
+    variables = {}
     if "auth_string" not in given:
-        wanted[SERVER_AUTH_STRING] = own_login(settings.home)
+        variables[SERVER_AUTH_STRING] = own_login(settings.home, renew=renew)
     if "cors_allowed_origins" not in given:
-        wanted["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] = _origins(settings.server.ui.api_url)
+        variables["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] = _origins(settings.server.ui.api_url)
     if "csrf_protection_enabled" not in given:
-        wanted["PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED"] = "true"
-    return wanted
+        variables["PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED"] = "true"
+    return variables
 
 
 def _origins(url: str | None) -> str:
@@ -97,17 +99,3 @@ def _read(file: Path) -> str:
                 "delete it, and the next server makes another login"
             )
         return text.read().strip()
-
-
-def _is_anothers(port: int) -> bool:
-    """Says whether a server of another user listens on a port, who would then read our login."""
-    owners = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = Path(table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for fields in map(str.split, lines):
-            if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
-                owners.add(int(fields[7]))
-    return bool(owners) and os.geteuid() not in owners

@@ -12,6 +12,8 @@ from typing import Any
 from prefect.plugins import HookContext, register_hook
 
 from flows.prefect_patches import login
+from flows.prefect_patches.own_server import obey_own_server_only, with_plain_loopback
+from flows.prefect_patches.server_process import IN_A_SERVER
 from rl_core.system.network import spare_loopback
 
 
@@ -23,6 +25,9 @@ def setup_environment(*, ctx: HookContext) -> None:
     spare_loopback()
     settings = get_current_settings()
     starts_a_server = "server start" in " ".join(sys.argv)
+    is_server = starts_a_server or IN_A_SERVER in os.environ
+    if settings.api.url is not None:
+        os.environ["PREFECT_API_URL"] = with_plain_loopback(settings.api.url)
     if starts_a_server:
         try:
             safe = login.server_environment(settings)
@@ -32,11 +37,16 @@ def setup_environment(*, ctx: HookContext) -> None:
         if login.SERVER_AUTH_STRING in safe:
             file = login.login_file(settings.home)
             sys.stderr.write(f"login: the page asks once, `cat {file}`\n")
-    if starts_a_server or "PREFECT__SERVER_FINAL" in os.environ:
+    if is_server:
         lock_before_reading()
         list_newest_artifacts_first()
-    elif settings.api.auth_string is None and (said := login.login_for(ctx.api_url, settings)):
-        os.environ[login.AUTH_STRING] = said
+    else:
+        try:
+            obey_own_server_only()
+        except Exception as error:  # Prefect goes on without a plugin that fails
+            raise SystemExit(f"no client without a look at its server's owner: {error}") from error
+        if settings.api.auth_string is None and (own := login.login_for(ctx.api_url, settings)):
+            os.environ[login.AUTH_STRING] = own
     if Path(sys.argv[0]).stem == "prefect" and "deployment" in sys.argv:
         accept_bare_names()
 

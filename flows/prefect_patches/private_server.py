@@ -9,7 +9,6 @@ import atexit
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -17,30 +16,19 @@ from pathlib import Path
 
 from flows.errors import RunFailedError
 from flows.prefect_patches.login import AUTH_STRING, SERVER_AUTH_STRING, new_login
+from flows.prefect_patches.server_process import IN_A_SERVER, server_command
 from rl_core.system.atomic import locked
 from rl_core.system.process_env import environment_of_child
 from tasks.preflight_checks.surroundings import why_no_prefect
 
 STARTUP_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 5.0
-_OUTLIVES_NOBODY = """
-import ctypes, os, runpy, signal, sys
-parent = int(sys.argv.pop(1))
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-if os.getppid() != parent:  # it died before we asked
-    sys.exit(1)
-from flows.prefect_patches.own_settings import ignore_working_folder
-ignore_working_folder()
-runpy.run_module("uvicorn", run_name="__main__", alter_sys=True)
-"""
-"""The kernel stops the server when its parent dies: one that was killed cannot do it itself."""
 _SERVER_ENVIRONMENT = {
     "PREFECT_UI_ENABLED": "false",
     "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "",
     "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
     "PREFECT__SERVER_EPHEMERAL": "1",  # as Prefect's temporary server: no loops for schedules
-    "PREFECT__SERVER_FINAL": "1",
+    IN_A_SERVER: "1",
 }
 _LAST_WORDS_OF_ALL = "Application startup failed"  # uvicorn's, after the cause
 
@@ -48,31 +36,25 @@ _LAST_WORDS_OF_ALL = "Application startup failed"  # uvicorn's, after the cause
 class PrivateServer:
     """A server on a loopback port, whose login is known to this process and its children only."""
 
-    def __init__(self, port: int, home: Path) -> None:
-        import prefect
-
+    def __init__(self, home: Path) -> None:
         self._home = home
         self._login = new_login()
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the server
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the server
         self._starting = ExitStack()
         # One at a time: two that make the database of a new PREFECT_HOME together both fail.
         self._starting.enter_context(locked(home))
-        self._url = f"http://127.0.0.1:{port}/api"
-        own = {**_SERVER_ENVIRONMENT, SERVER_AUTH_STRING: self._login}
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-c", _OUTLIVES_NOBODY, str(os.getpid())),
-                *("--factory", "prefect.server.api.server:create_app", "--log-level", "error"),
-                *("--host", "127.0.0.1", "--port", str(port)),
-                # By default uvicorn looks for modules in the working folder first, -P or not.
-                *("--app-dir", str(Path(prefect.__file__).parents[1])),
-            ],
-            env=environment_of_child("prefect") | own,
-            stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=self._said,
-            start_new_session=True,
-        )
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self._url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+            environment = {**_SERVER_ENVIRONMENT, SERVER_AUTH_STRING: self._login}
+            self._process = subprocess.Popen(
+                server_command(listener, dies_with_us=True),
+                env=environment_of_child("prefect") | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
         # At exit, and not sooner: Prefect sends its last logs and events just before.
         atexit.register(self.stop)
 
@@ -102,23 +84,24 @@ class PrivateServer:
     def _last_line(self) -> str:
         if self._process.poll() is None:
             return f"{self._url} did not answer in {STARTUP_TIMEOUT_S:.0f} s"
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").splitlines()
-        told = [line.strip() for line in lines if line.strip() and _LAST_WORDS_OF_ALL not in line]
-        return told[-1] if told else f"exit {self._process.returncode}"
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").splitlines()
+        causes = [line.strip() for line in lines if line.strip() and _LAST_WORDS_OF_ALL not in line]
+        return causes[-1] if causes else f"exit {self._process.returncode}"
 
 
 def start_private_server() -> PrivateServer | None:
     """Starts a server that stops with this process; None if an API is configured."""
     from prefect.settings import get_current_settings
 
+    from flows.prefect_patches.own_server import obey_own_server_only
+
     settings = get_current_settings()
     if settings.api.url is not None:
         return None
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    obey_own_server_only()
     try:
-        return PrivateServer(port, settings.home)
+        return PrivateServer(settings.home)
     except OSError as error:
         raise RunFailedError(_no_server(error.strerror or str(error), settings.home)) from None
 

@@ -9,18 +9,17 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import zip_longest
-from typing import Any
+from pathlib import Path
 
 import psutil
 import torch
 from torch import Tensor, distributed
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it so
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # torch exports it so
 
 from rl_core.batch import TrainBatch, balanced_rows
 from rl_core.errors import RankLost, first_line, is_out_of_memory
 from rl_core.models.sharding import whole_in
-from rl_core.system.network import listen_at
+from rl_core.system.peers import listening_ports, refuse_strangers_at
 
 _LOST_RANK_WORDS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 
@@ -55,11 +54,14 @@ class Ranks:
         """
         if self.is_alone:
             return list(zip(micro_batches, learns, strict=True))
-        every: list[Any] = [None] * self.size
-        distributed.all_gather_object(every, list(learns))
-        of_any = [any(one) for one in zip_longest(*every)]
+        # As tensors: torch sends any other object as a pickle.
+        most = torch.tensor(len(learns), device="cpu")
+        distributed.all_reduce(most, distributed.ReduceOp.MAX)
+        of_any = torch.zeros(int(most), dtype=torch.int32, device="cpu")
+        of_any[: len(learns)] = torch.tensor(list(learns), dtype=torch.int32, device="cpu")
+        distributed.all_reduce(of_any, distributed.ReduceOp.MAX)
         again = [micro_batches[-1][:1]] * (len(of_any) - len(micro_batches))
-        return list(zip([*micro_batches, *again], of_any, strict=True))
+        return list(zip([*micro_batches, *again], of_any.bool().tolist(), strict=True))
 
     def add(self, tensor: Tensor) -> Tensor:
         """Returns the tensor, changed in place to all ranks' sum."""
@@ -92,36 +94,34 @@ class Ranks:
 ALONE = Ranks()
 
 
-def open_meeting(host: str, size: int) -> TCPStore:
-    """Returns the store through which ranks meet, on a free port of the first rank's process."""
-    port, listener = listen_at(host)  # torch itself would listen at every address
-    return TCPStore(
-        host, port, size, is_master=True, wait_for_workers=False, master_listen_fd=listener
-    )
-
-
-def enter_meeting(host: str, port: int, size: int) -> TCPStore:
-    """Returns the store that the first rank has opened at an address."""
-    return TCPStore(host, port, size, is_master=False)
-
-
-def meet(rank: int, size: int, *, meeting: TCPStore, own_host: str, timeout_s: float) -> Ranks:
+def meet(rank: int, size: int, *, place: Path, own_host: str, timeout_s: float) -> Ranks:
     """Waits for all ranks, and returns this one.
 
     All traffic uses the network interface with the address `own_host`. A rank waits for another at
     most `timeout_s`, which must be longer than the passes of two ranks can differ.
+
+    Args:
+        rank: Counted from 0.
+        size: The number of ranks.
+        place: A file that all ranks see, where it makes no difference which comes first. Its folder
+            must be closed to other users: whoever writes to it is one of us. (Torch's usual place
+            is a port without a login.)
+        own_host: An address of this machine.
+        timeout_s: In seconds.
     """
     # Else gloo looks its host's name up, which on many machines leads to no interface at all.
     for name, addresses in psutil.net_if_addrs().items():
         if own_host in {address.address for address in addresses}:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    before = listening_ports()
     distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        store=meeting,
+        store=FileStore(str(place), size),
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=timeout_s),
     )
+    refuse_strangers_at(listening_ports() - before)  # gloo has no login either
     return Ranks(rank, size)
 
 

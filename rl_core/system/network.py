@@ -39,13 +39,6 @@ def spare_loopback() -> None:
         os.environ[name] = ",".join(hosts)
 
 
-def listen_at(host: str) -> tuple[int, int]:
-    """Returns a free port at this address only, and the file descriptor that listens there."""
-    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-    listener = socket.create_server((host, 0), family=family)
-    return listener.getsockname()[1], listener.detach()
-
-
 def why_unreachable(url: str) -> str | None:
     """Returns why nothing accepts a connection at `url`, or at its proxy; None if it does."""
     wanted = urlsplit(url)

@@ -30,7 +30,6 @@ from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettin
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it so
 
     from rl_core.learner.learner import Learner
     from rl_core.learner.ranks import Ranks
@@ -102,24 +101,13 @@ class LearnerActor:
         prepare_process(environment, log_file)
         self._learner: Learner
         self._ranks: Ranks | None = None
-        self._meeting: TCPStore
         self._gathered: Mapping[str, torch.Tensor] | None = None
 
-    def open_meeting(self, host: str, size: int) -> int:
-        """Opens the ranks' meeting point, in the first rank, and returns its port."""
-        from rl_core.learner.ranks import open_meeting
-
-        self._meeting = open_meeting(host, size)
-        return self._meeting.port
-
-    def meet(
-        self, rank: int, size: int, *, host: str, port: int, own_host: str, timeout_s: float
-    ) -> None:
+    def meet(self, rank: int, size: int, *, place: Path, own_host: str, timeout_s: float) -> None:
         """Waits for the other ranks, see `ranks.meet`."""
-        from rl_core.learner.ranks import enter_meeting, meet
+        from rl_core.learner.ranks import meet
 
-        meeting = enter_meeting(host, port, size) if rank else self._meeting
-        self._ranks = meet(rank, size, meeting=meeting, own_host=own_host, timeout_s=timeout_s)
+        self._ranks = meet(rank, size, place=place, own_host=own_host, timeout_s=timeout_s)
 
     def load(self, config: RunConfig, model_path: Path, resume_from: Path | None) -> None:
         """Loads the models; not in the constructor, so that errors keep their type."""

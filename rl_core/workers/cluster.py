@@ -40,6 +40,7 @@ class Workers:
         model_path: Path,
         resume_from: Path | None,
         log_folder: Path,
+        meeting: Path,
         room: Reservation,
         *,
         learner: bool,
@@ -47,6 +48,7 @@ class Workers:
         on_progress: Callable[[str], None],
     ) -> None:
         self._config, self._log_folder, self._room = config, log_folder, room
+        self._meeting = meeting
         self._result, self._on_progress = Results(log_folder), on_progress
 
         def load(actor: Any, weights: Any, *policy_version: int) -> Any:
@@ -101,6 +103,7 @@ class Workers:
         with (
             ray_session(config, model_path, log_folder, learner=learner) as temp_dir,
             _folder_of_logs(config, log_folder, temp_dir) as folder,
+            _folder_of_ranks(config, folder, temp_dir) as closed,
         ):
             report("Ray is up")
             room = Reservation(config, learner=learner, report=report)
@@ -114,6 +117,7 @@ class Workers:
                 model_path,
                 resume_from,
                 folder,
+                closed / "ranks",
                 room,
                 learner=learner,
                 policy_version=policy_version,
@@ -257,11 +261,9 @@ class Workers:
         hosts = self._together(
             actor.__ray_call__.remote(lambda _: ray.util.get_node_ip_address()) for actor in ranks
         )
-        opened = self.ranks[LEARNER].open_meeting.remote(hosts[0], size).future()
-        port = self._result(LEARNER, opened)
         self._together(
             actor.meet.remote(
-                rank, size, host=hosts[0], port=port, own_host=hosts[rank], timeout_s=timeout_s
+                rank, size, place=self._meeting, own_host=hosts[rank], timeout_s=timeout_s
             )
             for rank, actor in enumerate(ranks)
         )
@@ -287,6 +289,14 @@ def _folder_of_logs(config: RunConfig, asked: Path | None, temp_dir: Path) -> It
     folder = (asked or temp_dir).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     yield folder
+
+
+@contextmanager
+def _folder_of_ranks(config: RunConfig, shared: Path, temp_dir: Path) -> Iterator[Path]:
+    """Yields a folder that all of Ray's machines see, and that no other user can enter."""
+    parent = temp_dir if config.resources.ray_address is None else shared
+    with TemporaryDirectory(prefix=".ranks-", dir=parent, ignore_cleanup_errors=True) as made:
+        yield Path(made)
 
 
 def _own_cards(actor: object) -> set[tuple[str, str]]:

@@ -16,6 +16,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from rl_core.system.network import PROBE_TIMEOUT_S
+from rl_core.system.peers import is_anothers
 from rl_core.system.process_env import environment_of_child
 
 RAY_CLUSTER_FILE: Final = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
@@ -42,7 +43,7 @@ def address_of_auto() -> str | None:
     """Returns what ray_address=auto means here; None: this user has called no `ray start` here.
 
     Ray itself would take any user's file, and the address of any running Ray that it sees. Here
-    another user's file raises ValueError.
+    another user's file raises ValueError, and so does a port that our Ray once had.
     """
     if named := os.environ.get("RAY_ADDRESS"):
         return named
@@ -55,7 +56,11 @@ def address_of_auto() -> str | None:
     with os.fdopen(note) as file:
         if os.fstat(note).st_uid != os.getuid():
             raise ValueError(_FOREIGN_NOTE.format(RAY_CLUSTER_FILE))
-        return file.read().strip() or None
+        address = file.read().strip()
+    parts = urlsplit(f"//{address}")
+    if parts.hostname and parts.port and is_anothers(parts.hostname, parts.port):
+        raise ValueError(_FOREIGN_NOTE.format(f"what listens at {address}"))
+    return address or None
 
 
 @contextmanager

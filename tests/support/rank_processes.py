@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rl_core.system.atomic import write_text_atomically
-from tests.support.waiting import wait_for
-
 if TYPE_CHECKING:
     from rl_core.learner.ranks import Ranks
 
@@ -57,23 +54,17 @@ def on_ranks(size: int, function: Callable[..., Any], *args: Any, **named: Any) 
 
 
 def meet_at(place: Path, rank: int, size: int) -> Ranks:
-    """Returns this rank once all have met; the first tells the others its port in a file."""
-    from rl_core.learner.ranks import enter_meeting, meet, open_meeting
+    """Returns this rank once all have met at a file."""
+    from rl_core.learner.ranks import meet
 
-    if rank == 0:
-        meeting = open_meeting(LOOPBACK, size)
-        write_text_atomically(place, str(meeting.port))
-    else:
-        wait_for(place.exists, LIMIT_S)
-        meeting = enter_meeting(LOOPBACK, int(place.read_text()), size)
-    return meet(rank, size, meeting=meeting, own_host=LOOPBACK, timeout_s=LIMIT_S)
+    return meet(rank, size, place=place, own_host=LOOPBACK, timeout_s=LIMIT_S)
 
 
 def _run(
     rank: int, size: int, folder: Path, function: Callable[..., Any], args: Sequence[Any]
 ) -> None:
     try:
-        result = True, function(meet_at(folder / "port", rank, size), *args)
+        result = True, function(meet_at(folder / "meeting", rank, size), *args)
     except Exception:  # noqa: BLE001  # told in the test's process
         result = False, f"rank {rank}:\n{traceback.format_exc()}"
     (folder / str(rank)).write_bytes(pickle.dumps(result))

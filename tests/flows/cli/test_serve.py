@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,17 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from flows.cli import serve
 from flows.errors import RunFailedError
+from flows.prefect_patches.login import own_login
 from tests.flows.test_run import PROGRAM, Place
 from tests.support.harness import LIMIT_S, ROOT, FlowRun, Prefect
 from tests.support.http_server import answering
 from tests.support.listeners import hook
 from tests.support.programs import command_lines, run, started
+from tests.support.strangers import NOBODY, fake_prefect_as, only_root
 from tests.support.waiting import wait_for
 
 _STOPPED_WITHIN_S = 300
+STRANGER = NOBODY if os.geteuid() == 0 else os.geteuid()
 
 
 class Served(Prefect):
@@ -139,15 +143,19 @@ def child(process: subprocess.Popen[str], name: str) -> psutil.Process:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_second_start_finds_all_as_it_was_and_server_and_worker_come_back(served):
+    before = own_login(served.home)
     process = ready(served)
+    assert served.login != before  # a page of another user's, at this port, may have read the old
     automations = served.post("/automations/filter", {})
     assert [each["name"] for each in automations] == ["countdown-train lost"]
     assert len(served.post("/deployments/filter", {})) == 4
 
     flow_run = begun(served, process)
-    killed = datetime.now(UTC)
-    child(process, "server").kill()
-    wait_for(lambda: served.is_ready(killed), process=process)
+    with fake_prefect_as(STRANGER, served.port) as fake:
+        killed = datetime.now(UTC)
+        child(process, "server").kill()
+        wait_for(lambda: served.is_ready(killed), process=process)
+        assert fake.requests == []
     assert flow_run.is_in("Running")
 
     killed, before = datetime.now(UTC), len(served.place.steps())
@@ -167,6 +175,32 @@ def test_a_second_start_finds_all_as_it_was_and_server_and_worker_come_back(serv
     record = served.place.record()
     assert record["status"] == "interrupted"
     assert record["reason"].startswith("stopped by SIGTERM; ")
+
+
+@only_root
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_worker_and_run_tell_another_users_server_nothing(served):
+    """They have the login in their environment, and look for their server for minutes."""
+    process = ready(served)
+    begun(served, process)
+    orphans = served.place.processes()
+    try:
+        server = child(process, "server")
+        process.kill()
+        with fake_prefect_as(NOBODY, served.port) as fake:
+            server.kill()
+            wait_for(lambda: served.is_up())
+            asked = len(fake.requests)
+            assert asked == 1  # our own question
+            before = len(served.place.steps())
+            wait_for(lambda: len(served.place.steps()) > before + 10)
+            time.sleep(20)  # a worker asks every 2 s, a run every 5
+            assert fake.requests[1:] == []
+    finally:
+        for orphan in orphans:
+            with suppress(psutil.Error):
+                orphan.kill()
 
 
 @pytest.mark.parametrize("name", ["server", "worker"])

@@ -3,7 +3,6 @@ import socket
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,10 @@ from prefect.settings import PREFECT_HOME, Settings, get_current_settings, tempo
 
 from flows.prefect_patches.login import login_file, login_for, own_login, server_environment
 from tests.support.ray_head import free_ports
+from tests.support.strangers import NOBODY, listening_as, only_root
 
 URL = "http://127.0.0.1:{}/api"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-NOBODY = 65534
 
 
 @pytest.fixture
@@ -23,17 +22,8 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
         yield get_current_settings()
 
 
-@contextmanager
-def listening_as(user: int) -> Iterator[int]:
-    """A port of loopback that a process of this user opened."""
-    mine = os.geteuid()
-    os.seteuid(user)
-    try:
-        server = socket.create_server(("127.0.0.1", 0))
-    finally:
-        os.seteuid(mine)
-    with server:
-        yield server.getsockname()[1]
+def url_of(listener: socket.socket) -> str:
+    return URL.format(listener.getsockname()[1])
 
 
 def test_many_first_starts_make_one_login_that_only_its_user_can_read(tmp_path):
@@ -73,13 +63,46 @@ def test_the_login_is_given_to_this_machines_servers_only(settings):
         assert login_for(elsewhere, settings) is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@only_root
 def test_another_users_server_on_the_port_is_not_told_the_login(settings):
     login = own_login(settings.home)
-    with listening_as(os.geteuid()) as port:
-        assert login_for(URL.format(port), settings) == login
-    with listening_as(NOBODY) as port:
-        assert login_for(URL.format(port), settings) is None
+    with listening_as(os.geteuid()) as own:
+        assert login_for(url_of(own), settings) == login
+    with listening_as(NOBODY) as foreign:
+        assert login_for(url_of(foreign), settings) is None
+
+
+@only_root
+@pytest.mark.parametrize("host", ["::1", "127.0.0.2"])
+def test_the_very_address_counts_not_only_the_port(settings, host):
+    """`localhost` is 127.0.0.1, whatever listens at the other addresses of this machine."""
+    login = own_login(settings.home)
+    for us, them in ((os.geteuid(), NOBODY), (NOBODY, os.geteuid())):
+        with listening_as(us) as here:
+            port = here.getsockname()[1]
+            with listening_as(them, host, port):
+                expected = login if us == os.geteuid() else None
+                assert login_for(f"http://127.0.0.1:{port}/api", settings) == expected
+                assert login_for(f"http://localhost:{port}/api", settings) == expected
+                if host == "::1":
+                    there = login_for(f"http://[::1]:{port}/api", settings)
+                    assert there == (None if expected else login)
+
+
+@only_root
+@pytest.mark.parametrize("everywhere", ["0.0.0.0", "::"])
+def test_a_server_at_all_addresses_is_another_users_too(settings, everywhere):
+    own_login(settings.home)
+    with listening_as(NOBODY, everywhere) as foreign:
+        assert login_for(url_of(foreign), settings) is None
+
+
+def test_a_new_login_replaces_the_old_one_at_once(settings):
+    login = own_login(settings.home)
+    environment = server_environment(settings, renew=True)
+    assert environment["PREFECT_SERVER_API_AUTH_STRING"] == own_login(settings.home) != login
+    assert stat.S_IMODE(login_file(settings.home).stat().st_mode) == 0o600
+    assert [path.name for path in settings.home.glob("tmp*")] == []
 
 
 def test_what_the_user_set_for_a_server_stands(settings, monkeypatch):

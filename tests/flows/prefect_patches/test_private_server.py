@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from tests.support.programs import own_prefect, python
+from tests.support.strangers import NOBODY, fake_prefect_as, only_root
 
 START = """
 from flows.prefect_patches.private_server import start_private_server
@@ -51,6 +52,16 @@ def test_only_its_run_can_use_it_and_it_ends_with_one_that_is_killed(tmp_path):
     for process in left:
         process.kill()
     assert not left
+
+
+@only_root
+@pytest.mark.slow
+def test_another_user_cannot_take_its_port_before_it(tmp_path):
+    """A port that stands in a command line, and is free for the seconds of imports, is taken."""
+    with fake_prefect_as(NOBODY) as fake:
+        done = python(START + ATTACK, env=environment_of(tmp_path / "prefect"), timeout_s=300)
+        assert fake.requests == []
+    assert done.stdout.split() == ["401", "401", "201"], done.stderr
 
 
 @pytest.mark.slow

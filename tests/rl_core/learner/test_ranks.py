@@ -1,15 +1,18 @@
 """Two and four learner ranks, real gloo between processes, against one."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rl_core.learner.ranks import ALONE, enter_meeting, open_meeting
+import rl_core
+from rl_core.learner.ranks import ALONE, Ranks
 from tests.support.learners import assert_bitwise_equal, without_timings
 from tests.support.memory_faults import SAID
 from tests.support.rank_processes import on_ranks
@@ -139,14 +142,21 @@ def test_memory_that_runs_out_on_one_rank_ends_the_step_of_all(
     survived("OOM", "update_actor of one of two ranks", steps_lost=1)
 
 
-def test_ranks_meet_at_one_address_only():
-    store = open_meeting("127.0.0.1", 2)
-    listening = {
-        socket.laddr.ip
-        for socket in psutil.Process().net_connections("inet")
-        if socket.laddr.port == store.port and socket.status == psutil.CONN_LISTEN
-    }
-    assert listening == {"127.0.0.1"}
-    other = enter_meeting("127.0.0.1", store.port, 2)
-    other.set("asked", "heard")
-    assert store.get("asked") == b"heard"
+def listeners(ranks: Ranks) -> set[str]:
+    """Returns where a rank listens once all have met, and that their numbers were added up."""
+    passes = ranks.same_passes([torch.zeros(1)] * (ranks.rank + 1), [True] + [False] * ranks.rank)
+    assert [learns for _, learns in passes] == [True, False]
+    connections = psutil.Process().net_connections("inet")
+    return {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.slow
+def test_ranks_meet_in_a_file_and_listen_on_loopback_only(monkeypatch):
+    """A port at which they met would be open to all users, and what came from it is unpickled."""
+    assert on_ranks(2, listeners) == [{"127.0.0.1"}] * 2
+
+
+def test_no_rank_sends_or_takes_a_pickle():
+    files = [*Path(rl_core.__file__).parent.rglob("*.py")]
+    sent = re.compile(r"_object(_list)?\(|object_list\(|TCPStore|tcp://|MASTER_ADDR")
+    assert {file.name: found for file in files if (found := sent.findall(file.read_text()))} == {}

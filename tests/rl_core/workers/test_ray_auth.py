@@ -23,6 +23,7 @@ from tasks.preflight_checks import Finding
 from tests.support.harness import ROOT
 from tests.support.programs import Done, run
 from tests.support.ray_head import environment_of_ray, ray_head
+from tests.support.strangers import NOBODY, listening_as, only_root
 
 TOKEN = "a-token-of-thirty-two-characters"
 OTHER = "of-another-cluster-of-thirty-two"
@@ -163,6 +164,16 @@ def test_another_users_note_is_not_taken_for_ours(tmp_path, link):
         with pytest.raises(ValueError, match=said):
             mode_for("auto")
         assert said.partition(":")[0] in refused("auto", tmp_path, said).message
+
+
+@only_root
+def test_a_port_that_another_user_has_taken_since_is_not_sent_the_token(tmp_path, monkeypatch):
+    by_variable(tmp_path, monkeypatch)
+    with listening_as(NOBODY) as server:
+        port = server.getsockname()[1]
+        (tmp_path / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
+        with pytest.raises(ValueError, match=f"what listens at 127.0.0.1:{port} is another user's"):
+            mode_for("auto")
 
 
 def test_what_was_not_named_is_joined_with_a_token_only(tmp_path, monkeypatch):
