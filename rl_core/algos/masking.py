@@ -4,11 +4,13 @@ Legend: B responses, T response tokens; tensors are [B, T]. Masks are bool, True
 response; what a tensor holds elsewhere (NaN included) never matters, and results are 0 there.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
 
@@ -33,7 +35,7 @@ def count_denominators(mask: Tensor) -> Denominators:
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Returns the sum of the values under the mask; gradient flows only to them."""
-    kept = torch.where(mask, values, 0.0)
+    kept = values.where(mask, 0.0)
     return kept.sum() if dim is None else kept.sum(dim=dim)
 
 
@@ -47,9 +49,9 @@ def whiten(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
 
     Convention: Bessel-corrected variance, eps under the root (verl, TRL). A single value becomes 0.
     """
-    centred = torch.where(mask, values - masked_mean(values, mask), 0.0)
+    centred = (values - masked_mean(values, mask)).where(mask, 0.0)
     variance = centred.square().sum() / (mask.sum() - 1).clamp(min=1)
-    return centred * torch.rsqrt(variance + eps)
+    return centred * (variance + eps).rsqrt()
 
 
 def aggregate(

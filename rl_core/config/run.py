@@ -8,7 +8,7 @@ setting in mid-run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -19,6 +19,9 @@ from pydantic import (
     model_validator,
 )
 
+from rl_core.algos.advantages import ESTIMATORS, Estimator
+from rl_core.algos.losses import LOSSES, Loss
+from rl_core.algos.masking import Aggregation
 from rl_core.config.model import BaseModelConfig, ModelConfig, SftConfig
 from rl_core.config.operations import (
     BudgetConfig,
@@ -37,7 +40,11 @@ from rl_core.system.devices import has_fast_bfloat16
 
 LrSchedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
-GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+if TYPE_CHECKING:
+    EstimatorName = LossName = str
+else:
+    EstimatorName = Literal[tuple(ESTIMATORS)]
+    LossName = Literal[tuple(LOSSES)]
 
 
 def _as_list(value: Any) -> Any:
@@ -105,9 +112,7 @@ class DataConfig(Section):
 class AlgorithmConfig(Section):
     """How rewards become advantages."""
 
-    estimator: Literal[
-        "gae", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
-    ] = "gae"
+    estimator: EstimatorName = "gae"
     """How advantages are computed: `gae` is PPO with a critic, the others do without one."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per token; 1 values a late reward as much as an early one."""
@@ -133,6 +138,11 @@ class AlgorithmConfig(Section):
     """Responses cut off at the length limit teach nothing (overlong filtering)."""
     outcome_gate: bool = True
     """Group estimators: a group whose responses all fail gets no advantage from format credit."""
+
+    @property
+    def formula(self) -> Estimator:
+        """The estimator's row in the table of all."""
+        return ESTIMATORS[self.estimator]
 
     @property
     def has_reference(self) -> bool:
@@ -163,7 +173,7 @@ class ActorConfig(Section):
     """
     ppo_epochs: int = Field(1, ge=1)
     """Passes over a step's rollouts."""
-    policy_loss: Literal["ppo", "gspo", "cispo"] = "ppo"
+    policy_loss: LossName = "ppo"
     """`gspo` has one ratio per response, and needs clips of about 3e-4; `cispo` clips weights."""
     clip_eps_low: float = Field(0.2, gt=0, lt=1)
     """How far a token's ratio may fall below 1 before it is clipped."""
@@ -175,10 +185,13 @@ class ActorConfig(Section):
     """Largest norm of the policy's gradient; a longer one is scaled down."""
     importance_cap: float | None = Field(2.0, ge=1)
     """Largest importance weight of a token (learner over rollout); null: no correction."""
-    loss_aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = (
-        "token-mean"
-    )
+    loss_aggregation: Aggregation = "token-mean"
     """What has equal weight: all tokens, or all responses (their tokens summed, or averaged)."""
+
+    @property
+    def formula(self) -> Loss:
+        """The policy loss's row in the table of all."""
+        return LOSSES[self.policy_loss]
 
 
 class CriticConfig(Section):
@@ -247,7 +260,7 @@ class RunConfig(Section):
     @property
     def has_one_critic_update(self) -> bool:
         """Whether a step's values can be those of its only update, which saves a pass."""
-        return self.algorithm.estimator == "gae" and self._updates_once
+        return self.algorithm.formula.needs_critic and self._updates_once
 
     @property
     def _updates_once(self) -> bool:
@@ -298,18 +311,19 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _knows_how_to_learn(self) -> RunConfig:
         estimator, group_size = self.algorithm.estimator, self.algorithm.group_size
-        if estimator in GROUP_ESTIMATORS and group_size < 2:
+        formula = self.algorithm.formula
+        if formula.needs_groups and group_size < 2:
             raise ValueError(
                 f"algorithm.estimator={estimator} compares the responses to one prompt, and one "
                 f"alone teaches nothing: algorithm.group_size={group_size} must be at least 2"
             )
-        if estimator not in GROUP_ESTIMATORS and self.algorithm.resample_rounds:
+        if not formula.needs_groups and self.algorithm.resample_rounds:
             raise ValueError(
                 f"algorithm.resample_rounds={self.algorithm.resample_rounds} replaces groups "
                 f"without spread, which algorithm.estimator={estimator} does not know: use 0"
             )
         warmup, steps = self.critic.warmup_steps, self.trainer.total_steps
-        if estimator == "gae" and steps is not None and warmup >= steps:
+        if formula.needs_critic and steps is not None and warmup >= steps:
             raise ValueError(
                 f"critic.warmup_steps={warmup} leaves the policy none of trainer.total_steps="
                 f"{steps} to learn in: use at most {steps - 1}"

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from rl_core.algos import advantages as adv
 from rl_core.algos.kl import KlEstimator, kl_estimate
-from rl_core.algos.masking import whiten
 from rl_core.batch import TrainBatch
 from rl_core.config.run import AlgorithmConfig, RunConfig
 from rl_core.learner.microbatching import Microbatching
@@ -23,13 +22,6 @@ from rl_core.learner.profiling import measured
 from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.models.forward import ForwardPass, TokenOutputs
 from rl_core.models.loading import Models
-
-_GROUP_ADVANTAGES = {
-    "grpo": adv.grpo_advantages,
-    "dr_grpo": adv.dr_grpo_advantages,
-    "rloo": adv.rloo_advantages,
-    "reinforce_plus_plus_baseline": adv.reinforce_plus_plus_baseline_advantages,
-}
 
 
 @dataclass(frozen=True)
@@ -80,7 +72,13 @@ class Experience:
         The advantages are whitened once all rows are there, see `Updater.complete_values`.
         """
         micro, values = self.select(rows), values.detach()
-        raw, returns = _estimated(micro.batch, micro.token_rewards, values, algorithm)
+        raw, returns = adv.generalized_advantages(
+            micro.token_rewards,
+            values,
+            micro.batch.sampled_mask,
+            gamma=algorithm.gamma,
+            gae_lambda=algorithm.gae_lambda,
+        )
         rows = rows.to(self.advantages.device)
         assert self.values is not None
         assert self.returns is not None
@@ -209,7 +207,7 @@ def assemble(
         kl = kl_estimate(logprobs, ref_logprobs, algorithm.kl_estimator)
         token_rewards = token_rewards - kl_coef * torch.where(mask, kl, 0.0)
     returns: Tensor | None
-    values_follow = algorithm.estimator == "gae" and values is None
+    values_follow = algorithm.formula.needs_critic and values is None
     if values_follow:
         values = torch.zeros_like(batch.rollout_logprobs)
         advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
@@ -234,33 +232,23 @@ def assemble(
     )
 
 
-def _estimated(
-    batch: TrainBatch, token_rewards: Tensor, values: Tensor, algorithm: AlgorithmConfig
-) -> tuple[Tensor, Tensor]:
-    """Returns advantages not whitened yet, and the critic's targets."""
-    return adv.generalized_advantages(
-        token_rewards,
-        values,
-        batch.sampled_mask,
-        gamma=algorithm.gamma,
-        gae_lambda=algorithm.gae_lambda,
-    )
-
-
 def _advantages(
     batch: TrainBatch, token_rewards: Tensor, values: Tensor | None, algorithm: AlgorithmConfig
 ) -> tuple[Tensor, Tensor | None]:
     """Returns advantages, and the critic's targets if there is a critic."""
-    mask = batch.sampled_mask
-    if algorithm.estimator == "gae":
-        assert values is not None, "estimator gae needs the critic's values"
-        raw, returns = _estimated(batch, token_rewards, values, algorithm)
-        return whiten(raw, mask), returns
-    if algorithm.estimator == "reinforce_plus_plus":
-        return adv.reinforce_plus_plus_advantages(token_rewards, mask, gamma=algorithm.gamma), None
-    if algorithm.outcome_gate:
+    formula, mask = algorithm.formula, batch.sampled_mask
+    rewards = adv.response_sums(token_rewards, mask)
+    if formula.needs_groups and algorithm.outcome_gate:
         mask = mask & adv.outcome_gate(batch.correct, batch.group_ids).unsqueeze(-1)
-    if algorithm.estimator == "grpo":  # the KL penalty alone, over its own std, would be full-size
-        mask = mask & adv.has_spread(batch.outcomes, batch.group_ids).unsqueeze(-1)
-    outcomes = adv.response_sums(token_rewards, batch.sampled_mask)
-    return _GROUP_ADVANTAGES[algorithm.estimator](outcomes, batch.group_ids, mask), None
+    given = adv.GivenRewards(
+        rewards=rewards,
+        outcomes=batch.outcomes,
+        correct=batch.correct,
+        group_ids=batch.group_ids,
+        token_rewards=token_rewards,
+        mask=mask,
+        values=values,
+    )
+    options = {name: getattr(algorithm, name) for name in formula.settings}
+    estimate = formula.function(given, **options)
+    return estimate if formula.needs_critic else (estimate, None)

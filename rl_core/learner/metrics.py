@@ -12,7 +12,7 @@ from torch import Tensor
 from rl_core.algos import advantages as adv
 from rl_core.algos.masking import masked_mean, masked_sum
 from rl_core.batch import TrainBatch, balanced_rows
-from rl_core.config.run import GROUP_ESTIMATORS, AlgorithmConfig
+from rl_core.config.run import AlgorithmConfig
 from rl_core.learner.experience import Experience
 
 
@@ -49,7 +49,7 @@ def batch_metrics(
         ),
         **_sequence_lengths(batch, num_ranks),
     }
-    if algorithm.estimator in GROUP_ESTIMATORS:
+    if algorithm.formula.needs_groups:
         spread = adv.zero_spread_fraction(batch.outcomes, batch.group_ids)
         metrics["group/zero_spread_frac"] = spread
     if experience.values is not None and experience.returns is not None:

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from rl_core.algos.kl import kl_estimate
 from rl_core.algos.losses import (
-    cispo_policy_loss,
+    GivenTokens,
     clipped_value_loss,
-    gspo_policy_loss,
-    ppo_policy_loss,
+    share_of_loss,
     truncated_importance_weights,
 )
 from rl_core.algos.masking import Denominators, aggregate, count_denominators, whiten
@@ -32,7 +31,6 @@ from rl_core.models.fast_linear import cast_once
 from rl_core.models.forward import ForwardPass
 from rl_core.models.loading import Models
 
-_POLICY_LOSSES = {"ppo": ppo_policy_loss, "gspo": gspo_policy_loss, "cispo": cispo_policy_loss}
 Name = Literal["actor", "critic"]
 """A model that learns, and the prefix of its metrics."""
 
@@ -198,16 +196,16 @@ class Updater:
             weights = truncated_importance_weights(
                 old_logprobs, micro.batch.rollout_logprobs, mask, cap=actor.importance_cap
             )
-        policy = _POLICY_LOSSES[actor.policy_loss](
-            logprobs,
-            old_logprobs,
-            micro.advantages,
-            mask,
-            clip_eps_low=actor.clip_eps_low,
-            clip_eps_high=actor.clip_eps_high,
+        given = GivenTokens(logprobs, old_logprobs, micro.advantages, mask)
+        tokens = actor.formula.function(
+            given, clip_eps_low=actor.clip_eps_low, clip_eps_high=actor.clip_eps_high
+        )
+        policy = share_of_loss(
+            given,
+            tokens,
+            weights,
             aggregation=actor.loss_aggregation,
             denominators=denominators,
-            importance_weights=weights,
         )
         entropy_loss = aggregate(entropy, mask, actor.loss_aggregation, denominators)
         loss = policy.loss

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from rl_core.config.run import GROUP_ESTIMATORS, RunConfig
+from rl_core.algos.advantages import ESTIMATORS
+from rl_core.config.run import RunConfig
 from rl_core.data.sampling import steps_per_epoch
 from tasks.importers.verl_files import add_files, num_problems
 from tasks.importers.verl_table import (
@@ -112,7 +113,7 @@ def _group(asked: Asked) -> None:
     if asked.plain(ours) is not None:
         wins = f", which is {theirs.value} and wins" if theirs else ""
         asked.say("group_size_of_ours", ours, wins=wins, size=size)
-    if name not in GROUP_ESTIMATORS:
+    if name is None or not ESTIMATORS[name].needs_groups:
         return
     if (size or 1) < 2:
         asked.settings[ours] = _SMALLEST_GROUP
