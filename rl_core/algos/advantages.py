@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from rl_core.algos.masking import masked_sum, whiten
+from rl_core.algos.masking import Aggregation, masked_sum, whiten
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +53,8 @@ class Estimator:
     needs_critic: bool = False
     needs_groups: bool = False
     """It compares the responses to one prompt, so there must be several; `outcome_gate` applies."""
+    aggregation: Aggregation = "token-mean"
+    """If neither `actor.loss_aggregation` nor the policy loss says otherwise."""
 
 
 def generalized_advantages(
@@ -149,6 +151,7 @@ def grpo_advantages(given: GivenRewards, *, eps: float = 1e-6) -> Tensor:
 def dr_grpo_advantages(given: GivenRewards) -> Tensor:
     """Returns reward - group mean at each token, float [B, T]: GRPO not divided by the std.
 
+    Nor by a response's length: its own aggregation divides by the longest that the run allows.
     When: problems of very different difficulty, of which the std would make equals.
 
     Source: Understanding R1-Zero-Like Training (arXiv:2503.20783), section 3.2.
@@ -233,7 +236,9 @@ def response_sums(token_rewards: Tensor, response_mask: Tensor) -> Tensor:
 ESTIMATORS: Final[dict[str, Estimator]] = {
     "gae": Estimator(gae_advantages, settings=("gamma", "gae_lambda"), needs_critic=True),
     "grpo": Estimator(grpo_advantages, needs_groups=True),
-    "dr_grpo": Estimator(dr_grpo_advantages, needs_groups=True),
+    "dr_grpo": Estimator(
+        dr_grpo_advantages, needs_groups=True, aggregation="seq-mean-token-sum-norm"
+    ),
     "rloo": Estimator(rloo_advantages, needs_groups=True),
     "reinforce_plus_plus": Estimator(reinforce_plus_plus_advantages, settings=("gamma",)),
     "reinforce_plus_plus_baseline": Estimator(

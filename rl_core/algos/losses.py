@@ -55,6 +55,12 @@ class Loss:
 
     function: Callable[..., TokenLoss]
     """Takes `clip_eps_low` and `clip_eps_high` as keywords."""
+    clip_eps_low: float = 0.2
+    clip_eps_high: float = 0.2
+    largest_clip: float | None = None
+    """A larger one would clip nothing."""
+    aggregation: Aggregation | None = None
+    """None: that of the estimator."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +102,9 @@ def gspo_policy_loss(given: GivenTokens, *, clip_eps_low: float, clip_eps_high: 
     """Returns the clipped surrogate loss with one ratio per response, the geometric mean.
 
     s = exp(mean over the response's tokens of logprobs - old_logprobs); each token's gradient is
-    that of s A logprobs (the variant GSPO-token). Useful clips are far narrower than PPO's: 3e-4
-    and 4e-4 in the paper.
+    that of s A logprobs (the variant GSPO-token). A mean of log-ratios moves far less than one of
+    them, hence the paper's clips of 3e-4 and 4e-4; each response has the same weight, as its
+    tokens share a ratio. When: long responses, mixtures of experts.
 
     Source: GSPO (arXiv:2507.18071), sections 4.1 and 4.3.
     """
@@ -116,7 +123,8 @@ def cispo_policy_loss(
 ) -> TokenLoss:
     """Returns -A c logprobs per token, c being the clipped ratio as a constant.
 
-    No token loses its gradient by being clipped; only its weight is bounded.
+    No token loses its gradient by being clipped; only its weight is bounded: to [0, 5] with the
+    clips of 1 and 4 of ScaleRL (arXiv:2510.13786). When: stale rollouts, several updates.
 
     Source: MiniMax-M1 (arXiv:2506.13585), section 3.1.
     """
@@ -205,7 +213,9 @@ def truncated_importance_weights(
 
 LOSSES: Final[dict[str, Loss]] = {
     "ppo": Loss(ppo_policy_loss),
-    "gspo": Loss(gspo_policy_loss),
-    "cispo": Loss(cispo_policy_loss),
+    "gspo": Loss(
+        gspo_policy_loss, 3e-4, 4e-4, largest_clip=0.02, aggregation="seq-mean-token-mean"
+    ),
+    "cispo": Loss(cispo_policy_loss, clip_eps_low=1.0, clip_eps_high=4.0),
 }
 """By the name that `actor.policy_loss` chooses."""

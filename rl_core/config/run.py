@@ -174,24 +174,53 @@ class ActorConfig(Section):
     ppo_epochs: int = Field(1, ge=1)
     """Passes over a step's rollouts."""
     policy_loss: LossName = "ppo"
-    """`gspo` has one ratio per response, and needs clips of about 3e-4; `cispo` clips weights."""
-    clip_eps_low: float = Field(0.2, gt=0, lt=1)
-    """How far a token's ratio may fall below 1 before it is clipped."""
-    clip_eps_high: float = Field(0.2, gt=0)
-    """How far a token's ratio may rise above 1; more than `clip_eps_low` is DAPO's clip-higher."""
+    """`gspo` has one ratio per response; `cispo` clips weights, so every token has a gradient."""
+    clip_eps_low: float | None = Field(None, gt=0, le=1)
+    """How far a ratio may fall below 1 before it is clipped; null is the loss's own: 0.2 for `ppo`,
+    3e-4 for `gspo`, 1 for `cispo`."""
+    clip_eps_high: float | None = Field(None, gt=0)
+    """How far a ratio may rise above 1, with 0.28 DAPO's clip-higher; null is the loss's own: 0.2
+    for `ppo`, 4e-4 for `gspo`, 4 for `cispo`."""
     entropy_coef: float = Field(0.001, ge=0)
     """Weight of the entropy bonus: more keeps responses more varied."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest norm of the policy's gradient; a longer one is scaled down."""
     importance_cap: float | None = Field(2.0, ge=1)
     """Largest importance weight of a token (learner over rollout); null: no correction."""
-    loss_aggregation: Aggregation = "token-mean"
-    """What has equal weight: all tokens, or all responses (their tokens summed, or averaged)."""
+    loss_aggregation: Aggregation | None = None
+    """What has equal weight: all tokens, or all responses (their tokens summed, averaged, or summed
+    and divided by `data.max_response_length`). null is the algorithm's own: `seq-mean-token-mean`
+    for `gspo`, `seq-mean-token-sum-norm` for `dr_grpo`, else `token-mean`."""
 
     @property
     def formula(self) -> Loss:
         """The policy loss's row in the table of all."""
         return LOSSES[self.policy_loss]
+
+    @property
+    def clips(self) -> dict[str, float]:
+        """How far a ratio may fall below 1 and rise above it: as set, else the loss's own."""
+        low, high = self.clip_eps_low, self.clip_eps_high
+        return {
+            "clip_eps_low": self.formula.clip_eps_low if low is None else low,
+            "clip_eps_high": self.formula.clip_eps_high if high is None else high,
+        }
+
+    @model_validator(mode="after")
+    def _clips_what_moves(self) -> ActorConfig:
+        name, limit = self.policy_loss, self.formula.largest_clip
+        for key, clip in self.clips.items():
+            if limit is not None and clip > limit:
+                raise ValueError(
+                    f"actor.{key}={clip:g} would clip nothing with actor.policy_loss={name}, whose "
+                    f"ratio is the mean of a response's: use at most {limit:g}, or null for its own"
+                )
+        if self.formula.aggregation is not None and self.loss_aggregation == "token-mean":
+            raise ValueError(
+                "actor.loss_aggregation=token-mean weighs a response by its length, and "
+                f"actor.policy_loss={name} has one ratio for it: use {self.formula.aggregation}"
+            )
+        return self
 
 
 class CriticConfig(Section):
@@ -245,6 +274,12 @@ class RunConfig(Section):
         if self.model.dtype != "auto":
             return self.model.dtype
         return "bfloat16" if self.resources.learner_gpus or has_fast_bfloat16() else "float32"
+
+    @property
+    def loss_aggregation(self) -> Aggregation:
+        """How token losses become one: as set, else the policy loss's own or the estimator's."""
+        own = self.actor.formula.aggregation or self.algorithm.formula.aggregation
+        return self.actor.loss_aggregation or own
 
     @property
     def has_one_update(self) -> bool:

@@ -137,7 +137,10 @@ class Updater:
             parameter.grad = None  # of an attempt that ran out of memory half-way
         mask = mini.loss_mask
         # If all responses are masked nothing is learned, and any denominator will do.
-        denominators = count_denominators(mask if bool(mask.any()) else mini.batch.sampled_mask)
+        denominators = count_denominators(
+            mask if bool(mask.any()) else mini.batch.sampled_mask,
+            self._config.data.max_response_length,
+        )
 
         teaches = self.teaches(name, mini)
         backward = [bool(teaches[rows].any()) for rows in micro_batches]
@@ -197,29 +200,26 @@ class Updater:
                 old_logprobs, micro.batch.rollout_logprobs, mask, cap=actor.importance_cap
             )
         given = GivenTokens(logprobs, old_logprobs, micro.advantages, mask)
-        tokens = actor.formula.function(
-            given, clip_eps_low=actor.clip_eps_low, clip_eps_high=actor.clip_eps_high
-        )
+        aggregation = self._config.loss_aggregation
         policy = share_of_loss(
             given,
-            tokens,
+            actor.formula.function(given, **actor.clips),
             weights,
-            aggregation=actor.loss_aggregation,
+            aggregation=aggregation,
             denominators=denominators,
         )
-        entropy_loss = aggregate(entropy, mask, actor.loss_aggregation, denominators)
         loss = policy.loss
         if actor.entropy_coef > 0:
-            loss = loss - actor.entropy_coef * entropy_loss
+            loss = loss - actor.entropy_coef * aggregate(entropy, mask, aggregation, denominators)
         metrics = {
             "actor/pg_loss": policy.loss,
             "actor/pg_clipfrac": policy.clip_frac,
             "actor/ppo_kl": policy.approx_kl,
-            "actor/entropy_loss": entropy_loss,
+            "actor/entropy_loss": aggregate(entropy, mask, "token-mean", denominators),
         }
         if algorithm.kl_mode == "loss" and micro.ref_logprobs is not None:
             kl = kl_estimate(logprobs, micro.ref_logprobs, algorithm.kl_estimator)
-            metrics["actor/kl_loss"] = aggregate(kl, mask, actor.loss_aggregation, denominators)
+            metrics["actor/kl_loss"] = aggregate(kl, mask, aggregation, denominators)
             loss = loss + kl_coef * metrics["actor/kl_loss"]
         return loss, metrics
 
