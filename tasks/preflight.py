@@ -19,6 +19,7 @@ from rl_core.data.gguf_source import is_unpacked, unpack_model
 from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
 from rl_core.data.user_files import first_own_problems, own_files
 from rl_core.envs import ENVS
+from rl_core.learner.own_check import why_refused
 from rl_core.models.folder_check import check_model_folder
 from rl_core.rewards.scoring import refusal
 from rl_core.sft.named_data import check_sft
@@ -59,6 +60,7 @@ def preflight(config: RunConfig) -> list[Finding]:
         *cluster_findings(config),
         *leftover_findings(),
         *_reward(config),
+        *_own_algorithms(config),
     ]
 
 
@@ -294,6 +296,18 @@ def _reward(config: RunConfig) -> Iterator[Finding]:
     else:
         done = "called" if problems else "loaded"
         yield ok("reward", f"env.reward={config.env.reward} can be {done}")
+
+
+def _own_algorithms(config: RunConfig) -> Iterator[Finding]:
+    """Tries the user's own estimator and policy loss on two rows, in a separate process."""
+    if not (named := config.own_algorithms):
+        return
+    if (reason := why_refused(named, config.algorithm.options)) is not None:
+        place = "docs/training.md has both signatures and an example"
+        yield fatal("algorithm", reason, place)
+    else:
+        words = " and ".join(f"{key}={name}" for key, name in named.items())
+        yield ok("algorithm", f"{words}, tried on two rows")
 
 
 def _reads_as_hub_name(path: str) -> bool:

@@ -12,7 +12,7 @@ gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +40,10 @@ class GivenRewards:
     """bool [B, T]: the sampled tokens that may get an advantage."""
     values: Tensor | None
     """float [B, T]: of the critic, for an estimator that needs one."""
+    old_logprobs: Tensor
+    """float [B, T]: of the policy before the update; the engines' own where both are equal."""
+    extra_info: Sequence[Mapping[str, Any]] = ()
+    """Of each response's problem: `index`, `num_solutions`, and the row's own `extra_info`."""
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,16 @@ class GivenTokens:
     """What a policy loss is given: a micro-batch; only `logprobs` carries gradient."""
 
     logprobs: Tensor
+    """Of the current policy, at the sampled tokens."""
     old_logprobs: Tensor
+    """Of the policy before the step's first update."""
+    rollout_logprobs: Tensor
+    """As the engine returned them."""
     advantages: Tensor
     mask: Tensor
     """Tokens that are learned from, bool."""
+    ref_logprobs: Tensor | None = None
+    """Of the reference, if the run has one."""
 
     @property
     def log_ratio(self) -> Tensor:
@@ -61,6 +67,8 @@ class Loss:
     """A larger one would clip nothing."""
     aggregation: Aggregation | None = None
     """None: that of the estimator."""
+    needs_advantages: bool = True
+    """A token without an advantage has a loss of 0."""
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,16 @@ setting in mid-run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
     Field,
+    PlainSerializer,
     SerializeAsAny,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
     model_validator,
 )
@@ -22,6 +25,7 @@ from pydantic import (
 from rl_core.algos.advantages import ESTIMATORS, Estimator
 from rl_core.algos.losses import LOSSES, Loss
 from rl_core.algos.masking import Aggregation
+from rl_core.algos.own import own_advantages, own_loss
 from rl_core.config.model import BaseModelConfig, ModelConfig, SftConfig
 from rl_core.config.operations import (
     BudgetConfig,
@@ -37,14 +41,33 @@ from rl_core.envs import DEFAULT_ENV, ENVS, find_env
 from rl_core.envs.text_env import TextEnv
 from rl_core.section import Section
 from rl_core.system.devices import has_fast_bfloat16
+from rl_core.system.named_code import names_code
 
 LrSchedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
+
+
+def _own_or_ours(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Returns the name of a function of the user's as it is; others are those of a table."""
+    return value if names_code(value) else validate(value)
+
+
+def _one_of(table: Mapping[str, Any]) -> Any:
+    """Returns the type of a setting that names a row of a table, or `module:function`."""
+    form = {"anyOf": [{"enum": [*table]}, {"type": "string", "description": "module:function"}]}
+    return Annotated[
+        Literal[tuple(table)],
+        WrapValidator(_own_or_ours),
+        PlainSerializer(str, return_type=str),
+        WithJsonSchema(form),
+    ]
+
+
 if TYPE_CHECKING:
     EstimatorName = LossName = str
 else:
-    EstimatorName = Literal[tuple(ESTIMATORS)]
-    LossName = Literal[tuple(LOSSES)]
+    EstimatorName = _one_of(ESTIMATORS)
+    LossName = _one_of(LOSSES)
 
 
 def _as_list(value: Any) -> Any:
@@ -113,7 +136,10 @@ class AlgorithmConfig(Section):
     """How rewards become advantages."""
 
     estimator: EstimatorName = "gae"
-    """How advantages are computed: `gae` is PPO with a critic, the others do without one."""
+    """How advantages are computed: `gae` is PPO with a critic, the others do without one;
+    `module:function` is one of your own."""
+    options: dict[str, Any] = Field({})
+    """Keywords for an estimator or a policy loss of your own: {NAME: VALUE}."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per token; 1 values a late reward as much as an early one."""
     gae_lambda: float = Field(1.0, ge=0, le=1)
@@ -141,8 +167,9 @@ class AlgorithmConfig(Section):
 
     @property
     def formula(self) -> Estimator:
-        """The estimator's row in the table of all."""
-        return ESTIMATORS[self.estimator]
+        """The estimator's row in the table; of one of your own, a row like those."""
+        own = Estimator(partial(own_advantages, self.estimator), settings=("options",))
+        return ESTIMATORS.get(self.estimator, own)
 
     @property
     def has_reference(self) -> bool:
@@ -174,7 +201,8 @@ class ActorConfig(Section):
     ppo_epochs: int = Field(1, ge=1)
     """Passes over a step's rollouts."""
     policy_loss: LossName = "ppo"
-    """`gspo` has one ratio per response; `cispo` clips weights, so every token has a gradient."""
+    """`gspo` has one ratio per response; `cispo` clips weights, so every token has a gradient;
+    `module:function` is one of your own."""
     clip_eps_low: float | None = Field(None, gt=0, le=1)
     """How far a ratio may fall below 1 before it is clipped; null is the loss's own: 0.2 for `ppo`,
     3e-4 for `gspo`, 1 for `cispo`."""
@@ -194,8 +222,9 @@ class ActorConfig(Section):
 
     @property
     def formula(self) -> Loss:
-        """The policy loss's row in the table of all."""
-        return LOSSES[self.policy_loss]
+        """The policy loss's row in the table; of one of your own, a row like those."""
+        own = Loss(partial(own_loss, self.policy_loss), needs_advantages=False)
+        return LOSSES.get(self.policy_loss, own)
 
     @property
     def clips(self) -> dict[str, float]:
@@ -208,6 +237,13 @@ class ActorConfig(Section):
 
     @model_validator(mode="after")
     def _clips_what_moves(self) -> ActorConfig:
+        if names_code(self.policy_loss):
+            for key in ("clip_eps_low", "clip_eps_high"):
+                if (clip := getattr(self, key)) is not None:
+                    raise ValueError(
+                        f"actor.{key}={clip:g} is for a loss of ours: algorithm.options="
+                        f"{{{key}: {clip:g}}} hands it to actor.policy_loss={self.policy_loss}"
+                    )
         name, limit = self.policy_loss, self.formula.largest_clip
         for key, clip in self.clips.items():
             if limit is not None and clip > limit:
@@ -276,6 +312,21 @@ class RunConfig(Section):
         return "bfloat16" if self.resources.learner_gpus or has_fast_bfloat16() else "float32"
 
     @property
+    def own_algorithms(self) -> dict[str, str]:
+        """Functions of the user's that the learner loads, by the setting that names them."""
+        named = {
+            "algorithm.estimator": self.algorithm.estimator,
+            "actor.policy_loss": self.actor.policy_loss,
+        }
+        return {key: name for key, name in named.items() if names_code(name)}
+
+    @property
+    def loss_options(self) -> dict[str, Any]:
+        """What the policy loss takes as keywords."""
+        is_own = "actor.policy_loss" in self.own_algorithms
+        return self.algorithm.options if is_own else self.actor.clips
+
+    @property
     def loss_aggregation(self) -> Aggregation:
         """How token losses become one: as set, else the policy loss's own or the estimator's."""
         own = self.actor.formula.aggregation or self.algorithm.formula.aggregation
@@ -285,12 +336,14 @@ class RunConfig(Section):
     def has_one_update(self) -> bool:
         """Whether a step's log-probs can be those of its only update, which saves a pass.
 
-        A KL penalty in the reward needs them before the update: then the engines' must be equal.
+        A KL penalty in the reward, and an estimator of the user's, need them before the update:
+        then the engines' must be equal.
         """
         algorithm = self.algorithm
         in_reward = algorithm.kl_mode == "reward" and algorithm.kl_coef > 0
+        needed_before = in_reward or "algorithm.estimator" in self.own_algorithms
         engines_agree = self.compute_dtype == "float32" and not self.rollout.staleness
-        return self._updates_once and (engines_agree or not in_reward)
+        return self._updates_once and (engines_agree or not needed_before)
 
     @property
     def has_one_critic_update(self) -> bool:
@@ -352,10 +405,17 @@ class RunConfig(Section):
                 f"algorithm.estimator={estimator} compares the responses to one prompt, and one "
                 f"alone teaches nothing: algorithm.group_size={group_size} must be at least 2"
             )
-        if not formula.needs_groups and self.algorithm.resample_rounds:
+        compares = formula.needs_groups or (names_code(estimator) and group_size > 1)
+        if not compares and self.algorithm.resample_rounds:
             raise ValueError(
                 f"algorithm.resample_rounds={self.algorithm.resample_rounds} replaces groups "
                 f"without spread, which algorithm.estimator={estimator} does not know: use 0"
+            )
+        if self.algorithm.options and not self.own_algorithms:
+            raise ValueError(
+                f"algorithm.options={self.algorithm.options} are for a function of yours, and none "
+                "is named: add algorithm.estimator=module:function or "
+                "actor.policy_loss=module:function"
             )
         warmup, steps = self.critic.warmup_steps, self.trainer.total_steps
         if formula.needs_critic and steps is not None and warmup >= steps:

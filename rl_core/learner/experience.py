@@ -212,7 +212,7 @@ def assemble(
         values = torch.zeros_like(batch.rollout_logprobs)
         advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
     else:
-        advantages, returns = _advantages(batch, token_rewards, values, algorithm)
+        advantages, returns = _advantages(batch, token_rewards, values, old_logprobs, algorithm)
     # Masked only in the loss: a truncated response still counts in its group's mean.
     is_learned = ~batch.truncated if algorithm.mask_truncated else torch.ones_like(batch.truncated)
     return Experience(
@@ -233,7 +233,11 @@ def assemble(
 
 
 def _advantages(
-    batch: TrainBatch, token_rewards: Tensor, values: Tensor | None, algorithm: AlgorithmConfig
+    batch: TrainBatch,
+    token_rewards: Tensor,
+    values: Tensor | None,
+    old_logprobs: Tensor | None,
+    algorithm: AlgorithmConfig,
 ) -> tuple[Tensor, Tensor | None]:
     """Returns advantages, and the critic's targets if there is a critic."""
     formula, mask = algorithm.formula, batch.sampled_mask
@@ -248,6 +252,8 @@ def _advantages(
         token_rewards=token_rewards,
         mask=mask,
         values=values,
+        old_logprobs=batch.rollout_logprobs if old_logprobs is None else old_logprobs,
+        extra_info=[problem.facts for problem in batch.problems],
     )
     options = {name: getattr(algorithm, name) for name in formula.settings}
     estimate = formula.function(given, **options)

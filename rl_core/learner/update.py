@@ -119,8 +119,11 @@ class Updater:
 
     def teaches(self, name: Name, mini: Experience) -> Tensor:
         """Returns the rows (bool [B]) that a gradient can come from."""
-        has_other_terms = self._config.actor.entropy_coef > 0 or (
-            self._config.algorithm.kl_mode == "loss"
+        actor, algorithm = self._config.actor, self._config.algorithm
+        has_other_terms = (
+            actor.entropy_coef > 0
+            or algorithm.kl_mode == "loss"
+            or not actor.formula.needs_advantages
         )
         return mini.teaches | (name == "critic" or has_other_terms)
 
@@ -199,11 +202,18 @@ class Updater:
             weights = truncated_importance_weights(
                 old_logprobs, micro.batch.rollout_logprobs, mask, cap=actor.importance_cap
             )
-        given = GivenTokens(logprobs, old_logprobs, micro.advantages, mask)
+        given = GivenTokens(
+            logprobs=logprobs,
+            old_logprobs=old_logprobs,
+            rollout_logprobs=micro.batch.rollout_logprobs,
+            advantages=micro.advantages,
+            mask=mask,
+            ref_logprobs=micro.ref_logprobs,
+        )
         aggregation = self._config.loss_aggregation
         policy = share_of_loss(
             given,
-            actor.formula.function(given, **actor.clips),
+            actor.formula.function(given, **self._config.loss_options),
             weights,
             aggregation=aggregation,
             denominators=denominators,

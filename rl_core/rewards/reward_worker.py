@@ -5,7 +5,6 @@ in the function ends only this process. The first message names the function; th
 loaded, is `{}` or `{"error": ...}`. From then on, each message gets a reply.
 """
 
-import importlib
 import inspect
 import math
 import numbers
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl_core.system.child_process import channel_to_parent
+from rl_core.system.named_code import load_function
 from rl_core.system.sealed import die_with, stay_among_own
 from rl_core.system.words import cut, in_one_line
 
@@ -53,13 +53,9 @@ def main() -> None:
 
 def load(name: str) -> Callable[..., Any]:
     """Returns the function that `package.module:function` names, if it is a reward function."""
-    module_name, _, attribute = name.partition(":")
-    module = importlib.import_module(module_name)
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise ValueError(f"{Path(module.__file__ or module_name)} has no function {attribute}")
+    function = load_function(name)
     _check_signature(function)
-    return function  # type: ignore[no-any-return]  # callable() says no more
+    return function
 
 
 def _check_signature(function: Callable[..., Any]) -> None:

@@ -17,7 +17,6 @@ read; None if there is none: the verdict is then `no_answer`).
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
@@ -108,11 +107,7 @@ def _question(response: str, problem: Problem) -> dict[str, Any]:
         "data_source": problem.data_source,
         "solution_str": response,
         "ground_truth": problem.ground_truth,
-        "extra_info": {
-            "index": problem.index,
-            "num_solutions": problem.num_solutions,
-            **json.loads(problem.extra_info or "{}"),
-        },
+        "extra_info": problem.facts,
     }
 
 
