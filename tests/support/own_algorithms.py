@@ -1,5 +1,7 @@
 """Estimators and losses as users write them: right ones, and each of their mistakes."""
 
+import os
+
 import torch
 from torch import Tensor
 
@@ -43,6 +45,10 @@ def a_number(given: GivenRewards) -> float:
 
 def ends_the_process(given: GivenRewards) -> Tensor:
     raise SystemExit(3)
+
+
+def kills_the_process(given: GivenRewards) -> Tensor:
+    os._exit(0)
 
 
 def reinforce(given: GivenTokens) -> Tensor:

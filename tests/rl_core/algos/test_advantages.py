@@ -35,6 +35,7 @@ def given_rewards(
         token_rewards=rewards.unsqueeze(-1) * mask if token_rewards is None else token_rewards,
         mask=mask,
         values=values,
+        old_logprobs=torch.zeros(mask.shape),
     )
 
 

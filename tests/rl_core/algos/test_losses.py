@@ -26,7 +26,7 @@ def loss_of(
     kind: str, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, **settings: Any
 ) -> PolicyLoss:
     """The loss of a whole batch by mean over its tokens, whose gradient is there as well."""
-    given = GivenTokens(logprobs, old, advantages, mask)
+    given = GivenTokens(logprobs, old, old, advantages, mask)
     tokens = LOSSES[kind].function(given, **(CLIP | settings))
     denominators = count_denominators(mask)
     result = share_of_loss(given, tokens, None, aggregation="token-mean", denominators=denominators)
@@ -86,7 +86,7 @@ def golden_loss(
     mask = golden["in.response_mask"]
     logprobs = golden["in.logprobs"][rows].clone().requires_grad_()
     old, advantages = golden["in.old_logprobs"][rows], golden["in.advantages"][rows]
-    given = GivenTokens(logprobs, old, advantages, mask[rows])
+    given = GivenTokens(logprobs, old, old, advantages, mask[rows])
     weights = settings.pop("importance_weights", None)
     result = share_of_loss(
         given,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_core.learner.own_check import check_estimator, check_loss, why_refused
+from rl_core.learner.own_check import check_estimator, check_loss
 
 HERE = "tests.support.own_algorithms"
 ESTIMATORS = {
@@ -41,21 +41,3 @@ def test_sound_ones_pass():
     check_estimator(f"{HERE}:by_info", {"key": "index"})
     for name in ("reinforce", "clipped"):
         check_loss(f"{HERE}:{name}", {})
-
-
-@pytest.mark.slow
-def test_a_process_of_its_own_answers_whatever_the_module_does():
-    named = {"algorithm.estimator": f"{HERE}:by_info", "actor.policy_loss": f"{HERE}:clipped"}
-    assert why_refused({"algorithm.estimator": f"{HERE}:by_token"}, {}) is None
-    reason = why_refused(named, {"key": "index"})
-    assert reason is not None
-    assert reason.startswith(f"actor.policy_loss={HERE}:clipped TypeError: ")
-    for function, why in (
-        ("ends_the_process", "SystemExit: 3"),
-        ("nothing", "has no function nothing"),
-    ):
-        name = f"{HERE}:{function}"
-        reason = why_refused({"algorithm.estimator": name}, {})
-        assert reason is not None
-        assert reason.startswith(f"algorithm.estimator={name} ")
-        assert why in reason
