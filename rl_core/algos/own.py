@@ -21,7 +21,7 @@ def own_advantages(name: str, given: GivenRewards, *, options: Mapping[str, Any]
     """Returns what the user's estimator returns, [B, T]; of [B] each token gets the response's."""
     advantages: Tensor = load_function(name)(given, **options)
     per_token = advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
-    return per_token.where(given.mask, 0.0)
+    return per_token.to(given.mask.device).where(given.mask, 0.0)
 
 
 def own_loss(name: str, given: GivenTokens, **options: Any) -> TokenLoss:

@@ -40,19 +40,12 @@ Name = Literal["actor", "critic"]
 
 @dataclass(frozen=True)
 class Pass:
-    """What a forward pass over a micro-batch gives."""
+    """What a pass over a micro-batch gives beside its loss, without gradient."""
 
-    loss: Tensor
-    """Its share of the mini-batch's."""
     metrics: Mapping[str, Tensor]
     """Its shares, scalars."""
     per_token: Tensor
     """The actor's log-probs or the critic's values, [b, T]."""
-
-    def detached(self) -> Pass:
-        """Returns it without its graph."""
-        metrics = {name: share.detach() for name, share in self.metrics.items()}
-        return Pass(self.loss.detach(), metrics, self.per_token.detach())
 
 
 class Updater:
@@ -185,11 +178,10 @@ class Updater:
             micro = mini.select(rows)
             with torch.set_grad_enabled(has_gradient):
                 if name == "critic":
-                    done = self._critic_pass(micro, denominators)
+                    loss, done = self._critic_pass(micro, denominators)
                 else:
-                    done = self._actor_pass(micro, denominators, kl_coef)
-                loss = done.loss * float(number < len(micro_batches))
-            return loss, done.detached()
+                    loss, done = self._actor_pass(micro, denominators, kl_coef)
+                return loss * float(number < len(micro_batches)), done
 
         adds_up = len(micro_batches) > 1 and self._ranks.is_alone and not parameters[0].is_cuda
         is_cast = adds_up and self._config.compute_dtype == "bfloat16"
@@ -213,7 +205,7 @@ class Updater:
         return cast("nn.Module", self._models.actor.get_decoder())
 
     def _actor_pass(self, micro: Experience, denominators: Denominators, kl_coef: float) -> Pass:
-        """Returns a micro-batch's shares of the policy's loss and metrics, and its log-probs.
+        """Returns a micro-batch's share of the policy's loss, its metrics and its log-probs.
 
         The loss is the policy loss, less the entropy bonus, plus the KL penalty (`kl_mode=loss`).
         """
@@ -250,19 +242,20 @@ class Updater:
         if actor.entropy_coef > 0:
             loss = loss - actor.entropy_coef * aggregate(entropy, mask, aggregation, denominators)
         metrics = {
-            "actor/pg_loss": policy.loss,
+            "actor/pg_loss": policy.loss.detach(),
             "actor/pg_clipfrac": policy.clip_frac,
             "actor/ppo_kl": policy.approx_kl,
-            "actor/entropy_loss": aggregate(entropy, mask, "token-mean", denominators),
+            "actor/entropy_loss": aggregate(entropy.detach(), mask, "token-mean", denominators),
         }
         if algorithm.kl_mode == "loss" and micro.ref_logprobs is not None:
             kl = kl_estimate(logprobs, micro.ref_logprobs, algorithm.kl_estimator)
-            metrics["actor/kl_loss"] = aggregate(kl, mask, aggregation, denominators)
-            loss = loss + kl_coef * metrics["actor/kl_loss"]
-        return Pass(loss, metrics, logprobs)
+            kl_loss = aggregate(kl, mask, aggregation, denominators)
+            metrics["actor/kl_loss"] = kl_loss.detach()
+            loss = loss + kl_coef * kl_loss
+        return loss, Pass(metrics, logprobs.detach())
 
-    def _critic_pass(self, micro: Experience, denominators: Denominators) -> Pass:
-        """Returns a micro-batch's shares of the critic's loss and metrics, and its values."""
+    def _critic_pass(self, micro: Experience, denominators: Denominators) -> tuple[Tensor, Pass]:
+        """Returns a micro-batch's share of the critic's loss, its metrics and its values."""
         values = self._forward(micro.batch, critic=self._models.critic).values
         assert values is not None
         if micro.values is None:  # the critic's only update: its targets are of this pass
@@ -278,8 +271,8 @@ class Updater:
             denominators=denominators,
         )
         metrics = {
-            "critic/vf_loss": value.loss,
+            "critic/vf_loss": value.loss.detach(),
             "critic/vf_clipfrac": value.clip_frac,
             "critic/vpred_mean": value.prediction_mean,
         }
-        return Pass(value.loss, metrics, values)
+        return value.loss, Pass(metrics, values.detach())
