@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from rl_core.algos import advantages as adv
 from rl_core.algos.kl import KlEstimator, kl_estimate
 from rl_core.batch import TrainBatch
-from rl_core.config.run import AlgorithmConfig, RunConfig
+from rl_core.config.algorithm import AlgorithmConfig
+from rl_core.config.run import RunConfig
 from rl_core.learner.microbatching import Microbatching, in_rows
 from rl_core.learner.optimizer import on_device
 from rl_core.learner.profiling import measured

@@ -12,7 +12,7 @@ from torch import Tensor
 from rl_core.algos import advantages as adv
 from rl_core.algos.masking import masked_mean, masked_sum
 from rl_core.batch import TrainBatch, balanced_rows
-from rl_core.config.run import AlgorithmConfig
+from rl_core.config.algorithm import AlgorithmConfig
 from rl_core.learner.experience import Experience
 
 

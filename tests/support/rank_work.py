@@ -14,7 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from rl_core.batch import TrainBatch
-from rl_core.config.run import CriticConfig, RunConfig
+from rl_core.config.algorithm import CriticConfig
+from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory, RankLost
 from rl_core.learner import learner as learner_module
 from rl_core.learner.learner import Learner
