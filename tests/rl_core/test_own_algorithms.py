@@ -79,6 +79,20 @@ def test_the_same_formula_from_outside_teaches_alike(new_learner, make_batch):
     assert own["actor/pg_clipfrac"] == 0.0
 
 
+@pytest.mark.parametrize(("loss", "teach"), [("ppo", 0), (f"{SUPPORT}:reinforce", 8)])
+def test_rows_without_an_advantage_teach_only_a_loss_of_ones_own(
+    new_learner, make_batch, loss, teach
+):
+    batch = make_batch(group_size=2)
+    batch.rewards.zero_()
+    learner = new_learner(
+        actor={"policy_loss": loss, "entropy_coef": 0},
+        algorithm={"estimator": "grpo", "group_size": 2, "kl_mode": "none"},
+    )
+    experience, _ = learner.make_experience(batch)
+    assert int(learner.updater.teaches("actor", experience).sum()) == teach
+
+
 @pytest.mark.slow
 def test_a_run_trains_with_it_and_does_not_go_on_with_another_file(example, tiny_overrides):
     words = [
