@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -122,7 +123,8 @@ class TrainBatch:
     def to(self, device: torch.device) -> TrainBatch:
         """Returns the batch on a device."""
         tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return replace(self, **{n: x.to(device, non_blocking=True) for n, x in tensors.items()})
+        moved: dict[str, Any] = {n: x.to(device, non_blocking=True) for n, x in tensors.items()}
+        return replace(self, **moved)
 
 
 def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:

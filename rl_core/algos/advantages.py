@@ -115,7 +115,8 @@ def discounted_returns(token_rewards: Tensor, response_mask: Tensor, *, gamma: f
 
 def _group_index(group_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Returns each response's group as 0..num_groups-1 [B], and the groups' sizes [num_groups]."""
-    _, index, sizes = group_ids.unique(return_inverse=True, return_counts=True)
+    unique: Any = group_ids.unique  # torch leaves it untyped
+    _, index, sizes = unique(return_inverse=True, return_counts=True)
     return index, sizes
 
 
@@ -218,8 +219,9 @@ def has_spread(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
 def zero_spread_fraction(rewards: Tensor, group_ids: Tensor) -> float:
     """Returns the share of groups whose rewards are all equal: they teach nothing."""
-    spread = group_ids[has_spread(rewards, group_ids)]
-    return 1 - len(spread.unique()) / len(group_ids.unique())
+    _, with_spread = _group_index(group_ids[has_spread(rewards, group_ids)])
+    _, sizes = _group_index(group_ids)
+    return 1 - len(with_spread) / len(sizes)
 
 
 def end_rewards(rewards: Tensor, response_mask: Tensor) -> Tensor:

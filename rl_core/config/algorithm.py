@@ -47,7 +47,8 @@ def _one_of(table: Mapping[str, Any]) -> Any:
 
 
 if TYPE_CHECKING:
-    EstimatorName = LossName = str
+    EstimatorName = str
+    LossName = str
 else:
     EstimatorName = _one_of(ESTIMATORS)
     LossName = _one_of(LOSSES)

@@ -204,7 +204,9 @@ class Updater:
             return self._models.critic.backbone
         return cast("nn.Module", self._models.actor.get_decoder())
 
-    def _actor_pass(self, micro: Experience, denominators: Denominators, kl_coef: float) -> Pass:
+    def _actor_pass(
+        self, micro: Experience, denominators: Denominators, kl_coef: float
+    ) -> tuple[Tensor, Pass]:
         """Returns a micro-batch's share of the policy's loss, its metrics and its log-probs.
 
         The loss is the policy loss, less the entropy bonus, plus the KL penalty (`kl_mode=loss`).
