@@ -35,7 +35,6 @@ from transformers import PreTrainedTokenizerFast  # noqa: E402
 from rl_core.batch import collate  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.learner.learner import Learner  # noqa: E402
-from rl_core.learner.metrics import rollout_columns  # noqa: E402
 from rl_core.rollout.adaptive_engine import build_engine  # noqa: E402
 from rl_core.rollout.collector import build_requests  # noqa: E402
 from rl_core.rollout.protocol import RolloutEngine, in_order  # noqa: E402
@@ -138,8 +137,7 @@ def run(
         with gate.phase("update"):
             engine.release_weights()  # as Workers.learn does
             give_back_heap()  # as the learner's actor does before each phase
-            metrics |= learner.update(experience)
-            rollout_columns(experience)
+            metrics |= learner.update(experience)[0]
         with gate.phase("sync"):
             engine.update_weights(learner.weights())
         for name in ("old_log_prob", "ref", "values", "update_critic", "update_actor"):

@@ -10,14 +10,15 @@ position ids are needed. [B, T] tensors hold the response from column 0 on, righ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_core.types import Rollout
+from rl_core.types import Problem, Rollout
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class TrainBatch:
     """bool [B, T]: the env's tokens, never a response's first or last; None if there are none."""
     turn_rewards: Tensor | None = None
     """float32 [B, T]: a turn's own reward at its last token, else 0; None if `env_mask` is None."""
+    problems: tuple[Problem, ...] = ()
+    """Of a step's whole batch, what each response answers; empty in a part of it."""
 
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])
@@ -119,8 +122,9 @@ class TrainBatch:
 
     def to(self, device: torch.device) -> TrainBatch:
         """Returns the batch on a device."""
-        tensors = {name: x for name, x in vars(self).items() if x is not None}
-        return TrainBatch(**{n: x.to(device, non_blocking=True) for n, x in tensors.items()})
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        moved: dict[str, Any] = {n: x.to(device, non_blocking=True) for n, x in tensors.items()}
+        return replace(self, **moved)
 
 
 def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
@@ -153,6 +157,7 @@ def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
         truncated=on_cpu([r.completion.finish_reason == "length" for r in rollouts]),
         env_mask=env_mask,
         turn_rewards=turn_rewards,
+        problems=tuple(r.problem for r in rollouts),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import demand_room
+from rl_core.system.named_code import source_digest
 from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Evaluator:
         reward, env = self.config.env.reward, self.config.env.model_dump(mode="json")
         if self.config.env.max_turns == 1:
             del env["max_turns"]  # rows kept before there were turns stay valid
-        return ({"reward_source": _source_digest(reward)} if reward is not None else {}) | {
+        return ({"reward_source": source_digest(reward)} if reward is not None else {}) | {
             "version": EVALUATION_VERSION,
             "env": env,
             "evaluation": evaluation,
@@ -230,16 +230,6 @@ def ask_trained(
         _logger.warning("the evaluation starts engines of its own: %s", first_line(error))
     finally:
         run.update(timings_s={"evaluate": time.monotonic() - start})
-
-
-def _source_digest(reward: str) -> str | None:
-    """Returns a digest of the file of a user's reward, which is not loaded; None if not found."""
-    module = Path(*reward.partition(":")[0].split("."))
-    for folder in (*sys.path, ""):  # as a reward worker looks
-        for file in (module.with_suffix(".py"), module / "__init__.py"):
-            if (found := Path(folder, file)).is_file():
-                return hashlib.sha256(found.read_bytes()).hexdigest()
-    return None
 
 
 def _digest(facts: Mapping[str, Any]) -> str:

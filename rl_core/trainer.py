@@ -55,7 +55,7 @@ class GapWatch:
     dtype: str
     next_step: int = 0
 
-    def __call__(self, step: int, metrics: dict[str, float]) -> None:
+    def check(self, step: int, metrics: dict[str, float]) -> None:
         """Checks a step's metrics, unless tokens are stale: these differ for another reason."""
         gap, limit = metrics["rollout/logprob_gap_mean"], _NORMAL_GAP[self.dtype]
         is_stale = metrics.get("rollout/staleness_max")
@@ -112,7 +112,7 @@ class Trainer:
         last_step = self.order.last_step(
             total_epochs=config.trainer.total_epochs, total_steps=config.trainer.total_steps
         )
-        observers, watch_gap = all_of(self.observers), GapWatch(config.compute_dtype)
+        observers, gap_watch = all_of(self.observers), GapWatch(config.compute_dtype)
         ahead = RolloutsAhead(self._collect)
         metrics, saved = dict[str, float](), StepClock()
         if start_step == 0:
@@ -137,7 +137,7 @@ class Trainer:
                     ahead.begin(step + 1)
                 learned, per_rollout = workers.learn(collected.rollouts, step)
                 metrics = collected.metrics | learned
-                watch_gap(step, metrics)
+                gap_watch.check(step, metrics)
                 with suppress(StopAsked):
                     metrics |= self._hand_over(step, step == last_step, ahead, clock)
                 is_last = observers.wants_stop()

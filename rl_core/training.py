@@ -18,7 +18,7 @@ from rl_core.data.readers import SPLITS
 from rl_core.data.sampling import Curriculum, Place, ProblemOrder, read_place
 from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import Rewards, start_rewards
-from rl_core.runs.resume import check_same_model, checkpoint_to_resume
+from rl_core.runs.resume import check_same_code, check_same_model, checkpoint_to_resume
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import Log
 from rl_core.system.signals import StopAsked, StopSignals
@@ -85,6 +85,7 @@ def train_model(
         return start_step
     if checkpoint is not None:
         check_same_model(run, checkpoint.path, model_path)
+    check_same_code(run, config, goes_on=checkpoint is not None)
     run.cut_after(start_step)
     budget = BudgetLimit(config.budget, run)
     if not budget.allows_a_step():

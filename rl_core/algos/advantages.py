@@ -1,5 +1,8 @@
 """How rewards become advantages: GAE for PPO with a critic, and the critic-free family.
 
+An estimator is a function of `GivenRewards` and its row in `ESTIMATORS`, at the end of this file.
+The settings read that table without torch, so torch is imported only inside functions.
+
 Legend: B responses, T response tokens (right-padded), G responses of a group. `rewards` are float
 [B], one per response; `token_rewards` and `values` float [B, T]; `group_ids` int [B], equal for
 responses to one prompt; `correct` is bool [B], `response_mask` bool [B, T]; `gamma` is the discount
@@ -7,10 +10,55 @@ per token. Results are 0 outside the mask, and nothing outside it matters. No fu
 gradient.
 """
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
-from rl_core.algos.masking import masked_sum, whiten
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from rl_core.algos.masking import Aggregation, masked_sum, whiten
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GivenRewards:
+    """What an estimator is given: all responses of a step, their groups whole, without gradient."""
+
+    rewards: Tensor
+    """float [B]: the scorer's and the turns' rewards, less the KL penalty (`kl_mode=reward`)."""
+    outcomes: Tensor
+    """float [B]: the same without the KL penalty."""
+    correct: Tensor
+    """bool [B]: the verdict was `correct`."""
+    group_ids: Tensor
+    """int64 [B], equal for responses to one prompt."""
+    token_rewards: Tensor
+    """float [B, T]: `rewards` at the tokens that earned them, mostly the last one of a response."""
+    mask: Tensor
+    """bool [B, T]: the sampled tokens that may get an advantage."""
+    values: Tensor | None
+    """float [B, T]: of the critic, for an estimator that needs one."""
+    old_logprobs: Tensor
+    """float [B, T]: of the policy before the update; the engines' own where both are equal."""
+    extra_info: Sequence[Mapping[str, Any]] = ()
+    """Of each response's problem: `index`, `num_solutions`, and the row's own `extra_info`."""
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A way to compute advantages, and what a run needs for it."""
+
+    function: Callable[..., Any]
+    """Returns advantages, float [B, T], 0 outside the mask; with a critic also its targets."""
+    settings: tuple[str, ...] = ()
+    """Settings of `algorithm` that the function takes as keywords."""
+    needs_critic: bool = False
+    needs_groups: bool = False
+    """It compares the responses to one prompt, so there must be several; `outcome_gate` applies."""
+    aggregation: Aggregation = "token-mean"
+    """If neither `actor.loss_aggregation` nor the policy loss says otherwise."""
 
 
 def generalized_advantages(
@@ -26,6 +74,8 @@ def generalized_advantages(
 
     Source: Schulman et al. 2015 (arXiv:1506.02438), equations 11 to 16.
     """
+    import torch
+
     rewards_t, values_t, mask_t = (
         x.transpose(0, 1).contiguous() for x in (token_rewards, values, response_mask)
     )
@@ -40,9 +90,24 @@ def generalized_advantages(
     return advantages, torch.where(response_mask, advantages + values, 0.0)
 
 
+def gae_advantages(
+    given: GivenRewards, *, gamma: float, gae_lambda: float
+) -> tuple[Tensor, Tensor]:
+    """Returns GAE advantages, whitened over all tokens of the batch, and the critic's targets.
+
+    The estimator of PPO (arXiv:1707.06347). When: long responses, rewards of turns, or one response
+    per prompt, if there is memory for a critic.
+    """
+    assert given.values is not None, "estimator gae needs the critic's values"
+    raw, returns = generalized_advantages(
+        given.token_rewards, given.values, given.mask, gamma=gamma, gae_lambda=gae_lambda
+    )
+    return whiten(raw, given.mask), returns
+
+
 def discounted_returns(token_rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
     """Returns the discounted sum of the rewards from each token on, float [B, T]."""
-    no_values = torch.zeros_like(token_rewards)
+    no_values = token_rewards.new_zeros(token_rewards.shape)
     return generalized_advantages(
         token_rewards, no_values, response_mask, gamma=gamma, gae_lambda=1.0
     )[1]
@@ -50,7 +115,8 @@ def discounted_returns(token_rewards: Tensor, response_mask: Tensor, *, gamma: f
 
 def _group_index(group_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Returns each response's group as 0..num_groups-1 [B], and the groups' sizes [num_groups]."""
-    _, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
+    unique: Any = group_ids.unique  # torch leaves it untyped
+    _, index, sizes = unique(return_inverse=True, return_counts=True)
     return index, sizes
 
 
@@ -62,73 +128,73 @@ def _centre(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]
     """
     index, sizes = _group_index(group_ids)
     exact = rewards.double()
-    sums = torch.zeros(len(sizes), dtype=torch.float64, device=rewards.device)
-    means = sums.index_add(0, index, exact) / sizes
+    means = exact.new_zeros(len(sizes)).index_add(0, index, exact) / sizes
     return exact - means[index], index, sizes
 
 
-def _spread_over_tokens(per_response: Tensor, rewards: Tensor, response_mask: Tensor) -> Tensor:
+def _spread_over_tokens(per_response: Tensor, rewards: Tensor, mask: Tensor) -> Tensor:
     """Returns one number per response as a number per token, [B, T], in the rewards' dtype."""
-    return torch.where(response_mask, per_response.to(rewards.dtype).unsqueeze(-1), 0.0)
+    return per_response.to(rewards.dtype).unsqueeze(-1).where(mask, 0.0)
 
 
-def grpo_advantages(
-    rewards: Tensor, group_ids: Tensor, response_mask: Tensor, *, eps: float = 1e-6
-) -> Tensor:
+def grpo_advantages(given: GivenRewards, *, eps: float = 1e-6) -> Tensor:
     """Returns (reward - group mean) / (group std + eps) at each token, float [B, T].
 
     Convention: Bessel-corrected std, eps outside the root. A group without spread, or of one
-    response, has nothing to compare: 0.
+    response, has nothing to compare: 0. So has a group whose outcomes are equal, as the KL penalty
+    alone, divided by its own std, would be a full-size advantage.
 
     Source: DeepSeekMath (arXiv:2402.03300), section 4.1.2.
     """
-    centred, index, sizes = _centre(rewards, group_ids)
-    squares = torch.zeros(len(sizes), dtype=torch.float64, device=rewards.device)
+    mask = given.mask & has_spread(given.outcomes, given.group_ids).unsqueeze(-1)
+    centred, index, sizes = _centre(given.rewards, given.group_ids)
+    squares = centred.new_zeros(len(sizes))
     variance = squares.index_add(0, index, centred.square()) / (sizes - 1).clamp(min=1)
-    return _spread_over_tokens(centred / (variance.sqrt()[index] + eps), rewards, response_mask)
+    return _spread_over_tokens(centred / (variance.sqrt()[index] + eps), given.rewards, mask)
 
 
-def dr_grpo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> Tensor:
+def dr_grpo_advantages(given: GivenRewards) -> Tensor:
     """Returns reward - group mean at each token, float [B, T]: GRPO not divided by the std.
+
+    Nor by a response's length: its own aggregation divides by the longest that the run allows.
+    When: problems of very different difficulty, of which the std would make equals.
 
     Source: Understanding R1-Zero-Like Training (arXiv:2503.20783), section 3.2.
     """
-    centred, _, _ = _centre(rewards, group_ids)
-    return _spread_over_tokens(centred, rewards, response_mask)
+    centred, _, _ = _centre(given.rewards, given.group_ids)
+    return _spread_over_tokens(centred, given.rewards, given.mask)
 
 
-def rloo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> Tensor:
+def rloo_advantages(given: GivenRewards) -> Tensor:
     """Returns reward - mean of the OTHER rewards of the group at each token, float [B, T].
 
     Equal to G / (G - 1) times (reward - group mean). A group of one response: 0.
 
     Source: Back to Basics (arXiv:2402.14740), section 2.3.
     """
-    centred, index, sizes = _centre(rewards, group_ids)
+    centred, index, sizes = _centre(given.rewards, given.group_ids)
     size = sizes[index]
-    return _spread_over_tokens(centred * size / (size - 1).clamp(min=1), rewards, response_mask)
+    unbiased = centred * size / (size - 1).clamp(min=1)
+    return _spread_over_tokens(unbiased, given.rewards, given.mask)
 
 
-def reinforce_plus_plus_advantages(
-    token_rewards: Tensor, response_mask: Tensor, *, gamma: float
-) -> Tensor:
+def reinforce_plus_plus_advantages(given: GivenRewards, *, gamma: float) -> Tensor:
     """Returns discounted returns, whitened over all tokens of the batch, float [B, T].
 
-    `token_rewards` hold the KL penalty.
+    When: one response per prompt, without a critic.
 
     Source: REINFORCE++ (arXiv:2501.03262), equations 3 and 4.
     """
-    return whiten(discounted_returns(token_rewards, response_mask, gamma=gamma), response_mask)
+    returns = discounted_returns(given.token_rewards, given.mask, gamma=gamma)
+    return whiten(returns, given.mask)
 
 
-def reinforce_plus_plus_baseline_advantages(
-    rewards: Tensor, group_ids: Tensor, response_mask: Tensor
-) -> Tensor:
+def reinforce_plus_plus_baseline_advantages(given: GivenRewards) -> Tensor:
     """Returns reward - group mean, whitened over all tokens of the batch, float [B, T].
 
     Source: REINFORCE++ (arXiv:2501.03262), the variant with a group baseline.
     """
-    return whiten(dr_grpo_advantages(rewards, group_ids, response_mask), response_mask)
+    return whiten(dr_grpo_advantages(given), given.mask)
 
 
 def outcome_gate(correct: Tensor, group_ids: Tensor) -> Tensor:
@@ -138,14 +204,14 @@ def outcome_gate(correct: Tensor, group_ids: Tensor) -> Tensor:
     turn that into full-size advantages. Keep such groups out of an estimator's mask.
     """
     index, sizes = _group_index(group_ids)
-    successes = torch.zeros_like(sizes).index_add(0, index, correct.to(sizes.dtype))
+    successes = sizes.new_zeros(len(sizes)).index_add(0, index, correct.to(sizes.dtype))
     return successes[index] > 0
 
 
 def has_spread(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """Returns which responses are in a group whose rewards are not all equal, bool [B]."""
     index, sizes = _group_index(group_ids)
-    highest = torch.full_like(sizes, 0, dtype=rewards.dtype)
+    highest = rewards.new_zeros(len(sizes))
     lowest = highest.scatter_reduce(0, index, rewards, "amin", include_self=False)
     highest = highest.scatter_reduce(0, index, rewards, "amax", include_self=False)
     return (highest > lowest)[index]
@@ -153,12 +219,15 @@ def has_spread(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
 def zero_spread_fraction(rewards: Tensor, group_ids: Tensor) -> float:
     """Returns the share of groups whose rewards are all equal: they teach nothing."""
-    spread = group_ids[has_spread(rewards, group_ids)]
-    return 1 - len(torch.unique(spread)) / len(torch.unique(group_ids))
+    _, with_spread = _group_index(group_ids[has_spread(rewards, group_ids)])
+    _, sizes = _group_index(group_ids)
+    return 1 - len(with_spread) / len(sizes)
 
 
 def end_rewards(rewards: Tensor, response_mask: Tensor) -> Tensor:
     """Returns each response's reward at its last token, 0 elsewhere; no response may be empty."""
+    import torch
+
     num_tokens = response_mask.shape[-1]
     positions = torch.arange(num_tokens, device=response_mask.device)
     last = torch.where(response_mask, positions, -1).amax(dim=-1, keepdim=True)
@@ -168,3 +237,18 @@ def end_rewards(rewards: Tensor, response_mask: Tensor) -> Tensor:
 def response_sums(token_rewards: Tensor, response_mask: Tensor) -> Tensor:
     """Returns each response's summed token rewards, float [B]: its outcome."""
     return masked_sum(token_rewards, response_mask, dim=-1)
+
+
+ESTIMATORS: Final[dict[str, Estimator]] = {
+    "gae": Estimator(gae_advantages, settings=("gamma", "gae_lambda"), needs_critic=True),
+    "grpo": Estimator(grpo_advantages, needs_groups=True),
+    "dr_grpo": Estimator(
+        dr_grpo_advantages, needs_groups=True, aggregation="seq-mean-token-sum-norm"
+    ),
+    "rloo": Estimator(rloo_advantages, needs_groups=True),
+    "reinforce_plus_plus": Estimator(reinforce_plus_plus_advantages, settings=("gamma",)),
+    "reinforce_plus_plus_baseline": Estimator(
+        reinforce_plus_plus_baseline_advantages, needs_groups=True
+    ),
+}
+"""By the name that `algorithm.estimator` chooses."""

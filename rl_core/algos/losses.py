@@ -1,20 +1,74 @@
-"""Losses of actor and critic; each returns this micro-batch's share of the mini-batch's loss.
+"""Losses of actor and critic, and their shares of a mini-batch's loss.
 
-Legend: B responses, T response tokens (right-padded). Tensors are float [B, T] but for
-`response_mask`, bool [B, T]; nothing outside it matters. `logprobs` and `values` are the current
+A policy loss is a function of `GivenTokens` and its row in `LOSSES`, at the end of this file. The
+settings read that table without torch, so torch is imported only inside functions.
+
+Legend: b responses of a micro-batch, T response tokens (right-padded). Tensors are float [b, T] but
+for masks, bool [b, T]; nothing outside a mask matters. `logprobs` and `values` are the current
 model's and carry gradient; `old_` ones are from before the step's first update. `denominators` are
 counted over the whole mini-batch, so the shares (losses, gradients and metrics alike) of its
 micro-batches add up to those of the unsplit mini-batch.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from rl_core.algos.masking import Aggregation, Denominators, aggregate, masked_sum
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _MAX_LOG_RATIO = 20.0
+
+
+@dataclass(frozen=True)
+class GivenTokens:
+    """What a policy loss is given: a micro-batch; only `logprobs` carries gradient."""
+
+    logprobs: Tensor
+    """Of the current policy, at the sampled tokens."""
+    old_logprobs: Tensor
+    """Of the policy before the step's first update."""
+    rollout_logprobs: Tensor
+    """As the engine returned them."""
+    advantages: Tensor
+    mask: Tensor
+    """Tokens that are learned from, bool."""
+    ref_logprobs: Tensor | None = None
+    """Of the reference, if the run has one."""
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """Returns logprobs - old_logprobs, 0 outside the mask."""
+        return (self.logprobs - self.old_logprobs).where(self.mask, 0.0)
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """A loss per token, before anything is summed or divided."""
+
+    per_token: Tensor
+    is_clipped: Tensor
+    """Tokens whose loss the clip changes, bool."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A policy loss, as `actor.policy_loss` names it."""
+
+    function: Callable[..., TokenLoss]
+    """Takes `clip_eps_low` and `clip_eps_high` as keywords."""
+    clip_eps_low: float = 0.2
+    clip_eps_high: float = 0.2
+    largest_clip: float | None = None
+    """A larger one would clip nothing."""
+    aggregation: Aggregation | None = None
+    """None: that of the estimator."""
+    needs_advantages: bool = True
+    """A token without an advantage has a loss of 0."""
 
 
 @dataclass(frozen=True)
@@ -38,135 +92,82 @@ class ValueLoss:
     prediction_mean: Tensor
 
 
-def ppo_policy_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    *,
-    clip_eps_low: float,
-    clip_eps_high: float,
-    aggregation: Aggregation,
-    denominators: Denominators,
-    importance_weights: Tensor | None = None,
-) -> PolicyLoss:
+def ppo_policy_loss(given: GivenTokens, *, clip_eps_low: float, clip_eps_high: float) -> TokenLoss:
     """Returns the clipped surrogate loss: max(-A r, -A clip(r, 1 - low, 1 + high)) per token.
 
     r = exp(logprobs - old_logprobs), the log-ratio clamped to [-20, 20] against overflow.
 
-    `importance_weights`, see `truncated_importance_weights`, are constants that multiply each
-    token's loss.
-
     Source: PPO (arXiv:1707.06347), equation 7; clip-higher: DAPO (arXiv:2503.14476), equation 10.
     """
-    log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
+    advantages, log_ratio = given.advantages, given.log_ratio
     ratio = _exp(log_ratio)
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_eps_low, 1 + clip_eps_high)
-    return _policy_loss(
-        torch.maximum(plain, clipped),
-        clipped > plain,
-        log_ratio,
-        response_mask,
-        aggregation,
-        denominators,
-        importance_weights,
-    )
+    return TokenLoss(plain.maximum(clipped), is_clipped=clipped > plain)
 
 
-def gspo_policy_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    *,
-    clip_eps_low: float,
-    clip_eps_high: float,
-    aggregation: Aggregation,
-    denominators: Denominators,
-    importance_weights: Tensor | None = None,
-) -> PolicyLoss:
+def gspo_policy_loss(given: GivenTokens, *, clip_eps_low: float, clip_eps_high: float) -> TokenLoss:
     """Returns the clipped surrogate loss with one ratio per response, the geometric mean.
 
     s = exp(mean over the response's tokens of logprobs - old_logprobs); each token's gradient is
-    that of s A logprobs (the variant GSPO-token). Useful clips are far narrower than PPO's: 3e-4
-    and 4e-4 in the paper.
+    that of s A logprobs (the variant GSPO-token). A mean of log-ratios moves far less than one of
+    them, hence the paper's clips of 3e-4 and 4e-4; each response has the same weight, as its
+    tokens share a ratio. When: long responses, mixtures of experts.
 
     Source: GSPO (arXiv:2507.18071), sections 4.1 and 4.3.
     """
-    log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
-    lengths = response_mask.sum(dim=-1, keepdim=True).clamp(min=1)
+    log_ratio = given.log_ratio
+    lengths = given.mask.sum(dim=-1, keepdim=True).clamp(min=1)
     sequence_log_ratio = (log_ratio.sum(dim=-1, keepdim=True) / lengths).detach()
     # Its value is the sequence's ratio, its gradient that of the token's own log-prob.
     ratio = _exp(sequence_log_ratio + log_ratio - log_ratio.detach())
-    plain = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - clip_eps_low, 1 + clip_eps_high)
-    return _policy_loss(
-        torch.maximum(plain, clipped),
-        clipped > plain,
-        log_ratio,
-        response_mask,
-        aggregation,
-        denominators,
-        importance_weights,
-    )
+    plain = -given.advantages * ratio
+    clipped = -given.advantages * ratio.clamp(1 - clip_eps_low, 1 + clip_eps_high)
+    return TokenLoss(plain.maximum(clipped), is_clipped=clipped > plain)
 
 
 def cispo_policy_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    *,
-    clip_eps_low: float,
-    clip_eps_high: float,
-    aggregation: Aggregation,
-    denominators: Denominators,
-    importance_weights: Tensor | None = None,
-) -> PolicyLoss:
+    given: GivenTokens, *, clip_eps_low: float, clip_eps_high: float
+) -> TokenLoss:
     """Returns -A c logprobs per token, c being the clipped ratio as a constant.
 
-    No token loses its gradient by being clipped; only its weight is bounded.
+    No token loses its gradient by being clipped; only its weight is bounded: to [0, 5] with the
+    clips of 1 and 4 of ScaleRL (arXiv:2510.13786). When: stale rollouts, several updates.
 
     Source: MiniMax-M1 (arXiv:2506.13585), section 3.1.
     """
-    log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
+    log_ratio = given.log_ratio
     ratio = _exp(log_ratio.detach())
     weight = ratio.clamp(1 - clip_eps_low, 1 + clip_eps_high)
-    return _policy_loss(
-        -advantages * weight * torch.where(response_mask, logprobs, 0.0),
-        ratio != weight,
-        log_ratio,
-        response_mask,
-        aggregation,
-        denominators,
-        importance_weights,
-    )
+    per_token = -given.advantages * weight * given.logprobs.where(given.mask, 0.0)
+    return TokenLoss(per_token, is_clipped=ratio != weight)
 
 
 def _exp(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
 
 
-def _policy_loss(
-    per_token: Tensor,
-    is_clipped: Tensor,
-    log_ratio: Tensor,
-    response_mask: Tensor,
+def share_of_loss(
+    given: GivenTokens,
+    tokens: TokenLoss,
+    importance_weights: Tensor | None,
+    *,
     aggregation: Aggregation,
     denominators: Denominators,
-    importance_weights: Tensor | None,
 ) -> PolicyLoss:
-    """Returns the aggregated loss of the tokens, [B, T], with its metrics."""
+    """Returns the aggregated loss of a micro-batch's tokens, with its metrics.
+
+    `importance_weights`, see `truncated_importance_weights`, are constants that multiply each
+    token's loss.
+    """
+    per_token = tokens.per_token
     if importance_weights is not None:
         per_token = per_token * importance_weights
-    with torch.no_grad():
-        clip_frac = masked_sum(is_clipped.to(log_ratio.dtype), response_mask)
-        approx_kl = -log_ratio.sum()
+    clip_frac = masked_sum(tokens.is_clipped.to(per_token.dtype), given.mask)
     return PolicyLoss(
-        loss=aggregate(per_token, response_mask, aggregation, denominators),
+        loss=aggregate(per_token, given.mask, aggregation, denominators),
         clip_frac=clip_frac / denominators.num_tokens,
-        approx_kl=approx_kl / denominators.num_tokens,
+        approx_kl=-given.log_ratio.detach().sum() / denominators.num_tokens,
     )
 
 
@@ -185,8 +186,10 @@ def clipped_value_loss(
 
     Source: OpenAI baselines' PPO2; Engstrom et al. 2020 (arXiv:2005.12729), section 3.
     """
+    import torch
+
     values, old_values, returns = (
-        torch.where(response_mask, x, 0.0) for x in (values, old_values, returns)
+        x.where(response_mask, 0.0) for x in (values, old_values, returns)
     )
     near_old = torch.clamp(values, old_values - value_clip, old_values + value_clip)
     plain = (values - returns).square()
@@ -211,7 +214,16 @@ def truncated_importance_weights(
     Source: Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings you
         off-policy RL training".
     """
-    with torch.no_grad():
-        log_ratio = torch.where(response_mask, old_logprobs - rollout_logprobs, 0.0)
-        weights = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp().clamp(max=cap)
-        return torch.where(response_mask, weights, 0.0)
+    log_ratio = (old_logprobs - rollout_logprobs).detach().where(response_mask, 0.0)
+    weights = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp().clamp(max=cap)
+    return weights.where(response_mask, 0.0)
+
+
+LOSSES: Final[dict[str, Loss]] = {
+    "ppo": Loss(ppo_policy_loss),
+    "gspo": Loss(
+        gspo_policy_loss, 3e-4, 4e-4, largest_clip=0.02, aggregation="seq-mean-token-mean"
+    ),
+    "cispo": Loss(cispo_policy_loss, clip_eps_low=1.0, clip_eps_high=4.0),
+}
+"""By the name that `actor.policy_loss` chooses."""

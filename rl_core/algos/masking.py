@@ -4,13 +4,17 @@ Legend: B responses, T response tokens; tensors are [B, T]. Masks are bool, True
 response; what a tensor holds elsewhere (NaN included) never matters, and results are 0 there.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
+Aggregation = Literal[
+    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+]
 
 
 @dataclass(frozen=True)
@@ -21,19 +25,21 @@ class Denominators:
     """Tokens under the mask."""
     num_sequences: int
     """Responses with at least one token under the mask."""
+    max_response_length: int | None = None
+    """Tokens that a response may have, for `seq-mean-token-sum-norm`: the same in every step."""
 
 
-def count_denominators(mask: Tensor) -> Denominators:
+def count_denominators(mask: Tensor, max_response_length: int | None = None) -> Denominators:
     """Returns the denominators of a mini-batch; ValueError for an empty mask: there is no mean."""
     num_tokens = int(mask.sum())
     if num_tokens == 0:
         raise ValueError("the mini-batch holds no response token: a loss over it is not defined")
-    return Denominators(num_tokens=num_tokens, num_sequences=int(mask.any(dim=-1).sum()))
+    return Denominators(num_tokens, int(mask.any(dim=-1).sum()), max_response_length)
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Returns the sum of the values under the mask; gradient flows only to them."""
-    kept = torch.where(mask, values, 0.0)
+    kept = values.where(mask, 0.0)
     return kept.sum() if dim is None else kept.sum(dim=dim)
 
 
@@ -47,9 +53,9 @@ def whiten(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
 
     Convention: Bessel-corrected variance, eps under the root (verl, TRL). A single value becomes 0.
     """
-    centred = torch.where(mask, values - masked_mean(values, mask), 0.0)
+    centred = (values - masked_mean(values, mask)).where(mask, 0.0)
     variance = centred.square().sum() / (mask.sum() - 1).clamp(min=1)
-    return centred * torch.rsqrt(variance + eps)
+    return centred * (variance + eps).rsqrt()
 
 
 def aggregate(
@@ -61,12 +67,16 @@ def aggregate(
     the denominators are the mini-batch's. `per_token` carries gradient.
 
     `token-mean` weighs tokens alike (DAPO); `seq-mean-token-sum` sums a response's tokens and
-    averages over responses (Dr.GRPO up to a constant); `seq-mean-token-mean` averages within a
-    response, then over responses (GRPO).
+    averages over responses; `seq-mean-token-sum-norm` divides that by the tokens that a response
+    may have (Dr.GRPO); `seq-mean-token-mean` averages within a response, then over responses
+    (GRPO).
     """
     if aggregation == "token-mean":
         return masked_sum(per_token, mask) / denominators.num_tokens
     per_sequence = masked_sum(per_token, mask, dim=-1)
     if aggregation == "seq-mean-token-mean":
         per_sequence = per_sequence / mask.sum(dim=-1).clamp(min=1)
+    elif aggregation == "seq-mean-token-sum-norm":
+        assert denominators.max_response_length is not None, "the run's limit is in `denominators`"
+        per_sequence = per_sequence / denominators.max_response_length
     return per_sequence.sum() / denominators.num_sequences

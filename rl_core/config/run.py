@@ -19,6 +19,8 @@ from pydantic import (
     model_validator,
 )
 
+from rl_core.algos.masking import Aggregation
+from rl_core.config.algorithm import ActorConfig, AlgorithmConfig, CriticConfig
 from rl_core.config.model import BaseModelConfig, ModelConfig, SftConfig
 from rl_core.config.operations import (
     BudgetConfig,
@@ -34,10 +36,7 @@ from rl_core.envs import DEFAULT_ENV, ENVS, find_env
 from rl_core.envs.text_env import TextEnv
 from rl_core.section import Section
 from rl_core.system.devices import has_fast_bfloat16
-
-LrSchedule = Literal["constant", "linear", "cosine"]
-OptimizerName = Literal["adamw", "adamw_8bit"]
-GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+from rl_core.system.named_code import names_code
 
 
 def _as_list(value: Any) -> Any:
@@ -102,102 +101,6 @@ class DataConfig(Section):
         return self
 
 
-class AlgorithmConfig(Section):
-    """How rewards become advantages."""
-
-    estimator: Literal[
-        "gae", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
-    ] = "gae"
-    """How advantages are computed: `gae` is PPO with a critic, the others do without one."""
-    gamma: float = Field(1.0, gt=0, le=1)
-    """Discount per token; 1 values a late reward as much as an early one."""
-    gae_lambda: float = Field(1.0, ge=0, le=1)
-    """GAE's lambda: 1 uses only the returns, smaller values rely more on the critic."""
-    group_size: int = Field(1, ge=1)
-    """Rollouts per prompt; the group estimators need at least 2."""
-    kl_mode: Literal["reward", "loss", "none"] = "reward"
-    """KL to the reference as a penalty in the reward, as a term of the loss, or not at all."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
-    """Estimator of KL per token: `k1` plain, `k2` squared, `k3` never negative (low variance)."""
-    kl_coef: float = Field(0.001, ge=0)
-    """Weight of the KL to the reference; the adaptive controller starts from it."""
-    kl_controller: Literal["fixed", "adaptive"] = "fixed"
-    """Whether `kl_coef` stays as it is, or follows `kl_target`."""
-    kl_target: float = Field(6.0, gt=0)
-    """Adaptive controller: target KL per response, in nats."""
-    kl_horizon: int = Field(10_000, ge=1)
-    """Adaptive controller: the more rollouts, the slower the coefficient follows."""
-    resample_rounds: int = Field(0, ge=0)
-    """Group estimators: most rounds to replace groups without spread by other problems' groups."""
-    mask_truncated: bool = False
-    """Responses cut off at the length limit teach nothing (overlong filtering)."""
-    outcome_gate: bool = True
-    """Group estimators: a group whose responses all fail gets no advantage from format credit."""
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the policy is compared with the model that it started from."""
-        return self.kl_mode != "none" and self.kl_coef > 0
-
-
-class ActorConfig(Section):
-    """The policy's update."""
-
-    lr: float = Field(1e-6, gt=0)
-    """Learning rate of the policy (AdamW), after the warm-up."""
-    lr_schedule: LrSchedule = "constant"
-    """After the warm-up; `linear` and `cosine` fall to 0 at `trainer.total_steps`."""
-    warmup_steps: int = Field(0, ge=0)
-    """Training steps until `lr` is reached, linearly from 0."""
-    weight_decay: float = Field(0.0, ge=0)
-    """AdamW's, decoupled from the gradient."""
-    optimizer: OptimizerName = "adamw"
-    """`adamw_8bit` keeps both moments, the critic's too, in a byte each: 2 bytes per weight that
-    learns in place of 8. It needs the package `bitsandbytes`."""
-    mini_batch_size: int = Field(128, ge=1)
-    """Prompts per optimizer step."""
-    micro_batch_tokens: int = Field(16_384, ge=1)
-    """Padded tokens per forward pass, at most: fewer in a phase that ran out of memory.
-
-    Changes memory and speed, never the result.
-    """
-    ppo_epochs: int = Field(1, ge=1)
-    """Passes over a step's rollouts."""
-    policy_loss: Literal["ppo", "gspo", "cispo"] = "ppo"
-    """`gspo` has one ratio per response, and needs clips of about 3e-4; `cispo` clips weights."""
-    clip_eps_low: float = Field(0.2, gt=0, lt=1)
-    """How far a token's ratio may fall below 1 before it is clipped."""
-    clip_eps_high: float = Field(0.2, gt=0)
-    """How far a token's ratio may rise above 1; more than `clip_eps_low` is DAPO's clip-higher."""
-    entropy_coef: float = Field(0.001, ge=0)
-    """Weight of the entropy bonus: more keeps responses more varied."""
-    grad_clip: float = Field(1.0, gt=0)
-    """Largest norm of the policy's gradient; a longer one is scaled down."""
-    importance_cap: float | None = Field(2.0, ge=1)
-    """Largest importance weight of a token (learner over rollout); null: no correction."""
-    loss_aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = (
-        "token-mean"
-    )
-    """What has equal weight: all tokens, or all responses (their tokens summed, or averaged)."""
-
-
-class CriticConfig(Section):
-    """The value model's update (estimator `gae` only)."""
-
-    lr: float = Field(1e-5, gt=0)
-    """Learning rate of the critic (AdamW)."""
-    lr_schedule: LrSchedule = "constant"
-    """As the policy's: `linear` and `cosine` fall to 0 at `trainer.total_steps`."""
-    warmup_steps: int = Field(0, ge=0)
-    """First steps of the run in which only the critic learns."""
-    weight_decay: float = Field(0.0, ge=0)
-    """AdamW's, decoupled from the gradient."""
-    value_clip: float = Field(0.5, gt=0)
-    """How far a value may move from the old one before the loss stops following."""
-    grad_clip: float = Field(1.0, gt=0)
-    """Largest norm of the critic's gradient."""
-
-
 class RunConfig(Section):
     """One run, from puzzles to report."""
 
@@ -234,20 +137,43 @@ class RunConfig(Section):
         return "bfloat16" if self.resources.learner_gpus or has_fast_bfloat16() else "float32"
 
     @property
+    def own_algorithms(self) -> dict[str, str]:
+        """Functions of the user's that the learner loads, by the setting that names them."""
+        named = {
+            "algorithm.estimator": self.algorithm.estimator,
+            "actor.policy_loss": self.actor.policy_loss,
+        }
+        return {key: name for key, name in named.items() if names_code(name)}
+
+    @property
+    def loss_options(self) -> dict[str, Any]:
+        """What the policy loss takes as keywords."""
+        is_own = "actor.policy_loss" in self.own_algorithms
+        return self.algorithm.options if is_own else self.actor.clips
+
+    @property
+    def loss_aggregation(self) -> Aggregation:
+        """How token losses become one: as set, else the policy loss's own or the estimator's."""
+        own = self.actor.formula.aggregation or self.algorithm.formula.aggregation
+        return self.actor.loss_aggregation or own
+
+    @property
     def has_one_update(self) -> bool:
         """Whether a step's log-probs can be those of its only update, which saves a pass.
 
-        A KL penalty in the reward needs them before the update: then the engines' must be equal.
+        A KL penalty in the reward, and an estimator of the user's, need them before the update:
+        then the engines' must be equal.
         """
         algorithm = self.algorithm
         in_reward = algorithm.kl_mode == "reward" and algorithm.kl_coef > 0
+        needed_before = in_reward or "algorithm.estimator" in self.own_algorithms
         engines_agree = self.compute_dtype == "float32" and not self.rollout.staleness
-        return self._updates_once and (engines_agree or not in_reward)
+        return self._updates_once and (engines_agree or not needed_before)
 
     @property
     def has_one_critic_update(self) -> bool:
         """Whether a step's values can be those of its only update, which saves a pass."""
-        return self.algorithm.estimator == "gae" and self._updates_once
+        return self.algorithm.formula.needs_critic and self._updates_once
 
     @property
     def _updates_once(self) -> bool:
@@ -298,18 +224,26 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _knows_how_to_learn(self) -> RunConfig:
         estimator, group_size = self.algorithm.estimator, self.algorithm.group_size
-        if estimator in GROUP_ESTIMATORS and group_size < 2:
+        formula = self.algorithm.formula
+        if formula.needs_groups and group_size < 2:
             raise ValueError(
                 f"algorithm.estimator={estimator} compares the responses to one prompt, and one "
                 f"alone teaches nothing: algorithm.group_size={group_size} must be at least 2"
             )
-        if estimator not in GROUP_ESTIMATORS and self.algorithm.resample_rounds:
+        compares = formula.needs_groups or (names_code(estimator) and group_size > 1)
+        if not compares and self.algorithm.resample_rounds:
             raise ValueError(
                 f"algorithm.resample_rounds={self.algorithm.resample_rounds} replaces groups "
                 f"without spread, which algorithm.estimator={estimator} does not know: use 0"
             )
+        if self.algorithm.options and not self.own_algorithms:
+            raise ValueError(
+                f"algorithm.options={self.algorithm.options} are for a function of yours, and none "
+                "is named: add algorithm.estimator=module:function or "
+                "actor.policy_loss=module:function"
+            )
         warmup, steps = self.critic.warmup_steps, self.trainer.total_steps
-        if estimator == "gae" and steps is not None and warmup >= steps:
+        if formula.needs_critic and steps is not None and warmup >= steps:
             raise ValueError(
                 f"critic.warmup_steps={warmup} leaves the policy none of trainer.total_steps="
                 f"{steps} to learn in: use at most {steps - 1}"

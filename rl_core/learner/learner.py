@@ -19,6 +19,7 @@ from rl_core.algos.kl import adaptive_kl_coef, fixed_kl_coef
 from rl_core.batch import TrainBatch
 from rl_core.checkpoints.tensor_snapshot import SnapshotMemory, bytes_to_write
 from rl_core.config.run import RunConfig
+from rl_core.errors import out_of_memory_as
 from rl_core.learner.experience import Experience, ExperienceMaker
 from rl_core.learner.metrics import (
     batch_metrics,
@@ -46,6 +47,7 @@ from rl_core.models.lora import merged_state
 from rl_core.models.saving import save_actor, save_beside_parts, save_part, tokenizer_bytes
 from rl_core.models.sharding import shard, sharded_pass, whole_tensor
 from rl_core.models.shared_prefix import can_share_prompts
+from rl_core.system.heap import give_back_heap
 
 _KL_CONTROLLERS = {"fixed": fixed_kl_coef, "adaptive": adaptive_kl_coef}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -87,7 +89,7 @@ class Learner:
             forward = partial(sharded_pass, roots, forward)
         self.optimizers = make_optimizers(config, self.models, offload_to)
         self.microbatching = Microbatching(config, self.models.actor, self.device, ranks)
-        self._make = ExperienceMaker(
+        self._maker = ExperienceMaker(
             config, self.models, forward, self.microbatching, offload_to=offload_to, ranks=ranks
         )
         self.updater = Updater(
@@ -114,28 +116,34 @@ class Learner:
 
     def learn(self, batch: TrainBatch) -> tuple[dict[str, float], dict[str, list[float]]]:
         """Does a whole step; returns its metrics and the rollout log's columns."""
-        experience, metrics = self.make_experience(batch)
-        return metrics | self.update(experience), rollout_columns(experience)
+        with out_of_memory_as("prepare"):
+            experience, costs = self.make_experience(batch)
+        give_back_heap()  # else the update's peak includes what the passes before it have left
+        with out_of_memory_as("update"):
+            metrics, columns = self.update(experience)
+        return costs | metrics, columns
 
     def make_experience(self, batch: TrainBatch) -> tuple[Experience, dict[str, float]]:
         """Returns the batch with log-probs, values and advantages, and costs; changes nothing.
 
-        What the step's only update computes anyway is filled in by it later, see `Experience`.
-        The batch may be on any device; its groups must be whole.
+        What the step's only update computes anyway is left out, see `Experience`. The batch may be
+        on any device; its groups must be whole.
         """
-        return self._make(
+        return self._maker.make(
             batch.to(self.device),
             kl_coef=self._kl_coef,
             is_on_policy=self.next_update_is_on_policy(),
         )
 
-    def update(self, experience: Experience) -> dict[str, float]:
-        """Updates critic and actor from a step's experience; returns metrics under verl's names.
+    def update(self, experience: Experience) -> tuple[dict[str, float], dict[str, list[float]]]:
+        """Updates critic and actor from a step's experience; returns as `learn`.
 
         The actor does not learn in the first `critic.warmup_steps` steps of a run with a critic.
         """
         config, actor_learns = self.config, self._actor_learns()
-        metrics = self.updater(experience, kl_coef=self._kl_coef, actor_learns=actor_learns)
+        experience, metrics = self.updater.update(
+            experience, kl_coef=self._kl_coef, actor_learns=actor_learns
+        )
         metrics |= batch_metrics(
             experience,
             algorithm=config.algorithm,
@@ -144,7 +152,7 @@ class Learner:
         )
         metrics |= policy_metrics(experience, kl_coef=self._kl_coef) | self.microbatching.end_step()
         teaches = self.updater.teaches("actor", experience)
-        metrics |= self._utilisation(experience.batch, teaches, metrics)
+        metrics |= self._utilisation.shares(experience.batch, teaches, metrics)
         if actor_learns:
             self._kl_coef = _KL_CONTROLLERS[config.algorithm.kl_controller](
                 self._kl_coef,
@@ -154,7 +162,7 @@ class Learner:
                 num_rollouts=len(experience.batch),
             )
         self.steps_done += 1
-        return metrics
+        return metrics, rollout_columns(experience)
 
     def _actor_learns(self) -> bool:
         return self.models.critic is None or self.steps_done >= self.config.critic.warmup_steps

@@ -12,7 +12,7 @@ from torch import Tensor
 from rl_core.algos import advantages as adv
 from rl_core.algos.masking import masked_mean, masked_sum
 from rl_core.batch import TrainBatch, balanced_rows
-from rl_core.config.run import GROUP_ESTIMATORS, AlgorithmConfig
+from rl_core.config.algorithm import AlgorithmConfig
 from rl_core.learner.experience import Experience
 
 
@@ -36,11 +36,12 @@ def batch_metrics(
     `max_prompt_length`, in tokens, is for the share of prompts that reach it. The batch's tokens
     are divided among the learner's `num_ranks`.
     """
-    batch, mask = experience.batch, experience.batch.sampled_mask
+    batch, mask, advantages = experience.batch, experience.batch.sampled_mask, experience.advantages
+    assert advantages is not None, "known after the update"
     metrics = {
         **_three("critic/score", batch.outcomes),
         **_three("critic/rewards", adv.response_sums(experience.token_rewards, mask)),
-        **_three("critic/advantages", experience.advantages[mask]),
+        **_three("critic/advantages", advantages[mask]),
         **_three("response_length", batch.response_lengths.float()),
         "response_length/clip_ratio": float(batch.truncated.float().mean()),
         **_three("prompt_length", batch.prompt_lengths.float()),
@@ -49,7 +50,7 @@ def batch_metrics(
         ),
         **_sequence_lengths(batch, num_ranks),
     }
-    if algorithm.estimator in GROUP_ESTIMATORS:
+    if algorithm.formula.needs_groups:
         spread = adv.zero_spread_fraction(batch.outcomes, batch.group_ids)
         metrics["group/zero_spread_frac"] = spread
     if experience.values is not None and experience.returns is not None:
@@ -68,10 +69,10 @@ def batch_metrics(
 def policy_metrics(experience: Experience, *, kl_coef: float) -> dict[str, float]:
     """Returns how far the policy is from the engines' and from the reference.
 
-    `experience` is the step's whole batch, with `old_logprobs` filled in.
+    `experience` is the step's whole batch, as the update returns it.
     """
     batch, mask = experience.batch, experience.batch.sampled_mask
-    gap = torch.where(mask, (experience.old_logprobs - batch.rollout_logprobs).abs(), 0.0)
+    gap = torch.where(mask, _gap(experience), 0.0)
     metrics = {
         "rollout/logprob_gap_mean": float(masked_mean(gap, mask)),
         "rollout/logprob_gap_max": float(gap.max()),
@@ -81,6 +82,12 @@ def policy_metrics(experience: Experience, *, kl_coef: float) -> dict[str, float
         per_response = masked_sum(kl, mask, dim=-1) / batch.num_sampled
         metrics |= {"critic/kl": float(per_response.mean()), "critic/kl_coeff": kl_coef}
     return metrics
+
+
+def _gap(experience: Experience) -> Tensor:
+    """Returns how far learner and engine disagree at each token, in nats, [B, T]."""
+    assert experience.old_logprobs is not None, "known after the update"
+    return (experience.old_logprobs - experience.batch.rollout_logprobs).abs()
 
 
 def _sequence_lengths(batch: TrainBatch, num_ranks: int) -> dict[str, float]:
@@ -128,6 +135,6 @@ def rollout_columns(experience: Experience) -> dict[str, list[float]]:
         "reward": total(experience.token_rewards),
         "advantage_mean": mean(experience.advantages),
         "value_mean": mean(experience.values),
-        "logprob_gap_mean": mean((experience.old_logprobs - batch.rollout_logprobs).abs()),
+        "logprob_gap_mean": mean(_gap(experience)),
         "ref_kl": total(experience.kl),
     }

@@ -6,7 +6,7 @@ ranks the attempt ends with OutOfMemory, as the other ranks wait for this one.
 """
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +22,14 @@ from rl_core.resources.token_budgets import TokenBudgets
 from rl_core.system.threads import MicroBatchThreads
 
 Result = TypeVar("Result")
+
+
+def in_rows(parts: Iterable[tuple[Tensor, Tensor]], like: Tensor) -> Tensor:
+    """Returns (rows, [b, T] of them) as one tensor shaped [B, T] as `like`, 0 in all other rows."""
+    whole = torch.zeros_like(like)
+    for rows, part in parts:
+        whole[rows.to(like.device), : part.shape[1]] = part
+    return whole
 
 
 class Microbatching:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_core.config.run import ActorConfig, CriticConfig, LrSchedule, OptimizerName, RunConfig
+from rl_core.config.algorithm import ActorConfig, CriticConfig, LrSchedule, OptimizerName
+from rl_core.config.run import RunConfig
 from rl_core.learner.adamw_8bit import (
     CONSTANTS,
     fresh_state,

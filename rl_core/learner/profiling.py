@@ -80,7 +80,7 @@ class Utilisation:
         one = peak_flops(self._device, self._dtype, self._resources.learner_threads)
         return self._resources.learner_ranks * one
 
-    def __call__(
+    def shares(
         self, batch: TrainBatch, teaches: Tensor, seconds: Mapping[str, float]
     ) -> dict[str, float]:
         """Returns `mfu/actor` and `mfu/critic`, of those that were updated.

@@ -53,9 +53,10 @@ def check_settings(folder: Path, numbers: Mapping[str, Any], config: RunConfig) 
     Raises:
         ValueError: they differ, or a critic is trained and the state has none.
     """
-    if config.algorithm.estimator == "gae" and "critic_schedule" not in numbers:
+    if config.algorithm.formula.needs_critic and "critic_schedule" not in numbers:
+        name = config.algorithm.estimator
         raise ValueError(
-            f"{folder}: saved without a critic, so algorithm.estimator=gae cannot resume it"
+            f"{folder}: saved without a critic, so algorithm.estimator={name} cannot resume it"
         )
     saved = numbers["settings"]
     if saved.get("critic.share_trunk"):

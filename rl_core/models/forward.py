@@ -32,6 +32,13 @@ class TokenOutputs:
     values: Tensor | None = None
     """Of the state before each token."""
 
+    @property
+    def per_token(self) -> Tensor:
+        """The log-probs of an actor, or the values of a critic."""
+        one = self.values if self.logprobs is None else self.logprobs
+        assert one is not None, "a pass of no model"
+        return one
+
 
 ForwardPass = Callable[..., TokenOutputs]
 """`forward_pass`, with a run's temperature and type filled in."""

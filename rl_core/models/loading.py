@@ -160,7 +160,7 @@ def load_models(
         add_adapters(actor, rank=rank, alpha=config.model.lora_alpha)
     if config.model.gradient_checkpointing:
         checkpoint_gradients(actor)
-    critic = make_critic(actor) if config.algorithm.estimator == "gae" else None
+    critic = make_critic(actor) if config.algorithm.formula.needs_critic else None
     return Models(actor, reference, critic)
 
 

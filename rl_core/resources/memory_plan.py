@@ -251,7 +251,7 @@ class ModelSizes(NamedTuple):
 
 def model_sizes(shape: ModelShape, config: RunConfig) -> ModelSizes:
     """Returns the sizes of a run's models; those with adapters share the weights below them."""
-    has_critic, rank = config.algorithm.estimator == "gae", config.model.lora_rank
+    has_critic, rank = config.algorithm.formula.needs_critic, config.model.lora_rank
     adapters = shape.num_adapter_parameters(rank)
     critic = shape.hidden_size + 1 + (adapters if rank else shape.num_backbone_parameters)
     return ModelSizes(

@@ -5,6 +5,7 @@ the list of levers (levers.py), and micro-batches, which need no new attempt (mi
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
@@ -23,6 +24,9 @@ from rl_core.resources.placement import sequences_at_a_time, shares_a_card
 
 Changes = dict[str, tuple[Value, Value]]
 """Settings by name, `rollout.kv_cache_mib`: the value before, and the one after."""
+_MOVED_BY_RETRIES: Final = {
+    lever.name for _, ladder in HELPS.values() for levers in ladder for lever in levers
+}
 
 
 def next_recovery_step(
@@ -56,9 +60,11 @@ def with_changes(config: RunConfig, taken: Iterable[Changes]) -> RunConfig:
     """Returns the settings after all steps that earlier attempts took.
 
     A step changes a setting only if it still has the value from before: what you set since stays.
+    They come from a run's folder, so nothing counts that no retry changes: not what names code.
     """
     for changes in taken:
-        config = _changed(config, changes) or config
+        own = {name: change for name, change in changes.items() if name in _MOVED_BY_RETRIES}
+        config = _changed(config, own) or config
     return config
 
 

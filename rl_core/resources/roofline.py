@@ -303,4 +303,4 @@ def _passes(config: RunConfig) -> tuple[float, float]:
     update = epochs * (_PASSES_WITH_GRADIENT + again - (1 if model.lora_rank else 0))
     actor = update + (0 if config.has_one_update else 1) + (1 if algorithm.has_reference else 0)
     values = 0 if config.has_one_critic_update else 1
-    return actor, (update + values if algorithm.estimator == "gae" else 0)
+    return actor, (update + values if algorithm.formula.needs_critic else 0)

@@ -5,7 +5,6 @@ in the function ends only this process. The first message names the function; th
 loaded, is `{}` or `{"error": ...}`. From then on, each message gets a reply.
 """
 
-import importlib
 import math
 import numbers
 import os
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 from rl_core.rewards.by_name import Call, caller_of
 from rl_core.system.child_process import channel_to_parent
+from rl_core.system.named_code import load_function
 from rl_core.system.sealed import die_with, stay_among_own
 from rl_core.system.words import cut, in_one_line
 
@@ -52,12 +52,7 @@ def main() -> None:
 
 def load(name: str) -> Call:
     """Returns what calls the function that `package.module:function` names."""
-    module_name, _, attribute = name.partition(":")
-    module = importlib.import_module(module_name)
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise ValueError(f"{Path(module.__file__ or module_name)} has no function {attribute}")
-    return caller_of(function)
+    return caller_of(load_function(name))
 
 
 def answer(call: Call, question: Mapping[str, Any]) -> dict[str, Any]:

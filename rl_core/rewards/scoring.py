@@ -17,7 +17,6 @@ them. It returns a number, or a mapping with `score` and, optionally, `acc` (is 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
@@ -111,11 +110,7 @@ def _question(response: str, problem: Problem) -> dict[str, Any]:
         "solution_str": response,
         "ground_truth": problem.ground_truth,
         "prompt": problem.messages[-1]["content"] if problem.messages else "",
-        "extra_info": {
-            "index": problem.index,
-            "num_solutions": problem.num_solutions,
-            **json.loads(problem.extra_info or "{}"),
-        },
+        "extra_info": problem.facts,
     }
 
 

@@ -11,8 +11,10 @@ from rl_core.checkpoints.store import (
     latest,
     move_pointers,
 )
+from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import locked
+from rl_core.system.named_code import source_digest
 from rl_core.system.plain_files import read_json
 
 _SHAPE: Final = (
@@ -61,6 +63,26 @@ def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpo
     warn(sentence)
     run.note(sentence)
     return checkpoint
+
+
+def check_same_code(run: RunFolder, config: RunConfig, *, goes_on: bool) -> None:
+    """Keeps in the run's record what the files of the user's own algorithms hold.
+
+    Raises:
+        ValueError: the run `goes_on`, and a file has changed since: half of its steps would be of
+            another algorithm.
+    """
+    kept = run.read().own_code
+    digests = {name: source_digest(name) or "" for name in config.own_algorithms.values()}
+    for key, name in config.own_algorithms.items():
+        if goes_on and kept.get(name, digests[name]) != digests[name]:
+            raise ValueError(
+                f"the file of {key}={name} has changed since {run.run_id} began: put the old one "
+                "back, give the new function another name and name that, or choose another "
+                "run_id=NAME"
+            )
+    if digests:
+        run.update(own_code=kept | digests)
 
 
 def check_same_model(run: RunFolder, checkpoint: Path, model_path: Path) -> None:

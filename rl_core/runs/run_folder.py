@@ -110,6 +110,8 @@ class RunRecord(BaseModel):
     """Seconds per step as estimated before the first, with bounds."""
     planned_from: str | None = None
     """What the estimate rests on, in words."""
+    own_code: dict[str, str] = {}
+    """sha256 of the files of the user's own algorithms, by `package.module:function`."""
     made_with: dict[str, str] = {}
     """Versions and machine of the latest attempt, see `rl_core.system.versions`."""
     flow_run_id: str | None = None

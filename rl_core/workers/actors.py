@@ -133,15 +133,11 @@ class LearnerActor:
     ) -> tuple[dict[str, float], dict[str, list[float]]]:
         """Returns the metrics of `step` and the rollout log's columns, a number per rollout."""
         from rl_core.batch import collate
-        from rl_core.learner.metrics import rollout_columns
 
         done = self._learner.steps_done
         assert step == done + 1, f"step {step} asked of a learner that has done {done}"
-        with self._in_phase("prepare"):
-            experience, metrics = self._learner.make_experience(collate(rollouts, PAD_ID))
         with self._in_phase("update"):
-            metrics |= self._learner.update(experience)
-        return metrics, rollout_columns(experience)
+            return self._learner.learn(collate(rollouts, PAD_ID))
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Returns all weights, on the CPU, in the type in which the engines compute."""

@@ -49,7 +49,7 @@ class Workers:
     ) -> None:
         self._config, self._log_folder, self._room = config, log_folder, room
         self._meeting = meeting
-        self._result, self._on_progress = Results(log_folder), on_progress
+        self._result, self._on_progress = Results(log_folder).wait_for, on_progress
 
         def load(actor: Any, weights: Any, *policy_version: int) -> Any:
             return actor.load.remote(config, model_path, weights, *policy_version)

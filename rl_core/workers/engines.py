@@ -25,7 +25,6 @@ from rl_core.resources.token_budgets import log_out_of_memory, merge_metrics
 from rl_core.rollout.protocol import in_order
 from rl_core.system.atomic import reading
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
-from rl_core.workers.session import Results
 
 _MOST_DEATHS: Final = 3
 """After so many deaths of one engine without a completed step in between, the attempt ends."""
@@ -64,7 +63,7 @@ class Engines:
         load: Callable[[Any, Any, int], Any],
         weights: Path | None,
         policy_version: int,
-        result: Results,
+        result: Callable[[str, Future[Any]], Any],
         on_progress: Callable[[str], None],
         beside_learner: bool,
     ) -> None:

@@ -72,8 +72,7 @@ class InProcess:
         self.engines.release_weights()
         give_back_heap()
         torch.set_num_threads(1)  # on a CPU the learner runs micro-batches in threads of its own
-        with out_of_memory_as("update"):
-            return self._learner.learn(collate(rollouts, _PAD_ID))
+        return self._learner.learn(collate(rollouts, _PAD_ID))
 
     def sync_weights(self, policy_version: int = 0) -> None:
         """Gives the engine the learner's weights, with the number of their updates."""

@@ -183,7 +183,7 @@ class Results:
     def __init__(self, log_folder: Path) -> None:
         self._log_folder = log_folder
 
-    def __call__(self, name: str, pending: Future[Any]) -> Any:
+    def wait_for(self, name: str, pending: Future[Any]) -> Any:
         """Returns a worker's result, or raises its error as one of ours.
 
         Through a future, because inside `ray.get` an exception raised by a signal handler is lost

@@ -6,7 +6,9 @@ from typing import Any, Final
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from rl_core.config.run import GROUP_ESTIMATORS, RunConfig
+from rl_core.algos.advantages import ESTIMATORS
+from rl_core.algos.losses import LOSSES
+from rl_core.config.run import RunConfig
 from rl_core.data.sampling import steps_per_epoch
 from tasks.importers.verl_files import add_files, num_problems
 from tasks.importers.verl_table import (
@@ -25,6 +27,7 @@ _ACTOR: Final = "actor_rollout_ref.actor."
 _ROLLOUT: Final = "actor_rollout_ref.rollout."
 _RESPONSES: Final = "actor_rollout_ref.rollout.n"
 _SMALLEST_GROUP: Final = 8  # responses per prompt if the script's number makes no group
+_CLIP: Final = 0.2  # verl's default, of all its losses
 _RESAMPLED_AT_MOST: Final = 10  # rounds of dynamic sampling if verl has no limit
 _SCHEDULES: Final = ("lr_scheduler_type", "warmup_style", "lr_decay_style")
 _CHECKPOINTING: Final = "model.gradient_checkpointing"
@@ -36,8 +39,8 @@ def translate(given: Mapping[str, Given], line: int) -> tuple[Settings, list[Fin
     asked = Asked({key: one for key, one in given.items() if key not in unread}, unread, line)
     for rule in (
         *(_same, _defaults, add_files, _unlisted),
-        *(_estimator, _group, _kl, _batches, _cards, _checkpointing),
-        *(_optimizer_of_ranks, _schedules, _loggers),
+        *(_estimator, _group, _kl, _losses, _batches, _cards),
+        *(_checkpointing, _optimizer_of_ranks, _schedules, _loggers),
     ):
         rule(asked)
     return asked.settings, asked.findings
@@ -78,7 +81,8 @@ def _unlisted(asked: Asked) -> None:
         if (value := asked.plain(key)) is None:
             continue
         ours, known = NEAREST[key], VALUES[NEAREST[key]]
-        nearest = next((name for name in known if str(value).startswith(name)), None)
+        alike = (name for name in known if str(value).startswith(name))
+        nearest = max(alike, key=len, default=None)
         asked.settings[ours] = taken = known[nearest] if nearest else row["ours"]
         if value != nearest:
             asked.say(row["says"], key, known=", ".join(known), ours=ours, taken=taken)
@@ -112,7 +116,7 @@ def _group(asked: Asked) -> None:
     if asked.plain(ours) is not None:
         wins = f", which is {theirs.value} and wins" if theirs else ""
         asked.say("group_size_of_ours", ours, wins=wins, size=size)
-    if name not in GROUP_ESTIMATORS:
+    if name is None or not ESTIMATORS[name].needs_groups:
         return
     if (size or 1) < 2:
         asked.settings[ours] = _SMALLEST_GROUP
@@ -159,12 +163,32 @@ def _kl(asked: Asked) -> None:
         settings["algorithm.kl_estimator"] = "k2" if as_loss and estimator == "k1" else estimator
 
 
-def _batches(asked: Asked) -> None:
-    """Clips, mini-batches that divide the batch, and micro-batches in tokens."""
-    settings = asked.settings
+def _losses(asked: Asked) -> None:
+    """Clips and aggregation, of which verl has one default for all algorithms."""
+    settings, keys = asked.settings, ("actor.clip_eps_low", "actor.clip_eps_high")
+    loss = LOSSES[settings.get("actor.policy_loss", "ppo")]
     if (clip := asked.number(_ACTOR + "clip_ratio")) is not None:
-        settings.setdefault("actor.clip_eps_low", clip)
-        settings.setdefault("actor.clip_eps_high", clip)
+        for key in keys:
+            settings.setdefault(key, clip)
+    if loss.largest_clip is not None:
+        settings.pop("actor.loss_aggregation", None)  # verl's gspo knows only its own
+        widest = max(settings.get(key, _CLIP) for key in keys)
+        if widest > loss.largest_clip:
+            asked.say("clip_of_responses", _ACTOR + "clip_ratio", value=widest)
+            for key in keys:
+                settings.pop(key, None)
+        return
+    estimator = ESTIMATORS[settings.get("algorithm.estimator", "gae")]
+    if loss.clip_eps_low != _CLIP:
+        for key in keys:
+            settings.setdefault(key, _CLIP)
+    if estimator.aggregation != "token-mean":
+        settings.setdefault("actor.loss_aggregation", "token-mean")
+
+
+def _batches(asked: Asked) -> None:
+    """Mini-batches that divide the batch, and micro-batches in tokens."""
+    settings = asked.settings
     batch, mini = settings["data.train_batch_size"], settings["actor.mini_batch_size"]
     asked_for = [_ACTOR + "ppo_mini_batch_size", "data.train_batch_size"]
     if key := next(filter(asked.given.__contains__, asked_for), None):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rl_core.batch import TrainBatch
-from rl_core.config.run import AlgorithmConfig
+from rl_core.config.algorithm import AlgorithmConfig
 from rl_core.learner.experience import Experience, assemble
 
 OLD = torch.tensor([[-1.0, -2.0, 0.0], [-3.0, 0.0, 0.0]])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from rl_core.batch import TrainBatch
-from rl_core.config.run import CriticConfig, RunConfig
+from rl_core.config.algorithm import CriticConfig
+from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory, RankLost
 from rl_core.learner import learner as learner_module
 from rl_core.learner.learner import Learner
@@ -92,13 +94,14 @@ def whole_gradients(learner: Learner, ranks: Ranks, batch: TrainBatch) -> dict[s
     experience, _ = learner.make_experience(batch)
     gradients = {}
     for name in learner.updater.learners(actor_learns=True):
-        learner.microbatching.run(
+        _, per_token = learner.microbatching.run(
             "update",
             batch,
-            lambda parts, name=name: learner.updater.accumulate(name, experience, parts, 0.1),
+            partial(learner.updater.accumulate, name, experience, kl_coef=0.1),
         )
-        if experience.values_follow and name == "critic":
-            learner.updater.complete_values(experience)
+        if experience.values is None and name == "critic":
+            values = ranks.add(per_token)
+            experience = experience.with_values(values, learner.config.algorithm)
         for weight, parameter in learner.optimizers[name].model.named_parameters():
             if parameter.grad is not None:
                 gradients[f"{name}.{weight}"] = whole_tensor(parameter.grad).clone()

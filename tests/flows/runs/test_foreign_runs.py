@@ -61,6 +61,20 @@ def test_no_command_imports_what_a_runs_folder_names(line, imported, capsys):
         assert "add env=trap_env:ENV to the command if you trust it" in said
 
 
+@pytest.mark.parametrize(
+    "line", ["evaluate run_id=r", "prune run_id=r", "ask r 1", "export r", "report r", "watch r"]
+)
+def test_no_command_imports_the_algorithm_of_a_runs_folder(line, imported, capsys):
+    run = RunFolder.under(imported.parent, "r")
+    settings = yaml.safe_load((run.path / "config.yaml").read_text())
+    settings["env"] = RunConfig().env.model_dump(mode="json")
+    settings["algorithm"]["estimator"] = settings["actor"]["policy_loss"] = "trap_env:ENV"
+    (run.path / "config.yaml").write_text(yaml.safe_dump(settings))
+    run_command([*line.split(), f"storage.root={imported.parent}"])
+    assert "trap_env" not in capsys.readouterr().err
+    assert not imported.exists()
+
+
 def test_a_new_run_and_the_nightly_pruning_pass_it_over(imported):
     config = RunConfig(storage=StorageConfig(root=imported.parent))
     assert choose_run(config, "new").run_id == "new"

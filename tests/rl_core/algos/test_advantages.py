@@ -18,6 +18,27 @@ def lengths_to_mask(lengths: list[int]) -> Tensor:
     return torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(-1)
 
 
+def given_rewards(
+    rewards: Tensor,
+    groups: Tensor,
+    mask: Tensor,
+    *,
+    token_rewards: Tensor | None = None,
+    values: Tensor | None = None,
+) -> adv.GivenRewards:
+    """What an estimator is given of responses without a KL penalty, all of them correct."""
+    return adv.GivenRewards(
+        rewards=rewards,
+        outcomes=rewards,
+        correct=torch.ones(len(rewards), dtype=torch.bool),
+        group_ids=groups,
+        token_rewards=rewards.unsqueeze(-1) * mask if token_rewards is None else token_rewards,
+        mask=mask,
+        values=values,
+        old_logprobs=torch.zeros(mask.shape),
+    )
+
+
 def assert_equal_under_mask(actual: Tensor, expected: Tensor, mask: Tensor) -> None:
     torch.testing.assert_close(actual[mask], expected[mask], **TOLERANCE)
     assert (actual[~mask] == 0).all()
@@ -109,12 +130,12 @@ def first_tokens(advantages: Tensor) -> list[float]:
 def test_group_estimators_by_hand():
     # Group 7 holds 1, 0, 2: mean 1, std 1. Group 3 has no spread, group 9 one response.
     centred = [0.0, -1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
-    assert first_tokens(adv.dr_grpo_advantages(REWARDS, GROUPS, MASK)) == centred
-    assert first_tokens(adv.grpo_advantages(REWARDS, GROUPS, MASK)) == pytest.approx(
+    assert first_tokens(adv.dr_grpo_advantages(given_rewards(REWARDS, GROUPS, MASK))) == centred
+    assert first_tokens(adv.grpo_advantages(given_rewards(REWARDS, GROUPS, MASK))) == pytest.approx(
         [x / (1 + 1e-6) for x in centred]
     )
     # The others' mean: for reward 2 it is 1/2, for reward 0 it is 3/2.
-    assert first_tokens(adv.rloo_advantages(REWARDS, GROUPS, MASK)) == pytest.approx(
+    assert first_tokens(adv.rloo_advantages(given_rewards(REWARDS, GROUPS, MASK))) == pytest.approx(
         [0.0, -1.5, 0.0, 0.0, 0.0, 1.5, 0.0]
     )
 
@@ -123,7 +144,8 @@ def test_group_estimators_by_hand():
 def test_equal_float32_rewards_give_exactly_no_advantage(size):
     rewards = torch.full((size,), 0.1)
     mask = torch.ones(size, 2, dtype=torch.bool)
-    result = adv.grpo_advantages(rewards, torch.zeros(size, dtype=torch.int64), mask)
+    groups = torch.zeros(size, dtype=torch.int64)
+    result = adv.grpo_advantages(given_rewards(rewards, groups, mask))
     assert (result == 0).all()
 
 
@@ -150,7 +172,8 @@ def test_group_estimators_equal_the_slow_loop_in_any_order(rows):
     rewards, groups = [r / 10 for r, _ in rows], [g for _, g in rows]
     mask = torch.ones(len(rows), 1, dtype=torch.bool)
     for estimator, kind in zip(CENTRED, ["grpo", "dr_grpo", "rloo"], strict=True):
-        result = estimator(torch.tensor(rewards).double(), torch.tensor(groups), mask)
+        given_ones = torch.tensor(rewards).double(), torch.tensor(groups), mask
+        result = estimator(given_rewards(*given_ones))
         # float32 rewards: a group of equal tenths must not be blown up by 1 / 1e-6.
         expected = slow_group(torch.tensor(rewards).tolist(), groups, kind)
         assert first_tokens(result) == pytest.approx(expected, abs=1e-4)
@@ -160,7 +183,7 @@ def test_group_estimators_equal_the_slow_loop_in_any_order(rows):
 def test_group_estimators_agree_with_verl(golden, name):
     mask = golden["in.response_mask"]
     rewards = adv.response_sums(golden["in.token_rewards"], mask)
-    result = getattr(adv, f"{name}_advantages")(rewards, golden["in.group_index"], mask)
+    result = adv.ESTIMATORS[name].function(given_rewards(rewards, golden["in.group_index"], mask))
     assert_equal_under_mask(result, golden[f"out.{name}.advantages"], mask)
 
 
@@ -168,7 +191,9 @@ def test_reinforce_plus_plus_agrees_with_verl(golden):
     mask, rewards = golden["in.response_mask"], golden["in.dense_rewards"]
     returns = adv.discounted_returns(rewards, mask, gamma=1.0)
     assert_equal_under_mask(returns, golden["out.reinforce_plus_plus.returns"], mask)
-    advantages = adv.reinforce_plus_plus_advantages(rewards, mask, gamma=1.0)
+    sums = adv.response_sums(rewards, mask)
+    inputs = given_rewards(sums, torch.arange(len(sums)), mask, token_rewards=rewards)
+    advantages = adv.reinforce_plus_plus_advantages(inputs, gamma=1.0)
     assert_equal_under_mask(advantages, golden["out.reinforce_plus_plus.advantages"], mask)
 
 
@@ -183,8 +208,8 @@ def test_more_padding_changes_nothing(estimator):
     rewards, groups = torch.tensor([1.0, 0.0, 0.5, 0.5]), torch.tensor([0, 0, 1, 1])
     mask = lengths_to_mask([3, 1, 2, 2])
     padded = torch.nn.functional.pad(mask, (0, 4))
-    result = estimator(rewards, groups, padded)
-    assert result[:, :3].tolist() == estimator(rewards, groups, mask).tolist()
+    result = estimator(given_rewards(rewards, groups, padded))
+    assert result[:, :3].tolist() == estimator(given_rewards(rewards, groups, mask)).tolist()
     assert (result[:, 3:] == 0).all()
 
 

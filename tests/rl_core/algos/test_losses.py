@@ -8,18 +8,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl_core.algos.losses import (
+    LOSSES,
+    GivenTokens,
     PolicyLoss,
-    cispo_policy_loss,
     clipped_value_loss,
-    gspo_policy_loss,
-    ppo_policy_loss,
+    share_of_loss,
     truncated_importance_weights,
 )
 from rl_core.algos.masking import Aggregation, count_denominators
 
 NAN = float("nan")
 CLIP: dict[str, Any] = {"clip_eps_low": 0.2, "clip_eps_high": 0.2}
-LOSSES = {"ppo": ppo_policy_loss, "gspo": gspo_policy_loss, "cispo": cispo_policy_loss}
 AGGREGATIONS: list[Aggregation] = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
 
 
@@ -27,8 +26,10 @@ def loss_of(
     kind: str, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, **settings: Any
 ) -> PolicyLoss:
     """The loss of a whole batch by mean over its tokens, whose gradient is there as well."""
-    common = {"aggregation": "token-mean", "denominators": count_denominators(mask)}
-    result = LOSSES[kind](logprobs, old, advantages, mask, **(CLIP | common | settings))
+    given = GivenTokens(logprobs, old, old, advantages, mask)
+    tokens = LOSSES[kind].function(given, **(CLIP | settings))
+    denominators = count_denominators(mask)
+    result = share_of_loss(given, tokens, None, aggregation="token-mean", denominators=denominators)
     if logprobs.requires_grad:
         result.loss.backward()
     return result
@@ -84,14 +85,15 @@ def golden_loss(
     """The loss of some rows of verl's inputs, as a share of the whole, and its gradient."""
     mask = golden["in.response_mask"]
     logprobs = golden["in.logprobs"][rows].clone().requires_grad_()
-    result = LOSSES[kind](
-        logprobs,
-        golden["in.old_logprobs"][rows],
-        golden["in.advantages"][rows],
-        mask[rows],
+    old, advantages = golden["in.old_logprobs"][rows], golden["in.advantages"][rows]
+    given = GivenTokens(logprobs, old, old, advantages, mask[rows])
+    weights = settings.pop("importance_weights", None)
+    result = share_of_loss(
+        given,
+        LOSSES[kind].function(given, **(CLIP | settings)),
+        weights,
         aggregation=aggregation,
         denominators=count_denominators(mask),
-        **(CLIP | settings),
     )
     result.loss.backward()
     assert logprobs.grad is not None

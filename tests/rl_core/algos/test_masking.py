@@ -65,8 +65,9 @@ def test_denominators_count_tokens_and_responses_with_tokens_of_which_there_must
         ("token-mean", 12 / 3),
         ("seq-mean-token-sum", (4 + 8) / 2),
         ("seq-mean-token-mean", (2 + 8) / 2),
+        ("seq-mean-token-sum-norm", (4 + 8) / 2 / 8),
     ],
 )
 def test_aggregations_by_hand(aggregation, expected):
-    result = aggregate(VALUES, MASK, aggregation, count_denominators(MASK))
+    result = aggregate(VALUES, MASK, aggregation, count_denominators(MASK, max_response_length=8))
     assert result.item() == expected

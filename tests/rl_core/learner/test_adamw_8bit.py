@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from rl_core.config.run import CriticConfig, OptimizerName
+from rl_core.config.algorithm import CriticConfig, OptimizerName
 from rl_core.learner.optimizer import ModelOptimizer, make_optimizers
 from rl_core.learner.ranks import ALONE
 from rl_core.models import bitsandbytes

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -21,22 +19,26 @@ from tests.support.learners import (
 
 
 def experience_of(learner: Learner, batch: TrainBatch) -> Experience:
-    """With values, though they should follow from the critic's only update."""
+    """With values, though they would come from the critic's only update."""
     experience, _ = learner.make_experience(batch)
-    assert experience.values_follow
-    accumulated(learner, experience, "critic")
-    learner.updater.complete_values(experience)
-    return replace(experience, values_follow=False)
+    assert experience.values is None
+    values = passes(learner, experience, "critic")
+    return experience.with_values(values, learner.config.algorithm)
+
+
+def passes(learner: Learner, experience: Experience, which: str) -> Tensor:
+    """Log-probs or values of one mini-batch, all rows, whose gradient is then in `.grad`."""
+    return learner.microbatching.run(
+        "update",
+        experience.batch,
+        lambda parts: learner.updater.accumulate(which, experience, parts, kl_coef=0.1),
+    )[1]
 
 
 def accumulated(learner: Learner, experience: Experience, which: str) -> Tensor:
     """The gradient of one mini-batch alone, all rows, flattened, whatever `.grad` was before."""
     model = learner.models.actor if which == "actor" else learner.models.critic
-    learner.microbatching.run(
-        "update",
-        experience.batch,
-        lambda parts: learner.updater.accumulate(which, experience, parts, kl_coef=0.1),
-    )
+    passes(learner, experience, which)
     return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
 
 
@@ -139,7 +141,7 @@ def test_each_mini_batch_moves_along_the_gradient_of_its_own_loss(
     halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
     actor = [slow_actor_gradient(tiny_model_path, experience, rows) for rows in halves]
     critic = [slow_critic_gradient(learner, experience, rows) for rows in halves]
-    metrics = learner.update(experience)
+    metrics, _ = learner.update(experience)
     for name, gradients in (("actor", actor), ("critic", critic)):
         norms = [gradient.norm().item() for gradient in gradients]
         assert abs(norms[0] - norms[1]) > 1e-3

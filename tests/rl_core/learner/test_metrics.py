@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from rl_core.batch import collate
-from rl_core.config.run import AlgorithmConfig
+from rl_core.config.algorithm import AlgorithmConfig
 from rl_core.learner.metrics import batch_metrics, policy_metrics, rollout_columns
 from tests.support.experiences import experience_of
 

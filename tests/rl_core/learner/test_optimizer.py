@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rl_core.config.run import CriticConfig
+from rl_core.config.algorithm import CriticConfig
 from rl_core.learner.optimizer import ModelOptimizer, side_by_side
 
 

@@ -154,9 +154,12 @@ def memory(field):
     return int(re.search(field + r":\\s+(\\d+) kB", status)[1]) * 1024
 
 def peak(model, kl_coef):
+    global experience
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
-    learner.updater.run_epochs(model, experience, kl_coef)
+    _, per_token = learner.updater.run_epochs(model, experience, kl_coef)
+    if experience.advantages is None:
+        experience = experience.with_values(per_token, config.algorithm)
     return memory("VmHWM") - memory("RssFile") - base
 
 size = config.algorithm.group_size

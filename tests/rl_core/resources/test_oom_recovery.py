@@ -169,3 +169,18 @@ def test_a_setting_that_a_person_chose_anew_is_left_alone():
     assert with_changes(config(**card), taken).rollout.sleep
     anew = config(**card, rollout={"kv_cache_mib": 256, "staleness": 1})
     assert with_changes(anew, taken) == anew
+
+
+def test_a_runs_folder_changes_only_what_a_retry_changes():
+    """ATTACK: the record of somebody else's run names code, or a cluster, as if a retry had."""
+    forged = {
+        "algorithm.estimator": ("gae", "os:system"),
+        "actor.policy_loss": ("ppo", "os:system"),
+        "env.reward": (None, "os:system"),
+        "resources.ray_address": (None, "10.0.0.1:6379"),
+    }
+    for name, change in forged.items():
+        assert with_changes(RunConfig(), [{name: change}]) == RunConfig()
+    kept = with_changes(RunConfig(), [forged | {"actor.micro_batch_tokens": (16_384, 8_192)}])
+    assert kept.actor.micro_batch_tokens == 8_192
+    assert kept.env.reward is None

@@ -11,7 +11,7 @@ import pytest
 from rl_core.checkpoints.manifest import MANIFEST, find_damage
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
-from rl_core.runs.resume import check_same_model, checkpoint_to_resume
+from rl_core.runs.resume import check_same_code, check_same_model, checkpoint_to_resume
 from rl_core.runs.run_folder import RunFolder
 from tests.rl_core.test_trainer import comparable, rollouts, settings
 from tests.rl_core.test_trainer_memory import LocalWorkers, train_locally
@@ -185,3 +185,22 @@ def test_a_run_goes_on_with_the_model_that_it_began_with_and_no_other(tmp_path, 
     rewritten(said_otherwise, "tokenizer.json", lambda words: words["model"]["vocab"].popitem())
     with pytest.raises(ValueError, match=r"has other tokens in its tokenizer; go on with .*run_id"):
         check_same_model(run, tiny_model_path, said_otherwise)
+
+
+def test_a_run_goes_on_only_with_the_code_that_it_began_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "changing_code.py"
+    run = new_run(tmp_path, algorithm={"estimator": "changing_code:estimate"})
+    config = RunConfig.model_validate({"algorithm": {"estimator": "changing_code:estimate"}})
+    check_same_code(run, RunConfig(), goes_on=False)
+    assert run.read().own_code == {}
+    for text in ("one", "two"):  # nothing is learned yet
+        file.write_text(text)
+        check_same_code(run, config, goes_on=False)
+    check_same_code(run, config, goes_on=True)
+    file.write_text("three")
+    with pytest.raises(ValueError, match="estimator=changing_code:estimate has changed"):
+        check_same_code(run, config, goes_on=True)
+    other = {"algorithm": {"estimator": "another:estimate"}}
+    check_same_code(run, RunConfig.model_validate(other), goes_on=True)
+    assert run.read().own_code.keys() == {"changing_code:estimate", "another:estimate"}

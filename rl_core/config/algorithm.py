@@ -1,0 +1,198 @@
+"""Settings of the algorithm: how rewards become advantages, these a loss, and that an update.
+
+The names that `algorithm.estimator` and `actor.policy_loss` may have, and what comes with each, are
+the tables of `rl_core/algos/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
+
+from rl_core.algos.advantages import ESTIMATORS, Estimator
+from rl_core.algos.losses import LOSSES, Loss
+from rl_core.algos.masking import Aggregation
+from rl_core.algos.own import own_advantages, own_loss
+from rl_core.section import Section
+from rl_core.system.named_code import names_code
+
+LrSchedule = Literal["constant", "linear", "cosine"]
+OptimizerName = Literal["adamw", "adamw_8bit"]
+
+
+def _own_or_ours(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Returns the name of a function of the user's as it is; others are those of a table."""
+    return value if names_code(value) else validate(value)
+
+
+def _one_of(table: Mapping[str, Any]) -> Any:
+    """Returns the type of a setting that names a row of a table, or `module:function`."""
+    form = {"anyOf": [{"enum": [*table]}, {"type": "string", "description": "module:function"}]}
+    return Annotated[
+        Literal[tuple(table)],
+        WrapValidator(_own_or_ours),
+        PlainSerializer(str, return_type=str),
+        WithJsonSchema(form),
+    ]
+
+
+if TYPE_CHECKING:
+    EstimatorName = str
+    LossName = str
+else:
+    EstimatorName = _one_of(ESTIMATORS)
+    LossName = _one_of(LOSSES)
+
+
+class AlgorithmConfig(Section):
+    """How rewards become advantages."""
+
+    estimator: EstimatorName = "gae"
+    """How advantages are computed: `gae` is PPO with a critic, the others do without one;
+    `module:function` is one of your own."""
+    options: dict[str, Any] = Field({})
+    """Keywords for an estimator or a policy loss of your own: {NAME: VALUE}."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount per token; 1 values a late reward as much as an early one."""
+    gae_lambda: float = Field(1.0, ge=0, le=1)
+    """GAE's lambda: 1 uses only the returns, smaller values rely more on the critic."""
+    group_size: int = Field(1, ge=1)
+    """Rollouts per prompt; the group estimators need at least 2."""
+    kl_mode: Literal["reward", "loss", "none"] = "reward"
+    """KL to the reference as a penalty in the reward, as a term of the loss, or not at all."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    """Estimator of KL per token: `k1` plain, `k2` squared, `k3` never negative (low variance)."""
+    kl_coef: float = Field(0.001, ge=0)
+    """Weight of the KL to the reference; the adaptive controller starts from it."""
+    kl_controller: Literal["fixed", "adaptive"] = "fixed"
+    """Whether `kl_coef` stays as it is, or follows `kl_target`."""
+    kl_target: float = Field(6.0, gt=0)
+    """Adaptive controller: target KL per response, in nats."""
+    kl_horizon: int = Field(10_000, ge=1)
+    """Adaptive controller: the more rollouts, the slower the coefficient follows."""
+    resample_rounds: int = Field(0, ge=0)
+    """Group estimators: most rounds to replace groups without spread by other problems' groups."""
+    mask_truncated: bool = False
+    """Responses cut off at the length limit teach nothing (overlong filtering)."""
+    outcome_gate: bool = True
+    """Group estimators: a group whose responses all fail gets no advantage from format credit."""
+
+    @property
+    def formula(self) -> Estimator:
+        """The estimator's row in the table; of one of your own, a row like those."""
+        own = Estimator(partial(own_advantages, self.estimator), settings=("options",))
+        return ESTIMATORS.get(self.estimator, own)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the policy is compared with the model that it started from."""
+        return self.kl_mode != "none" and self.kl_coef > 0
+
+
+class ActorConfig(Section):
+    """The policy's update."""
+
+    lr: float = Field(1e-6, gt=0)
+    """Learning rate of the policy (AdamW), after the warm-up."""
+    lr_schedule: LrSchedule = "constant"
+    """After the warm-up; `linear` and `cosine` fall to 0 at `trainer.total_steps`."""
+    warmup_steps: int = Field(0, ge=0)
+    """Training steps until `lr` is reached, linearly from 0."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's, decoupled from the gradient."""
+    optimizer: OptimizerName = "adamw"
+    """`adamw_8bit` keeps both moments, the critic's too, in a byte each: 2 bytes per weight that
+    learns in place of 8. It needs the package `bitsandbytes`."""
+    mini_batch_size: int = Field(128, ge=1)
+    """Prompts per optimizer step."""
+    micro_batch_tokens: int = Field(16_384, ge=1)
+    """Padded tokens per forward pass, at most: fewer in a phase that ran out of memory.
+
+    Changes memory and speed, never the result.
+    """
+    ppo_epochs: int = Field(1, ge=1)
+    """Passes over a step's rollouts."""
+    policy_loss: LossName = "ppo"
+    """`gspo` has one ratio per response; `cispo` clips weights, so every token has a gradient;
+    `module:function` is one of your own."""
+    clip_eps_low: float | None = Field(None, gt=0, le=1)
+    """How far a ratio may fall below 1 before it is clipped; null is the loss's own: 0.2 for `ppo`,
+    3e-4 for `gspo`, 1 for `cispo`."""
+    clip_eps_high: float | None = Field(None, gt=0)
+    """How far a ratio may rise above 1, with 0.28 DAPO's clip-higher; null is the loss's own: 0.2
+    for `ppo`, 4e-4 for `gspo`, 4 for `cispo`."""
+    entropy_coef: float = Field(0.001, ge=0)
+    """Weight of the entropy bonus: more keeps responses more varied."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Largest norm of the policy's gradient; a longer one is scaled down."""
+    importance_cap: float | None = Field(2.0, ge=1)
+    """Largest importance weight of a token (learner over rollout); null: no correction."""
+    loss_aggregation: Aggregation | None = None
+    """What has equal weight: all tokens, or all responses (their tokens summed, averaged, or summed
+    and divided by `data.max_response_length`). null is the algorithm's own: `seq-mean-token-mean`
+    for `gspo`, `seq-mean-token-sum-norm` for `dr_grpo`, else `token-mean`."""
+
+    @property
+    def formula(self) -> Loss:
+        """The policy loss's row in the table; of one of your own, a row like those."""
+        own = Loss(partial(own_loss, self.policy_loss), needs_advantages=False)
+        return LOSSES.get(self.policy_loss, own)
+
+    @property
+    def clips(self) -> dict[str, float]:
+        """How far a ratio may fall below 1 and rise above it: as set, else the loss's own."""
+        low, high = self.clip_eps_low, self.clip_eps_high
+        return {
+            "clip_eps_low": self.formula.clip_eps_low if low is None else low,
+            "clip_eps_high": self.formula.clip_eps_high if high is None else high,
+        }
+
+    @model_validator(mode="after")
+    def _clips_what_moves(self) -> ActorConfig:
+        if names_code(self.policy_loss):
+            for key in ("clip_eps_low", "clip_eps_high"):
+                if (clip := getattr(self, key)) is not None:
+                    raise ValueError(
+                        f"actor.{key}={clip:g} is for a loss of ours: algorithm.options="
+                        f"{{{key}: {clip:g}}} hands it to actor.policy_loss={self.policy_loss}"
+                    )
+        name, limit = self.policy_loss, self.formula.largest_clip
+        for key, clip in self.clips.items():
+            if limit is not None and clip > limit:
+                raise ValueError(
+                    f"actor.{key}={clip:g} would clip nothing with actor.policy_loss={name}, whose "
+                    f"ratio is the mean of a response's: use at most {limit:g}, or null for its own"
+                )
+        if self.formula.aggregation is not None and self.loss_aggregation == "token-mean":
+            raise ValueError(
+                "actor.loss_aggregation=token-mean weighs a response by its length, and "
+                f"actor.policy_loss={name} has one ratio for it: use {self.formula.aggregation}"
+            )
+        return self
+
+
+class CriticConfig(Section):
+    """The value model's update (estimator `gae` only)."""
+
+    lr: float = Field(1e-5, gt=0)
+    """Learning rate of the critic (AdamW)."""
+    lr_schedule: LrSchedule = "constant"
+    """As the policy's: `linear` and `cosine` fall to 0 at `trainer.total_steps`."""
+    warmup_steps: int = Field(0, ge=0)
+    """First steps of the run in which only the critic learns."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's, decoupled from the gradient."""
+    value_clip: float = Field(0.5, gt=0)
+    """How far a value may move from the old one before the loss stops following."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Largest norm of the critic's gradient."""

@@ -1,0 +1,45 @@
+"""Functions of the user's, which a command names as `package.module:function`.
+
+The working folder is searched last, so a module there replaces no installed one.
+"""
+
+import hashlib
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+_NAME: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def names_code(name: object) -> bool:
+    """Says whether a setting's value has the form `package.module:function`."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """Returns the function of a name; whatever its module raises is raised here."""
+    module_name, _, attribute = name.partition(":")
+    sys.path.append(here := str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    finally:
+        sys.path.reverse()  # the last one: the module may have added folders of its own
+        sys.path.remove(here)
+        sys.path.reverse()
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise ValueError(f"{Path(module.__file__ or module_name)} has no function {attribute}")
+    return function  # type: ignore[no-any-return]  # callable() says no more
+
+
+def source_digest(name: str) -> str | None:
+    """Returns a digest of the file of a name, which is not loaded; None if it is not found."""
+    module = Path(*name.partition(":")[0].split("."))
+    for folder in (*sys.path, ""):  # as `load_function` looks
+        for file in (module.with_suffix(".py"), module / "__init__.py"):
+            if (found := Path(folder, file)).is_file():
+                return hashlib.sha256(found.read_bytes()).hexdigest()
+    return None
