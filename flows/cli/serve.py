@@ -39,7 +39,7 @@ from prefect.workers.process import ProcessWorker
 from flows.cli.terminal import say
 from flows.errors import BadInputError, RunFailedError
 from flows.prefect_patches import login
-from flows.settings.night import NIGHT_FILE, is_off, read_night
+from flows.settings.night import NIGHT_FILE, read_night, why_off
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.network import LOOPBACK
 from rl_core.system.process_group import end_processes, environment_of, members
@@ -80,10 +80,9 @@ def serve(words: Sequence[str]) -> None:
         say(f"deployments  from deployments/prefect.yaml, and the automations {names}")
         restart["worker"] = partial(processes.start, "worker", *_WORKER)
         restart["worker"]()
-        if night.at is None or is_off():
-            say("night        none: off in deployments/night.yaml (at: null) or in the UI")
-        else:
-            say(f"night        preset={night.preset} at {night.at} ({night.timezone})")
+        off = why_off(night)
+        when = f"preset={night.preset} at {night.at} ({night.timezone})"
+        say(f"night        {f'none: {off}' if off else when}")
         say(f"worker       takes one run at a time; logs in {processes.logs}")
         say(f"from another terminal: {_run_it(url)}")
         say("Ctrl-C stops all of it; a run that goes on saves first, and Retry continues it")
