@@ -75,8 +75,9 @@ def view(run: RunFolder) -> RenderableType:
         before, after = map(accuracy_in_words, (record.accuracy_before, record.accuracy_after))
         title.append(f"\nevaluated: accuracy {before} before, {after} after", "bold")
     odd = diagnose(rows, settings=read_settings(run.path))
-    found = [Text(printable(f"! {one}"), "yellow") for one in odd]
+    found = [Text(printable(f"! {one}"), "yellow") for one in odd if not one.is_note]
     found = found or [Text("nothing stands out", "dim")]
+    found += [Text(printable(f"note: {one}"), "dim") for one in odd if one.is_note]
     return Group(title, _progress(run, rows), _curves(rows), *_memory(rows), *found, *_samples(run))
 
 

@@ -49,7 +49,7 @@ def test_page_tells_the_numbers_of_the_run(alpha):
     text = text_of(alpha[1])
     assert "0.250 95%: 0.046 to 0.699 → 0.500 95%: 0.150 to 0.850" in text
     # won 2, lost 1 of 4: (1 -+ 1.96 sqrt(3 - 1/4)) / 4
-    assert "gain +0.250 (95%: -0.609 to +0.737), 2 problems won and 1 lost of 4, p = 1" in text
+    assert "gain +0.250 (95%: -0.505 to +0.778), 2 problems won and 1 lost of 4, p = 1" in text
     assert "preset quickstart steps 3 wall time 5 min 00 s" in text
     assert "best checkpoint step 2, test accuracy 0.500" in text
     assert "model accuracy strict lenient maj@n score format tokens" in text
@@ -57,7 +57,7 @@ def test_page_tells_the_numbers_of_the_run(alpha):
     assert "step_000003 0.500 0.250 0.500 0.500 0.550 1.000 25" in text
     assert "champion promoted: better than its base model (p = 0.01)" in text
     assert "1 2 0.000 0.500 +0.500 2-3 1 0.000 1.000 +1.000 8-15 1 1.000 0.000 -1.000" in text
-    assert "base 2 0.417 0.000 1.000" in text
+    assert "base 2 0.417 0.087 0.843" in text
     assert "train 3 min 00 s evaluate 1 min 00 s generate 1 min 00 s" in text
     phases = "gen 6.0 s update_actor 3.0 s start-up and what no phase counts 2 min 51 s"
     assert phases in text
@@ -109,7 +109,7 @@ def test_markdown_has_headline_and_tables_but_no_model_text(alpha):
     assert "\npreset quickstart · 3 steps · 5 min 00 s\n" in markdown
     assert "\n| solutions | problems | before | after | gain |\n|---|---:|" in markdown
     assert "\n| 8-15 | 1 | 1.000 | 0.000 | -1.000 |\n" in markdown
-    assert "\n| step_000003 | 4 | 1.000 | 1.000 | 1.000 |\n" in markdown
+    assert "\n| step_000003 | 4 | 1.000 | 0.342 | 1.000 |\n" in markdown
     assert "\n| train | 3 min 00 s |\n" in markdown
     assert "response" not in markdown
 
