@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -38,6 +39,7 @@ from prefect.workers.process import ProcessWorker
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError, RunFailedError
+from flows.missed_nights import refused_since
 from flows.prefect_patches import login
 from flows.settings.night import NIGHT_FILE, read_night, why_off
 from rl_core.system.child_process import how_it_ended
@@ -58,6 +60,7 @@ _START_S: Final = 300.0
 _LEAVE_S: Final = 45.0  # for a run to finish its step, save and leave (system/signals.py)
 _STOP_S: Final = 15.0
 _POLL_S: Final = 0.5
+_LOOK_S: Final = 60.0  # between two looks for nights that were refused
 _RESTARTS: Final = 3  # at most so many restarts of the server within `_RESTARTS_S`
 _RESTARTS_S: Final = 600.0
 
@@ -281,8 +284,12 @@ class _Processes(AbstractContextManager["_Processes"]):
         worker starts when that has ended.
         """
         restarts: deque[float] = deque(maxlen=_RESTARTS)
+        began, looked_at, told = datetime.now(UTC), time.monotonic(), set[UUID]()
         while True:
             time.sleep(_POLL_S)
+            if time.monotonic() - looked_at > _LOOK_S:
+                _tell_of_refused(began, told)
+                looked_at = time.monotonic()
             for name, start in restart.items():
                 if self._started[name].poll() is None:
                     continue
@@ -319,6 +326,16 @@ class _Processes(AbstractContextManager["_Processes"]):
         """Waits until all except these have ended; kills what takes too long."""
         while (left := self._marked(but)) and end_processes(left, patience_s):
             pass
+
+
+def _tell_of_refused(began: datetime, told: set[UUID]) -> None:
+    """Sends the messages of nights that nobody else can send: they were refused since `began`."""
+    for flow_run in refused_since(began):
+        if flow_run.id not in told:
+            told.add(flow_run.id)
+            from flows.nightly import tell_of_refused  # with all that a night needs
+
+            say(tell_of_refused(flow_run).split("\n", 1)[0])
 
 
 def _is_flow_run(process: psutil.Process | None) -> bool:

@@ -7,6 +7,7 @@ Git does not track it. `prefect deploy` reads it by the build step `night` of
 import os
 import re
 import sys
+from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -21,8 +22,13 @@ from flows.errors import BadInputError
 from flows.settings.keys import PresetName
 from rl_core.system.words import did_you_mean, in_one_line
 
-Event = Literal["failed", "promoted", "finished"]
+Event = Literal["failed", "promoted", "finished", "worse", "refused", "cancelled"]
 EVENTS: Final[tuple[Event, ...]] = get_args(Event)
+_KIND_OF: Final[dict[Event, Event]] = {
+    "worse": "finished",
+    "refused": "failed",
+    "cancelled": "failed",
+}
 NIGHT_FILE: Final = Path(__file__).parents[2] / "deployments" / "night.yaml"
 DEPLOYMENT: Final = "nightly/countdown-train-nightly"
 NO_HOUR: Final = "at: null"
@@ -75,6 +81,11 @@ class NightSettings(BaseModel):
         at = self.at or "01:00"
         found = _HOUR.fullmatch(at)
         return f"{int(found[2])} {int(found[1])} * * *" if found else at
+
+
+def is_sent(event: Event, events: Collection[Event]) -> bool:
+    """Says whether a message is sent: `finished` stands for worse ones too, `failed` for more."""
+    return event in events or _KIND_OF.get(event) in events
 
 
 def _refuse_odd_cron(at: str) -> None:
