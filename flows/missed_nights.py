@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Final
 from zoneinfo import ZoneInfo
 
 from httpx import HTTPError
 from prefect import get_client
-from prefect._vendor.croniter import croniter
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterName,
@@ -22,7 +21,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import PrefectException
 from prefect.types._datetime import now
 
-from flows.settings.night import DEPLOYMENT
+from flows.settings.night import DEPLOYMENT, due_times
 
 _MOST: Final = 50  # nights that are looked back at
 
@@ -38,7 +37,7 @@ def missed_before(flow_run: FlowRun | None) -> str | None:
             schedules = client.read_deployment(flow_run.deployment_id).schedules
     except (HTTPError, PrefectException):  # a server that is away keeps no night from its end
         return None
-    refused = list(takewhile(lambda run: run.start_time is None, before))
+    refused = list(takewhile(lambda run: not run.run_count, before))
     missed = {_minute(_due(run)): why_not_run(run) for run in refused}
     if last := before[len(refused) :]:
         for schedule in schedules:
@@ -62,9 +61,7 @@ def refused_since(start: datetime) -> list[FlowRun]:
         return [
             run
             for run in _nights_until(now("UTC"))
-            if run.state_type is StateType.CANCELLED
-            and run.start_time is None
-            and _due(run) >= start
+            if run.state_type is StateType.CANCELLED and not run.run_count and _due(run) >= start
         ]
     return []
 
@@ -91,11 +88,9 @@ def _nights_until(due: datetime) -> list[FlowRun]:
 
 def _due_between(schedule: CronSchedule, after: datetime, before: datetime) -> Iterator[datetime]:
     """Yields when the schedule is due between two times, the latest first."""
-    times = croniter(schedule.cron, before.astimezone(ZoneInfo(schedule.timezone or "UTC")))
-    for _ in range(_MOST):
-        if (time := times.get_prev(datetime)) <= after:
-            return
-        yield time
+    start = before.astimezone(ZoneInfo(schedule.timezone or "UTC"))
+    times = islice(due_times(schedule.cron, start, backwards=True), _MOST)
+    return takewhile(lambda time: time > after, times)
 
 
 def _due(run: FlowRun) -> datetime:

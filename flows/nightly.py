@@ -18,7 +18,7 @@ from prefect.utilities.callables import get_call_parameters
 from prefect.utilities.urls import url_for
 
 from flows.countdown_train import own_name, run_pipeline, settings_of
-from flows.errors import one_line
+from flows.errors import BadInputError, one_line
 from flows.missed_nights import missed_before, why_not_run
 from flows.runs.run_record import choose_run, last_saved
 from flows.runs.state import own_flow_run
@@ -48,7 +48,10 @@ _EXIT_CODE: Final = re.compile(r"non-zero status code (-?\d+)")
 def tell_of_end(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Sends the message of a night that died or was cancelled; Prefect calls it in the worker."""
     asked = get_call_parameters(nightly.fn, (), flow_run.parameters)
-    config = settings_of(asked["preset"], asked["overrides"])
+    try:
+        config = settings_of(asked["preset"], asked["overrides"])
+    except BadInputError:  # it ended by that, and said so
+        config = RunConfig()
     night = Night(flow_run, config)
     for run in RunFolder.all_under(config.storage.root):  # it may go on with that of a night before
         with suppress(ValueError):  # what lies there is no run

@@ -7,11 +7,11 @@ Git does not track it. `prefect deploy` reads it by the build step `night` of
 import os
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, TextIO, get_args
+from typing import Any, Final, Literal, TextIO, get_args
 from zoneinfo import available_timezones
 
 import yaml
@@ -90,7 +90,6 @@ def is_sent(event: Event, events: Collection[Event]) -> bool:
 
 def _refuse_odd_cron(at: str) -> None:
     """Raises ValueError for a cron line that no schedule takes, or that nobody means."""
-    from prefect._vendor.croniter import CroniterError, croniter
     from prefect.client.schemas.schedules import CronSchedule
 
     fields = at.split()
@@ -109,20 +108,32 @@ def _refuse_odd_cron(at: str) -> None:
             'midnight, or "0 1 * * 1-5")'
         ) from None
     try:
-        croniter(at, datetime.now(UTC), max_years_between_matches=8).get_next(datetime)
-    except CroniterError:
+        next(due_times(at, datetime.now(UTC)))
+    except ValueError:
         raise ValueError(f"{at} never comes: write a day that its month has") from None
     if fields[0] in ("*", "*/1") and fields[1] != "*":
         raise ValueError(f"{at} is each minute of that hour: write 0 {' '.join(fields[1:])}")
 
 
+def due_times(cron: str, after: datetime, *, backwards: bool = False) -> Iterator[datetime]:
+    """Yields when a cron line is due; ValueError if no year of the next eight has such a day."""
+    # Prefect's own, without types.
+    from prefect._vendor.croniter import croniter  # type: ignore[attr-defined]
+
+    times = croniter(cron, after, max_years_between_matches=8)
+    following = times.get_prev if backwards else times.get_next
+    while True:
+        yield following(datetime)
+
+
 class _Loader(yaml.SafeLoader):
     """Reads `22:30` as a person does, not as 1350: all values are text, lists or null."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {
-        first: [(tag, form) for tag, form in forms if tag == "tag:yaml.org,2002:null"]
-        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag == "tag:yaml.org,2002:null"]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def read_night(file: Path = NIGHT_FILE) -> NightSettings:

@@ -60,7 +60,7 @@ def test_nights_that_did_not_run_are_named_and_refused_ones_are_told_of(deployme
         assert "\nwarning: the night before it did not run, due " in text
         # No flow run was made for four nights.
         assert missed_before(night(deployment, due(1), None)) == (
-            f"7 nights before it did not run, the last due {due(2):%Y-%m-%dT%H:%M} UTC: no server "
+            f"6 nights before it did not run, the last due {due(2):%Y-%m-%dT%H:%M} UTC: no server "
             "was running, or no schedule was on"
         )
         (refused,) = refused_since(due(8))
