@@ -1,8 +1,9 @@
 """The night: train from the champion or afresh, compare, promote, report, send a message."""
 
+import logging
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,51 +11,76 @@ from typing import Any, Final
 
 from prefect import Flow, flow
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.exceptions import Abort
 from prefect.logging import get_run_logger
 from prefect.logging.loggers import flow_run_logger
 from prefect.utilities.callables import get_call_parameters
 from prefect.utilities.urls import url_for
 
 from flows.countdown_train import own_name, run_pipeline, settings_of
-from flows.errors import one_line
+from flows.errors import BadInputError, one_line
+from flows.missed_nights import missed_before, why_not_run
 from flows.runs.run_record import choose_run, last_saved
 from flows.runs.state import own_flow_run
-from flows.runs.summary import accuracy_in_words
+from flows.runs.summary import accuracy_in_words, intervals_of
 from flows.settings.compose import PresetName
-from flows.settings.night import EVENTS, Event
+from flows.settings.night import EVENTS, Event, is_sent
 from rl_core.checkpoints.champion import PromotedContender
 from rl_core.config.run import RunConfig
+from rl_core.runs.lock import time_of_killed
 from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.settings_file import read_settings
 from rl_core.system.atomic import reading
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.redaction import redact, redacting_errors
+from rl_core.tracking.diagnosis import diagnose
 from tasks.prefect_ui.flow_run import logs_in_ui
 from tasks.prefect_ui.notify import Listeners, notify, notify_task, warn_of_mistakes
 from tasks.preflight import preflight_validation, refuse_fatal
 from tasks.start import Start, StartFrom, champion_of, start_task
 
+_MOST_DIAGNOSES: Final = 2
+_logger = logging.getLogger(__name__)
 _EXIT_CODE: Final = re.compile(r"non-zero status code (-?\d+)")
 
 
 @redacting_errors()
-def tell_of_crash(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Sends the message of a night whose process died; Prefect calls it in the worker."""
+def tell_of_end(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Sends the message of a night that died or was cancelled; Prefect calls it in the worker."""
     asked = get_call_parameters(nightly.fn, (), flow_run.parameters)
-    config = settings_of(asked["preset"], asked["overrides"])
+    try:
+        config = settings_of(asked["preset"], asked["overrides"])
+    except BadInputError:  # it ended by that, and said so
+        config = RunConfig()
     night = Night(flow_run, config)
     for run in RunFolder.all_under(config.storage.root):  # it may go on with that of a night before
         with suppress(ValueError):  # what lies there is no run
             if night.due is not None and run.read().night == night.due:
                 night = Night(flow_run, config.model_copy(update={"run_id": run.run_id}))
-    if night.run is not None and night.run.read().status == "failed":
+    status = night.run.read().status if night.run is not None else None
+    if state.is_crashed() and status == "failed":
         return  # it told of that itself, and its process ended with an exit code as it should
-    reason = killed(night, state.message)
-    if "failed" in asked["events"]:
+    event: Event = "failed" if state.is_crashed() else "cancelled"
+    if event == "cancelled" and status != "running":
+        reason = (night.run and night.run.read().reason) or "cancelled before it began to train"
+    else:
+        reason = killed(night, state.message)
+    if is_sent(event, asked["events"]):
         listeners = Listeners(asked["webhook"] or None, tuple(asked["command"]))
-        notify(listeners, message("failed", night, reason), flow_run_logger(flow_run))
+        notify(listeners, message(event, night, reason), flow_run_logger(flow_run))
 
 
-@flow(name="nightly", on_crashed=[tell_of_crash])
+def tell_of_refused(flow_run: FlowRun) -> str:
+    """Sends the message of a night that was cancelled before it began; returns its text."""
+    asked = flow_run.parameters
+    told = message("refused", Night(flow_run), why_not_run(flow_run))
+    if is_sent("refused", asked.get("events", EVENTS)):
+        listeners = Listeners(asked.get("webhook") or None, tuple(asked.get("command", ())))
+        notify(listeners, told, _logger)
+    return str(told["text"])
+
+
+@flow(name="nightly", on_crashed=[tell_of_end], on_cancellation=[tell_of_end])
 def nightly(
     preset: PresetName = "quickstart",
     overrides: tuple[str, ...] = (),
@@ -77,8 +103,9 @@ def nightly(
             run see a URL that is written here.
         command: A program and its arguments, without a shell; it reads the same object from its
             standard input.
-        events: What a message is sent for. failed: the night ended with an error or was killed.
-            promoted: its model is the new champion. finished: it is not.
+        events: What a message is sent for. failed: the night ended with an error or was killed,
+            and with it cancelled, and refused before it began (`serve` sends that). promoted: its
+            model is the new champion. finished: it is not, and with it worse.
 
     Returns:
         The run's record, as in `run.json`.
@@ -88,7 +115,7 @@ def nightly(
     night = Night(own_flow_run())
 
     def tell(event: Event, reason: str) -> None:
-        if event in events:
+        if is_sent(event, events):
             notify_task(listeners, message(event, night, reason))
 
     with logs_in_ui():
@@ -101,11 +128,15 @@ def nightly(
         except Exception as error:
             tell("failed", one_line(error))
             raise
+        except Abort:
+            tell("cancelled", (night.run and night.run.read().reason) or "cancelled")
+            raise
         champion = night.champion()
         if champion is not None and champion.run_id == run.run_id:
             tell("promoted", champion.reason)
         else:
-            tell("finished", run.read().champion or "not promoted")
+            reason = run.read().champion or "not promoted"
+            tell("worse" if reason.startswith("not promoted: worse ") else "finished", reason)
     return run.read().model_dump(mode="json")
 
 
@@ -164,18 +195,28 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
         "due": night.due,
         "host": platform.node(),
         "flow_run": night.flow_run and url_for("flow-run", obj_id=night.flow_run.id),
+        "missed": None if event == "refused" else missed_before(night.flow_run),
     }
     lines = [f"the night{f' of {night.due}' if night.due else ''} {event}: {reason}"]
     if night.run is not None:
         told |= _facts(night, night.run)
+        if event == "worse":
+            told["next_step"] = told["next_step"] or _after_worse(told)
         lines = [f"{night.run.run_id} {event}: {reason}"]
         measured = told["accuracy_before"], told["accuracy_after"]
         if measured != (None, None):
-            lines.append(f"accuracy {' -> '.join(map(accuracy_in_words, measured))}")
+            known = told["intervals"]
+            before, after = map(
+                accuracy_in_words, measured, (known.get("base"), known.get("trained"))
+            )
+            lines.append(f"accuracy {before} -> {after}")
         by = f", started from {told['started_from']}" if night.start and night.start.folder else ""
         lines.append(f"{told['steps']} steps in {told['minutes']:g} min on {told['host']}{by}")
+        lines += [f"diagnosis: {one}" for one in told["diagnosis"]]
         if told["next_step"]:
             lines.append(f"what to do next: {told['next_step']}")
+    if told["missed"]:
+        lines.append(f"warning: {told['missed']}")
     if night.start is not None and not night.start.is_as_asked:
         lines.append(f"warning: it started {night.start.sentence}")
     if told["flow_run"]:
@@ -191,7 +232,9 @@ def killed(night: Night, said: str | None) -> str:
     reason = f"its process ended: {how_it_ended(int(found[1]))}" if found else said or "it died"
     if found and int(found[1]) == -9:
         reason = "its process was killed by SIGKILL (often by the kernel, because memory ran out)"
-    if night.run is not None and night.run.read().status != "finished":
+    if night.run is not None and (status := night.run.read().status) != "finished":
+        seconds = time_of_killed(night.run) if status == "running" else {}
+        night.run.update(timings_s=seconds, steps=night.run.metrics.last_step())
         step = last_saved(night.run)
         following = f"Retry goes on from step {step}" if step else "Retry starts it again"
         night.run.update(status="interrupted", reason=reason, next_step=following)
@@ -201,10 +244,22 @@ def killed(night: Night, said: str | None) -> str:
 def _facts(night: Night, run: RunFolder) -> dict[str, Any]:
     record, champion = run.read(), night.champion()
     report, accuracies = run.path / "report.html", {"accuracy_before", "accuracy_after"}
+    found = diagnose(run.metrics.read(), settings=read_settings(run.path))
     return {
         **record.model_dump(include={"run_id", "steps", "started_from", "next_step", *accuracies}),
         "minutes": round(sum(record.timings_s.values()) / 60, 1),
+        "intervals": intervals_of(run),
+        "diagnosis": [str(one) for one in found if not one.is_note][:_MOST_DIAGNOSES],
         "champion": champion.name if champion else None,
         "accuracy_champion": champion.accuracy if champion else None,
         "report": str(report.absolute()) if report.exists() else None,
     }
+
+
+def _after_worse(told: Mapping[str, Any]) -> str:
+    model = f"the champion {told['champion']}" if told["champion"] else "its base model"
+    return (
+        f"the next night starts from {model}, so nothing is lost; countdown-train evaluate "
+        f"{told['run_id']}/best says whether an earlier step was better, and actor.lr, "
+        "trainer.total_steps or algorithm.kl_coef may hold the policy"
+    )

@@ -50,6 +50,10 @@ class WorkerDied(RuntimeError):  # noqa: N818  # as OutOfMemory
         return type(self), (self.worker, self.detail)
 
 
+class RayNotStarted(WorkerDied):
+    """Ray did not come up: nothing was killed, so what is wrong is around the run."""
+
+
 class RankLost(WorkerDied):
     """Raised by a learner rank when another rank is gone in mid-step: an effect, not the cause."""
 

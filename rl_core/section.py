@@ -1,9 +1,23 @@
 """What every group of settings is made of: a frozen model that refuses unknown keys."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+MAX_INT: Final = 2**32 - 1
+"""The largest seed of numpy's and vLLM's generators, and far above any number that is meant."""
 
 
 class Section(BaseModel):
-    """A frozen group of settings that refuses unknown keys."""
+    """A frozen group of settings that refuses unknown keys, and numbers no library could hold."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _fits(cls, value: Any, info: ValidationInfo) -> Any:
+        most = 2**63 - 1 if str(info.field_name).endswith("_bytes") else MAX_INT
+        if isinstance(value, int) and value > most:
+            raise PydanticCustomError("too_large", f"must be at most {most}")
+        return value

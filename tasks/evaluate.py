@@ -151,15 +151,16 @@ def _run_name(parameters: dict[str, Any]) -> str:
 def evaluate_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> None:
     """Evaluates in a flow run; table artifacts compare the models, also by difficulty."""
     summaries = evaluate_run(config, run, data, model_path)
+    evaluated = evaluated_of_run(config, run, data, [summary.model for summary in summaries])
     show_tables(
         summaries,
         f"{run.run_id} on the test split, with 95% intervals. accuracy: solved greedily, "
         "scored as in training; strict and lenient: by the strictest and the most lenient reading "
-        "of an answer; pass@k: one of k samples is right; maj@k: their majority answer is right.",
+        "of an answer; pass@k: one of k samples is right; maj@k: their majority answer is right."
+        + (f" {evaluated.comparison.gain_in_words}." if evaluated.comparison else ""),
     )
-    newest = evaluated_of_run(config, run, data, [summaries[-1].model])
-    if newest.files:  # none if the disk had no room for the rows
-        show_answers(newest.answers, newest.pages)
+    if len(evaluated.files) == len(summaries):  # fewer if the disk had no room for the rows
+        show_answers(evaluated.answers[-1:], evaluated.pages[-1:])
 
 
 def _champion_to_ask(evaluator: Evaluator, model_path: Path) -> PromotedContender | None:
@@ -263,7 +264,9 @@ def evaluate_models_task(
     named = zip(evaluated.summaries, evaluated.answers, strict=True)
     summaries = [replace(summary, model=answers.model) for summary, answers in named]
     names, comparison = [summary.model for summary in summaries], evaluated.comparison
-    verdict = f"{names[0]} against {names[1]}: {comparison}" if comparison else names[0]
+    verdict = names[0]
+    if comparison is not None:
+        verdict = f"{names[0]} against {names[1]}: {comparison}, {comparison.gain_in_words}"
     show_tables(summaries, f"{verdict}, on the test split, with 95% intervals.")
     show_answers(evaluated.answers, evaluated.pages)
     return {
@@ -272,7 +275,12 @@ def evaluate_models_task(
             | {"accuracy_low": one.accuracy.low, "accuracy_high": one.accuracy.high}
             for one in summaries
         ],
-        "comparison": comparison and {"verdict": comparison.verdict, **asdict(comparison)},
+        "comparison": comparison
+        and {
+            **{"verdict": comparison.verdict, **asdict(comparison)},
+            **{"gain": comparison.gain.value, "gain_low": comparison.gain.low},
+            "gain_high": comparison.gain.high,
+        },
         "files": [str(file) for file in evaluated.files],
     }
 

@@ -115,6 +115,18 @@ def planned_steps(config: RunConfig) -> int:
     return total_steps(config, count_problems(config))
 
 
+def epochs_end_first(config: RunConfig, problems: int) -> str | None:
+    """Returns in words that the epochs end training before the steps that were asked for."""
+    steps = total_steps(config, problems)
+    if steps == (config.trainer.total_steps or steps):
+        return None
+    epochs = config.trainer.total_epochs
+    return (
+        f"{steps:,} steps: {epochs} epochs of {problems:,} problems end before "
+        f"trainer.total_steps={config.trainer.total_steps}"
+    )
+
+
 def _shape(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         section: {
@@ -154,11 +166,10 @@ def last_step_of(run: RunFolder) -> int | None:
     config, record = _settings(run.path), run.read()
     if config is None or record.preset == IMPORTED:
         return None
-    if config.trainer.total_steps is not None or record.data is None:
-        return config.trainer.total_steps
-    with suppress(ValueError):  # its data is gone
-        return total_steps(config, count_rows(Path(record.data) / "train.parquet"))
-    return None
+    with suppress(OSError, ValueError):  # its data is gone
+        if record.data is not None:
+            return total_steps(config, count_rows(Path(record.data) / "train.parquet"))
+    return config.trainer.total_steps
 
 
 def _settings(run: Path) -> RunConfig | None:

@@ -14,7 +14,7 @@ from prefect import task
 from prefect.logging import get_run_logger
 
 from rl_core.config.run import RunConfig
-from rl_core.data.dataset import NO_PROBLEMS
+from rl_core.data.dataset import NO_PROBLEMS, count_problems
 from rl_core.data.gguf_source import is_unpacked, unpack_model
 from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
 from rl_core.data.user_files import first_own_problems, own_files
@@ -28,7 +28,7 @@ from rl_core.system.redaction import redacting_errors
 from rl_core.system.versions import version_of
 from rl_core.system.words import GIB, as_path
 from rl_core.types import Problem
-from tasks.hours import planned_steps
+from tasks.hours import epochs_end_first
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.preflight_checks import Finding, PreflightError, fatal, ok, plans, refused, warning
 from tasks.preflight_checks.device import device_findings, quantization_findings
@@ -126,8 +126,8 @@ def _problems(config: RunConfig) -> Iterator[Finding]:
     missing = list(_own_files(config))
     yield from missing
     try:
-        if not missing:
-            planned_steps(config)
+        if not missing and (why := epochs_end_first(config, count_problems(config))) is not None:
+            yield warning("steps", why, "raise trainer.total_epochs to train that long")
     except ValueError as error:
         yield fatal("data", str(error))
 

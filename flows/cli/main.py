@@ -13,6 +13,7 @@ from io import TextIOWrapper
 from pkgutil import resolve_name
 from typing import Any, Final, NoReturn
 
+from flows.cli import leave
 from flows.cli.commands import BAD_INPUT, COMMANDS, PROGRAM, build_parser, parse
 from flows.cli.terminal import WarningHandler
 from flows.errors import BadInputError, RunFailedError, one_line
@@ -47,7 +48,6 @@ def main() -> NoReturn:
         os.environ.setdefault(name, value)
     # Only `run` needs that folder, and preflight reports it in one line.
     warnings.filterwarnings("ignore", message="Failed to create the Prefect home directory")
-    signal.signal(signal.SIGTERM, _raise_interrupt)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows `?` instead of an error
     code = run_command(sys.argv[1:])
@@ -60,8 +60,10 @@ def run_command(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     try:
         command = COMMANDS[options.pop("command")]
+        function = resolve_name(f"flows.cli.{command.function}")
+        _heed_signals()
         with listening(WarningHandler(), OUR_LOGGERS):
-            resolve_name(f"flows.cli.{command.function}")(options.pop("words"), **options)
+            function(options.pop("words"), **options)
         sys.stdout.flush()
     except (BadInputError, PreflightError) as error:
         return _say(str(error), BAD_INPUT)
@@ -72,6 +74,8 @@ def run_command(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone
     except Exception as error:  # noqa: BLE001  # a person reads one line of any error
+        if "KeyboardInterrupt" in str(error):  # within pydantic's own code, which wraps it
+            return _say("interrupted", FAILED)
         if type(error) is ValueError:
             return _say(in_one_line(error), BAD_INPUT)
         return _say(one_line(error), FAILED)
@@ -84,6 +88,14 @@ def _say(message: str, code: int) -> int:
     lines = [printable(line.strip()) for line in message.strip().splitlines() if line.strip()]
     sys.stderr.write("\n".join((f"{PROGRAM}: " + (lines or ["failed"])[0], *lines[1:2])) + "\n")
     return code
+
+
+def _heed_signals() -> None:
+    """From here on a signal raises KeyboardInterrupt, at which a command saves and cleans up."""
+    if signal.getsignal(signal.SIGINT) is leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) is leave:
+        signal.signal(signal.SIGTERM, _raise_interrupt)
 
 
 def _raise_interrupt(signum: int, frame: Any) -> NoReturn:

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -38,10 +39,11 @@ from prefect.workers.process import ProcessWorker
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError, RunFailedError
+from flows.missed_nights import refused_since
 from flows.prefect_patches import login
 from flows.prefect_patches.own_server import with_plain_loopback
 from flows.prefect_patches.server_process import IN_A_SERVER, server_command
-from flows.settings.night import NIGHT_FILE, is_off, read_night
+from flows.settings.night import NIGHT_FILE, read_night, why_off
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.network import LOOPBACK
 from rl_core.system.process_group import end_processes, environment_of, members
@@ -60,6 +62,7 @@ _START_S: Final = 300.0
 _LEAVE_S: Final = 45.0  # for a run to finish its step, save and leave (system/signals.py)
 _STOP_S: Final = 15.0
 _POLL_S: Final = 0.5
+_LOOK_S: Final = 60.0  # between two looks for nights that were refused
 _RESTARTS: Final = 3  # at most so many restarts of the server within `_RESTARTS_S`
 _RESTARTS_S: Final = 600.0
 
@@ -82,10 +85,9 @@ def serve(words: Sequence[str]) -> None:
         say(f"deployments  from deployments/prefect.yaml, and the automations {names}")
         restart["worker"] = partial(processes.start, "worker", *_WORKER)
         restart["worker"]()
-        if night.at is None or is_off():
-            say("night        none: off in deployments/night.yaml (at: null) or in the UI")
-        else:
-            say(f"night        preset={night.preset} at {night.at} ({night.timezone})")
+        off = why_off(night)
+        when = f"preset={night.preset} at {night.at} ({night.timezone})"
+        say(f"night        {f'none: {off}' if off else when}")
         say(f"worker       takes one run at a time; logs in {processes.logs}")
         say(f"from another terminal: {_run_it(url)}")
         say("Ctrl-C stops all of it; a run that goes on saves first, and Retry continues it")
@@ -300,8 +302,12 @@ class _Processes(AbstractContextManager["_Processes"]):
         worker starts when that has ended.
         """
         restarts: deque[float] = deque(maxlen=_RESTARTS)
+        began, looked_at, told = datetime.now(UTC), time.monotonic(), set[UUID]()
         while True:
             time.sleep(_POLL_S)
+            if time.monotonic() - looked_at > _LOOK_S:
+                _tell_of_refused(began, told)
+                looked_at = time.monotonic()
             for name, start in restart.items():
                 if self._started[name].poll() is None:
                     continue
@@ -338,6 +344,16 @@ class _Processes(AbstractContextManager["_Processes"]):
         """Waits until all except these have ended; kills what takes too long."""
         while (left := self._marked(but)) and end_processes(left, patience_s):
             pass
+
+
+def _tell_of_refused(began: datetime, told: set[UUID]) -> None:
+    """Sends the messages of nights that nobody else can send: they were refused since `began`."""
+    for flow_run in refused_since(began):
+        if flow_run.id not in told:
+            told.add(flow_run.id)
+            from flows.nightly import tell_of_refused  # with all that a night needs
+
+            say(tell_of_refused(flow_run).split("\n", 1)[0])
 
 
 def _is_flow_run(process: psutil.Process | None) -> bool:

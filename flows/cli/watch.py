@@ -3,7 +3,6 @@
 import itertools
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
@@ -50,15 +49,16 @@ def watch(words: Sequence[str]) -> None:
     if not console.is_terminal:
         console.print(view(run))
         return
-    with (
-        suppress(KeyboardInterrupt),  # the usual way to leave: the run goes on
-        Live(view(run), console=console, auto_refresh=False) as live,
-    ):
-        while run.read().status == "running":
-            time.sleep(_INTERVAL_S)
-            close_if_lost(run)  # a killed run cannot say so, and would be watched for ever
-            live.update(view(run), refresh=True)
-        live.update(view(run), refresh=True)  # its end
+    try:
+        with Live(view(run), console=console, auto_refresh=False) as live:
+            while run.read().status == "running":
+                time.sleep(_INTERVAL_S)
+                close_if_lost(run)  # a killed run cannot say so, and would be watched for ever
+                live.update(view(run), refresh=True)
+            live.update(view(run), refresh=True)  # its end
+    except KeyboardInterrupt as error:  # Ctrl-C is the usual way to leave: the run goes on
+        if error.args:  # SIGTERM
+            raise
 
 
 def view(run: RunFolder) -> RenderableType:
@@ -75,8 +75,9 @@ def view(run: RunFolder) -> RenderableType:
         before, after = map(accuracy_in_words, (record.accuracy_before, record.accuracy_after))
         title.append(f"\nevaluated: accuracy {before} before, {after} after", "bold")
     odd = diagnose(rows, settings=read_settings(run.path))
-    found = [Text(printable(f"! {one}"), "yellow") for one in odd]
+    found = [Text(printable(f"! {one}"), "yellow") for one in odd if not one.is_note]
     found = found or [Text("nothing stands out", "dim")]
+    found += [Text(printable(f"note: {one}"), "dim") for one in odd if one.is_note]
     return Group(title, _progress(run, rows), _curves(rows), *_memory(rows), *found, *_samples(run))
 
 

@@ -26,6 +26,7 @@ DEFAULT_PRESET: Final = "quickstart"
 _FILES: Final = (".yaml", ".yml")
 _OF_THE_RUN: Final = ("preset", "run_id", "storage.root", "storage.url")
 """Differ between runs of the same settings."""
+_SECOND_SETTING = re.compile(r"[\s,;]+([A-Za-z_][\w.]*=.*)")
 _OF_ANOTHER_SETTING: Final = re.compile(r"\$\{[\w.]*\}")
 
 
@@ -88,6 +89,12 @@ def _parse(overrides: Sequence[str]) -> dict[str, Override]:
         try:
             item = parser.parse_override(text)
         except HydraException:
+            if (second := _SECOND_SETTING.search(value)) is not None:
+                first = f"{key}={value[: second.start()]}"
+                raise BadInputError(
+                    f"{text!r} is two settings in one item: write {first!r} and {second[1]!r}, "
+                    "each an item of its own"
+                ) from None
             raise BadInputError(
                 f"{text!r} cannot be read: put special characters in quotes, {key}=\"'...'\""
             ) from None

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
-from rl_core.section import Section
+from rl_core.section import MAX_INT, Section
 
 NUM_POSITIONS: Final = 1_024
 """Tokens that the home-made base model reads, prompt and response."""
@@ -76,7 +76,7 @@ class BaseModelConfig(Section):
     """Chance that the model gives up: stops searching after a "no", or stops after a step."""
     max_response_tokens: int = Field(128, ge=16)
     """Longest response when it is measured, in tokens; a longer one is cut."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=MAX_INT)
     """Seed of its weights and examples, apart from the run's seed so that runs share the model."""
     num_threads: int = Field(2, ge=1)
     """CPU threads that train it; the model is the same with any number."""
@@ -123,6 +123,6 @@ class SftConfig(Section):
     """Examples that only measure the loss and are not learned; at most a tenth of a FILE's rows."""
     save_freq: int = Field(100, ge=1)
     """Steps between held-out losses, and between saves that a killed SFT goes on from."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=MAX_INT)
     """Seed of order, traces and fresh adapters, apart from the run's seed so that runs share the
     model."""

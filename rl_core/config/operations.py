@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
 
-from rl_core.section import Section
+from rl_core.section import MAX_INT, Section
 from rl_core.system.redaction import redact
 from rl_core.system.signals import GRACE_S
 
@@ -145,5 +145,5 @@ class EvaluationConfig(Section):
     """Temperature of the samples of pass@k; the answers that count for accuracy are greedy."""
     max_problems: int | None = Field(None, ge=1)
     """How many test problems are used, from the first one; null: all."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=MAX_INT)
     """Seed of the samples of pass@k: every model has the same one."""

@@ -34,7 +34,7 @@ from rl_core.config.operations import (
 from rl_core.config.rollout import ResourcesConfig, RolloutConfig
 from rl_core.envs import DEFAULT_ENV, ENVS, find_env
 from rl_core.envs.text_env import TextEnv
-from rl_core.section import Section
+from rl_core.section import MAX_INT, Section
 from rl_core.system.devices import has_fast_bfloat16
 from rl_core.system.named_code import names_code
 
@@ -80,7 +80,7 @@ class DataConfig(Section):
     """Rows of the train split; of own files, at most (ignored by GSM8K unless `env.source=toy`)."""
     test_size: int = Field(1_024, ge=1)
     """Rows of the test split (ignored likewise, and with `test_files`)."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=MAX_INT)
     """Seed of the generated problems, apart from the run's seed so that runs share their data."""
     curriculum: Literal["pass_rate"] | None = None
     """`pass_rate` mostly skips problems that are nearly always or never solved, as measured on them
@@ -108,7 +108,7 @@ class RunConfig(Section):
     """One of the presets, or a YAML file of your own: settings to start from."""
     run_id: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run's folder; an existing one is continued. By default a time and a word."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=MAX_INT)
     """Seed of order, sampling and fresh weights: the same seed repeats a run."""
     storage: StorageConfig = StorageConfig()
     env: EnvConfig = ENVS[DEFAULT_ENV]()

@@ -37,6 +37,22 @@ def share(num_correct: int, num_total: int) -> Estimate:
     return Estimate(num_correct / num_total, *wilson_interval(num_correct, num_total))
 
 
+def chance(chances: Sequence[float], num_samples: int) -> Estimate:
+    """Returns the mean of the problems' chances in [0, 1], with a Wilson interval.
+
+    Each chance is estimated from `num_samples` samples. If the chances differ less than numbers
+    that are 0 or 1, the interval is that of more problems: of so many as give the mean the variance
+    that is seen, at most of one per sample. If all are 0 or 1, it is `share`'s.
+
+    Source: Dean and Pagano 2015, "Evaluating Confidence Interval Methods for Binomial Proportions
+    in Clustered Surveys", the Wilson interval of the effective sample size.
+    """
+    mean, variance = float(np.mean(chances)), float(np.var(chances))
+    most = num_samples if 0 < mean < 1 else 1
+    problems = len(chances) * min(most, mean * (1 - mean) / variance if variance > 0 else most)
+    return Estimate(mean, *wilson_interval(mean * problems, problems))
+
+
 def means(values: npt.ArrayLike) -> list[Estimate]:
     """Returns the mean of each column of float [N, M] with its bootstrap interval."""
     observed = np.asarray(values, dtype=np.float64)
@@ -47,7 +63,7 @@ def means(values: npt.ArrayLike) -> list[Estimate]:
     ]
 
 
-def wilson_interval(num_correct: int, num_total: int) -> tuple[float, float]:
+def wilson_interval(num_correct: float, num_total: float) -> tuple[float, float]:
     """Returns the 95% Wilson score interval of a share, in [0, 1].
 
     For a number that is 0 or 1 per problem. Unlike a bootstrap, it is also useful at the edges: 0
@@ -131,11 +147,30 @@ def mcnemar_p(num_won: int, num_lost: int) -> float:
     return min(1.0, tail / 2 ** (discordant - 1)) if discordant else 1.0
 
 
-def quartile_cuts(values: Sequence[int]) -> tuple[int, ...]:
-    """Returns the three values at or below which a quarter, half and three quarters lie.
+def gain_interval(num_won: int, num_lost: int, num_total: int) -> tuple[float, float]:
+    """Returns the 95% score interval of the share won minus the share lost, paired, in [-1, 1].
 
-    The cuts are values that occur, so that equal values fall into one quartile. A value's quartile
-    is the number of cuts below it.
+    It holds all gains whose distance from the one seen is at most `Z_95` standard errors, computed
+    at that gain (the share of lost problems at its likeliest). Unlike an interval of the won among
+    the problems that differ, it counts that their number is chance, too. McNemar's exact test is
+    slightly more cautious: at p just above 0.05 the interval may leave out 0.
+
+    Source: Tango 1998, "Equivalence test and confidence interval for the difference in proportions
+    for the paired-sample design", Statistics in Medicine 17, 891-908.
     """
-    cuts = np.quantile(np.asarray(values), (0.25, 0.5, 0.75), method="inverted_cdf")
-    return tuple(int(cut) for cut in cuts)
+    seen = (num_won - num_lost) / num_total
+
+    def is_likely(gain: float) -> bool:
+        b = (2 * num_total - num_won + num_lost) * gain - num_won - num_lost
+        root = math.sqrt(max(0.0, b * b + 8 * num_total * num_lost * gain * (1 - gain)))
+        variance = (root - b) / 2 + num_total * gain * (1 - gain)  # of won - lost
+        return (num_won - num_lost - num_total * gain) ** 2 <= Z_95**2 * variance
+
+    ends = []
+    for end in (-1.0, 1.0):
+        inside, outside = seen, end
+        for _ in range(40):
+            middle = (inside + outside) / 2
+            inside, outside = (middle, outside) if is_likely(middle) else (inside, middle)
+        ends.append(inside)
+    return ends[0], ends[1]

@@ -1,10 +1,9 @@
 """Summary of evaluation rows: one model's numbers with intervals, and two models compared in pairs.
 
-Shares of greedy responses have Wilson intervals, which hold at 0 and 1 too; all other means have
-bootstrap intervals over problems.
+Shares, pass@k and maj@k have Wilson intervals, which hold at 0 and 1 too, a gain has Tango's, and
+other means have bootstrap intervals over problems. `sql/macros.sql` has the same for SQL.
 """
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,12 @@ from typing import Any, Final, Literal
 
 from rl_core.evaluation.statistics import (
     Estimate,
+    chance,
+    gain_interval,
     majority_credit,
     mcnemar_p,
     means,
     pass_at_k,
-    quartile_cuts,
     share,
 )
 
@@ -62,10 +62,8 @@ class EvaluationSummary:
     by_num_operands: tuple[Group, ...]
     """Countdown: `3 numbers`, `4 numbers`, ..."""
     by_difficulty: tuple[Group, ...]
-    """Quartiles of the number of solutions, fewest (the hardest) first; empty if unknown.
-
-    Equal numbers fall into one quartile: quartiles differ in size, and may be fewer than four.
-    """
+    """Ranges of the number of solutions that double (1, 2-3, 4-7, ...), fewest (the hardest) first;
+    empty if unknown."""
     by_data_source: tuple[Group, ...] = ()
     """Empty if all problems have the same."""
 
@@ -104,6 +102,18 @@ class Comparison:
         return f"{self.verdict} {than} {other} ({self._numbers})"
 
     @property
+    def gain(self) -> Estimate:
+        """Accuracy of the model minus that of the other."""
+        low, high = gain_interval(self.won, self.lost, self.num_problems)
+        return Estimate((self.won - self.lost) / self.num_problems, low, high)
+
+    @property
+    def gain_in_words(self) -> str:
+        """`gain +0.129 (95% interval +0.022 to +0.243)`, as in the report."""
+        gain = self.gain
+        return f"gain {gain.value:+.3f} (95% interval {gain.low:+.3f} to {gain.high:+.3f})"
+
+    @property
     def _numbers(self) -> str:
         return (
             f"p = {self.p_value:.2g}, {self.won} problems won and {self.lost} lost of "
@@ -123,7 +133,6 @@ def summarise(rows: Sequence[Row]) -> EvaluationSummary:
     num_readable = sum(row["verdict"] not in UNREADABLE_VERDICTS for row in greedy)
     score, tokens = means([(row["score"], row["response_tokens"]) for row in greedy])
     known = [row for row in greedy if row["num_solutions"]]
-    cuts = quartile_cuts([row["num_solutions"] for row in known]) if known else ()
     by_source = _groups(greedy, lambda row: row["data_source"], lambda own: own[0]["data_source"])
     return EvaluationSummary(
         model=greedy[0]["model"],
@@ -142,7 +151,7 @@ def summarise(rows: Sequence[Row]) -> EvaluationSummary:
             lambda row: row["num_operands"],
             lambda own: f"{own[0]['num_operands']} numbers",
         ),
-        by_difficulty=_groups(known, lambda row: bisect_left(cuts, row["num_solutions"]), _range),
+        by_difficulty=_groups(known, lambda row: row["num_solutions"].bit_length(), _range),
         by_data_source=by_source if len(by_source) > 1 else (),
     )
 
@@ -179,7 +188,7 @@ def _pass_at_k(samples: Collection[Sequence[Row]]) -> dict[int, Estimate]:
         return {}
     ks = range(1, min(map(len, samples)) + 1)
     correct = [(len(rows), _num_correct(rows)) for rows in samples]
-    return dict(zip(ks, means([[pass_at_k(*one, k) for k in ks] for one in correct]), strict=True))
+    return {k: chance([pass_at_k(*one, k) for one in correct], max(ks)) for k in ks}
 
 
 def _majority_at_k(samples: Collection[Sequence[Row]]) -> dict[int, Estimate]:
@@ -190,8 +199,8 @@ def _majority_at_k(samples: Collection[Sequence[Row]]) -> dict[int, Estimate]:
     for rows in samples:
         wrong = Counter(row["value"] for row in rows if row["verdict"] != "correct")
         wrong.pop(None, None)
-        won.append([majority_credit(_num_correct(rows), wrong.values())])
-    return dict(zip([min(map(len, samples))], means(won), strict=True))
+        won.append(majority_credit(_num_correct(rows), wrong.values()))
+    return {min(map(len, samples)): chance(won, 1)}
 
 
 def _num_correct(rows: Sequence[Row], column: str = "verdict") -> int:
@@ -210,8 +219,5 @@ def _groups(
 
 
 def _range(rows: Sequence[Row]) -> str:
-    numbers = [row["num_solutions"] for row in rows]
-    low, high = min(numbers), max(numbers)
-    if low == high:
-        return "1 solution" if low == 1 else f"{low} solutions"
-    return f"{low} to {high} solutions"
+    low = 1 << (rows[0]["num_solutions"].bit_length() - 1)
+    return "1 solution" if low == 1 else f"{low}-{2 * low - 1} solutions"

@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -66,7 +67,17 @@ def close_if_lost(run: RunFolder) -> None:
                     reason=f"{reason}; the same command, or run_id={run.run_id}, resumes",
                     finished_at=utc_now(),
                     steps=run.metrics.last_step(),
+                    timings_s=time_of_killed(run),
                 )
+
+
+def time_of_killed(run: RunFolder) -> dict[str, float]:
+    """Returns seconds by stage to add for a run whose process was killed within a stage."""
+    record, log = run.read(), run.path / "log.txt"
+    started = datetime.fromisoformat(record.attempts[-1].started_at).timestamp()
+    known = sum(record.timings_s.values()) if len(record.attempts) == 1 else 0.0
+    until = log.stat().st_mtime if log.exists() else started
+    return {"the stage that was killed": max(0.0, until - started - known)}
 
 
 @contextmanager

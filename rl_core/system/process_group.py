@@ -124,7 +124,7 @@ def session_folder() -> Iterator[Path]:
     """
     sweep_sessions()
     before = os.environ.get(PROCESS_GROUP)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_short_temp_root()))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=short_temp_root()))
     group = os.environ[PROCESS_GROUP] = before or secrets.token_hex(8)
     try:
         # Locked before it is marked: what is marked and not locked has lost its owner.
@@ -139,7 +139,7 @@ def session_folder() -> Iterator[Path]:
 
 def sweep_sessions() -> None:
     """Removes the session folders of this user whose owners are dead, and kills what is left."""
-    for folder in Path(_short_temp_root()).glob(f"{_PREFIX}*/"):
+    for folder in Path(short_temp_root()).glob(f"{_PREFIX}*/"):
         with suppress(OSError):
             found = folder.lstat()  # not the target of another user's link
             # It is this user's, and no other user can have put a mark into it.
@@ -152,7 +152,7 @@ def sweep_sessions() -> None:
                     shutil.rmtree(folder)
 
 
-def _short_temp_root() -> str:
+def short_temp_root() -> str:
     """Returns the temp folder, or /tmp if its path leaves no room for Ray's sockets."""
     root = tempfile.gettempdir()
     return root if len(os.fsencode(root)) <= _LONGEST_TEMP_ROOT else "/tmp"

@@ -49,6 +49,11 @@ class Diagnosis:
     evidence: str
     advice: str
 
+    @property
+    def is_note(self) -> bool:
+        """Whether nothing is wrong: it explains a metric."""
+        return self.rule == "never_clipped"
+
     def __str__(self) -> str:
         return f"{self.says} ({self.evidence}). Try: {self.advice}"
 
@@ -246,6 +251,21 @@ def _fooled_scorer(series: _Series) -> Diagnosis | None:
     return _said("fooled_scorer", seen)
 
 
+def _got_worse(series: _Series) -> Diagnosis | None:
+    """Compares the last test with the best: a quarter of it is more than a few problems' chance."""
+    tests = series.points("val/accuracy")
+    if len(tests) < 3:
+        return None
+    step, best = max(tests, key=lambda point: point[1])
+    last_step, last = tests[-1]
+    if best - last < max(0.05, best / 4):
+        return None
+    seen = f"val/accuracy {best:.3f} at step {step}, {last:.3f} at step {last_step}"
+    if kl := series.values("critic/kl"):
+        seen += f", critic/kl {kl[-1]:.2g}"
+    return _said("got_worse", seen, step=step)
+
+
 def _length_collapse(series: _Series) -> Diagnosis | None:
     lengths, accuracy = series.ends("response_length/mean"), series.gain("reward/accuracy")
     if lengths is None or lengths[1] > 0.5 * lengths[0] or (accuracy or 0.0) > 0.05:
@@ -349,6 +369,7 @@ _RULES = (
     _score_lost,
     _format_credit_only,
     _fooled_scorer,
+    _got_worse,
     _length_collapse,
     _entropy_collapse,
     _kl_blow_up,

@@ -21,7 +21,7 @@ from ray.exceptions import (
 from ray.job_config import JobConfig
 
 from rl_core.config.run import RunConfig
-from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line
+from rl_core.errors import RAY, OutOfMemory, RayNotStarted, WorkerDied, first_line
 from rl_core.resources.placement import LEARNER, asked_of_ray
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.process_group import children_that_mention, end_processes, session_folder
@@ -62,7 +62,7 @@ def ray_session(
                 if not is_rays and type(error) is not Exception:
                     raise
                 why = why_not_started(error, temp_dir, log_folder)
-                raise WorkerDied(RAY, f"it did not start ({why})") from error
+                raise RayNotStarted(RAY, f"it did not start ({why})") from error
             restore_handlers()
             yield folder
         finally:

@@ -41,16 +41,9 @@ select
     problems,
     won,
     lost,
-    least(
-        1,
-        2 * list_sum(
-            list_transform(
-                range(least(won, lost) + 1),
-                lambda i: exp(
-                    lgamma(won + lost + 1) - lgamma(i + 1) - lgamma(won + lost - i + 1) - (won + lost) * ln(2)
-                )
-            )
-        )
-    ) as p_value
+    (won - lost) / problems as gain,
+    gain_interval(won, lost, problems)[1] as gain_low,
+    gain_interval(won, lost, problems)[2] as gain_high,
+    mcnemar_p(won, lost) as p_value
 from paired
 order by run_id asc, model asc, other_run_id asc, other_model asc

@@ -17,15 +17,6 @@ with greedy as (
     from evaluations
     where mode = 'greedy'
     group by run_id, model
-),
-
-margins as (
-    select
-        *,
-        (accuracy + 1.959964 ** 2 / (2 * problems)) / (1 + 1.959964 ** 2 / problems) as centre,
-        1.959964 * sqrt(accuracy * (1 - accuracy) / problems + 1.959964 ** 2 / (4 * problems ** 2))
-        / (1 + 1.959964 ** 2 / problems) as margin
-    from greedy
 )
 
 select
@@ -34,13 +25,13 @@ select
     step,
     problems,
     accuracy,
-    centre - margin as accuracy_low,
-    centre + margin as accuracy_high,
+    wilson(accuracy, problems)[1] as accuracy_low,
+    wilson(accuracy, problems)[2] as accuracy_high,
     strict_accuracy,
     lenient_accuracy,
     mean_score,
     format_share,
     mean_response_tokens,
     evaluation
-from margins
+from greedy
 order by run_id asc, model != 'base', model asc

@@ -14,15 +14,6 @@ with greedy as (
     from all_evaluations
     where mode = 'greedy'
     group by run_id, evaluation, is_default, model
-),
-
-margins as (
-    select
-        *,
-        (accuracy + 1.959964 ** 2 / (2 * problems)) / (1 + 1.959964 ** 2 / problems) as centre,
-        1.959964 * sqrt(accuracy * (1 - accuracy) / problems + 1.959964 ** 2 / (4 * problems ** 2))
-        / (1 + 1.959964 ** 2 / problems) as margin
-    from greedy
 )
 
 select
@@ -33,7 +24,7 @@ select
     step,
     problems,
     accuracy,
-    centre - margin as accuracy_low,
-    centre + margin as accuracy_high
-from margins
+    wilson(accuracy, problems)[1] as accuracy_low,
+    wilson(accuracy, problems)[2] as accuracy_high
+from greedy
 order by run_id asc, is_default desc, problems desc, evaluation asc, model != 'base', model asc

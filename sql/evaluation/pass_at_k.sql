@@ -19,6 +19,7 @@ chances as (
         problems.run_id,
         problems.model,
         problems.prompt_index,
+        problems.samples,
         draws.draw + 1 as k,
         1 - product(greatest(problems.samples - problems.solved - draws.draw, 0) / (problems.samples - draws.draw))
             over (
@@ -27,16 +28,27 @@ chances as (
             ) as chance
     from problems
     cross join unnest(range(problems.samples)) as draws (draw)
+),
+
+averages as (
+    select
+        run_id,
+        model,
+        k,
+        count(*) as problems,
+        avg(chance) as pass_at_k,
+        effective_problems(avg(chance), var_pop(chance), count(*), min(samples)) as effective
+    from chances
+    group by run_id, model, k
 )
 
 select
     run_id,
     model,
     k,
-    count(*) as problems,
-    avg(chance) as pass_at_k,
-    greatest(avg(chance) - 1.959964 * coalesce(stddev_samp(chance), 0) / sqrt(count(*)), 0) as low,
-    least(avg(chance) + 1.959964 * coalesce(stddev_samp(chance), 0) / sqrt(count(*)), 1) as high
-from chances
-group by run_id, model, k
+    problems,
+    pass_at_k,
+    wilson(pass_at_k, effective)[1] as low,
+    wilson(pass_at_k, effective)[2] as high
+from averages
 order by run_id asc, model != 'base', model asc, k asc

@@ -13,22 +13,13 @@ with greedy as (
     group by run_id, model
 ),
 
-margins as (
-    select
-        *,
-        (accuracy + 1.959964 ** 2 / (2 * problems)) / (1 + 1.959964 ** 2 / problems) as centre,
-        1.959964 * sqrt(accuracy * (1 - accuracy) / problems + 1.959964 ** 2 / (4 * problems ** 2))
-        / (1 + 1.959964 ** 2 / problems) as margin
-    from greedy
-),
-
 intervals as (
     select
         run_id,
         model = 'base' as is_base,
-        arg_max(centre - margin, step) as low,
-        arg_max(centre + margin, step) as high
-    from margins
+        arg_max(wilson(accuracy, problems)[1], step) as low,
+        arg_max(wilson(accuracy, problems)[2], step) as high
+    from greedy
     group by run_id, model = 'base'
 ),
 

@@ -8,7 +8,7 @@ from typing import Any
 from prefect.context import TaskRunContext
 
 from rl_core.config.run import RunConfig
-from rl_core.errors import RAY, OutOfMemory, WorkerDied
+from rl_core.errors import RAY, OutOfMemory, RayNotStarted, WorkerDied
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.oom_recovery import (
     Changes,
@@ -36,6 +36,9 @@ def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -
     in_force = settings_in_force(config, run)
     if isinstance(error, OutOfMemory):
         return next_recovery_step(in_force, error, _shape(run))
+    if isinstance(error, RayNotStarted):  # a busy machine may be too slow once, not again
+        before = [attempt.reason for attempt in run.read().attempts]
+        return None if any("Ray died: it did not start" in reason for reason in before) else {}
     if isinstance(error, WorkerDied) and error.worker != RAY:
         died = f"{error.worker} died:"
         if any(attempt.reason.startswith(died) for attempt in run.read().attempts):

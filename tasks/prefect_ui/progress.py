@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -79,6 +80,8 @@ class TrainingProgress:
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()
+        if self._rows:
+            self._diagnose(max(self._rows))  # or what was wrong before the end would stay
         if self._artifacts is not None:
             self._artifacts.close()
 
@@ -97,7 +100,11 @@ class TrainingProgress:
             budget = self._config.budget
             left = time_left(self._step_seconds, last_step - step, self._planned, budget)
             text += f" · {left}" if left else ""
-        self._diagnose(step, metrics)
+        self._rows[step] = metrics | {"step": step}
+        # A diagnosis reads all steps again: after many steps it is made less often.
+        if step - self._diagnosed_at >= max(DIAGNOSIS_STEPS, step // _DIAGNOSES_PER_RUN):
+            self._diagnosed_at = step - step % DIAGNOSIS_STEPS
+            self._diagnose(step)
         self._bar.set_postfix_str(describe(metrics), refresh=False)
         self._bar.update(step - self._bar.n)
         is_due = now - self._logged_at >= LOG_INTERVAL_S or "val/accuracy" in metrics
@@ -125,21 +132,17 @@ class TrainingProgress:
         """Returns the metrics of the steps so far; any thread may call it."""
         return [row for row in list(self._rows.values()) if row["step"] <= step]
 
-    def _diagnose(self, step: int, metrics: dict[str, float]) -> None:
+    def _diagnose(self, step: int) -> None:
         """Logs what is wrong, each rule and advice only once, and shows all of it in the UI."""
-        self._rows[step] = metrics | {"step": step}
-        # A diagnosis reads all steps again: after many steps it is made less often.
-        if step - self._diagnosed_at < max(DIAGNOSIS_STEPS, step // _DIAGNOSES_PER_RUN):
-            return
-        self._diagnosed_at = step - step % DIAGNOSIS_STEPS
         found = diagnose(self._up_to(step), self._config)
         new = [one for one in found if (one.rule, one.advice) not in self._told]
         for one in new:
-            self._logger.warning("step %d, diagnosis: %s", step, one)
+            level = logging.INFO if one.is_note else logging.WARNING
+            self._logger.log(level, "step %d, diagnosis: %s", step, one)
             self._told.add((one.rule, one.advice))
-        if found and self._artifacts is not None:
+        if self._told and self._artifacts is not None:
             lines = [f"- **{one.says}** ({one.evidence}). Try: {one.advice}" for one in found]
-            text = "\n".join(lines)
+            text = "\n".join(lines) or "nothing stands out"
             self._artifacts.show("diagnosis", "markdown", lambda: text, f"As of step {step}.")
 
 

@@ -20,7 +20,8 @@ from prefect.settings import get_current_settings
 from rl_core.config.run import RunConfig
 from rl_core.system.network import why_unreachable
 from rl_core.system.process_env import environment_of_child
-from rl_core.system.words import GIB, as_path
+from rl_core.system.process_group import short_temp_root
+from rl_core.system.words import GIB, as_path, disk_size
 from rl_core.workers.ray_auth import RAY_CLUSTER_FILE, address_of_auto, mode_for
 from tasks.preflight_checks import Finding, fatal, ok, refused, warning
 
@@ -28,6 +29,7 @@ _OUR_FOLDERS: Final = "/rl-"  # Ray's daemons name their session's folder: ours 
 _RAY_DAEMONS: Final = ("gcs_server", "raylet")
 _OUR_WORKERS: Final = ("ray::LearnerActor", "ray::RolloutActor")  # Ray's titles of our actors
 _PREFECT_BYTES: Final = 200 * 2**20  # with less free disk, Prefect's database soon has no room
+_TEMP_BYTES: Final = 50 * 2**20  # Ray's logs of a start, with room to spare
 _NO_API: Final = "unset PREFECT_API_URL (prefect config unset PREFECT_API_URL) for a private server"
 _ASK_MACHINES: Final = "from rl_core.workers.nodes import main; main()"
 _ANSWERS_WITHIN_S: Final = 5.0  # for a server that is busy
@@ -47,6 +49,18 @@ def leftover_findings() -> Iterator[Finding]:
     if FlowRunContext.get() is None and url is not None:  # else the server has just answered
         yield from _prefect_server(url)
     yield from _prefect_disk()
+    yield from _temporary_folder()
+
+
+def _temporary_folder() -> Iterator[Finding]:
+    """Yields that Ray's sockets and logs have no room: it would start for a minute, and fail."""
+    folder = short_temp_root()
+    free = shutil.disk_usage(folder).free
+    if free >= _TEMP_BYTES and os.access(folder, os.W_OK | os.X_OK):
+        return
+    said = f"{folder}, where Ray keeps its sockets and logs, has {disk_size(free)} free"
+    remedy = f"make room for {disk_size(_TEMP_BYTES)}, or set TMPDIR to a folder with a short path"
+    yield fatal("temp", said, remedy)
 
 
 def left_processes() -> list[psutil.Process]:

@@ -243,6 +243,7 @@ def connect(
             connection.execute(f"set allowed_paths = {_paths(everything)}")
         connection.execute("set enable_external_access = false")
         connection.execute("set lock_configuration = true")
+        connection.execute((SQL_FOLDER / "macros.sql").read_text(encoding="utf-8"))
         for name, table in tables.items():
             _register(connection, name, table)
         for name, (some, columns) in (files or {}).items():

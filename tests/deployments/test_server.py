@@ -132,3 +132,42 @@ def test_the_full_name_takes_overrides(prefect):
     (run,) = prefect.flow_runs("countdown-train")
     prefect.delete(run)
     assert run["parameters"] == {"preset": "quickstart", "overrides": overrides}
+
+
+def test_the_file_switches_its_nights_off_and_on_and_a_person_stays_master(prefect):
+    def deployed(at: str | None) -> tuple[str, bool]:
+        printed = prefect.deploy(at=at)
+        (schedule,) = prefect.deployment("countdown-train-nightly")["schedules"]
+        lines = [line for line in printed.splitlines() if line.startswith("no night: ")]
+        assert len(lines) < 2
+        return "".join(lines), schedule["active"]
+
+    def switch(is_on: bool) -> None:
+        night = prefect.deployment("countdown-train-nightly")
+        path = f"/deployments/{night['id']}/schedules/{night['schedules'][0]['id']}"
+        prefect.request("PATCH", path, {"active": is_on})
+
+    by_file = "no night: deployments/night.yaml says at: null"
+    by_person = (
+        "the schedule of nightly/countdown-train-nightly is switched off in the UI; switch it on "
+        "there"
+    )
+    assert deployed("02:00") == ("", True)
+    assert deployed(None) == (by_file, False)
+    assert deployed(None) == (by_file, False)
+    assert deployed("03:00") == ("", True)
+    switch(False)
+    assert deployed("03:00") == (f"no night: {by_person}", False)
+    assert deployed(None) == (f"{by_file}, and {by_person}", False)
+    assert deployed("03:00") == (f"no night: {by_person}", False)
+    switch(True)
+    assert deployed("03:00") == ("", True)
+    assert prefect.deployment("countdown-train-nightly")["tags"] == ["countdown-train", "nightly"]
+
+
+def test_a_schedule_that_nobody_means_is_refused_in_a_line(prefect):
+    with pytest.raises(AssertionError) as refused:
+        prefect.deploy(at="0 0 1 * * *")
+    (line,) = [line for line in str(refused.value).splitlines() if "has 6 fields" in line]
+    assert line.startswith("countdown-train: ")
+    assert "Traceback" not in str(refused.value)

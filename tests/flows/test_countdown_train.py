@@ -13,7 +13,7 @@ from flows import countdown_train as module
 from flows.runs.run_record import recorded
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
-from rl_core.errors import OutOfMemory, Stalled, WorkerDied
+from rl_core.errors import OutOfMemory, RayNotStarted, Stalled, WorkerDied
 from rl_core.resources.oom_recovery import in_words
 from rl_core.runs.run_folder import RunFolder
 from tasks import train
@@ -149,6 +149,17 @@ def test_only_a_second_death_costs_a_setting(tmp_path, monkeypatch, error, last)
     assert training() == 300
     assert attempts.settings[:2] == [training.config, training.config]
     assert training.changes() == ["", "", last]
+
+
+def test_a_ray_that_does_not_start_is_tried_once_more(tmp_path, monkeypatch):
+    error = RayNotStarted("Ray", "it did not start (No space left on device)")
+    training = Training(tmp_path, Attempts(error, error, 300), monkeypatch)
+    with pytest.raises(RayNotStarted):
+        training()
+    assert training.changes() == ["", ""]
+    next_step = str(training.run.read().next_step)
+    assert next_step.startswith("countdown-train preflight names leftovers, a full folder")
+    assert "dmesg" not in next_step
 
 
 def test_a_mistake_is_not_retried(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """What a night has beside the pipeline: where it starts, and who is told how it ended."""
 
 import logging
+import os
 import platform
 import shutil
 from datetime import UTC, datetime
@@ -11,12 +12,15 @@ from uuid import uuid4
 import pytest
 from prefect.blocks.system import Secret
 from prefect.client.schemas.objects import FlowRun
+from prefect.states import Cancelled
 
 from flows import nightly as module
 from flows.errors import BadInputError
-from flows.nightly import Night, killed, message, nightly
+from flows.nightly import Night, killed, message, nightly, tell_of_end
+from flows.settings.night import is_sent
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
+from rl_core.runs.lock import close_if_lost, owned
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import alone_in
 from tasks.generate import generate_dataset
@@ -189,6 +193,85 @@ def test_a_killed_process_is_told_of_in_words_with_the_step_to_go_on_from(night,
     lines = told["text"].splitlines()
     assert lines[0] == f"calm-fox failed: {words}"
     assert "what to do next: Retry goes on from step 4" in lines
+
+
+def test_a_killed_night_has_the_steps_and_minutes_that_it_took(night):
+    run = night.run
+    run.metrics.append(31, {"reward/accuracy": 0.5})
+    run.update(timings_s={"generate": 20.0})
+    (run.path / "log.txt").touch()
+    started = datetime.fromisoformat(run.read().attempts[0].started_at).timestamp()
+    os.utime(run.path / "log.txt", (started + 1860, started + 1860))
+    for _ in range(2):
+        killed(night, EXITED.format(-9))
+    assert run.read().steps == 31
+    assert f"31 steps in 31 min on {platform.node()}" in message("failed", night, "died")["text"]
+
+
+def test_a_run_that_lost_its_process_has_them_too(night):
+    run = night.run
+    run.metrics.append(4, {"reward/accuracy": 0.5})
+    (run.path / "log.txt").touch()
+    started = datetime.fromisoformat(run.read().attempts[0].started_at).timestamp()
+    os.utime(run.path / "log.txt", (started + 60, started + 60))
+    with owned(run):
+        pass
+    close_if_lost(run)
+    record = run.read()
+    assert (record.status, record.steps) == ("interrupted", 4)
+    assert sum(record.timings_s.values()) == pytest.approx(60, abs=1)
+
+
+def test_a_night_that_got_worse_says_why_and_what_to_do(night):
+    for step, share in {0: 0.1, 100: 0.406, 400: 0.25}.items():
+        night.run.metrics.append(step, {"val/accuracy": share, "critic/kl": 1.1})
+    night.run.update(status="finished", steps=400)
+    told = message("worse", night, "not promoted: worse than the champion a (p = 0.01)")
+    assert told["event"] == "worse"
+    (diagnosis,) = told["diagnosis"]
+    assert diagnosis.startswith("the best test was step 100, and the end is lower (val/accuracy")
+    assert f"diagnosis: {diagnosis}" in told["text"]
+    assert "what to do next: the next night starts from its base model" in told["text"]
+
+
+@pytest.mark.parametrize(
+    ("event", "events", "sent"),
+    [
+        ("worse", ["finished"], True),
+        ("worse", ["worse"], True),
+        ("finished", ["worse"], False),
+        ("refused", ["failed"], True),
+        ("cancelled", ["failed", "promoted", "finished"], True),
+        ("cancelled", ["promoted", "finished"], False),
+    ],
+)
+def test_a_file_of_before_gets_the_new_events_with_their_kind(event, events, sent):
+    assert is_sent(event, events) is sent
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_harness")
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ("interrupted", "cancelled; saved at step 4; Retry in the UI goes on from there"),
+        ("running", "Flow run was cancelled successfully."),
+        (None, "cancelled before it began to train"),
+    ],
+)
+def test_a_cancelled_night_is_told_of_in_the_worker(night, status, reason):
+    overrides = (f"storage.root={night.config.storage.root}",)
+    if status is not None:
+        night.run.update(night=night.due, status=status, reason=reason)
+    with hook() as server:
+        flow_run = night.flow_run.model_copy(
+            update={"parameters": {"overrides": overrides, "webhook": server.url}}
+        )
+        state = Cancelled(message="Flow run was cancelled successfully.")
+        tell_of_end(nightly, flow_run, state)
+    (told,) = server.told
+    assert (told["event"], told["reason"]) == ("cancelled", reason)
+    assert told["run_id"] == (None if status is None else "calm-fox")
 
 
 def test_without_a_run_the_night_is_named_by_its_hour(night):

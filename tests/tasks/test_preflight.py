@@ -36,6 +36,18 @@ def level(findings: list[Finding], check: str) -> str:
     return found
 
 
+def test_epochs_that_end_before_the_steps_asked_for_are_a_warning(tmp_path):
+    sizes = {"train_size": 256, "test_size": 8, "train_batch_size": 8}
+    config = small(
+        tmp_path, data=sizes, actor={"mini_batch_size": 8}, trainer={"total_steps": 2000}
+    )
+    (finding,) = [finding for finding in preflight(config) if finding.check == "steps"]
+    assert finding.level == "warning"
+    assert "480 steps: 15 epochs of 256 problems end before trainer.total_steps=2000" in str(
+        finding
+    )
+
+
 def test_an_adapter_is_merged_and_then_planned_as_a_model(tmp_path, tiny_model_path):
     save_adapter(tiny_model_path, tmp_path / "mine")
     config = small(tmp_path / "new", model={"path": str(tmp_path / "mine")})

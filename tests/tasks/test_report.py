@@ -49,7 +49,7 @@ def test_page_tells_the_numbers_of_the_run(alpha):
     text = text_of(alpha[1])
     assert "0.250 95%: 0.046 to 0.699 → 0.500 95%: 0.150 to 0.850" in text
     # won 2, lost 1 of 4: (1 -+ 1.96 sqrt(3 - 1/4)) / 4
-    assert "gain +0.250 (95%: -0.609 to +0.737), 2 problems won and 1 lost of 4, p = 1" in text
+    assert "gain +0.250 (95%: -0.505 to +0.778), 2 problems won and 1 lost of 4, p = 1" in text
     assert "preset quickstart command countdown-train run preset=quickstart steps 3 wall" in text
     assert "best checkpoint step 2, test accuracy 0.500" in text
     assert (
@@ -63,7 +63,7 @@ def test_page_tells_the_numbers_of_the_run(alpha):
     one_of_2, all_of_1 = "0.095 to 0.905", "0.207 to 1.000"  # Wilson
     assert f"1 2 0.000 0.500 {one_of_2} +0.500 2-3 1 0.000 1.000 {all_of_1} +1.000" in text
     assert "8-15 1 1.000 0.000 0.000 to 0.793 -1.000" in text
-    assert "base 2 0.417 0.000 1.000" in text
+    assert "base 2 0.417 0.087 0.843" in text
     assert "train 3 min 00 s evaluate 1 min 00 s generate 1 min 00 s" in text
     phases = "gen 6.0 s update_actor 3.0 s start-up and what no phase counts 2 min 51 s"
     assert phases in text
@@ -117,7 +117,7 @@ def test_markdown_has_headline_and_tables_but_no_model_text(alpha):
         "\n| solutions | problems | before | after | 95% interval | gain |\n|---|---:|" in markdown
     )
     assert "\n| 8-15 | 1 | 1.000 | 0.000 | 0.000 to 0.793 | -1.000 |\n" in markdown
-    assert "\n| step_000003 | 4 | 1.000 | 1.000 | 1.000 |\n" in markdown
+    assert "\n| step_000003 | 4 | 1.000 | 0.342 | 1.000 |\n" in markdown
     assert "\n| train | 3 min 00 s |\n" in markdown
     assert "response" not in markdown
 

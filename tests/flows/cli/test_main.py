@@ -1,4 +1,5 @@
 import re
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -224,3 +225,24 @@ def test_an_equals_sign_in_a_question_is_left_alone():
     words = ["latest", "3 14 7 = 35", "x = 5", "data.max_response_length = 64"]
     asked = ["latest", "3 14 7 = 35", "x = 5", "data.max_response_length=64"]
     assert parse(["ask", *words])["words"] == asked
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_the_command_imports_is_one_line(name):
+    """The signal comes before anything but the package itself is imported."""
+    code = (
+        "import os, signal, sys; sys.argv = ['/bin/countdown-train', 'runs']; import flows.cli; "
+        f"os.kill(os.getpid(), signal.{name}); import flows.cli.main; raise SystemExit(9)"
+    )
+    command = [sys.executable, "-c", code]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "countdown-train: interrupted\n")
+
+
+def test_an_interrupt_that_a_library_wraps_is_one_line(cli, monkeypatch):
+    def wrapped(words: object) -> None:
+        raise ValueError("Error calling function `f`: KeyboardInterrupt: SIGTERM")
+
+    monkeypatch.setattr("flows.cli.main.resolve_name", lambda name: wrapped)
+    assert cli("runs", code=1).err == "countdown-train: interrupted\n"

@@ -225,3 +225,14 @@ def test_what_is_no_store_is_refused_without_the_credentials_in_it(url):
     with pytest.raises(BadInputError, match="must be s3://BUCKET/PREFIX") as refused:
         compose([f"storage.url={url}"])
     assert "word" not in str(refused.value)
+
+
+@pytest.mark.parametrize("between", [" ", ", ", ",", "; "])
+def test_two_settings_in_one_item_are_told_apart(between):
+    item = f"trainer.total_steps=8{between}seed=1"
+    with pytest.raises(BadInputError) as refused:
+        compose([item])
+    assert str(refused.value) == (
+        f"{item!r} is two settings in one item: write 'trainer.total_steps=8' and 'seed=1', each "
+        "an item of its own"
+    )

@@ -22,16 +22,72 @@ def test_the_example_says_the_defaults():
 
 @pytest.mark.parametrize(
     ("at", "cron"),
-    [("23:30", "30 23 * * *"), ("1:05", "5 1 * * *"), ("*/5 * * * *", "*/5 * * * *")],
+    [
+        *[("23:30", "30 23 * * *"), ("1:05", "5 1 * * *"), ("*/5 * * * *", "*/5 * * * *")],
+        *[("0 1 29 2 *", "0 1 29 2 *"), ("0 1 * * 7", "0 1 * * 7")],
+    ],
 )
 def test_an_hour_or_a_cron_line_says_when(tmp_path, at, cron):
     assert read_night(written(tmp_path, f'at: "{at}"')).cron == cron
 
 
+@pytest.mark.parametrize("at", ["22:30", "13:50", "7:05"])
+def test_an_hour_without_quotes_is_that_hour(tmp_path, at):
+    """YAML 1.1 reads it as a number: 22:30 is 1350."""
+    hour, minute = map(int, at.split(":"))
+    assert read_night(written(tmp_path, f"at: {at}")).cron == f"{minute} {hour} * * *"
+
+
+@pytest.mark.parametrize("value", ["", "null", "~"])
+def test_a_value_left_out_is_null(tmp_path, value):
+    night = read_night(written(tmp_path, f"at: {value}\ntimezone: {value}\nwebhook: {value}"))
+    assert (night.at, night.webhook) == (None, None)
+    assert night.timezone == NightSettings().timezone
+
+
+def test_the_variable_tz_is_obeyed_or_refused(tmp_path, monkeypatch):
+    file = written(tmp_path, 'at: "01:00"')
+    for variable, name in [(":Europe/Berlin", "Europe/Berlin"), ("EST5EDT", "EST5EDT")]:
+        monkeypatch.setenv("TZ", variable)
+        assert read_night(file).timezone == name
+    for variable in ("CET-1CEST,M3.5.0,M10.5.0/3", "CET-1CEST", "<+03>-3", "Nowhere/Town"):
+        monkeypatch.setenv("TZ", variable)
+        with pytest.raises(BadInputError) as refused:
+            read_night(file)
+        assert str(refused.value) == (
+            f"{file}: timezone: TZ={variable} names no place: write timezone: Europe/Berlin"
+        )
+        assert read_night(written(tmp_path, "timezone: Asia/Tokyo")).timezone == "Asia/Tokyo"
+        file = written(tmp_path, 'at: "01:00"')
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('at: "25:00"', "at: it is neither HH:MM nor a cron line"),
+        *[
+            (f"at: {at}", f"at: it is neither HH:MM nor a cron line of five fields: '{shown}' ")
+            for at, shown in [
+                *[('"25:00"', "25:00"), ("24:00", "24:00"), ("7", "7"), ("7:5", "7:5")],
+                *[("1350", "1350"), ('"@hourly"', "@hourly"), ('"@reboot"', "@reboot")],
+                *[('"0 1 * * 8"', r"0 1 \* \* 8"), ("yes", "yes"), ('"0 1 * *"', r"0 1 \* \*")],
+            ]
+        ],
+        (
+            'at: "0 0 1 * * *"',
+            r"at: 0 0 1 \* \* \* has 6 fields, of which one counts seconds: write ",
+        ),
+        ('at: "0 1 31 2 *"', r"at: 0 1 31 2 \* never comes: write a day that its month has"),
+        ('at: "0 1 30 2 *"', r"at: 0 1 30 2 \* never comes"),
+        ('at: "0 1 31 4,6 *"', "never comes"),
+        ('at: "* 1 * * *"', r"at: \* 1 \* \* \* is each minute of that hour: write 0 1 \* \* \*"),
+        (
+            "timezone: UTC+2",
+            r"timezone: there is no time zone UTC\+2: name a place, as Europe/Berlin",
+        ),
+        ("timezone: CET-1CEST", "timezone: there is no time zone CET-1CEST: name a place"),
+        ("timezone: Europe", "timezone: there is no time zone Europe: name a place"),
+        ("timezone: europe/berlin", r"europe/berlin; did you mean Europe/Berlin\?$"),
+        ("- at", "the file: "),
         ("preset: quikstart", "preset: Input should be 'countdown-0.5b-sft-24gb', "),
         ("hook: URL", r"hook: Extra inputs are not permitted \(it may say at, timezone, preset"),
         ("events: [promotion]", "events.0: Input should be 'failed'"),

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from rl_core.evaluation.statistics import (
     bootstrap_intervals,
+    chance,
+    gain_interval,
     majority_credit,
     mcnemar_p,
     means,
     pass_at_k,
-    quartile_cuts,
+    share,
     wilson_interval,
 )
 
@@ -103,7 +105,78 @@ def test_mcnemar_is_the_share_of_coin_tosses_at_least_as_uneven(won, lost):
     assert mcnemar_p(won, lost) == pytest.approx(sum(uneven) / len(tosses))
 
 
-def test_quartile_cuts_are_values_that_occur():
-    assert quartile_cuts([1, 2, 3, 4, 5, 6, 7, 8]) == (2, 4, 6)
-    assert quartile_cuts([1, 1, 1, 1, 1, 9]) == (1, 1, 1)
-    assert quartile_cuts([7]) == (7, 7, 7)
+def test_paired_gains_of_the_books():
+    """Fagerland, Lydersen, Laake 2014: Bentur 2009 (1, 7 of 21) and Cavo 2012 (6, 16 of 161)."""
+    assert gain_interval(1, 7, 21) == pytest.approx((-0.5172, -0.0260), abs=1e-4)
+    assert gain_interval(6, 16, 161) == pytest.approx((-0.1240, -0.0054), abs=1e-4)
+
+
+def test_paired_gains_by_hand():
+    assert gain_interval(14, 0, 50) == pytest.approx(wilson_interval(14, 50))  # none lost
+    assert gain_interval(0, 14, 50) == pytest.approx(
+        [-end for end in wilson_interval(14, 50)[::-1]]
+    )
+    z2 = 1.959963984540054**2  # few won, none lost: the low end is (won - z2) / (n + z2)
+    assert gain_interval(5, 0, 50)[0] == pytest.approx((5 - z2) / (50 + z2))
+    assert gain_interval(0, 0, 50) == pytest.approx((-z2 / (50 + z2), z2 / (50 + z2)))
+    assert gain_interval(50, 0, 50)[1] == 1.0
+    # won as often as lost: gain^2 = z2 (2q + gain - gain^2) / n, symmetric about 0
+    low, high = gain_interval(6, 6, 40)
+    assert low == pytest.approx(-high)
+    # it leaves out 0 where McNemar's score (won - lost)^2 / (won + lost) is above z2
+    assert gain_interval(12, 2, 50)[0] > 0
+    assert gain_interval(7, 2, 50)[0] < 0
+
+
+@given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 30))
+def test_a_gain_lies_in_its_interval_and_is_the_other_way_round_for_the_other_model(
+    won, lost, same
+):
+    if won + lost + same == 0:
+        return
+    low, high = gain_interval(won, lost, won + lost + same)
+    assert -1 <= low <= (won - lost) / (won + lost + same) <= high <= 1
+    assert gain_interval(lost, won, won + lost + same) == pytest.approx((-high, -low), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("won", "lost", "problems"),
+    [
+        (0.587, 0.018, 512),  # quickstart's own result
+        (0.30, 0.05, 512),
+        (0.34, 0.01, 32),
+        (0.02, 0.01, 512),
+        (0.10, 0.10, 128),
+        (0.686, 0.01, 512),
+    ],
+)
+def test_95_of_100_intervals_hold_the_true_gain(won, lost, problems):
+    draws = np.random.default_rng(0).multinomial(problems, [won, lost, 1 - won - lost], 20_000)
+    counts, times = np.unique(draws[:, :2], axis=0, return_counts=True)
+    ends = [gain_interval(int(one), int(other), problems) for one, other in counts]
+    covered = sum(
+        t for (low, high), t in zip(ends, times, strict=True) if low <= won - lost <= high
+    )
+    assert 0.93 < covered / 20_000 < 0.97
+
+
+def test_a_chance_is_a_share_if_every_problem_is_solved_always_or_never():
+    assert chance([1.0] * 15 + [0.0] * 35, 8) == share(15, 50)
+    assert chance([1.0] * 50, 8) == share(50, 50)
+    assert chance([0.0] * 50, 8) == share(0, 50)
+    # If all problems are alike, each sample tells as much as a problem.
+    alike = chance([0.5] * 50, 8)
+    assert (alike.low, alike.high) == pytest.approx(wilson_interval(200, 400))
+    # 0 and 0.5 by halves: 0.25 with variance 1/16, a third of 0.25 * 0.75: as many as 3 * 10.
+    half = chance([0.0, 0.5] * 5, 8)
+    assert (half.low, half.high) == pytest.approx(wilson_interval(7.5, 30))
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.5, 0.5), (4, 1), (2, 6)])
+def test_95_of_100_intervals_hold_the_true_chance(a, b):
+    """4 samples each of 128 problems, which are unequally hard."""
+    generator = np.random.default_rng(0)
+    solved = generator.binomial(4, generator.beta(a, b, (4_000, 128))) / 4
+    estimates = [chance(row, 4) for row in solved]
+    covered = [one.low <= a / (a + b) <= one.high for one in estimates]
+    assert 0.93 < np.mean(covered) < 0.97

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from rl_core.evaluation.statistics import wilson_interval
+from rl_core.evaluation.statistics import gain_interval, wilson_interval
 from rl_core.evaluation.summary import compare, summarise
 from rl_core.schema import EVALUATION
 
@@ -56,26 +56,32 @@ def test_a_summary_by_hand():
     shares = {k: estimate.value for k, estimate in summary.pass_at_k.items()}
     by_hand = {1: (1 + 0.25) / 2, 2: (1 + 0.5) / 2, 3: (1 + 0.75) / 2, 4: 1.0}
     assert shares == pytest.approx(by_hand)
-    assert (summary.pass_at_k[1].low, summary.pass_at_k[1].high) == (0.25, 1.0)
+    # (1 + 0.25) / 2 with variance 9/64: as many problems as 2 * (5/8 * 3/8) / (9/64) = 10/3
+    ends = (summary.pass_at_k[1].low, summary.pass_at_k[1].high)
+    assert ends == pytest.approx(wilson_interval(5 / 8 * 10 / 3, 10 / 3))
     # Of problem 2 one votes for the right value and two for 7: 0. Of problem 1 all do: 1.
     assert {k: e.value for k, e in summary.majority_at_k.items()} == {4: 0.5}
     assert [(g.label, g.num_problems, g.accuracy.value) for g in summary.by_num_operands] == [
         ("3 numbers", 3, pytest.approx(1 / 3)),
         ("4 numbers", 3, pytest.approx(1 / 3)),
     ]
-    # Of 1..5 (0 is unknown) a quarter lies at or below 2, half at or below 3, three quarters 4.
+    # 0 is unknown
     assert [(g.label, g.num_problems, g.accuracy.value) for g in summary.by_difficulty] == [
-        ("1 to 2 solutions", 2, 0.5),
-        ("3 solutions", 1, 0.0),
-        ("4 solutions", 1, 0.0),
-        ("5 solutions", 1, 1.0),
+        ("1 solution", 1, 1.0),
+        ("2-3 solutions", 2, 0.0),
+        ("4-7 solutions", 2, 0.5),
     ]
 
 
-def test_equal_difficulties_fall_into_one_quartile():
-    rows = [row(i, "correct", num_solutions=n) for i, n in enumerate([1, 1, 1, 1, 1, 8, 9, 9])]
+def test_ranges_of_solutions_double():
+    rows = [row(i, "correct", num_solutions=n) for i, n in enumerate([1, 1, 1, 1, 7, 8, 9, 31])]
     groups = [(g.label, g.num_problems) for g in summarise(rows).by_difficulty]
-    assert groups == [("1 solution", 5), ("8 solutions", 1), ("9 solutions", 2)]
+    assert groups == [
+        ("1 solution", 4),
+        ("4-7 solutions", 1),
+        ("8-15 solutions", 2),
+        ("16-31 solutions", 1),
+    ]
     unknown = [row(i, "correct", num_solutions=0, num_operands=None) for i in range(3)]
     assert summarise(unknown).by_difficulty == summarise(unknown).by_num_operands == ()
 
@@ -113,6 +119,8 @@ def test_models_are_compared_problem_by_problem():
     assert worse.verdict == "worse"
     assert better.against("X") == ("better than X (p = 0.039, 10 problems won and 2 lost of 62)")
     assert str(worse) == "worse (p = 0.039, 2 problems won and 10 lost of 62)"
+    assert (better.gain.low, better.gain.high) == gain_interval(10, 2, 62)
+    assert (worse.gain.value, worse.gain.high) == pytest.approx((-8 / 62, -better.gain.low))
     same = compare(one, one)
     assert (same.verdict, same.p_value) == ("cannot tell", 1.0)
     assert same.against("X").startswith("cannot tell from X (p = 1,")

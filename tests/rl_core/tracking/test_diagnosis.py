@@ -208,3 +208,32 @@ def test_short_responses_alone_make_no_generation_slower(tokens, rate, is_slow):
         row["response_length/mean"] = tokens if is_late else 13
         row["rollout/tokens_per_s"] = rate if is_late else 195
     assert ("falling_throughput" in {found.rule for found in diagnose(rows)}) == is_slow
+
+
+@pytest.mark.parametrize(
+    ("tests", "rule"),
+    [
+        ({0: 0.1, 100: 0.406, 200: 0.39, 400: 0.25}, ["got_worse"]),
+        ({0: 0.4, 100: 0.2, 200: 0.1}, ["got_worse"]),  # the best was before training
+        ({0: 0.1, 100: 0.406, 200: 0.375}, []),  # a few problems' chance
+        ({0: 0.02, 100: 0.04, 200: 0.0}, []),
+        ({100: 0.4, 400: 0.2}, []),
+    ],
+)
+def test_an_end_below_the_best_test_is_told(tests, rule):
+    rows = [
+        {"step": step, "val/accuracy": share, "critic/kl": 1.1} for step, share in tests.items()
+    ]
+    found = diagnose(rows)
+    assert [one.rule for one in found] == rule
+    if 400 in tests and rule:
+        assert found[0].says == "the best test was step 100, and the end is lower"
+        assert found[0].evidence == (
+            "val/accuracy 0.406 at step 100, 0.250 at step 400, critic/kl 1.1"
+        )
+
+
+def test_what_is_only_explained_is_a_note():
+    (note,) = diagnose(steps(clipped=(0, 0)))
+    (problem,) = diagnose(steps(cut=(0.0, 0.4)))
+    assert (note.is_note, problem.is_note) == (True, False)

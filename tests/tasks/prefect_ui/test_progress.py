@@ -8,6 +8,7 @@ import pytest
 from flows.cli.terminal import LineHandler
 from rl_core.config.run import RunConfig
 from rl_core.resources.cost import Spread
+from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import listening, log_to_file
 from tasks.prefect_ui.progress import TrainingProgress, describe
 
@@ -70,6 +71,28 @@ def test_a_diagnosis_is_said_once_while_training_and_knows_the_steps_before(capl
             progress.on_step(step, 20, METRICS | {"critic/score/mean": 0.0})
     (said,) = [r.message for r in caplog.records if "nothing to learn from" in r.message]
     assert said.startswith("step 10, diagnosis: no response has scored anything yet")
+
+
+def test_the_diagnosis_is_as_of_the_last_step(monkeypatch, tmp_path):
+    shown: dict[str, tuple[str, str]] = {}
+
+    class Artifacts:
+        def show(self, key, kind, content, description):
+            if key == "diagnosis":
+                shown[key] = (content(), description)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("tasks.prefect_ui.progress.LiveArtifacts", Artifacts)
+    run = RunFolder.create(RunConfig.model_validate({"storage": {"root": tmp_path}, "run_id": "a"}))
+    with quiet(artifacts_of=run) as progress:
+        for step in range(1, 24):
+            failing = {"reward/verdict/reward_error": 0.5} if step < 12 else {}
+            progress.on_step(step, 40, METRICS | failing | {"critic/score/mean": step / 50})
+            if step == 10:
+                assert shown["diagnosis"][0].startswith("- **env.reward gives no score")
+    assert shown["diagnosis"] == ("nothing stands out", "As of step 23.")
 
 
 def test_a_card_that_is_nearly_full_is_told_once_for_each_lever(caplog):

@@ -126,3 +126,13 @@ def test_an_automatic_address_that_leads_nowhere_is_fatal(tmp_path, monkeypatch)
     assert stale.level == "fatal"
     assert "which means 127.0.0.1:9, finds no Ray (127.0.0.1:9: " in stale.message
     assert f"after removing {tmp_path / 'ray_current_cluster'}" in stale.remedy
+
+
+def test_a_full_folder_for_rays_sockets_is_fatal(tmp_path, monkeypatch):
+    with mounted_small_disk(tmp_path) as disk:
+        monkeypatch.setattr(module, "short_temp_root", lambda: str(disk))
+        leave_free(disk, 4096)
+        (finding,) = [finding for finding in found() if finding.check == "temp"]
+    assert finding.level == "fatal"
+    assert str(finding).startswith(f"{disk}, where Ray keeps its sockets and logs, has ")
+    assert "set TMPDIR to a folder with a short path" in str(finding)

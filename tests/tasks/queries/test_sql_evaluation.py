@@ -3,17 +3,15 @@
 import itertools
 from typing import Any
 
-import duckdb
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_core.evaluation.statistics import mcnemar_p
+from rl_core.evaluation.statistics import gain_interval, mcnemar_p, wilson_interval
 from rl_core.evaluation.summary import compare, summarise
 from rl_core.schema import EVALUATION
 from tasks.queries import sql
-from tasks.queries.saved_questions import SQL_FOLDER
 
 
 def test_evaluation_in_sql_agrees_with_the_evaluation_itself(shared_runs):
@@ -32,33 +30,34 @@ def test_evaluation_in_sql_agrees_with_the_evaluation_itself(shared_runs):
     assert dict(passes.select("k", "pass_at_k").iter_rows()) == pytest.approx(
         {k: value.value for k, value in expected.pass_at_k.items()}
     )
+    for row in passes.iter_rows(named=True):
+        estimate = expected.pass_at_k[row["k"]]
+        assert (row["low"], row["high"]) == pytest.approx((estimate.low, estimate.high), abs=1e-9)
     votes = sql.ask("majority_vote", root=shared_runs).row(0, named=True)
     assert votes["majority_accuracy"] == pytest.approx(expected.majority_at_k[4].value)
 
 
-def test_the_interval_of_a_gain_leaves_out_0_exactly_where_its_p_value_is_below_5_percent():
-    """Of 40 problems, all numbers of wins and losses up to 12."""
-    evaluations: list[dict[str, Any]] = []
-    for won, lost in itertools.product(range(13), repeat=2):
-        for problem in range(40):
-            both = {"run_id": f"{won} {lost}", "prompt_index": problem, "mode": "greedy"}
-            base = "correct" if won <= problem < won + lost else "wrong"
-            trained = "correct" if problem < won else "wrong"
-            evaluations += [{**both, "model": "base", "verdict": base}]
-            evaluations += [{**both, "model": "step_000001", "verdict": trained}]
-    connection = duckdb.connect()
-    connection.register("evaluations", pa.Table.from_pylist(evaluations))
-    question = (SQL_FOLDER / "evaluation" / "gain_over_base.sql").read_text(encoding="utf-8")
-    rows = connection.sql(question).pl().to_dicts()
-    assert len(rows) == 13**2
-    for row in rows:
-        assert row["p_value"] == pytest.approx(mcnemar_p(row["won"], row["lost"]))
-        assert (row["p_value"] < 0.05) == (row["gain_low"] > 0 or row["gain_high"] < 0), row
-        assert row["gain_low"] <= row["gain"] <= row["gain_high"]
-    (one,) = [row for row in rows if (row["won"], row["lost"]) == (7, 1)]
-    low, high = 0.4734903, 0.9968403  # of R's binom.test(7, 8)
-    assert one["gain_low"] == pytest.approx(8 * (2 * low - 1) / 40, abs=1e-6)
-    assert one["gain_high"] == pytest.approx(8 * (2 * high - 1) / 40, abs=1e-6)
+def test_sql_computes_as_python_does():
+    """Of 40 problems, all numbers of wins and losses up to 12; shares of numbers of problems."""
+    counts = [*itertools.product(range(13), range(13), [40]), (287, 9, 512), (0, 0, 1), (1, 0, 1)]
+    with sql.connect({}) as connection:
+
+        def asked(call: str) -> list[Any]:
+            values = ", ".join(map(str, counts))
+            return connection.sql(f"select {call} from (values {values}) t(a, b, n)").fetchall()
+
+        for (won, lost, total), (low, high), (p_value,), (share_low, share_high) in zip(
+            counts,
+            asked("gain_interval(a, b, n)[1], gain_interval(a, b, n)[2]"),
+            asked("mcnemar_p(a, b)"),
+            asked("wilson(a / n, n)[1], wilson(a / n, n)[2]"),
+            strict=True,
+        ):
+            assert (low, high) == pytest.approx(gain_interval(won, lost, total), abs=1e-9)
+            assert p_value == pytest.approx(mcnemar_p(won, lost))
+            assert (share_low, share_high) == pytest.approx(wilson_interval(won, total), abs=1e-9)
+            # McNemar's exact test is more cautious than the score interval, never less
+            assert p_value >= 0.05 or low > 0 or high < 0
 
 
 @pytest.mark.parametrize(
@@ -100,4 +99,5 @@ def test_models_of_different_runs_are_compared_on_the_same_problems(tmp_path):
     two = write("two", {0, 1, 2, 13, 14}, "there")
     (row,) = sql.ask("compare_models", root=tmp_path).rows()
     p_value = pytest.approx(compare(one[:18], two[:18]).p_value)
-    assert row == ("one", "step_000001", "two", "step_000001", 18, 10, 2, p_value)
+    gain = (8 / 18, *map(pytest.approx, gain_interval(10, 2, 18)))
+    assert row == ("one", "step_000001", "two", "step_000001", 18, 10, 2, *gain, p_value)

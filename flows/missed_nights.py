@@ -1,0 +1,102 @@
+"""Nights that were due and did not run: named by the next night, and sent by `serve`."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import islice, takewhile
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from httpx import HTTPError
+from prefect import get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterName,
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import PrefectException
+from prefect.types._datetime import now
+
+from flows.settings.night import DEPLOYMENT, due_times
+
+_MOST: Final = 50  # nights that are looked back at
+
+
+def missed_before(flow_run: FlowRun | None) -> str | None:
+    """Returns in a sentence which nights were due since the last one that ran; None: none."""
+    if flow_run is None or flow_run.deployment_id is None or flow_run.expected_start_time is None:
+        return None
+    due = flow_run.expected_start_time
+    try:
+        before = [run for run in _nights_until(due) if run.id != flow_run.id]
+        with get_client(sync_client=True) as client:
+            schedules = client.read_deployment(flow_run.deployment_id).schedules
+    except (HTTPError, PrefectException):  # a server that is away keeps no night from its end
+        return None
+    refused = list(takewhile(lambda run: not run.run_count, before))
+    missed = {_minute(_due(run)): why_not_run(run) for run in refused}
+    if last := before[len(refused) :]:
+        for schedule in schedules:
+            if isinstance(schedule.schedule, CronSchedule):
+                for time in _due_between(schedule.schedule, _due(last[0]), due):
+                    missed.setdefault(_minute(time), "no server was running, or no schedule was on")
+    if not missed:
+        return None
+    newest = max(missed)
+    count = (
+        f"{len(missed)} nights before it did not run, the last"
+        if missed.keys() - {newest}
+        else ("the night before it did not run,")
+    )
+    return f"{count} due {newest}: {missed[newest]}"
+
+
+def refused_since(start: datetime) -> list[FlowRun]:
+    """Returns the nights that were due since then and were cancelled before they began."""
+    with suppress(HTTPError, PrefectException):
+        return [
+            run
+            for run in _nights_until(now("UTC"))
+            if run.state_type is StateType.CANCELLED and not run.run_count and _due(run) >= start
+        ]
+    return []
+
+
+def why_not_run(run: FlowRun) -> str:
+    """Returns what the server says of a night that did not begin."""
+    return (run.state.message if run.state else None) or run.state_name or "no reason was given"
+
+
+def _nights_until(due: datetime) -> list[FlowRun]:
+    """Returns the deployment's newest flow runs that were due by then, the newest first."""
+    with get_client(sync_client=True) as client:
+        return client.read_flow_runs(
+            deployment_filter=DeploymentFilter(
+                name=DeploymentFilterName(any_=[DEPLOYMENT.partition("/")[2]])
+            ),
+            flow_run_filter=FlowRunFilter(
+                expected_start_time=FlowRunFilterExpectedStartTime(before_=due)
+            ),
+            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+            limit=_MOST,
+        )
+
+
+def _due_between(schedule: CronSchedule, after: datetime, before: datetime) -> Iterator[datetime]:
+    """Yields when the schedule is due between two times, the latest first."""
+    start = before.astimezone(ZoneInfo(schedule.timezone or "UTC"))
+    times = islice(due_times(schedule.cron, start, backwards=True), _MOST)
+    return takewhile(lambda time: time > after, times)
+
+
+def _due(run: FlowRun) -> datetime:
+    assert run.expected_start_time is not None
+    return run.expected_start_time
+
+
+def _minute(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M} UTC"
