@@ -17,7 +17,7 @@ from prefect.utilities.urls import url_for
 
 from flows.countdown_train import own_name, run_pipeline, settings_of
 from flows.errors import one_line
-from flows.runs.run_record import choose_run, last_saved
+from flows.runs.run_record import choose_run
 from flows.runs.state import own_flow_run
 from flows.runs.summary import accuracy_in_words
 from flows.settings.compose import PresetName
@@ -120,7 +120,7 @@ def _started(config: RunConfig, start_from: StartFrom) -> Iterator[tuple[RunConf
         changes["model"] = config.model.model_copy(update={"path": str(start.folder)})
     with reading(start.folder) if start.folder is not None else nullcontext():
         # It may lose its place, and with it what keeps it from being pruned.
-        yield choose_run(config.model_copy(update=changes), own_name()), start
+        yield choose_run(config.model_copy(update=changes), own_name(), is_night=True), start
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def killed(night: Night, said: str | None) -> str:
     if found and int(found[1]) == -9:
         reason = "its process was killed by SIGKILL (often by the kernel, because memory ran out)"
     if night.run is not None and night.run.read().status != "finished":
-        step = last_saved(night.run)
+        step = night.run.last_saved()
         following = f"Retry goes on from step {step}" if step else "Retry starts it again"
         night.run.update(status="interrupted", reason=reason, next_step=following)
     return reason

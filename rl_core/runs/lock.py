@@ -63,6 +63,7 @@ def close_if_lost(run: RunFolder) -> None:
                 run.update(
                     status="interrupted",
                     reason=f"{reason}; the same command, or run_id={run.run_id}, resumes",
+                    next_step=f"the same command continues from step {run.last_saved()}",
                     finished_at=utc_now(),
                     steps=run.metrics.last_step(),
                 )
