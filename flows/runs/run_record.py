@@ -18,7 +18,7 @@ from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import beyond_recovery
-from rl_core.runs.lock import close_lost_runs, owned
+from rl_core.runs.lock import close_lost_runs, is_free, training
 from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.resume import newest_sound
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord
@@ -26,6 +26,7 @@ from rl_core.system.atomic import refuse_foreign
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.system.log_file import PREFECTS_RUN_LOGGERS
 from rl_core.system.redaction import redact, redact_error
+from rl_core.system.signals import LEAVING_S
 from rl_core.system.words import GIB, cut, in_one_line, markdown_table
 from rl_core.tracking.observers import BudgetLimit
 from tasks.prefect_ui.artifacts import create_markdown_artifact
@@ -92,14 +93,13 @@ def run_to_continue(
         is_over = record.status == "finished" and record.stopped_by is None
         if is_over or (is_night and record.status != "interrupted"):
             break
-        try:
-            with owned(run):
-                pass
-        except (OSError, ValueError):  # another process is at work on it
+        if not is_free(run):
             continue
         try:
             _refuse_to_start_anew(config, run)
-            return run, _continuing(run, config)
+            # The trainer of a run whose own process was killed may still be saving.
+            with training(run, wait_s=config.trainer.stop_grace_s + LEAVING_S):
+                return run, _continuing(run, config)
         except (OSError, ValueError) as error:
             return None, f"a new run begins, since {in_one_line(error)}"
     return None, None

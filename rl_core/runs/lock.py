@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -54,11 +55,11 @@ def close_if_lost(run: RunFolder) -> None:
     A run of another machine, whose lock may not be visible here, is left unchanged.
     """
     with suppress(OSError, ValueError):
-        if run.read().status != "running" or not (run.path / _OWNER).exists():
+        if run.read().status != "running":
             return
-        with open_own(run.path / _OWNER, "r+") as owner:
-            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if owner.read().decode() == platform.node() and run.read().status == "running":
+        with _if_free(run) as owner:
+            is_ours = owner is not None and owner.read().decode() == platform.node()
+            if is_ours and run.read().status == "running":
                 reason = "its process is gone (killed?)"
                 run.update(
                     status="interrupted",
@@ -67,6 +68,26 @@ def close_if_lost(run: RunFolder) -> None:
                     finished_at=utc_now(),
                     steps=run.metrics.last_step(),
                 )
+
+
+def is_free(run: RunFolder) -> bool:
+    """Says whether no process is at work on a run, and leaves its lock as it is."""
+    try:
+        with _if_free(run):
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def _if_free(run: RunFolder) -> Iterator[FileIO | None]:
+    """Yields a run's lock, held within the block, or None if it has none; OSError if it is held."""
+    if not (run.path / _OWNER).exists():
+        yield None
+        return
+    with open_own(run.path / _OWNER, "r+") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield owner
 
 
 @contextmanager
