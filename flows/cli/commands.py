@@ -14,6 +14,7 @@ from importlib.metadata import version
 from typing import Any, Final, NoReturn
 
 from flows.errors import BadInputError
+from rl_core.runs.ways_on import as_text
 from rl_core.system.words import did_you_mean
 
 BAD_INPUT: Final = 2
@@ -52,7 +53,11 @@ _FORMAT: Final[dict[str, Any]] = {
 }
 
 COMMANDS: Final[Mapping[str, Command]] = {
-    "run": Command("stages:run", "the whole pipeline, from an empty folder to a report"),
+    "run": Command(
+        "stages:run",
+        "the whole pipeline, from an empty folder to a report",
+        about=f"{{help}}.\n\n{as_text()}",
+    ),
     "generate": Command("stages:generate", "make the data set"),
     "validate": Command(
         "stages:validate", "check the data set, and prompt lengths against the limit"
@@ -201,6 +206,8 @@ def build_parser() -> argparse.ArgumentParser:
     for name, command in COMMANDS.items():
         about = command.about.format(help=command.help)
         own = parsers.add_parser(name, help=command.help, description=about)
+        if "\n" in about:  # it has its lines
+            own.formatter_class = argparse.RawDescriptionHelpFormatter
         own.set_defaults(words=[])
         if command.words:
             words: Any = own.add_argument("words", nargs="*", metavar=command.words)

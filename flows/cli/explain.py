@@ -3,12 +3,13 @@
 import ast
 import inspect
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -16,9 +17,17 @@ from pydantic import BaseModel
 from flows.cli.terminal import say
 from flows.errors import BadInputError
 from flows.settings.compose import compose, read_preset
-from flows.settings.keys import CHOICES, CONF, PRESETS, check_key, of_another_env
+from flows.settings.keys import (
+    CHOICES,
+    CONF,
+    PRESETS,
+    check_choice,
+    check_key,
+    of_another_env,
+)
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS
+from rl_core.envs.text_env import TextEnv
 from rl_core.runs.settings_file import leaves, settings_as_yaml
 from rl_core.section import Section
 from rl_core.system.words import LINES, in_one_line, printable
@@ -54,21 +63,28 @@ class Setting:
     presets: Mapping[str, str]  # its values in the presets that set it
     verl: tuple[str, ...]
 
+    @property
+    def choices(self) -> list[str]:
+        """The names that it takes, if it takes some of a list."""
+        names = re.split(", | or ", self.allowed.removeprefix("a list of "))
+        return [name for name in names if " " not in name and name not in ("null", "true", "false")]
+
 
 def explain(words: Sequence[str]) -> None:
     """Explains one setting, or a group of them."""
     if not words:
         raise BadInputError("explain takes a KEY, as actor.lr, or KEY=VALUE (config lists all)")
     (key, equals, value), others = words[0].partition("="), words[1:]
+    for env in (word.removeprefix("env=") for word in words if word.startswith("env=")):
+        check_choice("env", env)  # of a module of the user: its settings are known from here on
     ours, found = NAMES.get(key, key), find_settings(key)
     if not found and (reason := meaning(key, "")) is not None:
         say(f"{key}: verl's, without a meaning here: {reason[0]}")
         return
     if key in CHOICES:
         _say_choices(key)
-    elif not equals and not found and (like := [s for s in all_settings() if key.lower() in s.key]):
-        for setting in like:
-            say(f"{setting.key:32} {setting.meaning.partition('. ')[0].splitlines()[0]}")
+    elif not equals and not found and (lines := _about_word(key)):
+        say("\n".join(lines))
         return
     else:
         if not found:
@@ -94,12 +110,44 @@ def print_config(words: Sequence[str]) -> None:
     sys.stdout.write(printable(text, keep=LINES) if sys.stdout.isatty() else text)
 
 
+def _about_word(word: str) -> list[str]:
+    """Returns what a word means that is no setting: a preset, an env, a value, a part of names."""
+    if word in PRESETS:
+        env, settings = _presets()[word]
+        sets = [f"  {key:32} {_text(value)}" for key, value in settings.items()]
+        what = _wrapped(_comment_of(word), "  ")
+        return [f"preset={word}", *what, f"  it sets, under env={env}:", *sets]
+    if word in ENVS:
+        what = _wrapped(in_one_line(inspect.getdoc(ENVS[word]) or ""), "  ")
+        own = [s for s in all_settings() if s.env == word and s.key not in _shared_keys()]
+        return [f"env={word}", *what, *map(_in_a_line, own)]
+    takes = [s for s in all_settings() if word in s.choices]
+    like = [s for s in all_settings() if word.lower() in s.key and s not in takes]
+    if len(takes) == 1 and not like:
+        return [f"{word} is a value of {takes[0].key}:", in_words(takes[0])]
+    return list(dict.fromkeys(map(_in_a_line, [*takes, *like])))
+
+
+def _shared_keys() -> set[str]:
+    return {f"env.{name}" for name in TextEnv.model_fields}
+
+
+def _in_a_line(setting: Setting) -> str:
+    return f"{setting.key:32} {setting.meaning.partition('. ')[0].splitlines()[0]}"
+
+
+def _comment_of(preset: str) -> str:
+    lines = (CONF / "preset" / f"{preset}.yaml").read_text(encoding="utf-8").splitlines()
+    return " ".join(line.removeprefix("# ") for line in takewhile(lambda x: x[:1] == "#", lines))
+
+
 def _say_choices(group: str) -> None:
     if group == "preset":
         say("preset\n  A file of settings to start from; preset=FILE.yaml takes one of your own.")
         for name in PRESETS:
-            text = (CONF / "preset" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
-            say(f"  {name:20} {text.removeprefix('# ')}")
+            first, _, _ = _comment_of(name).partition(". ")
+            text = f"{first.removesuffix('.')}."
+            say("\n".join(_wrapped(text, f"  {name:20} ", " " * 23)))
         return
     say("env\n  The family of problems; env=NAME takes its defaults for all of env.*")
     say(f"  allowed   {' or '.join(CHOICES['env'])}")

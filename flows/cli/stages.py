@@ -17,7 +17,7 @@ from flows.runs.lookup import (
     run_first,
     where_and_others,
 )
-from flows.runs.run_record import choose_run, recorded
+from flows.runs.run_record import choose_run, recorded, run_to_continue
 from flows.settings.compose import compose, own_settings
 from rl_core.config.run import RunConfig
 from rl_core.data.user_files import OwnFilesError
@@ -45,6 +45,7 @@ def run(overrides: Sequence[str]) -> None:
     config = _ready(overrides, checks.preflight)
     server = start_private_server()
     with _shown(links=server is None, trains=True):
+        overrides = [*overrides, *_continued(config)]
         from flows.countdown_train import countdown_train  # while the server starts
 
         if server is not None:
@@ -239,6 +240,18 @@ def _ready(overrides: Sequence[str], look: Callable[[RunConfig], Sequence[Findin
     config = compose(overrides)
     checks.refuse_fatal(look(config))
     return config
+
+
+def _continued(config: RunConfig) -> list[str]:
+    """Returns the setting that names the run which a command continues; says so before all else."""
+    if config.run_id is not None:
+        return []
+    bring_records(config.storage)
+    run, why = run_to_continue(config)
+    if run is None:
+        return []
+    _logger.info("%s", why)
+    return [f"run_id={run.run_id}"]
 
 
 def _data_of(run: RunFolder) -> Path:

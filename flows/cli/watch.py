@@ -68,6 +68,8 @@ def view(run: RunFolder) -> RenderableType:
     title = Text.assemble((printable(run.run_id), "bold"), "  ", (record.status, colour))
     if record.reason:
         title.append(printable(f"  {record.reason}"))
+    if record.next_step:
+        title.append(printable(f"\nwhat to do next: {record.next_step}"))
     if len(record.attempts) > 1:
         last = record.attempts[-1]
         title.append(f"\nattempt {len(record.attempts)}, {printable(last.reason)}", "yellow")

@@ -18,14 +18,17 @@ from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import beyond_recovery
-from rl_core.runs.lock import close_lost_runs
+from rl_core.runs.lock import close_lost_runs, is_free, training
 from rl_core.runs.metrics_log import utc_now
-from rl_core.runs.resume import check_same_code
+from rl_core.runs.resume import check_same_code, newest_sound
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord
+from rl_core.system.atomic import refuse_foreign
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.system.log_file import PREFECTS_RUN_LOGGERS
 from rl_core.system.redaction import redact, redact_error
-from rl_core.system.words import GIB, markdown_table
+from rl_core.system.signals import LEAVING_S
+from rl_core.system.words import GIB, cut, in_one_line, markdown_table
+from rl_core.tracking.observers import BudgetLimit
 from tasks.prefect_ui.artifacts import create_markdown_artifact
 from tasks.prefect_ui.attempts import settings_that_help
 from tasks.prefect_ui.progress import HEADLINES
@@ -33,42 +36,43 @@ from tasks.preflight_checks import PreflightError
 from tasks.report_page.failures import cause_of, later_attempts
 
 _MEMORY: Final = ("memory/peak_gib/", "memory/host_gib/")
+_LONGEST_REASON: Final = 120
 _MISTAKES: Final = (BadInputError, PreflightError)  # which need no traceback
 _logger = logging.getLogger(__name__)
 
 
-def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
+def choose_run(config: RunConfig, flow_run_id: str | None, *, is_night: bool = False) -> RunConfig:
     """Returns the settings with `run_id` filled in, unless it is given.
 
-    A retry of the same flow run (all its attempts share `flow_run_id`) goes on with its own run.
-    Else the latest run of these settings (but for `storage.root` and `storage.url`) is continued if
-    it was interrupted. Else the run is new; two that start within one second have two names.
+    A retry of the same flow run (all its attempts share `flow_run_id`) continues its own run. Else
+    see `run_to_continue`. Else the run is new; two that start within one second have two names.
     """
     if config.run_id is not None:
-        run = RunFolder.under(config.storage.root, config.run_id)
-        _refuse_to_start_anew(run)
-        _refuse_other_code(run, config)
+        run_of_name = RunFolder.under(config.storage.root, config.run_id)
+        _refuse_to_start_anew(config, run_of_name)
+        _refuse_other_code(run_of_name, config)
         return config
-    close_lost_runs(config.storage.root)
     name = flow_run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{generate_slug(2)}"
     new = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     if not RunFolder.under(config.storage.root, new).path.exists():
-        interrupted = _interrupted_run(config)
-        if interrupted is not None:
-            _refuse_other_code(RunFolder.under(config.storage.root, interrupted), config)
-            _logger.info("continuing %s, interrupted with the same settings", interrupted)
-            new = interrupted
+        run, why = run_to_continue(config, is_night=is_night)
+        if why:
+            _logger.info("%s", why)
+        if run is not None:
+            _refuse_other_code(run, config)
+            new = run.run_id
     return config.model_copy(update={"run_id": new})
 
 
-def _refuse_to_start_anew(run: RunFolder) -> None:
+def _refuse_to_start_anew(config: RunConfig, run: RunFolder) -> None:
     """Refuses to restart a finished run that has no checkpoint: it would lose its logs."""
     if not run.is_there():
         return
     record = run.read()
+    is_saved = config.storage.url is not None or run.last_saved()  # the store may have it
     if record.preset == IMPORTED:
         why = "is an imported log"
-    elif record.status == "finished" and record.steps and not last_saved(run):
+    elif record.status == "finished" and record.steps and not is_saved:
         why = f"is finished, and no checkpoint is there to go on from after step {record.steps}"
     else:
         return
@@ -80,22 +84,66 @@ def _refuse_to_start_anew(run: RunFolder) -> None:
 
 def _refuse_other_code(run: RunFolder, config: RunConfig) -> None:
     """Refuses to go on from a checkpoint with an algorithm whose file has changed since."""
-    if config.own_algorithms and run.is_there() and last_saved(run):
+    if config.own_algorithms and run.is_there() and run.last_saved():
         try:
             check_same_code(run, config, goes_on=True)
         except ValueError as error:
             raise BadInputError(str(error)) from None
 
 
-def _interrupted_run(config: RunConfig) -> str | None:
-    same = []
+def run_to_continue(
+    config: RunConfig, *, is_night: bool = False
+) -> tuple[RunFolder | None, str | None]:
+    """Returns the run that a command with these settings continues, and what to say about that.
+
+    It is the latest run of this user with the same settings (but for `MAY_DIFFER`) that nobody is
+    working on, unless it reached its last step. If none of its checkpoints can be read, the command
+    begins anew. A night continues only an interrupted run: a failed night would fail again, and a
+    night that its budget stopped is over.
+    """
+    close_lost_runs(config.storage.root)
+    for record, run in sorted(_same_runs(config), key=lambda one: one[0].started_at, reverse=True):
+        is_over = record.status == "finished" and record.stopped_by is None
+        if is_over or (is_night and record.status != "interrupted"):
+            break
+        if not is_free(run):
+            continue
+        try:
+            _refuse_to_start_anew(config, run)
+            # The trainer of a run whose own process was killed may still be saving.
+            with training(run, wait_s=config.trainer.stop_grace_s + LEAVING_S):
+                return run, _continuing(run, config)
+        except (OSError, ValueError) as error:
+            return None, f"a new run begins, since {in_one_line(error)}"
+    return None, None
+
+
+def _same_runs(config: RunConfig) -> Iterator[tuple[RunRecord, RunFolder]]:
     for run in RunFolder.all_under(config.storage.root):
-        with suppress(OSError, ValueError):  # what lies there is no run of today's settings
-            settings = settings_of_run(run, config.storage)
-            if settings.model_copy(update={"run_id": None}) == config:
-                same.append(run.read())
-    latest = max(same, key=lambda record: record.started_at, default=None)
-    return latest.run_id if latest is not None and latest.status == "interrupted" else None
+        with suppress(OSError, ValueError):  # another user's, or no run of today's settings
+            refuse_foreign(run.path)
+            record = run.read()
+            is_open = record.status != "running" and record.preset != IMPORTED
+            if is_open and settings_of_run(run, config.storage).learns_the_same(config):
+                yield record, run
+
+
+def _continuing(run: RunFolder, config: RunConfig) -> str:
+    """Returns the first line of a command that continues a run; ValueError if it cannot."""
+    record, (checkpoint, _) = run.read(), newest_sound(run)
+    place = "step 0 (no step was saved)" if checkpoint is None else f"step {checkpoint.step}"
+    if checkpoint is None and config.storage.url is not None:
+        place = "its last checkpoint in the store"
+    ended = "failed" if record.status == "failed" else f"was {record.status}"
+    if record.stopped_by:
+        ended = f"was stopped by {record.stopped_by}"
+    elif record.reason:
+        ended += f": {cut(record.reason.partition(';')[0], _LONGEST_REASON)}"
+    budget = BudgetLimit(config.budget, run)
+    spent = "" if budget.allows_a_step() else f", but {budget.limit} allows no step more: raise it"
+    return (
+        f"continuing run {run.run_id} from {place}{spent}; run_id=NEWNAME begins anew (it {ended})"
+    )
 
 
 @contextmanager
@@ -135,7 +183,7 @@ def _stopped(signal: BaseException, run: RunFolder) -> str:
             f"or run_id={run.run_id} resumes"
         )
     if is_cancelled():
-        saved = last_saved(run)
+        saved = run.last_saved()
         at = f"saved at step {saved}" if saved else "before a step was saved"
         outcome = "goes on from there" if saved else "starts it again"
         return f"cancelled; {at}; Retry in the UI, or run_id={run.run_id}, {outcome}{_unsaved(run)}"
@@ -146,7 +194,7 @@ def _stopped(signal: BaseException, run: RunFolder) -> str:
 def _unsaved(run: RunFolder) -> str:
     """Returns in words which steps a resume repeats, if the stop could not save them."""
     done = run.metrics.last_step()
-    at = last_saved(run)
+    at = run.last_saved()
     if done <= at:
         return ""
     again = f"step {done}" if done == at + 1 else f"steps {at + 1} to {done}"
@@ -174,9 +222,9 @@ def _close(run: RunFolder, status: str, reason: str | None, **words: Any) -> Non
 
 def next_step(error: BaseException, run: RunFolder) -> str:
     """Returns in one sentence what to do about an error that ended a run."""
-    step = last_saved(run)
+    step = run.last_saved()
     outcome = f"goes on from step {step}" if step else "starts it again"
-    again = f"the same command with run_id={run.run_id}"
+    again = f"the same command, or run_id={run.run_id} with other settings,"
     if isinstance(error, KeyboardInterrupt | TerminationSignal | Pause):
         same = "Retry in the UI" if is_cancelled() else "the same command"
         return f"{same}, or run_id={run.run_id}, {outcome}"
@@ -185,7 +233,7 @@ def next_step(error: BaseException, run: RunFolder) -> str:
     except BadInputError:
         config = None
     if isinstance(error, OutOfMemory):
-        return f"{_room(error, run, config, again)} {outcome}"
+        return f"{_room(error, run, config)} {outcome}"
     if (cause := cause_of(error)) is None:
         return f"the end of {run.path / 'log.txt'} has the error in full; {again} {outcome}"
     checkpoint = max((c.size_bytes for c in list_checkpoints(run.path)), default=0)
@@ -195,11 +243,6 @@ def next_step(error: BaseException, run: RunFolder) -> str:
     workers = run.path / "workers"
     remedy = cause.here.format(error=error, run=run, workers=workers, missing_gib=missing_gib)
     return f"{remedy}; {again} {outcome}"
-
-
-def last_saved(run: RunFolder) -> int:
-    """Returns the last step that a run can go on from; 0 before the first."""
-    return max((c.step for c in list_checkpoints(run.path)), default=0)
 
 
 def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -235,8 +278,9 @@ def as_markdown(record: RunRecord) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _room(error: OutOfMemory, run: RunFolder, config: RunConfig | None, again: str) -> str:
+def _room(error: OutOfMemory, run: RunFolder, config: RunConfig | None) -> str:
     """Returns which settings make room where it was missing, and the command that takes them."""
+    again = f"the same command with run_id={run.run_id}"  # since settings change
     if (flow_run := own_flow_run()) is not None and flow_run.deployment_id is not None:
         again = f"Retry would fail again: a Custom run with the overrides run_id={run.run_id}"
     helpful = settings_that_help(config, run, error) if config else []

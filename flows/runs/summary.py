@@ -35,6 +35,7 @@ def summary_lines(run: RunFolder) -> list[str]:
             if attempt.changes
         ),
         *([("reason", record.reason)] if record.reason else []),
+        *([("next step", record.next_step)] if record.next_step else []),
         ("time", f"{seconds / 60:.1f} min" + (f", {price}" if price else "")),
         *(("", f"{seconds:8.1f} s {stage}") for stage, seconds in record.timings_s.items()),
         ("data set", str(record.data)),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TextIO, get_args
 from zoneinfo import available_timezones
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from tzlocal import get_localzone_name
 

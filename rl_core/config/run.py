@@ -8,7 +8,7 @@ setting in mid-run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -37,6 +37,15 @@ from rl_core.envs.text_env import TextEnv
 from rl_core.section import MAX_INT, Section
 from rl_core.system.devices import has_fast_bfloat16
 from rl_core.system.named_code import names_code
+
+LrSchedule = Literal["constant", "linear", "cosine"]
+OptimizerName = Literal["adamw", "adamw_8bit"]
+MAY_DIFFER: Final[dict[str, bool | set[str]]] = {
+    **dict.fromkeys(("run_id", "storage", "checkpoints", "budget", "retry", "watchdog"), True),
+    "trainer": {"stop_grace_s", "logger", "wandb_project", "wandb_mode"},
+}
+"""Settings that may differ if a run continues: they say where it is kept, how long it may take and
+how it is watched and shown, not what is learned."""
 
 
 def _as_list(value: Any) -> Any:
@@ -128,6 +137,11 @@ class RunConfig(Section):
     retry: RetryConfig = RetryConfig()
     budget: BudgetConfig = BudgetConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
+
+    def learns_the_same(self, other: RunConfig) -> bool:
+        """Says whether one run can have begun with these settings and continue with the others."""
+        ours, theirs = (config.model_dump(exclude=MAY_DIFFER) for config in (self, other))
+        return ours == theirs
 
     @property
     def compute_dtype(self) -> Literal["float32", "bfloat16"]:

@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,48 @@ def read_own_data(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], 
             for split, found in files.items()
         },
     }
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """A look at the user's rows before the data set is made of them."""
+
+    rows: list[Row]  # the first ones of the train files, and of the test files if there are any
+    num_read: int
+    num_distinct: int  # of the train files; if not all were looked at, duplicates count
+    num_train: int
+    num_test: int
+    cuts_tests: bool  # the test split is cut from the train files
+
+    def __str__(self) -> str:
+        """Returns `900 rows, 388 to train on and 512 to test`."""
+        return (
+            f"{self.num_read:,} rows, {max(self.num_train, 0):,} to train on and "
+            f"{self.num_test:,} to test"
+        )
+
+
+@_refused_as_own_files()
+def read_own_rows(env: TextEnv, data: DataConfig, *, most: int) -> OwnRows:
+    """Returns the first rows of the files on this machine, checked, and the splits' sizes."""
+    files = own_files(data, from_hub=False)
+    num_read = {split: sum(map(count_rows, files.get(split, []))) for split in SPLITS}
+    cuts_tests = not data.test_files
+    to_take = data.train_size + (data.test_size if cuts_tests else 0)
+    rows = {
+        split: list(islice(read_rows(env, files.get(split, [])), min(most, to_take)))
+        for split in SPLITS
+    }
+    taken = min(num_read["train"], to_take)
+    num_distinct = len({row.key for row in rows["train"]}) if taken <= most else taken
+    return OwnRows(
+        rows["train"] + rows["test"],
+        num_read["train"],
+        num_distinct,
+        num_distinct - (data.test_size if cuts_tests else 0),
+        data.test_size if cuts_tests else num_read["test"],
+        cuts_tests,
+    )
 
 
 def first_own_problems(env: TextEnv, data: DataConfig, count: int) -> list[Problem]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -55,16 +56,17 @@ def close_if_lost(run: RunFolder) -> None:
     A run of another machine, whose lock may not be visible here, is left unchanged.
     """
     with suppress(OSError, ValueError):
-        if run.read().status != "running" or not (run.path / _OWNER).exists():
+        if run.read().status != "running":
             return
         refuse_foreign(run.path)  # its owner may hold its locks for ever
-        with open_own(run.path / _OWNER, "r+") as owner:
-            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if owner.read().decode() == platform.node() and run.read().status == "running":
+        with _if_free(run) as owner:
+            is_ours = owner is not None and owner.read().decode() == platform.node()
+            if is_ours and run.read().status == "running":
                 reason = "its process is gone (killed?)"
                 run.update(
                     status="interrupted",
                     reason=f"{reason}; the same command, or run_id={run.run_id}, resumes",
+                    next_step=f"the same command continues from step {run.last_saved()}",
                     finished_at=utc_now(),
                     steps=run.metrics.last_step(),
                     timings_s=time_of_killed(run),
@@ -78,6 +80,26 @@ def time_of_killed(run: RunFolder) -> dict[str, float]:
     known = sum(record.timings_s.values()) if len(record.attempts) == 1 else 0.0
     until = log.stat().st_mtime if log.exists() else started
     return {"the stage that was killed": max(0.0, until - started - known)}
+
+
+def is_free(run: RunFolder) -> bool:
+    """Says whether no process is at work on a run, and leaves its lock as it is."""
+    try:
+        with _if_free(run):
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def _if_free(run: RunFolder) -> Iterator[FileIO | None]:
+    """Yields a run's lock, held within the block, or None if it has none; OSError if it is held."""
+    if not (run.path / _OWNER).exists():
+        yield None
+        return
+    with open_own(run.path / _OWNER, "r+") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield owner
 
 
 @contextmanager

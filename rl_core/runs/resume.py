@@ -42,18 +42,11 @@ def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpo
         ValueError: there are checkpoints, but none is sound. Starting anew would delete the metrics
         and rollouts of steps after which a repaired checkpoint could still go on.
     """
-    checkpoint = latest(run.path)
-    damaged = find_damaged(run.path, checkpoint)
-    if not damaged:
+    checkpoint, damaged = newest_sound(run)
+    if checkpoint is None or not damaged:
         return checkpoint
-    words = ", ".join(f"{path.name} is damaged ({what})" for path, what in damaged.items())
-    folder = checkpoints_folder(run.path)
-    if checkpoint is None:
-        raise ValueError(
-            f"{run.run_id} has no sound checkpoint to go on from: {words}; put a whole copy in "
-            f"place, or start anew with run_id=NAME (in {run.run_id} after removing {folder})"
-        )
-    with locked(folder):
+    words = _in_words(damaged)
+    with locked(checkpoints_folder(run.path)):
         move_pointers(run.path, refused=damaged)
     sentence = f"{words}: training goes on after step {checkpoint.step}"
     if (last := run.metrics.last_step()) > (first := checkpoint.step + 1):
@@ -83,6 +76,27 @@ def check_same_code(run: RunFolder, config: RunConfig, *, goes_on: bool) -> None
             )
     if digests:
         run.update(own_code=kept | digests)
+
+
+def newest_sound(run: RunFolder) -> tuple[Checkpoint | None, dict[Path, str]]:
+    """Returns the newest sound checkpoint, if there are any, and the damage of newer ones.
+
+    ValueError as of `checkpoint_to_resume`.
+    """
+    checkpoint = latest(run.path)
+    damaged = find_damaged(run.path, checkpoint)
+    if checkpoint is None and damaged:
+        folder = checkpoints_folder(run.path)
+        raise ValueError(
+            f"{run.run_id} has no sound checkpoint to go on from: {_in_words(damaged)}; put a "
+            f"whole copy in place, or start anew with run_id=NAME (in {run.run_id} after removing "
+            f"{folder})"
+        )
+    return checkpoint, damaged
+
+
+def _in_words(damaged: dict[Path, str]) -> str:
+    return ", ".join(f"{path.name} is damaged ({what})" for path, what in damaged.items())
 
 
 def check_same_model(run: RunFolder, checkpoint: Path, model_path: Path) -> None:

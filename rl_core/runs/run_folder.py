@@ -43,6 +43,7 @@ _NOTHING_TO_SAY: dict[str, Any] = {
     "reason": None,
     "finished_at": None,
     "next_step": None,
+    "stopped_by": None,
     "last_metrics": {},
     "memory_gib": {},
 }
@@ -89,7 +90,10 @@ class RunRecord(BaseModel):
     reason: str | None = None
     """Why the run has its status, in one sentence, if there is something to say."""
     next_step: str | None = None
-    """What to do about a run that failed or was interrupted, in one sentence."""
+    """What to do about a run that did not reach its last step, in one sentence."""
+    stopped_by: str | None = None
+    """The limit that ended training before its last step: `budget.max_hours=2`. Such a run is
+    evaluated and `finished`, and continues if the limit is raised."""
     last_metrics: dict[str, float] = {}
     """If the run failed: the step it reached, and the metrics of its last steps."""
     memory_gib: dict[str, tuple[float | None, ...]] = {}
@@ -165,6 +169,11 @@ class RunFolder:
         run.update(made_with=made_with())
         hold_reserve(run.path)
         return run
+
+    def last_saved(self) -> int:
+        """Returns the last step that the run can continue from; 0 before the first."""
+        # Whether its files are sound, the resume itself verifies.
+        return max((checkpoint.step for checkpoint in list_checkpoints(self.path)), default=0)
 
     @property
     def root(self) -> Path:
@@ -260,12 +269,10 @@ class RunFolder:
 
     def add_attempt(self, reason: str, changes: Changes | None = None, *, asked: str = "") -> None:
         """Notes in `run.json` that the run was started again, see `Attempt`."""
-        # The checkpoints are not verified here: the attempt itself does that.
-        steps = [found.step for found in list_checkpoints(self.path)]
         attempt = Attempt(
             started_at=utc_now(),
             reason=redact(reason),
-            from_step=max(steps, default=0),
+            from_step=self.last_saved(),
             changes=changes or {},
             asked=asked,
         )

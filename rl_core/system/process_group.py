@@ -23,16 +23,32 @@ import psutil
 from rl_core.system.atomic import alone_in, reading
 
 PROCESS_GROUP: Final = "COUNTDOWN_TRAIN_PROCESS_GROUP"
-"""Environment variable that holds a group's name, and the file in Ray's folder that does."""
+"""Environment variable that holds a group's name, and the file in Ray's folder that does.
+
+A name begins with the process that ends the group: its pid, and when it started."""
 _PREFIX: Final = "rl-"
 _LONGEST_TEMP_ROOT: Final = 28
 """Bytes: Ray's sockets lie up to 79 below it, and a unix socket's path may have 107."""
 _LONGEST_LOADING_S: Final = 1.0
 _LONGEST_END_S: Final = 10.0
-_ENV_START: Final = 47
-"""Place of env_start among the fields of /proc/PID/stat after the name (proc(5): field 50)."""
+_START_TIME, _ENV_START = 19, 47
+"""Places of starttime and env_start among the fields of /proc/PID/stat after the name (proc(5):
+fields 22 and 50)."""
 _DUMP: Final = signal.SIGUSR1
 _logger = logging.getLogger(__name__)
+
+
+def new_group() -> str:
+    """Returns a name for a group that this process ends."""
+    return f"{os.getpid()}-{_stat(os.getpid())[_START_TIME]}-{secrets.token_hex(8)}"
+
+
+def has_living_owner(process: psutil.Process) -> bool:
+    """Says whether a process belongs to a group that a living process is going to end."""
+    pid, _, rest = environment_of(process).get(PROCESS_GROUP, "").partition("-")
+    with suppress(OSError):
+        return pid.isdecimal() and _stat(int(pid))[_START_TIME] == rest.partition("-")[0]
+    return False
 
 
 def members(group: str, mark: str = PROCESS_GROUP) -> list[psutil.Process]:
@@ -56,8 +72,11 @@ def environment_of(process: psutil.Process) -> dict[str, str]:
 def _loads_a_program(pid: int) -> bool:
     """Says whether a process is within execve: it has a program, but no environment yet."""
     Path(f"/proc/{pid}/exe").readlink()  # OSError: a kernel thread, or another user's
-    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    return fields[_ENV_START] == "0"
+    return _stat(pid)[_ENV_START] == "0"
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def end_process_group(group: str) -> None:
@@ -125,7 +144,7 @@ def session_folder() -> Iterator[Path]:
     sweep_sessions()
     before = os.environ.get(PROCESS_GROUP)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=short_temp_root()))
-    group = os.environ[PROCESS_GROUP] = before or secrets.token_hex(8)
+    group = os.environ[PROCESS_GROUP] = before or new_group()
     try:
         # Locked before it is marked: what is marked and not locked has lost its owner.
         with reading(folder):

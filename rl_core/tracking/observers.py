@@ -44,7 +44,8 @@ class BudgetLimit:
 
     def __init__(self, budget: BudgetConfig, run: RunFolder) -> None:
         self._spending = Spending(budget, run.metrics.values("timing_s/step"))
-        self._limit: str | None = None
+        self.limit: str | None = None
+        """What allows no further step, as `budget.max_hours=2`; None if one is allowed."""
 
     def wants_stop(self) -> bool:
         """Says whether the step that ends, not counted yet, and another one exceed the budget."""
@@ -60,15 +61,15 @@ class BudgetLimit:
 
     def reason(self, step: int) -> str | None:
         """Returns why no step after this one is allowed; None if one is allowed."""
-        if self._limit is None:
+        if self.limit is None:
             return None
         return (
-            f"{self._limit} allows no step after {step} ({self._spending}): training stopped there"
+            f"{self.limit} allows no step after {step} ({self._spending}): training stopped there"
         )
 
     def _exceeds(self, num_steps: int) -> bool:
-        self._limit = self._spending.limit_within(num_steps)
-        return self._limit is not None
+        self.limit = self._spending.limit_within(num_steps)
+        return self.limit is not None
 
 
 def per_token_ms(seconds: Mapping[str, float], rollouts: Sequence[Rollout]) -> dict[str, float]:

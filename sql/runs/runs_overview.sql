@@ -1,4 +1,5 @@
--- one row per run, the newest first: status, steps, accuracy before and after, minutes.
+-- one row per run, the newest first: status, steps, accuracy before and after, minutes, why it ended so,
+-- and what to do next.
 -- Ask it which runs there are and which was worth its time; for a run in progress it shows the latest test.
 -- The accuracies are of the evaluation; val_before and val_after of the tests in training, which ask fewer problems.
 -- Example: countdown-train sql runs_overview --run latest
@@ -29,7 +30,8 @@ select
         date_diff('second', runs.started_at, coalesce(runs.finished_at, tests.logged_at)) / 60
     ) as minutes,
     runs.started_at,
-    runs.reason
+    runs.reason,
+    runs.next_step
 from runs
 left join tests on runs.run_id = tests.run_id
 order by runs.started_at desc nulls last, runs.run_id asc

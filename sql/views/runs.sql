@@ -11,6 +11,7 @@ select
     record ->> 'preset' as preset,
     record ->> 'status' as status,
     record ->> 'reason' as reason,
+    record ->> 'next_step' as next_step,
     record ->> 'champion' as champion,
     try_cast(record ->> 'night' as timestamptz) as night,
     record ->> 'started_from' as started_from,

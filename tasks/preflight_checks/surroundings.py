@@ -20,7 +20,7 @@ from prefect.settings import get_current_settings
 from rl_core.config.run import RunConfig
 from rl_core.system.network import why_unreachable
 from rl_core.system.process_env import environment_of_child
-from rl_core.system.process_group import short_temp_root
+from rl_core.system.process_group import has_living_owner, short_temp_root
 from rl_core.system.words import GIB, as_path, disk_size
 from rl_core.workers.ray_auth import RAY_CLUSTER_FILE, address_of_auto, mode_for
 from tasks.preflight_checks import Finding, fatal, ok, refused, warning
@@ -64,13 +64,18 @@ def _temporary_folder() -> Iterator[Finding]:
 
 
 def left_processes() -> list[psutil.Process]:
-    """Returns daemons and actors of our Rays whose parent is gone, and all their descendants."""
+    """Returns daemons and actors of our Rays whose parent is gone, and all their descendants.
+
+    Not those of a run that lives: if its trainer was killed, it ends them itself.
+    """
     orphans = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, OSError):  # OSError: of another user, whom it belongs to
             words = process.cmdline() or [""]
             is_daemon = process.name() in _RAY_DAEMONS and any(_OUR_FOLDERS in w for w in words)
             if not is_daemon and not words[0].startswith(_OUR_WORKERS):
+                continue
+            if has_living_owner(process):
                 continue
             # A live parent is Python (a driver) or a raylet; what adopts orphans is neither.
             parent = process.parent()

@@ -20,6 +20,7 @@ from rl_core.runs.metrics_log import MOST_LOG_BYTES
 from rl_core.runs.rollout_log import step_files
 from rl_core.runs.run_folder import RunRecord
 from rl_core.runs.settings_file import leaves, parse_settings, settings_text
+from rl_core.schema import MOST_VALIDATION_ROWS
 from rl_core.system.atomic import reading
 from rl_core.system.plain_files import open_plain, parse_json, read_plain
 from rl_core.system.plain_parquet import check_columns, open_parquet
@@ -211,6 +212,21 @@ def dataset_records(root: Path) -> pa.Table:
             }
         )
     return pa.Table.from_pylist(rows, schema=_DATASETS)
+
+
+def num_tested(run: Path) -> int | None:
+    """Returns how many problems a test during training asks; None if that is not known any more.
+
+    Only the first answers of a test are kept: they say it only if there are fewer than that.
+    """
+    kept: set[int] = set()
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        for file in sorted((run / "held_out").glob("[!.]*.parquet"))[-1:]:
+            kept = set(pq.read_table(file, columns=["prompt_index"])["prompt_index"].to_pylist())
+        most = int(parse_settings(_text(run / "config.yaml"))["trainer"]["test_problems"])
+        data = Path(json.loads(_record(run))["data"])
+        return min(most, pq.read_metadata(data / "test.parquet").num_rows)
+    return len(kept) if 0 < len(kept) < MOST_VALIDATION_ROWS else None
 
 
 def bytes_by_kind(run: Path) -> dict[str, int]:

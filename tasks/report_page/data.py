@@ -39,7 +39,6 @@ where
     or starts_with(metric, 'memory/peak_gib/')
 order by step, metric
 """
-_NUM_TESTED = "select count(distinct prompt_index) from held_out"
 
 Row = dict[str, Any]
 
@@ -75,7 +74,7 @@ class ReportData:
     majority: dict[str, Row]  # rows of `majority_vote` by model
     best_checkpoint: Row | None
     best_elsewhere: str | None  # which step is shown and why, if `best` is another
-    num_tested: int  # problems that a test of training asks; 0 if no answers were kept
+    num_tested: int | None  # problems that a test of training asks, if that is known
     faults: list[Fault]
     warnings: list[LoggedWarning]
     best: list[Sample]
@@ -103,7 +102,7 @@ def gather(run: RunFolder) -> ReportData:
     settings = read_settings(run.path)
     best, worst = best_and_worst(run, from_step=from_step)
     best_checkpoint = _last(ask("best_checkpoint").to_dicts())
-    tested = sql.run_query(_NUM_TESTED, root=run.root, run=run.run_id).item()
+    tested = run_files.num_tested(run.path)
     seconds = None if overview["minutes"] is None else 60 * overview["minutes"]
     if "train" in record.timings_s:  # not by the clock: a continued run was off between
         seconds = sum(record.timings_s.values())
@@ -206,7 +205,9 @@ def _phases(phases: list[Row], train_s: float) -> list[Row]:
     return [{**row, "share": row["total_s"] / train_s} for row in rows]
 
 
-def _best_elsewhere(run_id: str, trained: Row | None, best: Row | None, tested: int) -> str | None:
+def _best_elsewhere(
+    run_id: str, trained: Row | None, best: Row | None, tested: int | None
+) -> str | None:
     if trained is None or best is None or trained["step"] == best["step"]:
         return None
     asked = f" on {tested} problems" if tested else ""

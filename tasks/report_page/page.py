@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from rl_core.evaluation.rows import PAGE
+from rl_core.runs.ways_on import COLUMNS, NOTES, WAYS_ON
 from rl_core.system.atomic import is_disk_full, write_text_atomically
 from rl_core.system.words import disk_size, exact_duration, markdown_table
 from rl_core.types import Problem
@@ -30,7 +31,8 @@ _logger = logging.getLogger(__name__)
 def render_html(data: ReportData) -> str:
     """Returns one self-contained page; all text of models and settings is escaped."""
     drawn = {"charts": charts(data), "resource_charts": resource_charts(data)}
-    return _page("report.html.j2", data=data, run=data.record, **drawn)
+    continuing = {"columns": COLUMNS, "rows": WAYS_ON, "notes": NOTES}
+    return _page("report.html.j2", data=data, run=data.record, continuing=continuing, **drawn)
 
 
 def render_markdown(data: ReportData) -> str:

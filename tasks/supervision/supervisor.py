@@ -1,7 +1,6 @@
 """Runs work with Ray in a watched process: if that dies or stalls, it is an exception here."""
 
 import logging
-import secrets
 import signal
 import subprocess
 import time
@@ -62,7 +61,7 @@ def call_supervised(
     """
     log_file = log_folder / f"{name}.log"
     log_folder.mkdir(exist_ok=True)
-    group = secrets.token_hex(8)
+    group = process_group.new_group()
     outcome: dict[str, Any] = {}
     with StopSignals(grace_s + _SHUTDOWN_S) as stop:
         with open_own(log_file, "a") as log:

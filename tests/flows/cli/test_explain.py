@@ -1,10 +1,12 @@
+import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
 
 from flows.cli.explain import all_settings, find_settings, in_words
-from flows.settings.keys import ENVS, known_keys
+from flows.settings.keys import ENVS, PRESETS, known_keys
 
 TABLES = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text())
 
@@ -64,3 +66,46 @@ def test_with_a_preset_one_setting_is_explained_with_its_value(explain):
     assert printed.count("  allowed ") == 1
     assert 'here      "think" with preset=gsm8k-toy\n' in printed
     assert "belongs to env=gsm8k" in explain("env.source", "preset=quickstart", code=2).err
+
+
+@pytest.mark.parametrize(("words", "lines"), TABLES["what a word means"])
+def test_a_word_that_is_no_setting_is_explained(explain, words, lines):
+    printed = explain(*words).out
+    for line in lines:
+        assert line in printed
+    shown = [line for line in printed.splitlines() if line.startswith("env.")]
+    assert len(shown) == len(set(shown))
+
+
+def test_each_preset_is_listed_with_a_whole_sentence(explain):
+    printed = explain("preset").out
+    entries = " ".join(printed.split())
+    for name, following in pairwise((*PRESETS, None)):
+        text = entries.partition(f" {name} ")[2]
+        text = text if following is None else text.partition(f" {following} ")[0]
+        assert text[:1].isupper()
+        assert text.endswith(".")
+    assert "learns to search puzzles of three small numbers. smollm2-countdown" in entries
+
+
+def test_the_settings_of_an_env_of_a_module_are_explained(explain, tmp_path, monkeypatch):
+    (tmp_path / "pets_env.py").write_text(
+        "from rl_core.envs.text_env import TextEnv\n\n\n"
+        "class Pets(TextEnv):\n"
+        '    """Counts pets."""\n\n'
+        "    num_pets: int = 3\n"
+        '    """How many pets a question has."""\n\n'
+        "    def problems(self, rng):\n        yield from ()\n\n"
+        "    def score(self, response, truth):\n        return self.scored(None, right=False)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    all_settings.cache_clear()
+    try:
+        printed = explain("env.num_pets", "env=pets_env:Pets").out
+        assert "How many pets a question has." in printed
+        assert "here      3 with preset=quickstart\n" in printed
+        assert "env.num_pets=4 is allowed" in explain("env.num_pets=4", "env=pets_env:Pets").out
+    finally:
+        ENVS.pop("pets_env:Pets", None)
+        sys.modules.pop("pets_env", None)
+        all_settings.cache_clear()

@@ -114,3 +114,21 @@ def test_a_run_that_has_only_begun_is_shown(cli, tmp_path):
     record = {"run_id": "new", "preset": "quickstart", "started_at": "2026-11-21T00:00:00"}
     (folder / "run.json").write_text(json.dumps(record))
     assert "step 0" in cli("watch").out
+
+
+def test_runs_watch_and_sql_attempts_show_what_to_do_next(cli, run):
+    run.add_attempt("out of memory in gen", {"rollout.max_num_seqs": (256, 128)})
+    run.add_attempt("continued", asked="budget.max_hours=4")
+    run.update(status="failed", reason="it broke", next_step="mend it, then the same command")
+    assert "what to do next: mend it, then the same command" in shown(run)
+    assert json.loads(cli("sql", "runs_overview", "--format", "json").out)[0]["next_step"] == (
+        "mend it, then the same command"
+    )
+    assert "mend it, then the same command" in cli("runs", "one").out
+    starts = json.loads(cli("sql", "attempts", "--format", "json").out)
+    columns = ("from_step", "changed_by_retry", "asked", "next_step")
+    assert [tuple(start[name] for name in columns) for start in starts] == [
+        (0, None, None, None),
+        (0, "rollout.max_num_seqs=128", None, None),
+        (0, None, "budget.max_hours=4", "mend it, then the same command"),
+    ]

@@ -37,26 +37,30 @@ def saved_run(root: Path, *, checkpoint: int | None = 400) -> RunFolder:
         (
             WorkerDied("engine_1", "killed?"),
             "read {run}/workers/engine_1.log, and ask `dmesg -T | grep -i 'killed process'` "
-            "whether the kernel took back its memory; {again} {outcome}",
+            "whether the kernel took back its memory; {same} {outcome}",
         ),
         (
             Stalled("gen", "no progress for 600 s"),
             "see in {run}/workers/*.log where every thread stood (a phase that is only slow "
-            "needs a larger watchdog.stall_s); {again} {outcome}",
+            "needs a larger watchdog.stall_s); {same} {outcome}",
         ),
-        (ValueError("actor.lr=-1"), "set right what the message names; {again} {outcome}"),
+        (ValueError("actor.lr=-1"), "set right what the message names; {same} {outcome}"),
         (KeyboardInterrupt(), "the same command, or run_id=r, {outcome}"),
         (TerminationSignal(15), "the same command, or run_id=r, {outcome}"),
         (
             RuntimeError("what?"),
-            "the end of {run}/log.txt has the error in full; {again} {outcome}",
+            "the end of {run}/log.txt has the error in full; {same} {outcome}",
         ),
     ],
 )
 def test_each_kind_of_error_has_its_advice(tmp_path, error, advice):
     run = saved_run(tmp_path)
-    again, outcome = "the same command with run_id=r", "goes on from step 400"
-    assert next_step(error, run) == advice.format(run=run.path, again=again, outcome=outcome)
+    words = {
+        "same": "the same command, or run_id=r with other settings,",
+        "again": "the same command with run_id=r",
+        "outcome": "goes on from step 400",
+    }
+    assert next_step(error, run) == advice.format(run=run.path, **words)
 
 
 def test_a_run_without_a_checkpoint_starts_again(tmp_path):
@@ -91,8 +95,8 @@ def test_a_full_disk_still_takes_the_last_words_and_says_how_much_to_free(tmp_pa
         # 1 GiB that must stay free, 8 MiB of reserve and a checkpoint of some hundred bytes.
         assert record.next_step == (
             f"free 1.0 GiB where {run.path} lies (`countdown-train prune run_id=r storage.root="
-            f"{disk} dry_run=true` shows what may go); the same command with run_id=r goes on from "
-            "step 400"
+            f"{disk} dry_run=true` shows what may go); the same command, or run_id=r with other "
+            "settings, goes on from step 400"
         )
         assert record.reason == (
             "OSError: [Errno 28] No space left on device: delete other runs or files, or set "

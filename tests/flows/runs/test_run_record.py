@@ -163,14 +163,6 @@ def test_a_run_is_continued_where_its_folder_was_moved_to(tmp_path):
     assert choose_run(settings(tmp_path / "new"), "flow-run").run_id == "first"
 
 
-@pytest.mark.parametrize("error", [None, RuntimeError("x")])
-def test_only_an_interrupted_run_is_continued_and_only_the_latest(tmp_path, error):
-    first = leave(settings(tmp_path), "first", KeyboardInterrupt())
-    first.update(started_at="2020-01-01T00:00:00+00:00")
-    leave(settings(tmp_path), "second", error)
-    assert choose_run(settings(tmp_path), "flow-run").run_id == "flow-run"
-
-
 def test_a_retry_of_a_flow_run_goes_on_with_its_own_run(tmp_path):
     leave(settings(tmp_path), "flow-run", RuntimeError("x"))
     leave(settings(tmp_path), "another", KeyboardInterrupt())

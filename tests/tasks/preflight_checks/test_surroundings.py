@@ -1,12 +1,15 @@
+import os
 import shutil
 import subprocess
 import sys
 from contextlib import suppress
 
 import psutil
+import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from rl_core.config.run import ResourcesConfig, RunConfig
+from rl_core.system.process_group import PROCESS_GROUP, new_group
 from rl_core.workers import ray_auth
 from tasks.preflight_checks import Finding
 from tasks.preflight_checks import surroundings as module
@@ -57,8 +60,15 @@ def test_a_disk_on_which_prefect_has_no_room_is_a_warning(tmp_path):
     assert f"Prefect keeps its records in {home}, where 0 MiB are free" in prefect.message
 
 
-def test_daemons_without_a_driver_are_named_and_those_of_a_living_run_are_not(tmp_path):
-    """`sleep` under a daemon's name, first with its driver, then adopted by what is none."""
+@pytest.mark.parametrize("owner", ["none", "dead", "living"])
+def test_daemons_without_a_driver_are_named_and_those_of_a_living_run_are_not(tmp_path, owner):
+    """`sleep` under a daemon's name, first with its driver, then adopted by what is none.
+
+    If the run's own process lives, it ends what its killed trainer left.
+    """
+    group = new_group()  # of this process
+    another = group.replace("-", "-0", 1)  # of the same pid, which started at another time
+    groups = {"none": {}, "dead": {PROCESS_GROUP: another}, "living": {PROCESS_GROUP: group}}
     daemon = tmp_path / "rl-session" / "raylet"
     daemon.parent.mkdir()
     shutil.copy(shutil.which("sleep") or "/bin/sleep", daemon)
@@ -83,6 +93,7 @@ input()
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env={**os.environ, **groups[owner]},
     )
     left_behind = psutil.Process(int(adopter.stdout.readline()))
     driver = left_behind.parent()
@@ -92,6 +103,9 @@ input()
         driver.kill()
         assert adopter.stdout.readline() == "orphaned\n"
         assert left_behind.ppid() == adopter.pid
+        if owner == "living":
+            assert left_behind not in left_processes()
+            return
         assert left_behind in left_processes()
         (finding,) = (finding for finding in found() if finding.check == "leftovers")
         assert finding.level == "warning"

@@ -1,0 +1,175 @@
+"""Preflight's look at the rows: how many are left to train on, and whether their texts fit.
+
+Not here: what a row must be (`sql/checks`), which `validate` checks in the data set that is made.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from rl_core.config.run import RunConfig
+from rl_core.data.gguf_source import local_folder
+from rl_core.data.readers import is_hub_name
+from rl_core.data.user_files import OwnRows, read_own_rows
+from rl_core.envs.rows import JSON_STYLE, Row, shown_truth
+from rl_core.envs.text_env import TextEnv
+from rl_core.system.words import cut
+from tasks.preflight_checks import Finding, fatal, ok, warning
+
+_MOST_ROWS: Final = 20_000  # of the user's, read in some seconds
+_MOST_MEASURED: Final = 4_000  # prompts, those of most characters
+_ANSWERS: Final = 32  # problems whose shortest right response is measured
+_NO_TEXT_IS_LONGER: Final = 512  # tokens: a response limit from which on no answer is measured
+_TEST_SHARE: Final = 5  # a test split of a fifth, if the rows are too few for the one that is set
+_THINKS: Final = 4  # times the shortest right response: what is suggested, to leave room to think
+_SHOWN: Final = 80  # characters of a response
+_Problem = tuple[str, dict[str, int]]
+"""What is wrong, and the settings that mend it."""
+
+
+def row_findings(config: RunConfig) -> Iterator[Finding]:
+    """Yields what would stop a run in its rows, with all the settings to change in one line."""
+    own, data = None, config.data
+    if data.train_files:
+        if any(is_hub_name(name) for name in (*data.train_files, *data.test_files)):
+            return  # they are not here yet
+        try:
+            own = read_own_rows(config.env, data, most=_MOST_ROWS)
+        except ValueError as error:
+            yield fatal("rows", str(error))
+            return
+    stops = [] if own is None else list(_stops(config, own))
+    found = [*stops, *_holds_no_answer(config, [] if own is None else own.rows)]
+    said = "; ".join(message for message, _ in found)
+    if own is not None:
+        said = f"{own} of data.train_files{f': {said}' if said else ''}"
+    overrides = " ".join(f"{key}={value}" for _, sizes in found for key, value in sizes.items())
+    if found:
+        kind = fatal if stops else warning
+        yield kind("rows", said, f"set {overrides}", overrides)
+    elif own is not None:
+        yield ok("rows", said)
+
+
+def _stops(config: RunConfig, own: OwnRows) -> Iterator[_Problem]:
+    """Yields why no step could be filled, or why the data set's checks would refuse the prompts."""
+    if own.num_train < (batch := config.data.train_batch_size):
+        yield f"no step of data.train_batch_size={batch} could be filled", _sizes(config, own)
+    tokens = _prompt_tokens(config, own.rows)
+    longest, limit = max(tokens, default=0), config.data.max_prompt_length
+    if longest > limit:
+        yield (
+            f"{sum(count > limit for count in tokens):,} of {len(tokens):,} prompts are longer "
+            f"than data.max_prompt_length={limit}: they take {min(tokens)} to {longest} tokens",
+            {"data.max_prompt_length": longest},
+        )
+
+
+def _sizes(config: RunConfig, own: OwnRows) -> dict[str, int]:
+    """Returns the sizes with which so few rows make at least one step."""
+    batch, mini = config.data.train_batch_size, config.actor.mini_batch_size
+    changes: dict[str, int] = {}
+    num_train = own.num_train
+    if own.cuts_tests:
+        num_tests = min(own.num_test, max(1, own.num_distinct // _TEST_SHARE))
+        num_train = own.num_distinct - num_tests
+        if num_tests != own.num_test:
+            changes["data.test_size"] = num_tests
+    if num_train < batch:
+        smaller = num_train // mini * mini or max(num_train, 1)
+        changes["data.train_batch_size"] = smaller
+        if smaller % mini:
+            changes["actor.mini_batch_size"] = smaller
+    return changes
+
+
+def _tokenizer(config: RunConfig) -> Any:
+    """Returns the model's tokenizer; None if the model is not here, or another check refuses it."""
+    if config.model.path is None:
+        return None
+    from rl_core.data.prompts import find_model_here, load_tokenizer  # transformers takes seconds
+
+    folder = local_folder(config.model.path, config.storage.root)
+    if not folder.is_dir():
+        folder = find_model_here(config.model.path) or folder
+    with suppress(OSError, ValueError):
+        return load_tokenizer(str(folder)) if folder.is_dir() else None
+    return None
+
+
+def _prompt_tokens(config: RunConfig, rows: Sequence[Row]) -> Sequence[int]:
+    """Returns the tokens of the prompts with most characters; none without a tokenizer."""
+    if (tokenizer := _tokenizer(config)) is None:
+        return []
+    from rl_core.data.prompts import count_tokens
+
+    prompts = [row.prompt for row in rows]
+    prompts.sort(key=lambda prompt: -sum(len(message["content"]) for message in prompt))
+    is_chat = config.env.prompt_template == "chat"
+    try:
+        return count_tokens(prompts[:_MOST_MEASURED], tokenizer, chat_template=is_chat)
+    except ValueError:  # of the template: `validate` names the row
+        return []
+
+
+def _holds_no_answer(config: RunConfig, own: Sequence[Row]) -> Iterator[_Problem]:
+    """Yields the shortest right response that is known, if it is longer than a response may be."""
+    env, limit = config.env, config.data.max_response_length
+    if limit >= _NO_TEXT_IS_LONGER:
+        return
+    rows = own[:_ANSWERS] or _some_rows(env)
+    responses = [text for row in rows if (text := _right_response(env, row)) is not None]
+    # A token is at least a byte, so what has no more bytes fits.
+    if not responses or min(len(text.encode()) for text in responses) < limit:
+        return
+    if (tokenizer := _tokenizer(config)) is None:
+        return
+    length, shortest = min(
+        (len(tokenizer.encode(text, add_special_tokens=False)) + 1, text) for text in responses
+    )  # with the token that ends it
+    if length > limit:
+        yield (
+            f"no answer can be right: data.max_response_length={limit} tokens do not hold the form "
+            f"that the prompt asks for: {cut(shortest, _SHOWN)!r} and its end take {length}",
+            {"data.max_response_length": 2 ** math.ceil(math.log2(_THINKS * length))},
+        )
+
+
+def _some_rows(env: TextEnv) -> Sequence[Row]:
+    """Returns some problems of an env that makes its own; none if it cannot."""
+    rows: list[Row] = []
+    with suppress(Exception):  # an env's own code: what is wrong with it, the data set's stage says
+        if env.is_generated and env.makes_problems:
+            table = env.make_splits(train_size=_ANSWERS, test_size=1, seed=0)["train"]
+            for index, problem in enumerate(table.to_pylist()):
+                truth = problem["reward_model"]["ground_truth"]
+                if problem["reward_model"]["style"] == JSON_STYLE:
+                    truth = json.loads(truth)
+                solution = problem["extra_info"]["solution"]
+                rows.append(Row((index,), problem["prompt"], truth, env.name, solution))
+    return rows
+
+
+def _right_response(env: TextEnv, row: Row) -> str | None:
+    """Returns a short response that is right, in the form that the prompt asks for; None: unknown.
+
+    The shortest work that can be shown in tags is the answer. A reward function of the user is not
+    called here.
+    """
+    asked = " ".join(message["content"] for message in row.prompt)
+    work = "{} </think> " if "<think>" in asked else ""
+    if work and not asked.rstrip().endswith("<think>"):
+        work = f"<think> {work}"
+    with suppress(Exception):  # as above
+        solved = row if row.solution else env.with_solutions([row])[0]
+        for answer in (shown_truth(row.truth), solved.solution if solved else ""):
+            forms = {"<answer>": f"<answer> {answer} </answer>", "####": f"#### {answer}"}
+            forms[""] = answer
+            mark = next(mark for mark in forms if mark in asked)
+            for form in (forms.pop(mark), *forms.values()):
+                response = f"{work.format(answer)}{form}"
+                if env.reward is not None or env.score(response, row.truth).verdict == "correct":
+                    return response
+    return None
