@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from rl_core.evaluation.rows import PAGE
 from rl_core.runs.ways_on import COLUMNS, NOTES, WAYS_ON
 from rl_core.system.atomic import is_disk_full, write_text_atomically
-from rl_core.system.words import disk_size, exact_duration, markdown_table
+from rl_core.system.words import LINES, disk_size, exact_duration, markdown_table, printable
 from rl_core.types import Problem
 from tasks.prefect_ui.chart import COLOURS, PALETTE, Point, Series, draw, stacked, thinned
 from tasks.report_page.data import ReportData
@@ -38,7 +38,7 @@ def render_html(data: ReportData) -> str:
 def render_markdown(data: ReportData) -> str:
     """Returns the short version: headline and tables, without any text of a model."""
     template = _environment(autoescape=False).get_template("report.md.j2")
-    return template.render(data=data, run=data.record)
+    return printable(template.render(data=data, run=data.record), keep=LINES)
 
 
 def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> None:
@@ -56,7 +56,7 @@ def _page(template: str, **values: object) -> str:
     """Returns a page that runs no script and fetches nothing."""
     palette = {name.replace("_", "-"): colour for name, colour in PALETTE.items()}
     page = _environment(autoescape=True).get_template(template)
-    return page.render(palette=palette, **values)
+    return printable(page.render(palette=palette, **values), keep=LINES)
 
 
 def _environment(*, autoescape: bool) -> Environment:
