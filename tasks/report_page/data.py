@@ -30,6 +30,7 @@ where
     or starts_with(metric, 'memory/peak_gib/') or metric = 'disk/free_gib'
 order by step, metric
 """
+PAIRED = "who won the same problems"
 _NUM_TESTED = "select count(distinct prompt_index) from held_out"
 
 Row = dict[str, Any]
@@ -209,5 +210,5 @@ def compare_runs(root: Path, names: Sequence[str]) -> dict[str, pl.DataFrame]:
         "settings that differ" + (f" (of {lost} they are unknown)" if lost else ""): pl.DataFrame(
             list(settings.values()), columns
         ),
-        "who won the same problems": ask("compare_models"),
+        PAIRED: ask("compare_models"),
     }
