@@ -92,11 +92,14 @@ def storage_root(overrides: Sequence[str]) -> Path:
 def compare(words: Sequence[str]) -> None:
     """Compares runs: what they reached, settings that differ, who won."""
     from rl_core.runs.lock import close_lost_runs
-    from tasks.report_page.data import compare_runs
+    from tasks.report_page.data import PAIRED, compare_runs
 
     root, named = _root_and_run([word for word in words if "=" in word])
     close_lost_runs(root)
     tables = compare_runs(root, named + [word for word in words if "=" not in word])
     for title, frame in tables.items():
         say(f"\n{title}")
-        show_rows(frame)
+        if title == PAIRED and frame.is_empty():
+            say("none: no two of them were evaluated on the same test problems")
+        else:
+            show_rows(frame)

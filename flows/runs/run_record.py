@@ -308,6 +308,8 @@ class _End(logging.Filter):
             record.msg, record.args, record.exc_info = one_line(error), (), None
             return True
         said = record.getMessage()
+        if said == "Finished in state Completed()":  # of each task: the next one's start says it
+            return False
         if self._told is not None and str(self._told) in said:
             return False
         return not (said.startswith("Crash detected!") and (is_cancelled() or is_suspended()))

@@ -118,10 +118,10 @@ def _refuse_odd_cron(at: str) -> None:
 
 def due_times(cron: str, after: datetime, *, backwards: bool = False) -> Iterator[datetime]:
     """Yields when a cron line is due; ValueError if no year of the next eight has such a day."""
-    # Prefect's own, without types.
-    from prefect._vendor.croniter import croniter  # type: ignore[attr-defined]
+    from prefect._vendor.croniter.croniter import croniter
 
-    times = croniter(cron, after, max_years_between_matches=8)
+    make: Any = croniter  # it has no types
+    times = make(cron, after, max_years_between_matches=8)
     following = times.get_prev if backwards else times.get_next
     while True:
         yield following(datetime)

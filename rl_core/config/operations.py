@@ -133,7 +133,7 @@ class WatchdogConfig(Section):
 
     stall_s: float = Field(1800.0, gt=0)
     """Seconds without progress (a part of the rollouts, an update, a sync, a save): more than the
-    longest phase of a step takes."""
+    longest phase of a step takes. The start, before the first step, may take 1,800 s at least."""
 
 
 class EvaluationConfig(Section):

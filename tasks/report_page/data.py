@@ -39,6 +39,7 @@ where
     or starts_with(metric, 'memory/peak_gib/')
 order by step, metric
 """
+PAIRED = "who won the same problems"
 
 Row = dict[str, Any]
 
@@ -240,5 +241,5 @@ def compare_runs(root: Path, names: Sequence[str]) -> dict[str, pl.DataFrame]:
         "settings that differ" + (f" (of {lost} they are unknown)" if lost else ""): pl.DataFrame(
             list(settings.values()), columns
         ),
-        "who won the same problems": ask("compare_models"),
+        PAIRED: ask("compare_models"),
     }

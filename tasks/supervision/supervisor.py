@@ -25,6 +25,8 @@ _STOPPED: Final = tuple(
     code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number)
 )
 """Exit codes of a child that was stopped: by its own handler, or before it had one."""
+_STARTING: Final = ("start", "load")  # Ray, engines and models: no phase of a step
+_START_S: Final = 1800.0
 _POLL_S: Final = 0.2
 _DUMP_S: Final = 2.0
 _LINES_SHOWN: Final = 3
@@ -122,8 +124,9 @@ def _messages(
             silent_s = time.monotonic() - moved_at
             if not lives:
                 return
-            if silent_s > stall_s:
-                raise _stalled(phase, silent_s, stall_s, group, logger) from None
+            limit_s = max(stall_s, _START_S) if phase in _STARTING else stall_s
+            if silent_s > limit_s:
+                raise _stalled(phase, silent_s, limit_s, group, logger) from None
         except EOFError:
             return
         except ValueError:  # a signal cut a message short
@@ -146,7 +149,10 @@ def _pass_on(stop: StopSignals, child: Child, logger: Log) -> signal.Signals:
 
 
 def _stalled(phase: str, silent_s: float, stall_s: float, group: str, logger: Log) -> Stalled:
-    detail = f"no progress for {silent_s:.0f} s (watchdog.stall_s={stall_s:g})"
+    limit = (
+        f"a start may take {stall_s:g}" if phase in _STARTING else f"watchdog.stall_s={stall_s:g}"
+    )
+    detail = f"no progress for {silent_s:.0f} s ({limit})"
     logger.error("stalled in %s: %s", phase, detail)
     process_group.dump_stacks(group)
     time.sleep(_DUMP_S)

@@ -246,3 +246,10 @@ def test_an_interrupt_that_a_library_wraps_is_one_line(cli, monkeypatch):
 
     monkeypatch.setattr("flows.cli.main.resolve_name", lambda name: wrapped)
     assert cli("runs", code=1).err == "countdown-train: interrupted\n"
+
+
+def test_runs_without_common_problems_are_compared_in_words(cli, tmp_path):
+    for name in ("one", "two"):
+        new_run(tmp_path, run_id=name)
+    out = cli("compare", "one", "two").out
+    assert "none: no two of them were evaluated on the same test problems" in out

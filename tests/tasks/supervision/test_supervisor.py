@@ -1,8 +1,10 @@
 """Training that is killed and stalled in every part, and the processes that must not outlive it."""
 
+import itertools
 import logging
 import os
 import random
+import re
 import signal
 import tempfile
 import time
@@ -205,3 +207,28 @@ def test_kills_and_stalls_change_nothing(place, undisturbed, survived, monkeypat
     for attempt, name in enumerate(VICTIMS):
         survived("SIGKILL", name, steps_lost=attempts.steps_lost(attempt))
     survived("stall", "engine", steps_lost=attempts.steps_lost(len(VICTIMS)))
+
+
+@pytest.mark.parametrize(
+    ("phases", "silent_s"), [([], 1800), (["load"], 1800), (["load", "gen"], 40)]
+)
+def test_a_slow_start_has_a_limit_of_its_own(monkeypatch, phases, silent_s):
+    """A clock that goes on by 10 s at each look, and a child that says no more."""
+    clock = itertools.count(0, 10)
+    monkeypatch.setattr(supervision.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(supervision.process_group, "dump_stacks", lambda group: None)
+    monkeypatch.setattr(supervision, "_DUMP_S", 0.0)
+    said = [{"progress": phase} for phase in phases]
+
+    def receive(timeout_s: float) -> dict[str, str]:
+        if not said:
+            raise TimeoutError
+        return said.pop(0)
+
+    child = SimpleNamespace(process=SimpleNamespace(poll=lambda: None), receive=receive)
+    stop = SimpleNamespace(asked_by=None)
+    with pytest.raises(Stalled) as caught:
+        list(supervision._messages(child, stop, 40, "group", logging.getLogger()))
+    assert caught.value.phase == (phases or ["start"])[-1]
+    (seconds,) = re.findall(r"no progress for (\d+) s", str(caught.value))
+    assert silent_s < int(seconds) <= silent_s + 20
