@@ -13,7 +13,9 @@ from tests.support.runs import new_run
 def root(tmp_path: Path) -> Path:
     for run_id, accuracies in (("alpha", {10: 0.9, 20: 0.2}), ("beta", {5: 0.1})):
         run = new_run(tmp_path, run_id)
-        run.update(model=f"/models/{run_id}")
+        model = tmp_path / "models" / run_id
+        model.mkdir(parents=True)
+        run.update(model=str(model))
         for step, accuracy in accuracies.items():
             save_checkpoint(run.path, step, writer(), accuracy)
     return tmp_path
@@ -47,8 +49,8 @@ def test_without_a_run_the_given_or_the_latest_run_is_meant(root):
     assert find_model("latest", root).name == "beta/step_000005"
     base = find_model("base", root, run_id="alpha")
     assert (base.name, base.model, base.step) == ("alpha/base", "base", 0)
-    assert base.folder == Path("/models/alpha")
-    assert find_model("beta/base", root).folder == Path("/models/beta")
+    assert base.folder == root / "models" / "alpha"
+    assert find_model("beta/base", root).folder == root / "models" / "beta"
 
 
 def test_a_run_is_named_by_its_beginning_if_no_other_begins_so(root):
