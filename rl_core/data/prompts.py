@@ -17,6 +17,7 @@ from rl_core.data.modelscope_source import (
     fetch_from_modelscope,
     modelscope_name,
 )
+from rl_core.system.model_folder import CONFIG, read_object
 from rl_core.system.words import as_path, in_one_line
 from rl_core.types import Message, Problem, PromptedProblem
 
@@ -125,7 +126,7 @@ def check_embedded(ids: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerB
     A model with fewer rows than its tokenizer has tokens would fail with an index out of range.
     """
     path = Path(tokenizer.name_or_path)
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    config = read_object(path / CONFIG)
     num_rows = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
     highest = max((max(text, default=0) for text in ids), default=0)
     if num_rows is not None and highest >= num_rows:

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from rl_core.models.folder_check import refuse_not_finite
+from rl_core.system.model_folder import weight_files
 
 _NAMES_SHOWN = 3
 
@@ -74,18 +75,15 @@ def stop_token_ids(model_path: Path) -> tuple[int, ...]:
 
 def check_finite(folder: Path) -> None:
     """Raises ValueError if a tensor of a folder's safetensors files is not finite."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  # it is no dictionary
-                refuse_not_finite(folder, name, tensors.get_tensor(name))
+    for name in weight_files(folder):
+        with safe_open(folder / name, framework="pt") as tensors:
+            for tensor in tensors.keys():  # noqa: SIM118  # it is no dictionary
+                refuse_not_finite(folder, tensor, tensors.get_tensor(tensor))
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Returns all tensors of a folder's safetensors files, on the CPU; ValueError without any."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"{folder} holds no *.safetensors file: give a saved model's folder")
+    """Returns all tensors of a model's folder, on the CPU; ValueError without any."""
     weights: dict[str, torch.Tensor] = {}
-    for file in files:
-        weights |= load_file(file)
+    for name in weight_files(folder):
+        weights |= load_file(folder / name)
     return weights
