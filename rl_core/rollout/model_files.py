@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl_core.models.folder_check import refuse_not_finite
-from rl_core.system.model_folder import weight_files
+from rl_core.system.model_folder import CONFIG, GENERATION_CONFIG, read_object, weight_files
 
 _NAMES_SHOWN = 3
 
@@ -56,21 +56,27 @@ def complete_weights(
 def stop_token_ids(model_path: Path) -> tuple[int, ...]:
     """Returns the tokens that end a response: the generation config's, else the model config's.
 
-    ValueError if neither names one, so no response would ever end.
+    ValueError if neither names one, so no response would ever end, or it is no token.
     """
-    try:
-        stop = GenerationConfig.from_pretrained(model_path).eos_token_id
-    except OSError:  # the folder has no generation_config.json
-        stop = None
+    generation = model_path / GENERATION_CONFIG
+    stop = read_object(generation).get("eos_token_id") if generation.is_file() else None
+    config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     if stop is None:
-        config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
         stop = getattr(config, "eos_token_id", None)
-    if stop is None:
+    ids = tuple(stop) if isinstance(stop, list) else (stop,)
+    files = f"{GENERATION_CONFIG} or {CONFIG}"
+    if stop is None or not ids:
         raise ValueError(
-            f"{model_path} names no eos_token_id in generation_config.json or config.json: "
-            "responses would never end; add it"
+            f"model.path={model_path}: no token ends a text, since no eos_token_id stands in "
+            f"{files}: add the id of the model's end token"
         )
-    return (stop,) if isinstance(stop, int) else tuple(stop)
+    num_tokens = config.get_text_config().vocab_size
+    if not all(isinstance(one, int) and 0 <= one < num_tokens for one in ids):
+        raise ValueError(
+            f"model.path={model_path}: no token ends a text, since eos_token_id={stop} in {files} "
+            f"is none of the model's {num_tokens:,} tokens: write the id of its end token"
+        )
+    return ids
 
 
 def check_finite(folder: Path) -> None:
