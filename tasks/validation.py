@@ -12,6 +12,7 @@ import pyarrow as pa
 from rl_core.config.run import RunConfig
 from rl_core.data.template_check import Render as TemplateRender
 from rl_core.data.template_check import look_at_template
+from rl_core.data.user_files import MEDIA_MARK
 from rl_core.types import Message
 
 CANDIDATES = (32, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
@@ -129,6 +130,7 @@ def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[F
         ),
     ]
     broken: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in looks}
+    media: list[dict[str, Any]] = []
     first, has_mark = None, False
     rows = (
         (split, row["extra_info"]["index"], row["prompt"])
@@ -138,11 +140,18 @@ def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[F
     for split, index, messages in rows:
         row = {"split": split, "index": index, "text": messages[-1]["content"]}
         first = first or row
+        if any(MEDIA_MARK.search(message["content"]) for message in messages):
+            media.append(row)
         has_mark = has_mark or any(mark in message["content"] for message in messages)
         for name, _, breaks in looks:
             if breaks(messages):
                 broken[name].append(row)
     found: list[Finding] = [(name, proves, True, broken[name]) for name, proves, _ in looks]
+    proves = (
+        "no message has a mark for a picture, a video or sound, which models here do not read "
+        "(leave such rows out)"
+    )
+    found.append(("prompt_no_media", proves, False, media))
     if config.env.reward is None:
         proves = (
             f"a prompt mentions {mark}, which the reward looks for (ask for it in the prompts, "

@@ -131,3 +131,22 @@ def test_a_template_that_fails_is_bad_input(chat_model, tmp_path, capfd):
     model = with_template(chat_model, tmp_path, "{{ messages[0].role + 1 }}")
     assert validate(rows_of(asked), tmp_path, model) == 2
     assert "chat template" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mark", "column"),
+    [("<image>", "images"), ("<video>", "videos"), ("<|audio_pad|>", "audio"), ("<image>", None)],
+)
+def test_pictures_are_refused_by_their_column_and_else_a_warning(
+    mark, column, chat_model, tmp_path, capfd
+):
+    rows = rows_of(lambda i: f"{mark}{asked(i)}")
+    media = {} if column is None else {column: ["cGljdHVyZQ=="]}
+    code = validate([row | media for row in rows], tmp_path, chat_model)
+    said = capfd.readouterr()
+    if column is None:
+        assert code == 0
+        assert "warnings: prompt_no_media" in said.out
+    else:
+        assert code == 2
+        assert f"its prompt has {mark}, and the column {column} is not read" in said.err
