@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rl_core.config.run import RunConfig
 from rl_core.envs.text_env import Question
+from rl_core.system.model_folder import CONFIG, read_object
 from rl_core.system.process_env import hide_cuda_only_packages, process_environment
 from rl_core.system.seeds import seed_of
 from rl_core.types import GenerationRequest, Problem, SamplingSettings, ScoredText
@@ -70,7 +70,7 @@ def ask_model(
         for number, question in enumerate(asked)
     ]
     check_embedded((request.prompt_ids for request in requests), tokenizer)
-    shape = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    shape = read_object(model / CONFIG)
     known = shape.get("text_config", shape).get("max_position_embeddings")
     limit = config.data.max_prompt_length if known is None else known
     if (num_tokens := max(len(request.prompt_ids) for request in requests)) > limit:

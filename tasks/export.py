@@ -2,28 +2,35 @@
 
 import importlib.metadata
 import json
-import shutil
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from rl_core.checkpoints.manifest import MANIFEST, read_manifest
+from rl_core.checkpoints.manifest import read_manifest
 from rl_core.evaluation.statistics import wilson_interval
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
-from rl_core.sft.named_data import CURVE_NAME
 from rl_core.system.atomic import disk_errors_as_os_errors, new_folder
+from rl_core.system.model_folder import (
+    CONFIG,
+    GENERATION_CONFIG,
+    INDEX,
+    TOKENIZER_FILES,
+    check_files,
+    copy_files,
+    read_object,
+    weight_files,
+)
 from rl_core.system.words import as_path, markdown_table
 from tasks.queries import sql
 from tasks.queries.checkpoint_names import NamedModel
 from tasks.queries.run_tables import num_tested
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_INDEX: Final = "model.safetensors.index.json"
-_NOT_COPIED: Final = (MANIFEST, "warm_start.json", CURVE_NAME, "README.md", _INDEX)
+_LICENSES: Final = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt")
 _NOT_SHOWN: Final = ("storage", "resources", "checkpoints", "retry", "budget", "watchdog", "run_id")
 
 
@@ -80,25 +87,24 @@ def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
 def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path:
     """Writes a model's folder, whole or not at all, and returns it; `dtype` is one of `DTYPES`.
 
-    ValueError if there is something at `to`, or a weight is too large for the type.
+    ValueError if there is something at `to`, a weight is too large for the type, or the folder is
+    damaged or holds a link that leads out of it.
     """
+    check_files(model.folder)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ValueError(f"to={to} exists already: name a new folder, or empty this one")
     with disk_errors_as_os_errors(to.absolute().parent), new_folder(to.absolute()) as temporary:
-        for file in sorted(path for path in model.folder.iterdir() if path.is_file()):
-            if file.suffix == ".safetensors":
-                _write_weights(file, temporary / file.name, DTYPES[dtype])
-            elif file.name not in _NOT_COPIED:
-                shutil.copyfile(file, temporary / file.name)
-        if (model.folder / _INDEX).is_file():  # weights in several files: which file has which
-            index = json.loads((model.folder / _INDEX).read_text(encoding="utf-8"))
+        copy_files(model.folder, (GENERATION_CONFIG, *TOKENIZER_FILES, *_LICENSES), temporary)
+        for name in weight_files(model.folder):
+            _write_weights(model.folder / name, temporary / name, DTYPES[dtype])
+        if (model.folder / INDEX).is_file():  # weights in several files: which file has which
             total = sum(file.stat().st_size for file in temporary.glob("*.safetensors"))
-            index["metadata"] = {"total_size": total}
-            (temporary / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-        config = temporary / "config.json"
-        settings: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+            index = read_object(model.folder / INDEX) | {"metadata": {"total_size": total}}
+            (temporary / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        settings = read_object(model.folder / CONFIG)
         settings.pop("torch_dtype", None)
-        config.write_text(json.dumps(settings | {"dtype": dtype}, indent=2) + "\n")
+        changed = settings | {"dtype": dtype}
+        (temporary / CONFIG).write_text(json.dumps(changed, indent=2) + "\n")
         (temporary / "README.md").write_text(model_card(model, root, dtype=dtype), encoding="utf-8")
     return to
 

@@ -26,7 +26,14 @@ from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.queries.saved_questions import SQL_FOLDER, Value, load_check
 from tasks.queries.sql import CheckSession, open_checks
-from tasks.validation import LengthReport, Render, look_at_prompts, report_lengths
+from tasks.validation import (
+    LengthReport,
+    Render,
+    TemplateRender,
+    look_at_prompts,
+    look_at_rendering,
+    report_lengths,
+)
 
 SHOWN_ROWS = 3  # offending rows that an error and the table show
 _SHOWN_CHARACTERS = 200
@@ -66,6 +73,7 @@ def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> Validat
         count_tokens,
         encode_prompt,
         load_tokenizer,
+        rendered,
     )
 
     tokenizer = load_tokenizer(str(model_path))
@@ -75,6 +83,7 @@ def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> Validat
         data,
         lambda prompts: count_tokens(prompts, tokenizer, chat_template=chat),
         lambda messages: encode_prompt(messages, tokenizer, chat_template=chat)[0],
+        (lambda messages, **names: rendered(messages, tokenizer, **names)) if chat else None,
     )
 
 
@@ -88,20 +97,23 @@ def check_dataset(
     data: Path,
     count_tokens: CountTokens,
     render: Render = lambda messages: messages[-1]["content"],
+    templated: TemplateRender | None = None,
 ) -> Validation:
-    """Does the work of `validate_dataset`, with any tokenizer."""
+    """Does the work of `validate_dataset`, with any tokenizer; `templated` is its chat template."""
     started = time.monotonic()
     splits = _read_splits(data)
     results = run_checks(config, data, splits)
     are_templated = all(result["status"] == "ok" for result in results)
-    if config.data.train_files:
-        looked = []
-        for check, proves, refuses, broken in look_at_prompts(config, splits):
-            looked.append(_result(check, proves, pl.DataFrame(broken, infer_schema_length=None)))
-            if broken and not refuses:
-                _warn(looked[-1])
-        _raise_if_failed(Validation(looked, None), data)
-        results += looked
+    findings = look_at_prompts(config, splits) if config.data.train_files else []
+    if templated is not None:
+        findings += look_at_rendering(config, splits, templated)
+    looked = []
+    for check, proves, refuses, broken in findings:
+        looked.append(_result(check, proves, pl.DataFrame(broken, infer_schema_length=None)))
+        if broken and not refuses:
+            _warn(looked[-1])
+    _raise_if_failed(Validation(looked, None), data)
+    results += looked
     lengths = measure_prompts(config.env, splits, count_tokens, are_templated=are_templated)
     limit = config.data.max_prompt_length
     results += [_length_result(split, lengths, limit) for split in splits]

@@ -10,10 +10,16 @@ import polars as pl
 import pyarrow as pa
 
 from rl_core.config.run import RunConfig
+from rl_core.data.template_check import Render as TemplateRender
+from rl_core.data.template_check import look_at_template
+from rl_core.data.user_files import MEDIA_MARK
 from rl_core.types import Message
 
 CANDIDATES = (32, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 """Limits that people set."""
+_OWN_ROWS: Final = 10_000
+_GENERATED_ROWS: Final = 64
+"""An env's own prompts are alike; a second for 10,000 rows."""
 _TOO_FAR = 2.0  # a limit this many times the longest prompt is called a waste
 Counts: TypeAlias = dict[int, int]  # tokens -> number of prompts of that length
 _TAGS: Final = re.compile(
@@ -124,6 +130,7 @@ def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[F
         ),
     ]
     broken: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in looks}
+    media: list[dict[str, Any]] = []
     first, has_mark = None, False
     rows = (
         (split, row["extra_info"]["index"], row["prompt"])
@@ -133,11 +140,18 @@ def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[F
     for split, index, messages in rows:
         row = {"split": split, "index": index, "text": messages[-1]["content"]}
         first = first or row
+        if any(MEDIA_MARK.search(message["content"]) for message in messages):
+            media.append(row)
         has_mark = has_mark or any(mark in message["content"] for message in messages)
         for name, _, breaks in looks:
             if breaks(messages):
                 broken[name].append(row)
     found: list[Finding] = [(name, proves, True, broken[name]) for name, proves, _ in looks]
+    proves = (
+        "no message has a mark for a picture, a video or sound, which models here do not read "
+        "(leave such rows out)"
+    )
+    found.append(("prompt_no_media", proves, False, media))
     if config.env.reward is None:
         proves = (
             f"a prompt mentions {mark}, which the reward looks for (ask for it in the prompts, "
@@ -146,6 +160,22 @@ def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[F
         rows_without = [] if has_mark or first is None else [first]
         found.append(("prompt_asks_for_answer", proves, False, rows_without))
     return found
+
+
+def look_at_rendering(
+    config: RunConfig, splits: Mapping[str, pa.Table], render: TemplateRender
+) -> list[Finding]:
+    """Returns the findings about what the model's chat template makes of the first prompts."""
+    count = _OWN_ROWS if config.data.train_files else _GENERATED_ROWS
+    prompts = [
+        ({"split": split, "index": row["extra_info"]["index"]}, row["prompt"])
+        for split, table in splits.items()
+        for row in table.slice(0, count).select(["extra_info", "prompt"]).to_pylist()
+    ]
+    return [
+        (one.check, f"{one.proves} ({one.remedy})", one.refuses, one.broken)
+        for one in look_at_template(prompts, render)
+    ]
 
 
 def _is_message_as_json(text: str) -> bool:

@@ -8,22 +8,35 @@ import hashlib
 import io
 import json
 import logging
-import shutil
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rl_core.system.model_folder import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    TOKENIZER,
+    TOKENIZER_FILES,
+    check_files,
+    copy_files,
+    files_of,
+    read_object,
+    tensors_of,
+)
 from rl_core.system.words import counted, cut, in_one_line
 
 _logger = logging.getLogger(__name__)
-_CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
-_TOKENIZER: Final = ("tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "chat_")
-"""How the names of a tokenizer's files begin."""
+_OF_MODULE: Final = re.compile(r"base_model\.model\.(.+)\.lora_(?:embedding_A|A\.weight)")
+_PATTERNS: Final = ("rank_pattern", "alpha_pattern")
+_SLOW_PATTERN: Final = re.compile(r"\)[*+{]|([*+{].*){4}", re.DOTALL)
+"""A regular expression that may take hours for a name of 50 characters."""
 
 
 def is_adapter(folder: Path) -> bool:
     """Says whether a folder holds an adapter, and no whole model."""
-    return (folder / _CONFIG).is_file() and not (folder / "config.json").is_file()
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file()
 
 
 def _base_of(adapter: Path) -> Path:
@@ -34,26 +47,33 @@ def _base_of(adapter: Path) -> Path:
     from rl_core.data.prompts import find_model_here  # which imports this file
 
     try:
-        config = json.loads((adapter / _CONFIG).read_bytes())
-        kind, name = config["peft_type"], config["base_model_name_or_path"]
-        if config.get("megatron_config"):  # PEFT imports a module whose name stands in the file
-            kind = "MEGATRON"
-    except (ValueError, LookupError, TypeError):
-        raise _refusal(adapter, f"{_CONFIG} is damaged: copy the adapter again") from None
+        check_files(adapter)
+        config = read_object(adapter / ADAPTER_CONFIG)
+    except ValueError as error:
+        raise _refusal(adapter, str(error)) from None
+    kind, name = config.get("peft_type"), config.get("base_model_name_or_path")
+    if config.get("megatron_config"):  # PEFT imports a module whose name stands in the file
+        kind = "MEGATRON"
     if kind != "LORA":
         raise _refusal(adapter, f"an adapter of the kind {kind}, and only LORA can be merged")
     if not isinstance(name, str) or not name:
-        raise _refusal(adapter, f"its base is not named: set base_model_name_or_path in {_CONFIG}")
+        remedy = f"set base_model_name_or_path in {ADAPTER_CONFIG}"
+        raise _refusal(adapter, f"its base is not named: {remedy}")
     if not (adapter / _WEIGHTS).is_file():
         unsafe = "pickles (*.bin) can execute code, so none is loaded: load it where you trust it"
         raise _refusal(adapter, f"it holds no {_WEIGHTS}, and {unsafe}, and save_pretrained")
     base = find_model_here(name)
-    if base is None or not (base / "config.json").is_file():
+    if base is None or not (base / CONFIG).is_file():
         remedy = "fetch that first (hf download), or set base_model_name_or_path in"
-        why = f"it is an adapter of {name}, which is not on this machine: {remedy} {_CONFIG}"
+        why = f"it is an adapter of {name}, which is not on this machine: {remedy} {ADAPTER_CONFIG}"
         raise _refusal(adapter, why)
-    if json.loads((base / "config.json").read_bytes()).get("quantization_config"):
-        remedy = f"name the model that it was made from in {_CONFIG}"
+    try:
+        check_files(base)
+        is_quantized = read_object(base / CONFIG).get("quantization_config")
+    except ValueError as error:
+        raise _refusal(adapter, f"its base {base}: {error}") from None
+    if is_quantized:
+        remedy = f"name the model that it was made from in {ADAPTER_CONFIG}"
         raise _refusal(adapter, f"its base {base} is quantized: {remedy}")
     return base
 
@@ -69,7 +89,7 @@ def merged_name(adapter: Path) -> str:
     base = _base_of(adapter)
     stats = {file.name: file.stat() for file in base.glob("*.safetensors")}
     facts = [(name, one.st_size, one.st_mtime_ns) for name, one in sorted(stats.items())]
-    digests = [file_digest(adapter / name) for name in (_CONFIG, _WEIGHTS)]
+    digests = [file_digest(adapter / name) for name in (ADAPTER_CONFIG, _WEIGHTS)]
     digest = hashlib.sha256(json.dumps([digests, str(base), facts]).encode()).hexdigest()
     return f"{adapter.name}-{digest[:12]}"
 
@@ -80,10 +100,8 @@ def merge(adapter: Path, folder: Path) -> None:
     _logger.info("merging the adapter %s into %s", adapter.name, base.name)
     with contextlib.redirect_stderr(io.StringIO()):  # progress bars, and a library without a card
         _merged(adapter, base).save_pretrained(folder)
-    own = any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
-    for file in (adapter if own else base).iterdir():
-        if file.name.startswith(_TOKENIZER) and file.is_file():
-            shutil.copyfile(file, folder / file.name)
+    has_own = bool(files_of(adapter, (TOKENIZER, "tokenizer.model")))
+    copy_files(adapter if has_own else base, TOKENIZER_FILES, folder)
 
 
 def _merged(adapter: Path, base: Path) -> Any:
@@ -99,7 +117,8 @@ def _merged(adapter: Path, base: Path) -> Any:
         )
         if loaded["missing_keys"]:
             raise ValueError(f"the base lacks {min(loaded['missing_keys'])}")
-        adapted = peft.PeftModel.from_pretrained(model, str(adapter))
+        config = _bounded(peft.PeftConfig.from_pretrained(str(adapter)), adapter / _WEIGHTS)
+        adapted = peft.PeftModel.from_pretrained(model, str(adapter), config=config)
         needed = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
         with safe_open(adapter / _WEIGHTS, "pt") as tensors:
             unlike = needed.keys() ^ set(tensors.keys())  # PEFT only warns of these
@@ -110,3 +129,25 @@ def _merged(adapter: Path, base: Path) -> Any:
         why = f"it cannot be merged into {base} ({cut(in_one_line(error), 200)})"
         raise _refusal(adapter, why) from error
     return whole
+
+
+def _bounded(config: Any, weights: Path) -> Any:
+    """Returns PEFT's settings without patterns that take hours; ValueError if they take memory."""
+    tensors = tensors_of(weights)
+    largest = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
+    patterns: dict[str, Mapping[str, Any]] = {
+        name: getattr(config, name) or {} for name in _PATTERNS
+    }
+    if max([config.r, *patterns["rank_pattern"].values()]) > largest:
+        raise ValueError(f"size mismatch: rank {config.r} or more, of tensors of {largest}")
+    if config.layer_replication:
+        raise ValueError("it repeats layers (layer_replication), which is not supported")
+    for name, by_pattern in patterns.items():
+        if slow := [pattern for pattern in by_pattern if _SLOW_PATTERN.search(pattern)]:
+            raise ValueError(f"{name} has the pattern {slow[0]}: write the names of modules")
+    if isinstance(config.target_modules, str) or isinstance(config.exclude_modules, str):
+        # Its file's own names say the same as a pattern, which PEFT would match with all modules.
+        adapted = (_OF_MODULE.fullmatch(name) for name in tensors)
+        config.target_modules = {match[1] for match in adapted if match}
+        config.exclude_modules = None
+    return config

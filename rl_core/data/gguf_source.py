@@ -12,6 +12,7 @@ import json
 import logging
 import re
 import struct
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -52,7 +53,7 @@ def unpack_model(path: str, root: Path) -> Path:
                     if found.is_dir():
                         merge(found, temporary)
                     else:
-                        _unpack(path, found, temporary)
+                        _unpack_alone(path, found, temporary)
     return folder
 
 
@@ -101,6 +102,14 @@ def _find(path: str) -> Path:
             f"holds {len(found)} ({names}); name the file itself"
         )
     return found[0].resolve()
+
+
+def _unpack_alone(path: str, file: Path, folder: Path) -> None:
+    """Unpacks it from a folder without the files beside it, which transformers reads as well."""
+    with tempfile.TemporaryDirectory() as alone:
+        link = Path(alone) / file.name
+        link.symlink_to(file)
+        _unpack(path, link, folder)
 
 
 def _unpack(path: str, file: Path, folder: Path) -> None:

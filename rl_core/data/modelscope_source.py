@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rl_core.system.atomic import locked
+from rl_core.system.model_folder import CONFIG, INDEX, names_in_index
 from rl_core.system.network import hubs_are_off, why_unreachable
 
 if TYPE_CHECKING:
@@ -68,10 +68,9 @@ def cached_from_modelscope(name: str) -> Path | None:
     except CacheNotFound:
         return None
     # A file gets its name only when it is whole: the copy is whole if no file is missing.
-    index, names = folder / "model.safetensors.index.json", {"model.safetensors"}
-    if index.is_file():
-        names = set(json.loads(index.read_text())["weight_map"].values())
-    is_whole = all((folder / file).is_file() for file in ("config.json", *names))
+    has_index = (folder / INDEX).is_file()
+    names = names_in_index(folder) if has_index else ["model.safetensors"]
+    is_whole = all((folder / file).is_file() for file in (CONFIG, *names))
     return folder.resolve() if is_whole and not any(folder.glob("*.incomplete")) else None
 
 

@@ -1,6 +1,5 @@
 """Stage 2: a model's folder, its tokenizer, and messages -> prompt text and token ids."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,9 @@ from rl_core.data.modelscope_source import (
     fetch_from_modelscope,
     modelscope_name,
 )
-from rl_core.system.words import as_path, in_one_line
+from rl_core.data.tokenizer_probe import why_unusable
+from rl_core.system.model_folder import CONFIG, TOKENIZER, check_files, files_of, read_object
+from rl_core.system.words import as_path, cut, in_one_line
 from rl_core.types import Message, Problem, PromptedProblem
 
 OF_ITS_FILE_ALONE: Final = {"AutoTokenizer": [None, None]}
@@ -73,23 +74,10 @@ def find_model_here(path: str) -> Path | None:
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """Returns the tokenizer of a model after a test that it is lossless, or raises ValueError."""
     folder = resolve_model(path)
-    if not any((folder / name).is_file() for name in _VOCABULARIES):
-        raise ValueError(
-            f"model.path={path} holds no tokenizer ({', '.join(_VOCABULARIES)}): copy the files of "
-            "its base model's tokenizer into it"
-        )
-    settings = folder / "tokenizer_config.json"
-    tokenizer: PreTrainedTokenizerBase
-    if (
-        settings.is_file()
-        and json.loads(settings.read_bytes()).get("auto_map") == OF_ITS_FILE_ALONE
-    ):
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
-    else:
-        # Imports torch and every model's code: 2 s and 200 MB in a process that has no model.
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    try:
+        tokenizer = _read_tokenizer(folder)
+    except ValueError as error:
+        raise ValueError(f"model.path={path}: {error}") from error
     # transformers may rebuild a tokenizer by the model's type, with another pre-tokenizer than the
     # one it was trained with: rewards would then be given for text that the model never wrote.
     back = tokenizer.decode(tokenizer.encode(_PROBE, add_special_tokens=False))
@@ -99,6 +87,41 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
             "check its pre-tokenizer and tokenizer_class"
         )
     return tokenizer
+
+
+def _read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    if not files_of(folder, _VOCABULARIES):
+        raise ValueError(
+            f"it holds no tokenizer ({', '.join(_VOCABULARIES)}): copy the files of its base "
+            "model's tokenizer into it"
+        )
+    check_files(folder)
+    settings = folder / "tokenizer_config.json"
+    facts = read_object(settings) if settings.is_file() else {}
+    if facts.get("fast_tokenizer_files"):
+        raise ValueError(
+            f"{settings.name} names other files than {TOKENIZER} (fast_tokenizer_files), which "
+            f"are not read: delete that entry if {TOKENIZER} is the model's"
+        )
+    if (why := why_unusable(folder)) is not None:
+        raise ValueError(f"{why}: copy {TOKENIZER} and its settings from the model again")
+    try:
+        if facts.get("auto_map") == OF_ITS_FILE_ALONE:
+            return PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
+        # Imports torch and every model's code: 2 s and 200 MB in a process that has no model.
+        from transformers import AutoTokenizer
+
+        read: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False
+        )
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # Rust's PanicException is no Exception
+        raise ValueError(
+            f"transformers reads no tokenizer from {TOKENIZER} and {settings.name} "
+            f"({cut(in_one_line(error), 200)}): copy them from the model again"
+        ) from error
+    return read
 
 
 def encode_prompt(
@@ -125,7 +148,7 @@ def check_embedded(ids: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerB
     A model with fewer rows than its tokenizer has tokens would fail with an index out of range.
     """
     path = Path(tokenizer.name_or_path)
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    config = read_object(path / CONFIG)
     num_rows = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
     highest = max((max(text, default=0) for text in ids), default=0)
     if num_rows is not None and highest >= num_rows:
@@ -179,28 +202,47 @@ def _prompt_text(
     messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
 ) -> str:
     if chat_template:
-        if not tokenizer.chat_template:
-            raise ValueError(
-                "env.prompt_template=chat needs a tokenizer with a chat template, and this model's "
-                "has none: use env.prompt_template=base"
-            )
-        said = [dict(message) for message in messages]
-        try:
-            return str(
-                tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-            )
-        except TemplateError as error:  # Gemma 2's takes no system message
-            raise ValueError(
-                f"the model's chat template refuses a prompt ({in_one_line(error)}): take "
-                "env.prompt_template=base, or a model whose template takes these roles: "
-                f"{', '.join(message['role'] for message in messages)}"
-            ) from None
+        return rendered(messages, tokenizer)
     if len(messages) != 1 or messages[0]["role"] != "user":
         raise ValueError(
             f"a raw prompt is one user message, got roles {[m['role'] for m in messages]}: "
             "use a chat template for conversations"
         )
     return messages[0]["content"]
+
+
+def rendered(
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, **names: object
+) -> str:
+    """Returns what the tokenizer's chat template makes of messages, or raises ValueError.
+
+    `names` are what the template may use beside them, before transformers' own.
+    """
+    if not tokenizer.chat_template:
+        raise ValueError(
+            "env.prompt_template=chat needs a tokenizer with a chat template, and this model's "
+            "has none: use env.prompt_template=base"
+        )
+    plain = [dict(message) for message in messages]
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                plain, tokenize=False, add_generation_prompt=True, **names
+            )
+        )
+    except TemplateError as error:  # Gemma 2's takes no system message
+        raise ValueError(
+            f"the model's chat template refuses a prompt ({cut(in_one_line(error), 200)}): take "
+            "env.prompt_template=base, or a model whose template takes these roles: "
+            f"{', '.join(message['role'] for message in messages)}"
+        ) from None
+    except Exception as error:  # whatever Python makes of a template's expressions
+        raise ValueError(
+            "the model's chat template (chat_template.jinja, or chat_template in "
+            f"tokenizer_config.json) fails with {type(error).__name__} "
+            f"({cut(in_one_line(error), 200)}): copy it from the model again, or take "
+            "env.prompt_template=base"
+        ) from error
 
 
 def _beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:

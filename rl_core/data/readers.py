@@ -6,9 +6,9 @@ Only files, bytes and records; not what their rows mean (`user_files`, `envs`, `
 import hashlib
 import json
 import re
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from io import BufferedReader
@@ -32,7 +32,17 @@ _ENDING = re.compile(r"\.[A-Za-z]+")
 _HUB_PLACES = ("", "data/", "main/")
 """Folders of a hub data set, likeliest first: `main` is a config without a name (GSM8K's)."""
 _SHARD = re.compile(r"-of-(\d+)\.")
+_MEDIA = re.compile(r"(image|video|audio|picture)s?(_\w+)?", re.IGNORECASE)
 _BATCH_ROWS = 16_384
+_ENCODINGS = {  # the longer marks first: UTF-32's begins with UTF-16's
+    "UTF-32": (BOM_UTF32_LE, BOM_UTF32_BE),
+    "UTF-16": (BOM_UTF16_LE, BOM_UTF16_BE),
+    "UTF-32LE": (b"{\0\0\0", b"[\0\0\0"),
+    "UTF-32BE": (b"\0\0\0{", b"\0\0\0["),
+    "UTF-16LE": (b"{\0", b"[\0"),
+    "UTF-16BE": (b"\0{", b"\0["),
+}
+"""How a JSON file of another encoding than UTF-8 begins."""
 
 
 class DatasetError(ValueError):
@@ -114,6 +124,16 @@ def read_parquet(path: Path) -> pa.Table:
     return table
 
 
+def media_columns(file: Path) -> list[str]:
+    """Returns the columns of a file that hold pictures, videos or sound, by their names."""
+    with _refusing_damage(file):
+        if file.suffix == ".parquet":
+            names: Iterable[str] = pq.read_schema(file).names
+        else:
+            names = next(_json_records(file))[1]
+    return [name for name in names if _MEDIA.fullmatch(name)]
+
+
 def count_rows(file: Path) -> int:
     """Returns how many records a file holds, without reading what is in them."""
     with _refusing_damage(file):
@@ -121,6 +141,7 @@ def count_rows(file: Path) -> int:
             with open_plain(file, follow=True) as stream:
                 return int(pq.read_metadata(stream).num_rows)
         with open_plain(file, follow=True) as stream:
+            _refuse_other_encoding(file, stream)
             if _is_list(file, stream):
                 return len(_parsed(stream.read(), f"{file}: the list in it"))
             return sum(1 for line in stream if line.strip())
@@ -146,12 +167,24 @@ def _parquet_records(file: Path, columns: Sequence[str]) -> Iterator[Record]:
             yield from batch.to_pylist()
 
 
+def _refuse_other_encoding(file: Path, stream: BufferedReader) -> None:
+    start = stream.peek(4)
+    for encoding, marks in _ENCODINGS.items():
+        if start.startswith(marks):
+            raise ValueError(f"{file} is {encoding}, and UTF-8 is read: {_anew(file, encoding)}")
+
+
+def _anew(file: Path, encoding: str) -> str:
+    return f"iconv -f {encoding} -t UTF-8 {file.name} > utf8-{file.name} writes it anew"
+
+
 def _is_list(file: Path, stream: BufferedReader) -> bool:
     return file.suffix == ".json" and stream.peek(1).lstrip(BOM_UTF8 + b" \t\r\n")[:1] == b"["
 
 
 def _json_records(file: Path) -> Iterator[tuple[int, Record]]:
     with open_plain(file, follow=True) as stream:
+        _refuse_other_encoding(file, stream)
         is_list = _is_list(file, stream)
         unit, parts = "line", stream
         if is_list:
@@ -173,6 +206,9 @@ def _parsed(text: bytes, what: str) -> Any:
         value = json.loads(text)
         if b"\\u" in text:  # half of a surrogate pair is not text
             json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError:
+        remedy = "if it is Latin-1, iconv -f LATIN1 -t UTF-8 FILE > NEW writes it anew"
+        raise ValueError(f"{what} is not UTF-8: {remedy}") from None
     except (ValueError, RecursionError) as error:
         where = ""
         if isinstance(error, JSONDecodeError):

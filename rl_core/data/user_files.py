@@ -5,13 +5,14 @@ in the test split, problems without a solution.
 """
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -22,12 +23,18 @@ from rl_core.data.readers import (
     digest_of,
     file_digest,
     find_files,
+    media_columns,
     read_records,
 )
 from rl_core.envs.rows import COLUMNS, Record, Row
 from rl_core.envs.text_env import TextEnv
 from rl_core.types import Problem
 
+MEDIA_MARK: Final = re.compile(
+    r"<(?:image|video|audio|img)>|<\|(?:image|video|audio|vision_start)(?:_pad)?(?:_\d+)?\|>"
+    r"|\[IMG\]|<start_of_image>"
+)
+"""Where a picture, a video or sound would stand in a prompt."""
 _logger = logging.getLogger(__name__)
 
 
@@ -200,9 +207,17 @@ def _records(env: TextEnv, files: Iterable[Path]) -> Iterator[tuple[Path, int, R
 
 def _read(env: TextEnv, file: Path, row: int, record: Record) -> Row:
     try:
-        return env.read_row(record)
+        problem = env.read_row(record)
     except ValueError as error:
         raise ValueError(f"{file}: row {row}: {error}") from None
+    marks = (MEDIA_MARK.search(message["content"]) for message in problem.prompt)
+    mark = next(filter(None, marks), None)
+    if mark is not None and (columns := media_columns(file)):
+        raise ValueError(
+            f"{file}: row {row}: its prompt has {mark[0]}, and the column {columns[0]} is not "
+            "read, since models here read text only: leave such rows out"
+        )
+    return problem
 
 
 def _without_doubles(

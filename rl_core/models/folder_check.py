@@ -6,23 +6,30 @@ finite are found when a tensor is loaded, see `refuse_not_finite`.
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rl_core.system.model_folder import (
+    CONFIG,
+    StoredTensor,
+    check_files,
+    read_object,
+    tensors_of,
+    weight_files,
+)
 from rl_core.system.words import cut, in_one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _TRAINABLE: Final = ("F64", "F32", "F16", "BF16")
-_MOST_HEADER_BYTES: Final = 100_000_000
-"""The limit of safetensors' own reader."""
 _NAMES_SHOWN: Final = 3
+_BLOCK_BYTES: Final = 2**20
 
-Shape = tuple[int, ...]
+Expected = dict[str, tuple[str, tuple[int, ...]]]
+"""Each parameter's name without the prefix, and its shape, by its name in a file."""
 
 
 def check_model_folder(folder: Path) -> None:
@@ -34,7 +41,12 @@ def check_model_folder(folder: Path) -> None:
     try:
         config = _read_config(folder)
         _check_kind(config)
-        _check_tensors(_expected(folder), tensor_shapes(folder))
+        there: dict[str, StoredTensor] = {}
+        for name in weight_files(folder):
+            there |= tensors_of(folder / name)
+        expected, tied = _expected(folder, len(there))
+        _check_tensors(expected, there)
+        _check_tied(tied, there)
     except ValueError as error:
         raise ValueError(f"model.path={folder}: {error}") from error
 
@@ -50,20 +62,10 @@ def refuse_not_finite(path: Path, name: str, weight: Tensor) -> None:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    if not file.is_file():
+    if not (folder / CONFIG).is_file():
         raise ValueError("no such model (a folder with config.json is needed)")
-    return _json(file)
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise ValueError(f"{file.name} is no JSON object: copy it from the model again")
-    return content
+    check_files(folder)
+    return read_object(folder / CONFIG)
 
 
 def _check_kind(config: Mapping[str, Any]) -> None:
@@ -93,10 +95,10 @@ def _check_kind(config: Mapping[str, Any]) -> None:
         )
 
 
-def _expected(folder: Path) -> dict[str, tuple[str, Shape]]:
-    """Returns each parameter's name without the prefix, and its shape, by its name in a file.
+def _expected(folder: Path, num_stored: int) -> tuple[Expected, Mapping[str, str]]:
+    """Returns the parameters that the files must hold, and which of the others is which of them.
 
-    Empty if transformers renames or joins a file's tensors when it loads them.
+    No parameters if transformers renames or joins a file's tensors when it loads them.
     """
     import torch
     import transformers
@@ -104,6 +106,9 @@ def _expected(folder: Path) -> dict[str, tuple[str, Shape]]:
 
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        num_layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+        if num_layers > num_stored:  # building a million of them would take hours
+            raise ValueError(f"{num_layers:,} layers, and its files hold {num_stored} tensors")
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # whatever a class makes of settings that it never saw
@@ -111,20 +116,19 @@ def _expected(folder: Path) -> dict[str, tuple[str, Shape]]:
             "transformers builds no model from config.json "
             f"({cut(in_one_line(error), 200)}): copy it from the model again"
         ) from error
+    tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     if get_model_conversion_mapping(model, add_legacy=False):
-        return {}
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
+        return {}, tied
     prefix = f"{model.base_model_prefix}."
-    return {
+    parameters = {
         name: (name.removeprefix(prefix), tuple(parameter.shape))
         for name, parameter in model.named_parameters()
         if name not in tied
     }
+    return parameters, tied
 
 
-def _check_tensors(
-    expected: Mapping[str, tuple[str, Shape]], there: Mapping[str, tuple[str, Shape]]
-) -> None:
+def _check_tensors(expected: Expected, there: Mapping[str, StoredTensor]) -> None:
     """Compares what the class needs with what the files hold."""
     found = {
         name: there.get(name) or there.get(short_name) for name, (short_name, _) in expected.items()
@@ -137,67 +141,45 @@ def _check_tensors(
             f"({', '.join(missing[:_NAMES_SHOWN])}{more}), and would be random: copy the model "
             "again"
         )
-    for name, (_, shape) in expected.items():
+    for name, (short_name, shape) in expected.items():
         tensor = found[name]
-        if tensor is not None and tensor[1] != shape:
+        if tensor is not None and tensor.shape != shape:
             raise ValueError(
-                f"{name} has shape {list(tensor[1])}, and config.json makes it {list(shape)}: the "
-                "config is of another model, copy it again"
+                f"{name} has shape {list(tensor.shape)}, and config.json makes it {list(shape)}: "
+                "the config is of another model, copy it again"
             )
-    for name, (dtype, _) in there.items():
-        if dtype not in _TRAINABLE:
+        if name != short_name and name in there and short_name in there:
             raise ValueError(
-                f"{name} has dtype {dtype}, and {', '.join(_TRAINABLE)} can be trained: take the "
-                "model that it was made from"
+                f"its files hold {name} and {short_name}, and libraries take different ones: copy "
+                "the model again"
+            )
+    for name, tensor in there.items():
+        if tensor.dtype not in _TRAINABLE:
+            raise ValueError(
+                f"{name} has dtype {tensor.dtype}, and {', '.join(_TRAINABLE)} can be trained: "
+                "take the model that it was made from"
             )
 
 
-def tensor_shapes(folder: Path) -> dict[str, tuple[str, Shape]]:
-    """Returns dtype and shape of all tensors of the files that transformers loads.
-
-    Raises:
-        ValueError: there is no such file, or one is cut short or damaged.
-    """
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        names = [single.name]
-    elif index.is_file():
-        parts = _json(index).get("weight_map")
-        names = sorted({str(part) for part in parts.values()} if isinstance(parts, dict) else ())
-    else:
-        raise ValueError(
-            "it holds no model.safetensors file (or model.safetensors.index.json), and pickles "
-            "(*.bin, *.pt) can execute code, so none is loaded: load it where you trust it, and "
-            "save_pretrained"
-        )
-    tensors: dict[str, tuple[str, Shape]] = {}
-    for name in names:
-        # A name with a path in it would leave the folder.
-        if Path(name).name != name or not (folder / name).is_file():
-            raise ValueError(f"{index.name} names {name}, which is not there: copy the model again")
-        tensors |= _header(folder / name)
-    return tensors
+def _check_tied(tied: Mapping[str, str], there: Mapping[str, StoredTensor]) -> None:
+    """Refuses a second tensor where config.json says that it is the first: vLLM ignores it."""
+    for name, source in tied.items():
+        if name in there and source in there and not _are_same(there[name], there[source]):
+            raise ValueError(
+                f"config.json ties {name} to {source} (tie_word_embeddings), and its files hold "
+                f"other numbers for {name}, which transformers takes and vLLM does not: set "
+                "tie_word_embeddings=false in config.json, or save the model without it"
+            )
 
 
-def _header(file: Path) -> dict[str, tuple[str, Shape]]:
-    """Returns dtype and shape of a safetensors file's tensors, and checks the file's length."""
-    size = file.stat().st_size
-    try:
-        with file.open("rb") as content:
-            (length,) = struct.unpack("<Q", content.read(8))
-            if length > min(size, _MOST_HEADER_BYTES):
-                raise ValueError("its header is longer than the file")
-            header = json.loads(content.read(length))
-        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        needed = (
-            8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
-        )
-        shapes = {name: (one["dtype"], tuple(one["shape"])) for name, one in tensors.items()}
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, struct.error) as error:
-        raise ValueError(
-            f"{file.name} is no safetensors file, or cut short in its header ({size:,} bytes): "
-            "copy it again"
-        ) from error
-    if size != needed:
-        raise ValueError(f"{file.name} has {size:,} bytes instead of {needed:,}: copy it again")
-    return shapes
+def _are_same(one: StoredTensor, other: StoredTensor) -> bool:
+    if (one.dtype, one.shape, one.num_bytes) != (other.dtype, other.shape, other.num_bytes):
+        return False
+    return all(map(eq, _blocks(one), _blocks(other)))
+
+
+def _blocks(tensor: StoredTensor) -> Iterator[bytes]:
+    with tensor.file.open("rb") as file:
+        file.seek(tensor.start)
+        for start in range(0, tensor.num_bytes, _BLOCK_BYTES):
+            yield file.read(min(_BLOCK_BYTES, tensor.num_bytes - start))

@@ -1,7 +1,6 @@
 """An actor as a folder in the Hugging Face layout, which transformers and vLLM load as it is."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -10,17 +9,9 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rl_core.system.model_folder import TOKENIZER_FILES, copy_files, files_of
+
 _WEIGHTS: Final = "model.safetensors"
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-)
 
 
 def part_file(file: str, part: int, size: int) -> str:
@@ -41,7 +32,7 @@ def save_actor(
     is taken from `model`, whose own weights may change meanwhile.
     """
     model.save_pretrained(folder, state_dict=dict(weights))
-    _copy_tokenizer(tokenizer_from, folder)
+    copy_files(tokenizer_from, TOKENIZER_FILES, folder)
 
 
 def save_part(weights: Mapping[str, Tensor], folder: Path, part: int, size: int) -> None:
@@ -67,18 +58,9 @@ def save_beside_parts(
     }
     text = json.dumps(index, indent=2, sort_keys=True)
     (folder / f"{_WEIGHTS}.index.json").write_text(text + "\n", encoding="utf-8")
-    _copy_tokenizer(tokenizer_from, folder)
-
-
-def _copy_tokenizer(tokenizer_from: Path, folder: Path) -> None:
-    for file in _tokenizer_files(tokenizer_from):
-        shutil.copyfile(file, folder / file.name)
+    copy_files(tokenizer_from, TOKENIZER_FILES, folder)
 
 
 def tokenizer_bytes(folder: Path) -> int:
     """Returns the size of the files that saving copies."""
-    return sum(file.stat().st_size for file in _tokenizer_files(folder))
-
-
-def _tokenizer_files(folder: Path) -> list[Path]:
-    return [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+    return sum(file.stat().st_size for file in files_of(folder, TOKENIZER_FILES))

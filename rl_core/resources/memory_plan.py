@@ -6,7 +6,6 @@ share a card or a machine's memory; a process's own memory (torch, CUDA) is not 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 from rl_core.config.model import BaseModelConfig
 from rl_core.config.run import RunConfig
 from rl_core.resources.placement import asked_at_a_time
+from rl_core.system.model_folder import CONFIG, read_object
 
 _FLOAT32 = 4
 _LOGIT_BLOCK, _CARD_LOGIT_BLOCK = 2**21 * _FLOAT32, 2**25 * _FLOAT32
@@ -70,7 +70,7 @@ class ModelShape:
     @classmethod
     def from_folder(cls, folder: Path) -> ModelShape:
         """Returns the shape of a model folder, see `from_config`."""
-        return cls.from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        return cls.from_config(read_object(folder / CONFIG))
 
     @classmethod
     def of_base_model(cls, settings: BaseModelConfig) -> ModelShape:

@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl_core.models.folder_check import refuse_not_finite
+from rl_core.system.model_folder import CONFIG, GENERATION_CONFIG, read_object, weight_files
 
 _NAMES_SHOWN = 3
 
@@ -55,37 +56,40 @@ def complete_weights(
 def stop_token_ids(model_path: Path) -> tuple[int, ...]:
     """Returns the tokens that end a response: the generation config's, else the model config's.
 
-    ValueError if neither names one, so no response would ever end.
+    ValueError if neither names one, so no response would ever end, or it is no token.
     """
-    try:
-        stop = GenerationConfig.from_pretrained(model_path).eos_token_id
-    except OSError:  # the folder has no generation_config.json
-        stop = None
+    generation = model_path / GENERATION_CONFIG
+    stop = read_object(generation).get("eos_token_id") if generation.is_file() else None
+    config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     if stop is None:
-        config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
         stop = getattr(config, "eos_token_id", None)
-    if stop is None:
+    ids = tuple(stop) if isinstance(stop, list) else (stop,)
+    files = f"{GENERATION_CONFIG} or {CONFIG}"
+    if stop is None or not ids:
         raise ValueError(
-            f"{model_path} names no eos_token_id in generation_config.json or config.json: "
-            "responses would never end; add it"
+            f"model.path={model_path}: no token ends a text, since no eos_token_id stands in "
+            f"{files}: add the id of the model's end token"
         )
-    return (stop,) if isinstance(stop, int) else tuple(stop)
+    num_tokens = config.get_text_config().vocab_size
+    if not all(isinstance(one, int) and 0 <= one < num_tokens for one in ids):
+        raise ValueError(
+            f"model.path={model_path}: no token ends a text, since eos_token_id={stop} in {files} "
+            f"is none of the model's {num_tokens:,} tokens: write the id of its end token"
+        )
+    return ids
 
 
 def check_finite(folder: Path) -> None:
     """Raises ValueError if a tensor of a folder's safetensors files is not finite."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  # it is no dictionary
-                refuse_not_finite(folder, name, tensors.get_tensor(name))
+    for name in weight_files(folder):
+        with safe_open(folder / name, framework="pt") as tensors:
+            for tensor in tensors.keys():  # noqa: SIM118  # it is no dictionary
+                refuse_not_finite(folder, tensor, tensors.get_tensor(tensor))
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Returns all tensors of a folder's safetensors files, on the CPU; ValueError without any."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"{folder} holds no *.safetensors file: give a saved model's folder")
+    """Returns all tensors of a model's folder, on the CPU; ValueError without any."""
     weights: dict[str, torch.Tensor] = {}
-    for file in files:
-        weights |= load_file(file)
+    for name in weight_files(folder):
+        weights |= load_file(folder / name)
     return weights

@@ -1,13 +1,12 @@
 """Preflight's arithmetic: what the run will need of memory and disk, and how long a text may be."""
 
-import json
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rl_core.config.model import NUM_POSITIONS
 from rl_core.config.run import RunConfig
@@ -26,6 +25,7 @@ from rl_core.resources.memory_need import (
     why_not_split,
 )
 from rl_core.resources.memory_plan import ModelShape, compute_width, memory_plan, micro_batch_tokens
+from rl_core.system.model_folder import CONFIG, read_object
 from rl_core.system.words import GIB, disk_size
 from rl_core.tracking.host_memory import memory_left, own_bytes
 from tasks.hours import planned_steps
@@ -216,8 +216,8 @@ def _positions(config: RunConfig) -> int | None:
     if config.model.path is None:
         return NUM_POSITIONS
     try:
-        file = local_folder(config.model.path, config.storage.root) / "config.json"
-        settings: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        file = local_folder(config.model.path, config.storage.root) / CONFIG
+        settings = read_object(file)
     except (OSError, ValueError):
         return None  # another check reports it
     positions = settings.get("max_position_embeddings")

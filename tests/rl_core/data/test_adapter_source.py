@@ -84,6 +84,10 @@ def test_another_base_or_adapter_has_another_folder(base, tmp_path):
         ({"peft_type": "PROMPT_TUNING"}, "kind PROMPT_TUNING, and only LORA can be merged"),
         ({"megatron_config": {"a": 1}, "megatron_core": "os.a"}, "kind MEGATRON, and only LORA"),
         ({"r": 3}, "it cannot be merged into .*size mismatch"),
+        ({"r": 10**9}, "size mismatch: rank 1000000000 or more, of tensors of 128"),
+        ({"rank_pattern": {"q_proj": 10**9}}, "size mismatch: rank 2 or more"),
+        ({"layer_replication": [[0, 2]] * 10_000}, "it repeats layers"),
+        ({"alpha_pattern": {r"(\w+\.?)+x": 1}}, "alpha_pattern has the pattern .*names of modules"),
         ({"target_modules": ["q_proj"]}, "only one of the two has .* tensors: .*down_proj.lora_A"),
         ({"target_modules": ["q_proj", "down_proj", "k_proj"]}, "only one .*k_proj.lora_A"),
     ],
@@ -106,7 +110,17 @@ def test_pickles_damage_and_quantized_bases_are_refused(base, tmp_path):
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
     refused(adapter, root, r"no adapter_model.safetensors, and pickles \(\*.bin\) can execute")
     (adapter / "adapter_config.json").write_text("{")
-    refused(adapter, root, "adapter_config.json is damaged: copy the adapter again")
+    refused(adapter, root, r"adapter_config.json is no JSON object .*: copy it")
+
+
+def test_a_pattern_of_modules_is_not_matched(base, tmp_path):
+    """This one would take hours for a name of 30 letters."""
+    adapter = tmp_path / "mine"
+    expected = save_adapter(base, adapter)
+    change(adapter, target_modules=r"(\w+\.?)+!", exclude_modules=r"(\w+\.?)+!")
+    model = transformers.AutoModelForCausalLM.from_pretrained(resolve_model(str(adapter), tmp_path))
+    with torch.no_grad():
+        torch.testing.assert_close(model(IDS).logits, expected, rtol=1e-4, atol=1e-5)
 
 
 def refused(adapter: Path, root: Path, said: str) -> None:

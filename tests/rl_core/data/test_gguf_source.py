@@ -144,6 +144,22 @@ def test_a_cut_or_hostile_file_is_refused_and_takes_no_memory(tmp_path):
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
+def test_nothing_beside_the_file_is_read_or_copied(tmp_path):
+    """transformers would take the template, a link of a stranger, and load the adapter."""
+    (tmp_path / "got").mkdir()
+    (tmp_path / "key").write_text("-----BEGIN OPENSSH PRIVATE KEY-----")
+    file = write_llama(tmp_path / "got" / "m.gguf", begins=True, named=True)
+    (tmp_path / "got" / "chat_template.jinja").symlink_to(tmp_path / "key")
+    (tmp_path / "got" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2}')
+    (tmp_path / "got" / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    folder = unpack_model(str(file), tmp_path / "root")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *("config.json", "generation_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json"),
+    ]
+    assert "PRIVATE KEY" not in (folder / "tokenizer_config.json").read_text()
+
+
 def test_a_package_may_hold_a_model_folder(tiny_model_path, tmp_path, monkeypatch):
     package = tmp_path / "site" / "holds_a_model"
     shutil.copytree(tiny_model_path, package / "model")

@@ -94,7 +94,7 @@ def test_names_that_stand_for_nothing(tmp_path, monkeypatch, name, words):
     [
         (b'{"target": 1}\n{"target": \n', "line 2 is not JSON (Expecting value"),
         (b'{"target": 1}\n\n[1]\n', "line 3 is a list, every line must be a JSON object"),
-        (b'{"target": "\xff"}\n', "line 1 is not JSON"),
+        (b'{"target": "\xff"}\n', "line 1 is not UTF-8"),
         (b'{"target": "\\ud800"}\n', "line 1 is not JSON"),
         (b"[" * 100_000, "line 1 is not JSON"),
         (b'{"target": ' + b"9" * 10_000 + b"}", "line 1 is not JSON"),
@@ -234,3 +234,31 @@ def test_a_file_without_permission_says_so(tmp_path):
     path.chmod(0)
     with pytest.raises(DatasetError, match="Permission denied"):
         read_parquet(path)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+@pytest.mark.parametrize(
+    ("encoding", "name"),
+    [
+        *(("utf-16", "UTF-16"), ("utf-32", "UTF-32")),
+        *(
+            (f"utf-{bits}-{end}", f"UTF-{bits}{end.upper()}")
+            for bits in (16, 32)
+            for end in ("le", "be")
+        ),
+    ],
+)
+def test_another_encoding_is_named_with_the_remedy(encoding, name, suffix, tmp_path):
+    file = tmp_path / f"rows{suffix}"
+    rows = [{"question": "Anna has 1 plum?", "answer": "4"}] * 2
+    text = json.dumps(rows) if suffix == ".json" else "\n".join(map(json.dumps, rows))
+    file.write_bytes(text.encode(encoding))
+    for read in (lambda: list(read_records(file, ())), lambda: count_rows(file)):
+        with pytest.raises(ValueError, match=rf"is {name}, and UTF-8 is read: iconv -f {name} -t"):
+            read()
+
+
+def test_latin_1_is_named(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes('{"question": "Café?", "answer": "4"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"line 1 is not UTF-8: if it is Latin-1, iconv -f LATIN1"):
+        list(read_records(tmp_path / "rows.jsonl", ()))

@@ -147,6 +147,36 @@ def test_a_config_that_is_cut_short_is_refused(folder):
     assert "config.json is no JSON object" in refused(folder)
 
 
+def test_a_million_layers_are_refused_before_they_are_built(folder):
+    change_config(folder, num_hidden_layers=10**6, layer_types=None)
+    assert "1,000,000 layers, and its files hold 26 tensors" in refused(folder)
+
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def test_tied_weights_beside_another_head_are_refused(folder):
+    """The learner would take the head, and vLLM the embedding."""
+    change_tensors(folder, lambda tensors: tensors.update({HEAD: tensors[EMBEDDING].clone()}))
+    check_model_folder(folder)  # the same numbers twice, as older libraries saved them
+    change_tensors(folder, lambda tensors: tensors[HEAD][-1, -1].add_(1))
+    said = refused(folder)
+    assert f"config.json ties {HEAD} to {EMBEDDING} (tie_word_embeddings)" in said
+    assert said.endswith("tie_word_embeddings=false in config.json, or save the model without it")
+    change_tensors(folder, lambda tensors: tensors.update({HEAD: tensors[EMBEDDING].half()}))
+    assert "hold other numbers" in refused(folder)
+    change_config(folder, tie_word_embeddings=False)
+    check_model_folder(folder)
+
+
+def test_a_tensor_under_two_names_is_refused(folder):
+    short = EMBEDDING.removeprefix("model.")
+    change_tensors(folder, lambda tensors: tensors.update({short: tensors[EMBEDDING] + 1}))
+    assert f"its files hold {EMBEDDING} and {short}, and libraries take different" in refused(
+        folder
+    )
+
+
 @pytest.mark.parametrize("kept", [-1, 10_000, 100, 8, 4, 0])
 def test_a_file_that_is_cut_short_is_refused(kept, folder):
     file = folder / "model.safetensors"

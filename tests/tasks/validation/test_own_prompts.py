@@ -92,3 +92,61 @@ def test_sound_prompts_pass_and_the_first_is_shown(chat_model, tmp_path, capfd):
 
 def test_texts_that_are_templated_already_pass_as_texts(chat_model, tmp_path):
     assert validate(rows_of(templated), tmp_path, chat_model, "env.prompt_template=base") == 0
+
+
+def with_template(model: Path, folder: Path, template: str) -> Path:
+    made = Path(shutil.copytree(model, folder / "model"))
+    (made / "chat_template.jinja").write_text(template)
+    return made
+
+
+SKIPS = (
+    "{% for m in messages %}{% if m.role != 'developer' %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("count", [0, 90])
+def test_a_message_that_the_template_leaves_out_is_refused(count, chat_model, tmp_path, capfd):
+    """Preflight looks at the first 64 rows, and this command at 10,000."""
+    model = with_template(chat_model, tmp_path, SKIPS)
+    rows = [{"prompt": [turn_of(i)], "answer": str(i + 3)} for i in range(count)]
+    told = [{"role": "developer", "content": ASKS}, turn_of(99)]
+    rows += [{"prompt": told, "answer": str(i)} for i in range(12 if not count else 1)]
+    test = {"prompt": [turn_of(200)], "answer": "203"}
+    assert validate([*rows, *[test] * 4], tmp_path, model) == (1 if count else 2)
+    said = capfd.readouterr().err
+    assert '"role": "developer", "text": "Answer in <answer> </answer> tags. "' in said
+    assert "the chat template writes the text of each message as it is" in said
+
+
+def test_a_date_in_the_prompt_is_a_warning(chat_model, tmp_path, capfd):
+    model = with_template(chat_model, tmp_path, "{{ strftime_now('%d %b %Y') }} " + TEMPLATE)
+    assert validate(rows_of(asked), tmp_path, model) == 0
+    said = capfd.readouterr().out
+    assert "it depends on the day (strftime_now) or on chance, so each night" in said
+    assert "warnings: template_same_tomorrow" in said
+
+
+def test_a_template_that_fails_is_bad_input(chat_model, tmp_path, capfd):
+    model = with_template(chat_model, tmp_path, "{{ messages[0].role + 1 }}")
+    assert validate(rows_of(asked), tmp_path, model) == 2
+    assert "chat template" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mark", "column"),
+    [("<image>", "images"), ("<video>", "videos"), ("<|audio_pad|>", "audio"), ("<image>", None)],
+)
+def test_pictures_are_refused_by_their_column_and_else_a_warning(
+    mark, column, chat_model, tmp_path, capfd
+):
+    rows = rows_of(lambda i: f"{mark}{asked(i)}")
+    media = {} if column is None else {column: ["cGljdHVyZQ=="]}
+    code = validate([row | media for row in rows], tmp_path, chat_model)
+    said = capfd.readouterr()
+    if column is None:
+        assert code == 0
+        assert "warnings: prompt_no_media" in said.out
+    else:
+        assert code == 2
+        assert f"its prompt has {mark}, and the column {column} is not read" in said.err
