@@ -223,9 +223,9 @@ def num_tested(run: Path) -> int | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
         for file in sorted((run / "held_out").glob("[!.]*.parquet"))[-1:]:
             kept = set(pq.read_table(file, columns=["prompt_index"])["prompt_index"].to_pylist())
-        most = int(parse_settings(_text(run / "config.yaml"))["trainer"]["test_problems"])
+        most = int(parse_settings(_text(run / "config.yaml", run))["trainer"]["test_problems"])
         data = Path(json.loads(_record(run))["data"])
-        return min(most, pq.read_metadata(data / "test.parquet").num_rows)
+        return int(min(most, pq.read_metadata(data / "test.parquet").num_rows))
     return len(kept) if 0 < len(kept) < MOST_VALIDATION_ROWS else None
 
 
