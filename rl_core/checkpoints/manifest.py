@@ -5,7 +5,7 @@ import json
 import os
 import zlib
 from datetime import UTC, datetime
-from io import BufferedReader, RawIOBase
+from io import BufferedReader
 from pathlib import Path
 from typing import Literal
 
@@ -71,7 +71,7 @@ def write_manifest(
 def _described(folder: Path, path: Path) -> ManifestFile:
     with path.open("rb") as content:
         name, size = path.relative_to(folder).as_posix(), path.stat().st_size
-        return ManifestFile(path=name, bytes=size, crc32=_crc32(content.raw))
+        return ManifestFile(path=name, bytes=size, crc32=_crc32(content))
 
 
 def read_manifest(checkpoint: Path) -> Manifest | str:
@@ -111,7 +111,7 @@ def find_damage(checkpoint: Path, *, from_disk: bool = False) -> str | None:
     for file in manifest.files:
         try:
             with _opened(checkpoint, file.path) as content:
-                checksum = _crc32(content.raw, from_disk=from_disk)
+                checksum = _crc32(content, from_disk=from_disk)
             if checksum != file.crc32:
                 return f"{file.path} has other content than was saved"
         except OSError as error:  # a bad sector, or pruned at this moment
@@ -138,7 +138,7 @@ def model_digest(folder: Path) -> str:
     return hashlib.sha256(json.dumps(sorted(facts)).encode()).hexdigest()[:16]
 
 
-def _crc32(content: RawIOBase, *, from_disk: bool = False) -> str:
+def _crc32(content: BufferedReader, *, from_disk: bool = False) -> str:
     buffer, checksum = memoryview(bytearray(2**20)), 0
     if from_disk:
         os.posix_fadvise(content.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -233,17 +233,17 @@ class RunFolder:
         The run is called as its folder, which may have been renamed or copied.
         """
         file = self.path / "run.json"
+        remedy = "is cut short or damaged: restore it, or delete the run's folder"
         try:
             content = read_json(file, below=self.path)
         except FileNotFoundError as error:
             raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ValueError(f"{error}, so it {remedy}") from error
         try:
             return RunRecord.model_validate(content | {"run_id": self.run_id})
         except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{file} is no record of a run, or is cut short or damaged: restore it, or delete "
-                "the run's folder"
-            ) from error
+            raise ValueError(f"{file} is no record of a run, or {remedy}") from error
 
     def update(self, **changes: object) -> RunRecord:
         """Changes fields of `run.json` in one step and returns the new record.

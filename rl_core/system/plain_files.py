@@ -155,6 +155,7 @@ def parse_yaml(text: str | bytes, what: object = "the text") -> Any:
 
 def _check_events(text: str | bytes) -> None:
     depth = 0
+    event: Any  # of types without a common place for their marks
     for event in yaml.parse(text, Loader=_Loader):
         where = f"in line {event.start_mark.line + 1}"
         if isinstance(event, yaml.AliasEvent):
