@@ -36,7 +36,7 @@ def words_of_yaml(text: str) -> list[Word]:
     except (yaml.YAMLError, ValueError, RecursionError):
         return []
     words: list[Word] = []
-    bases = ["that it belongs to"]
+    bases: list[str] = []
     if isinstance(node, yaml.SequenceNode):
         words = [Word(_flow(item), _line(item)) for item in node.value]
     elif isinstance(node, yaml.MappingNode) and _SECTIONS & {key.value for key, _ in node.value}:
@@ -48,7 +48,7 @@ def words_of_yaml(text: str) -> list[Word]:
         words = [*islice(leaves, _MOST_SETTINGS + 1)]
     if len(words) > _MOST_SETTINGS:
         raise ValueError(f"it holds more than {_MOST_SETTINGS:,} settings")
-    others = [name for name in bases if not _BASE.fullmatch(name)]
+    others = [name for name in bases or ["that it belongs to"] if not _BASE.fullmatch(name)]
     return words and [*(Word(f"--config-name={name}", words[0].line) for name in others), *words]
 
 
@@ -113,7 +113,7 @@ class _Strings:
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and (text := self._text(value)) is not None:
-                    yield key.lineno, key.col_offset, f"{key.value}={text}"
+                    yield key.lineno, key.col_offset, str(key.value) + f"={text}"
         elif isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in self._parts:
             yield node.lineno, node.col_offset, self._text(node) or ""
 
