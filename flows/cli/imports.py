@@ -11,9 +11,11 @@ from flows.runs.lookup import where_and_others
 from flows.settings.compose import compose
 from rl_core.storage.mirror import mirrored
 from rl_core.system.atomic import write_text_atomically
+from rl_core.system.words import cut, printable
 from rl_core.tracking.diagnosis import diagnose
-from tasks.importers.console_log import import_log, other_trainer, read_log
-from tasks.importers.launch_script import import_script
+from tasks.importers.console_log import Log, import_log, read_log, read_text
+from tasks.importers.launch_script import NoSettingsError, import_script
+from tasks.importers.others import other_trainer
 from tasks.report_page.failures import Failure, find_failure, is_of_a_program
 
 
@@ -25,16 +27,16 @@ def import_file(words: Sequence[str]) -> None:
     settings = [word for word in words if "=" in word]
     file = Path(files[0])
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = read_text(file)
     except OSError as error:
         raise BadInputError(f"{file} cannot be read: {error.strerror}") from None
     try:
-        if read_log(text):
-            _import_log(file, text, settings)
-        elif (whose := other_trainer(text)) is not None:
+        if (log := read_log(text)).runs:
+            _import_log(file, text, log, settings)
+        elif (whose := other_trainer(text, "log")) is not None:
             raise BadInputError(
-                f"a log of {whose} is not read: docs/coming-from.md has its names of settings and "
-                "metrics beside ours"
+                f"a log of {whose} is not read: docs/coming-from.md has its names of settings "
+                "beside ours"
             )
         elif is_of_a_program(text):
             _say_failure(find_failure(text))
@@ -52,7 +54,7 @@ def _say_failure(failure: Failure | None) -> None:
     say(f"failed     {failure.says}\nlog says   {failure.line}\ntry        {failure.remedy}")
 
 
-def _import_log(file: Path, text: str, given: list[str]) -> None:
+def _import_log(file: Path, text: str, log: Log, given: list[str]) -> None:
     if other := where_and_others(given)[1]:
         raise BadInputError(f"{other[0]!r}: a log takes only run_id, storage.root and storage.url")
     config = compose(given)
@@ -61,6 +63,14 @@ def _import_log(file: Path, text: str, given: list[str]) -> None:
         run = import_log(file, root=config.storage.root, run_id=run_id)
     rows = run.metrics.read()
     say(f"{run.path}: steps {rows[0]['step']} to {rows[-1]['step']}")
+    if (num_runs := len(log.runs)) > 1:
+        say(
+            f"{num_runs} runs are in the file (steps begin again at {min(log.rows)}): this is the "
+            "last of them; for another, cut the file"
+        )
+    if log.unread:
+        shown = ", ".join(f"{name}={cut(text, 40)}" for name, text in [*log.unread.items()][:5])
+        say(f"not read   {len(log.unread)} metrics that are no numbers: {printable(shown)}")
     if (failure := find_failure(text)) is not None:
         _say_failure(failure)
     for found in diagnose(rows):
@@ -86,7 +96,13 @@ def _variables(words: list[str]) -> dict[str, str]:
 def _import_script(file: Path, text: str, output: Path, variables: dict[str, str]) -> None:
     if output.exists():
         raise BadInputError(f"{output} exists already: choose another name with output=FILE")
-    imported = import_script(text, variables, os.environ)
+    try:
+        imported = import_script(text, variables, os.environ)
+    except NoSettingsError:
+        if (failure := find_failure(text)) is None:
+            raise
+        _say_failure(failure)
+        return
     for finding in imported.findings:
         say(f"{finding.check:9}{'!' if finding.level == 'warning' else ' '} {finding}")
     write_text_atomically(output, imported.preset(file.name))

@@ -1,17 +1,16 @@
 """GSM8K: grade-school word problems with a number as the answer, from a data set or generated here.
 
-Prompts are byte for byte those of the field's data, so that models and logs compare. Numbers are
-read as people write them: "18", "18.", "18.00", "$18" and "1,800".
+Prompts are byte for byte those of the field's data, so that models and logs compare. `numbers.py`
+reads truths and answers alike.
 """
 
 import random
 import re
-from collections import deque
-from fractions import Fraction
 from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
+from rl_core.envs.numbers import last_number, marked_number, number_of
 from rl_core.envs.rows import Record, Row, in_conversation, prompt_key, shown, struct_of, text_of
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.text_env import TEXT_CHECKS, Question, Solved, TextEnv
@@ -21,7 +20,6 @@ DATA_SOURCE: Final = "openai/gsm8k"
 _TOY_SOURCE: Final = "toy"
 _THINKS: Final = "env.prompt_template=think"
 
-_PLAIN_ANSWER: Final = re.compile(r"\s*\$?[-+]?[\d,]*\.?\d+\s*")
 _TEXTS: Final = {
     "chat": '{question} Let\'s think step by step and output the final answer after "####".',
     "think": in_conversation(
@@ -29,23 +27,6 @@ _TEXTS: Final = {
         "number after ####, for example #### 18."
     ),
 }
-MAX_NUMBER_LENGTH: Final = 64
-"""A longer number is never equal to anything: comparing it could cost more than reading it."""
-
-# Commas are part of a number only if each has three digits after it; a minus after a digit or a
-# closing parenthesis is a subtraction. No part can match in two ways, so the search is linear.
-_SIGN = r"(?:(?<![\w).])-\$?|\$-?)?"
-_ANY_NUMBER = _SIGN + r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\w)\.\d+)"
-_LENIENT = re.compile(f"({_ANY_NUMBER})", re.ASCII)
-_STRICT = re.compile(rf"####\s*\+?({_ANY_NUMBER})([^\n#<]*)", re.ASCII)
-# Text after a number that makes it another number: 1/2, 10^2, 5e3, 12:30, 18 or 19, 2 and a half, 3
-# million. Not the square or cube of a unit: 18 m^2.
-_UNIT_POWER = re.compile(r"((?<=[^\W\d_][^\W\d_])|(?<=[^\W\d_ex]))\^?[23²³](?!\w)", re.IGNORECASE)
-_OTHER_NUMBER = re.compile(
-    r"\s*(or|and|to|plus|minus|times|hundred|thousand|million|billion)\b", re.IGNORECASE
-)
-_NO_SIGNS = str.maketrans("", "", ",$")
-_PLAIN = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)", re.ASCII)
 
 
 class Gsm8kConfig(TextEnv):
@@ -110,7 +91,7 @@ class Gsm8kConfig(TextEnv):
         question = text_of(record, extra, "question")
         answer = text_of(_as_texts(record, "answer"), _as_texts(extra, "answer"), "answer")
         answer = answer or text_of(extra, {}, "solution")
-        if answer is not None and _PLAIN_ANSWER.fullmatch(answer):
+        if answer is not None and number_of(answer) is not None:
             answer = f"#### {answer.strip()}"  # a plain number, as many files have it
         truth = _as_texts(struct_of(record, "reward_model"), "ground_truth").get("ground_truth")
         if truth is not None and not isinstance(truth, str):
@@ -165,17 +146,21 @@ class Gsm8kConfig(TextEnv):
     @staticmethod
     def has_truth(truth: Any) -> bool:
         """Says whether a truth is a number as text that can be compared."""
-        return isinstance(truth, str) and _value(truth) is not None
+        number = number_of(truth) if isinstance(truth, str) else None
+        return number is not None and number.value is not None
 
 
 def extract_truth(answer: str) -> str:
     """Returns the number after the last `####` of an answer, as digits: `$1,800.` is 1800."""
-    truth = answer.rpartition("####")[2].translate(_NO_SIGNS).strip().removesuffix(".")
-    if "####" not in answer or _value(truth) is None:
+    _, mark, end = answer.rpartition("####")
+    number = marked_number(f"####{end}") if mark else None
+    if number is None or number.digits is None:
+        why = f" ({number.text} is not one plain number: write it out)" if number else ""
         raise ValueError(
-            f"a GSM8K answer must end with '#### <number>'; this one does not: ...{answer[-60:]!r}"
+            "a GSM8K answer must end with '#### <number>'; this one does not: "
+            f"...{answer[-60:]!r}{why}"
         )
-    return truth
+    return number.digits
 
 
 def score_response(
@@ -194,22 +179,16 @@ def score_response(
     """
     if answer_from not in ("strict", "lenient"):
         raise ValueError(f"answer_from={answer_from!r} must be 'strict' or 'lenient'")
-    expected = _value(truth)
-    if expected is None:
+    expected = number_of(truth)
+    if expected is None or expected.value is None:
         raise ValueError(f"ground truth {truth!r} is not a number")
-    pattern = _STRICT if answer_from == "strict" else _LENIENT
-    matches = deque(pattern.finditer(response), maxlen=1)
-    if not matches:
+    number = marked_number(response) if answer_from == "strict" else last_number(response)
+    if number is None:
         return ScoredText(0.0, "no_answer", None)
-    found = matches[0]
-    answer = found[1]
-    number = _value(answer)
-    if answer_from == "strict" and _goes_on(found[2]):
-        answer, number = f"{answer}{found[2]}".strip()[:MAX_NUMBER_LENGTH], None
-    value = None if number is None else str(number)
-    if number == expected:
-        return ScoredText(full_score, "correct", answer, value)
-    return ScoredText(format_score, "wrong_value", answer, value)
+    value = None if number.value is None else str(number.value)
+    if number.value == expected.value:
+        return ScoredText(full_score, "correct", number.text, value)
+    return ScoredText(format_score, "wrong_value", number.text, value)
 
 
 def _as_texts(record: Record, name: str) -> Record:
@@ -219,17 +198,3 @@ def _as_texts(record: Record, name: str) -> Record:
         return record
     is_whole = isinstance(value, float) and value.is_integer()
     return record | {name: str(int(value) if is_whole else value)}
-
-
-def _goes_on(rest: str) -> bool:
-    if _OTHER_NUMBER.match(rest):
-        return True
-    return any(character.isnumeric() for character in _UNIT_POWER.sub("", rest))
-
-
-def _value(number: str) -> Fraction | None:
-    """Returns a number's exact value; None if it is not a number, or too long."""
-    plain = number.translate(_NO_SIGNS).strip().removesuffix(".")
-    if len(plain) > MAX_NUMBER_LENGTH or not _PLAIN.fullmatch(plain):
-        return None
-    return Fraction(plain)

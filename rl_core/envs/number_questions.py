@@ -6,13 +6,13 @@ answer. It learns to answer with nothing but a number, and with the right one.
 
 import math
 import random
-import re
 from collections.abc import Iterator
 from itertools import cycle
 from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
+from rl_core.envs.numbers import last_number, numbers
 from rl_core.envs.text_env import TextEnv, TextProblem
 from rl_core.types import ScoredText
 
@@ -24,7 +24,6 @@ _FACTORS: Final = (12, 30)
 _KINDS: Final = (*("largest", "smallest") * 9, "times")
 """Kinds of the rows, in turn; products are rare since there are only 264."""
 _ANSWERS: Final[dict[str, Any]] = {"largest": max, "smallest": min, "times": math.prod}
-_NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 
 
 class NumberQuestionsConfig(TextEnv):
@@ -64,17 +63,19 @@ class NumberQuestionsConfig(TextEnv):
         Verdicts are `correct`, `wrong_value`, `several_numbers` (only if `strict`), and
         `no_answer` if it holds no number.
         """
-        found = list(dict.fromkeys(_NUMBER.findall(response)))
-        if not found:
+        number = last_number(response)
+        if number is None:
             return self.scored(None, right=False)
-        if len(found) > 1 and self.answer_from == "strict":
-            said = " ".join(found)[:LONGEST_ANSWER]
-            return ScoredText(self.format_score, "several_numbers", said)
-        answer = found[0] if len(found) == 1 else _NUMBER.findall(response)[-1]
-        value = _plain(answer) if len(answer) <= LONGEST_ANSWER else None
-        if value == truth:
-            return ScoredText(self.full_score, "correct", answer, value)
-        return ScoredText(self.format_score, "wrong_value", answer[:LONGEST_ANSWER], value)
+        if self.answer_from == "strict":
+            others = (other for other in numbers(response) if other.digits != number.digits)
+            if (other := next(others, None)) is not None:
+                both = f"{other.text} {number.text}"[:LONGEST_ANSWER]
+                return ScoredText(self.format_score, "several_numbers", both)
+        answer, value = number.text[:LONGEST_ANSWER], number.value
+        if value == int(truth):
+            return ScoredText(self.full_score, "correct", answer, truth)
+        shown = None if value is None else str(value)
+        return ScoredText(self.format_score, "wrong_value", answer, shown)
 
     @staticmethod
     def difficulty_of(truth: str, solution: str) -> str:
@@ -97,10 +98,3 @@ def _draws(kind: str, max_numbers: int, rng: random.Random) -> Iterator[tuple[in
         if key not in seen:
             seen.add(key)
             yield tuple(numbers)
-
-
-def _plain(number: str) -> str:
-    """Returns a number without zeros that do not change it: `046.0` is 46."""
-    whole, _, rest = number.removeprefix("-").partition(".")
-    text = (whole.lstrip("0") or "0") + (f".{rest}" if (rest := rest.rstrip("0")) else "")
-    return f"-{text}" if number.startswith("-") and text != "0" else text

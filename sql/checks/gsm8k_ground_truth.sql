@@ -8,6 +8,24 @@ select
 from problems
 where
     regexp_full_match(reward_model.ground_truth, '-?[0-9]*\.?[0-9]+') is distinct from true
-    or rtrim(trim(regexp_replace(string_split(extra_info.solution, '####')[-1], '[,$]', '', 'g')), '.')
-    is distinct from reward_model.ground_truth
+    -- Marks and blanks are left out of the text: `$ 1,800.` is 1800, and a minus has many forms.
+    or regexp_extract(
+        regexp_replace(
+            regexp_replace(
+                translate(
+                    string_split(extra_info.solution, '####')[-1],
+                    '−‐‑‒–﹣－０１２３４５６７８９．',
+                    '-------0123456789.'
+                ),
+                '(minus|negative)\s',
+                '-',
+                'i'
+            ),
+            '[^0-9A-Za-z.-]',
+            '',
+            'g'
+        ),
+        '^(?:[A-Za-z]+\.?)?(-?[0-9]*\.?[0-9]+)',
+        1
+    ) is distinct from reward_model.ground_truth
 order by split, index

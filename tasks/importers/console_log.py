@@ -1,12 +1,15 @@
-"""Turns a console log in verl's format into a run that SQL, report and diagnosis read.
+"""Turns a console log in verl's format, or the file of its logger, into a run of ours.
 
 (main_task pid=3107) step:2 - critic/kl:-0.001 - critic/score/mean:0.036 - ...
+{"step": 2, "data": {"critic/kl": -0.001, "critic/score/mean": 0.036, ...}}
 """
 
+import codecs
 import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import fmean
@@ -14,50 +17,107 @@ from typing import Any, Final
 
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord
 from rl_core.system.atomic import write_text_atomically
-from tasks.report_page.failures import COLOURS, find_failure
+from tasks.report_page.failures import COLOURS, PREFIX, find_failure
 
-_STEP = re.compile(r"(?:^|\s)step:(?P<step>\d+) - (?P<metrics>.+)$")
-_METRIC = re.compile(
-    r"^(?P<name>[\w/.@=-]+):(?:np\.\w+\()?"
-    r"(?P<value>[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|nan|NaN|inf|Infinity))\)?$"
+_STEP = re.compile(r"(?:^|\s)step:(?P<step>\d{1,12}) - (?P<metrics>.+)$")
+_NUMBER = (
+    r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?"
+    r"|nan|inf(?:inity)?)"
 )
+# Also as numpy and torch print it: np.float64(0.5), tensor([0.5], device='cuda:0').
+_VALUE = re.compile(rf"(?i:\s*(?:[\w.]+\()?\[?({_NUMBER})\]?(?:,[^()]*)?\)?)")
+_METRIC = re.compile(rf"(?P<name>[\w/.@= +,-]+):(?P<value>{_VALUE.pattern})")
+_LONGEST_METRIC: Final = 300  # characters; a longer one is no number
 _OURS: Final = {"actor/entropy": "actor/entropy_loss"}  # verl has changed the name since
 _TESTS: Final = {
     "val/score": re.compile(r"val/test_score/.+|val-core/.+/(?:reward|score)/mean@\d+"),
     "val/accuracy": re.compile(r"val-core/.+/acc/mean@\d+"),
 }
 """The mean over all data sources: verl's names of one of them."""
-_OTHERS: Final = {
-    "TRL": re.compile(r"\{'loss': [^}]*'(?:reward|rewards/[^']+)': "),
-    "OpenRLHF": re.compile(r"Episode \[\d+/\d+\].*policy_loss=|\bpolicy_loss=.*\bact_lr="),
-}
 
 Row = dict[str, float]
 
 
-def read_log(text: str) -> dict[int, Row]:
-    """Returns the metrics by step; of a step that was done again, the last.
+@dataclass
+class Log:
+    """The runs in a log, as metrics by step, and what could not be read."""
+
+    runs: list[dict[int, Row]] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)  # metrics that are no numbers
+
+    @property
+    def rows(self) -> dict[int, Row]:
+        """The last run's; of a step that was done again, the last."""
+        return self.runs[-1] if self.runs else {}
+
+
+def read_text(file: Path) -> str:
+    """Returns a file's text with its line ends, from UTF-8 or, as PowerShell writes it, UTF-16."""
+    data = file.read_bytes()
+    encoding = "utf-8"
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    elif b"\0" in data[:2]:
+        encoding = "utf-16-be" if data[:1] == b"\0" else "utf-16-le"
+    return data.decode(encoding, errors="replace")
+
+
+def read_log(text: str) -> Log:
+    """Returns the runs in a log: another one begins where steps begin again at 0 or 1.
 
     `not_finite/NAME` is 1 for a value that is not finite; `val/score` is the tests' mean score.
     """
-    rows: dict[int, Row] = {}
-    for line in text.splitlines():
-        match = _STEP.search(COLOURS.sub("", line))
-        if match is not None and (row := dict(_metrics(match["metrics"]))):
-            rows[int(match["step"])] = row
-    return rows
+    log = Log()
+    of_process: dict[str, dict[int, Row]] = {}  # two may print in turns
+    for line in map(_plain, text.splitlines()):
+        if (found := _step_of(line)) is None:
+            continue
+        step, texts = found
+        prefix = PREFIX.match(line)
+        process = prefix[0] if prefix else ""
+        rows = of_process.get(process, log.rows)
+        row = dict(_metrics(texts, log.unread))
+        if not row or rows.get(step) == row:
+            continue
+        if not log.runs or (step <= 1 and max(rows) >= step):
+            rows = {}
+            log.runs.append(rows)
+        of_process[process] = rows
+        rows[step] = row
+    return log
 
 
-def other_trainer(text: str) -> str | None:
-    """Returns whose log it is if it is TRL's or OpenRLHF's, which are not read."""
-    return next((name for name, pattern in _OTHERS.items() if pattern.search(text)), None)
+def _plain(line: str) -> str:
+    return COLOURS.sub("", line).lstrip("\ufeff")
 
 
-def _metrics(text: str) -> Iterator[tuple[str, float]]:
+def _step_of(line: str) -> tuple[int, dict[str, str]] | None:
+    """Returns a line's step and the texts of its metrics, if it has one."""
+    if (match := _STEP.search(line)) is not None:
+        items = (item.strip() for item in match["metrics"].split(" - "))
+        found = ((_METRIC.fullmatch(item[:_LONGEST_METRIC]), item) for item in items)
+        pairs = ((m["name"], m["value"]) if m else item.partition(":")[::2] for m, item in found)
+        return int(match["step"]), {name: value for name, value in pairs if value}
+    if not line.startswith("{") or '"step"' not in line:
+        return None
+    try:
+        record = json.loads(line)
+        step = record.pop("step")
+        values = record.get("data", record).items()
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return None
+    plain = {name: str(value) for name, value in values if not isinstance(value, list | dict)}
+    return (step, plain) if type(step) is int and 0 <= step < 10**12 else None
+
+
+def _metrics(texts: dict[str, str], unread: dict[str, str]) -> Iterator[tuple[str, float]]:
     finite: dict[str, float] = {}
-    for match in filter(None, (_METRIC.match(item.strip()) for item in text.split(" - "))):
-        name, value = _OURS.get(match["name"], match["name"]), float(match["value"])
-        if math.isfinite(value):
+    for name, text in texts.items():
+        name = _OURS.get(name, name)
+        match = _VALUE.fullmatch(text) if len(text) <= _LONGEST_METRIC else None
+        if match is None:
+            unread.setdefault(name, text)
+        elif math.isfinite(value := float(match[1].replace(",", ""))):
             finite[name] = value
         else:
             yield f"not_finite/{name}", 1.0
@@ -69,8 +129,8 @@ def _metrics(text: str) -> Iterator[tuple[str, float]]:
 
 def import_log(file: Path, *, root: Path, run_id: str) -> RunFolder:
     """Makes a run of a log, with times counted back from the file's; ValueError without steps."""
-    text = file.read_text(encoding="utf-8", errors="replace")
-    rows, failure = read_log(text), find_failure(text)
+    text = read_text(file)
+    rows, failure = read_log(text).rows, find_failure(text)
     if not rows:
         raise ValueError(f"{file} holds no line like step:2 - critic/kl:-0.001 - ...")
     run = RunFolder.under(root, run_id)
@@ -81,8 +141,10 @@ def import_log(file: Path, *, root: Path, run_id: str) -> RunFolder:
     for step, row in sorted(rows.items(), reverse=True):
         epoch = int(row.get("training/epoch", row.get("epoch", 0)))
         head = {"step": step, "epoch": epoch, "time": time.isoformat(timespec="milliseconds")}
-        steps.insert(0, head | {k: v for k, v in row.items() if k != "epoch"})
-        time -= timedelta(seconds=row.get("timing_s/step", 0.0))
+        steps.append(head | {name: v for name, v in row.items() if name not in ("epoch", *head)})
+        seconds = min(max(row.get("timing_s/step", 0.0), 0), 86_400)
+        time = max(time - timedelta(seconds=seconds), datetime.fromtimestamp(0, UTC))
+    steps.reverse()
     why = f": {failure.says}: {failure.line}" if failure else ""
     record = RunRecord(
         run_id=run_id,

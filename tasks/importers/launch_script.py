@@ -1,8 +1,9 @@
 """Turns a verl or TinyZero launch script into a preset of ours, and says what is wrong with it."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,18 +12,28 @@ import yaml
 from rl_core.system.process_env import is_secret_name
 from rl_core.system.redaction import is_secret
 from rl_core.system.words import did_you_mean, printable
+from tasks.importers.hydra_words import read_overrides
+from tasks.importers.others import other_trainer
 from tasks.importers.shell_script import Command, Script, Word
+from tasks.importers.structured import strings_of_python, words_of_yaml
 from tasks.importers.verl_rules import translate
 from tasks.importers.verl_table import NAMES, PLAIN_NAMES, Given, Settings, finding, meaning
 from tasks.preflight_checks import Finding
 
-_SETTING = re.compile(r"^\+{0,2}(?P<key>[A-Za-z_]\w*(?:\.[\w-]+)+)=(?P<value>.*)$", re.DOTALL)
-_INTERPOLATED = re.compile(r"\$\{([\w.]+)\}")
+_KEY = re.compile(r"[~+]{0,2}([A-Za-z_]\w*(?:\.[\w-]+)+)(?:=|(?<=~)$)")
 _BROKEN = re.compile(r"^(?!\s*#).*\\[ \t]+$")
 _NO_ASSIGNMENT = re.compile(r"^\s*\$(\w+)=\S")
-_CONFIG_NAME = re.compile(r"^(?:--config-name|-cn)=?(?!ppo_\w*trainer)(.*)$")
-_OTHERS: Final = {"TRL": r"--num_generations|--max_completion_length", "OpenRLHF": r"openrlhf"}
+_NAMED: Final = re.compile(r"\$\{?(\w+)")
+_SETS_NOTHING: Final = re.compile(  # of verl: what prepares a shell
+    r"(activate|conda\.sh|mamba\.sh|/etc/\S*|\.(bashrc|bash_profile|profile|zshrc)|modules?\S*)"
+)
+_EACH: Final = ("ends_at_a_blank", "ends_at_a_comment")  # named in each line, others once
 _OF_ANY_SHELL: Final = ("HOME", "PWD", "USER")
+_MOST_HINTS: Final = 20  # looking for the nearest of all names takes 10 ms
+
+
+class NoSettingsError(ValueError):
+    """A text without a setting of verl, or of another trainer."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +66,21 @@ def import_script(
         {name: value for name, value in (given or {}).items() if not is_secret(name, value)}
         for given in (variables, shell)
     )
-    script = Script(text, {**shell, **variables})
-    command, words = _training_command(text, script)
-    given, doubles = _settings(words)
-    settings, of_settings = translate(given, command.words[0].line)
+    source = _read(text.replace("\r\n", "\n").lstrip("\ufeff"), {**shell, **variables})
+    script, command, words = source.script, source.command, source.words
+    overrides = read_overrides(words)
+    given, unread = overrides.given, [*source.unread, *overrides.unread]
+    settings, of_settings = translate(
+        given,
+        command.words[0].line,
+        no_defaults=overrides.taken_away,
+        is_partial=bool(unread),
+    )
     findings = [
-        *_line_findings(text, script, words),
+        *_line_findings(text if source.text else "", source),
         *_command_findings(text, script, command),
-        *doubles,
+        *unread,
+        *overrides.findings,
         *_variable_findings(script, given, variables),
         *_inherited(script, given, {k: shell[k] for k in shell.keys() - variables.keys()}),
         *of_settings,
@@ -72,37 +90,97 @@ def import_script(
     return Imported(settings, findings)
 
 
-def _training_command(text: str, script: Script) -> tuple[Command, list[Word]]:
-    """Returns the command that trains, and its words with those that were cut off from it."""
-    ranks = [_rank(command) for command in script.commands]
+@dataclass(frozen=True)
+class _Source:
+    """The command that trains, its words with those that were cut off from it, and the rest."""
+
+    text: str  # of a shell; else nothing
+    script: Script
+    command: Command
+    words: list[Word]
+    cut_off: list[Command] = field(default_factory=list)
+    unread: list[Finding] = field(default_factory=list)  # then nothing is said of what is not set
+
+
+def _read(text: str, outer: Mapping[str, str]) -> _Source:
+    """Returns what is read of a recipe, a Python program or a script, whichever it is."""
+    is_verls = other_trainer(text, "script") is None
+    if is_verls and _num_known(words := words_of_yaml(text)):
+        command = Command((Word("", words[0].line),), (), None)
+        return _Source("", Script(""), command, words)
+    script = Script("", outer)
+    strings = strings_of_python(text, script.from_outside_at)
+    shell_text = next((one for one in strings if re.search(r"main_ppo\s", one.text)), None)
+    if shell_text is not None:
+        source = _of_shell("\n" * (shell_text.line - 1) + shell_text.text, outer)
+        source.script.from_outside |= script.from_outside
+    elif is_verls and _num_known(strings) > 1:
+        words = [word for word in strings if _KEY.match(word.text)]
+        source = _Source("", script, Command((words[0],), (), None), words)
+    else:
+        return _of_shell(text, outer)
+    unread = [*source.unread, finding("python", source.command.words[0].line)]
+    return replace(source, text="", unread=unread)
+
+
+def _of_shell(text: str, outer: Mapping[str, str]) -> _Source:
+    script = Script(text, outer)
+    nexts = (*script.commands[1:], None)
+    ranks = [_rank(command, after) for command, after in zip(script.commands, nexts, strict=True)]
+    starts_verl = any(is_verls for is_verls, _ in ranks)
+    if not starts_verl and (whose := other_trainer(text, "script")) is not None:
+        raise ValueError(
+            f"this is a script of {whose}, which is not read: docs/coming-from.md has its names of "
+            "settings beside ours"
+        )
     if (best := max(ranks, default=(False, 0))) == (False, 0):
-        raise ValueError(_why_no_settings(text, script))
+        raise _why_no_settings(text, script)
     first, *later = script.commands[ranks.index(best) :]
-    cut_off = [command for command in later if _SETTING.match(command.words[0].text)]
-    return first, [word for command in (first, *cut_off) for word in command.words]
+    cut_off = [command for command in later if _KEY.match(command.words[0].text)]
+    starts = (i for i, word in enumerate(first.words, 1) if "main_ppo" in word.text)
+    words = list(first.words[next(starts, 0) :])
+    if not starts_verl:
+        words = words[next(i for i, word in enumerate(words) if _KEY.match(word.text)) :]
+    words += [word for command in cut_off for word in command.words]
+    return _Source(
+        text, script, first, words, cut_off, [*_not_followed(script, starts_verl, first)]
+    )
 
 
-def _rank(command: Command) -> tuple[bool, int]:
-    """Returns whether it starts verl and has settings, else how many settings of verl it has."""
-    keys = [match["key"] for word in command.words if (match := _SETTING.match(word.text))]
+def _not_followed(script: Script, starts_verl: bool, command: Command) -> Iterator[Finding]:
+    """Names what may set something and is not read."""
+    if not starts_verl:
+        program = " ".join(word.text for word in command.words[:3])
+        yield finding("program", command.words[0].line, program=program)
+    for other in script.commands:
+        name, *files = (word.text for word in other.words[:2])
+        if name in ("source", ".") and files and not _SETS_NOTHING.search(files[0]):
+            yield finding("sourced", other.words[0].line, file=files[0])
+    if script.first_error:
+        yield finding("no_bash", script.first_error)
+
+
+def _num_known(words: list[Word]) -> int:
+    keys = [match[1] for word in words if (match := _KEY.match(word.text))]
+    return sum(key in NAMES or meaning(key, "") is not None for key in keys)
+
+
+def _rank(command: Command, after: Command | None) -> tuple[bool, int]:
+    """Returns whether it starts verl with settings, else how many of verl's settings it has."""
+    keys = [word for word in command.words if _KEY.match(word.text)]
     if any("main_ppo" in word.text for word in command.words):
-        return bool(keys), 0  # the first such command
+        is_cut = after is not None and _KEY.match(after.words[0].text) is not None
+        return bool(keys) or is_cut, 0  # the first such command
     # A text that only shows commands has settings, too, but none of verl's, or those of ours.
-    is_known = any(key in NAMES or meaning(key, "") is not None for key in keys)
-    is_verls = is_known and Path(command.words[0].text).name != "countdown-train"
-    return False, len(keys) if is_verls else 0
+    known = _num_known(keys)
+    is_verls = 2 * known >= len(keys) and Path(command.words[0].text).name != "countdown-train"
+    return False, known if is_verls else 0
 
 
-def _why_no_settings(text: str, script: Script) -> str:
-    for whose, pattern in _OTHERS.items():
-        if re.search(pattern, text):
-            return (
-                f"this is a script of {whose}, which is not read: docs/coming-from.md has the "
-                "names of settings in verl, TRL and OpenRLHF beside ours"
-            )
-    for line, said in enumerate(text.split("\n"), start=1):
-        if "main_ppo" in said.partition("#")[0]:
-            return (
+def _why_no_settings(text: str, script: Script) -> ValueError:
+    for line, code in enumerate(text.split("\n"), start=1):
+        if "main_ppo" in code.partition("#")[0]:
+            return ValueError(
                 f"the command in line {line} stands in a text or in back-ticks, which are not "
                 "read: copy the command into a file of its own and import that"
             )
@@ -111,37 +189,64 @@ def _why_no_settings(text: str, script: Script) -> str:
         if files:
             known = {k: v for k, v in script.values.items() if not is_secret(k, v)}
             given = " ".join(f"{key}={value}" for key, value in known.items())
-            return (
+            return ValueError(
                 f"it starts {files[0]} in line {command.words[0].line}, which is not followed: "
                 f"countdown-train import {files[0]} {given}".rstrip()
             )
-    return (
+    return NoSettingsError(
         "no settings were found: a launch script has a command with some of verl's, like "
         "data.train_batch_size=256"
     )
 
 
-def _line_findings(text: str, script: Script, words: list[Word]) -> Iterator[Finding]:
+def _line_findings(text: str, source: _Source) -> Iterator[Finding]:
     """Names lines that do something else than they seem to."""
-    before = ""
     for i, line in enumerate(text.split("\n"), start=1):
-        is_comment = i in script.comments and before.endswith("\\")
-        before = line
         if assigned := _NO_ASSIGNMENT.match(line):
             yield finding("assigns_nothing", i, name=assigned[1])
-        if not is_comment and not _BROKEN.match(line):
-            continue
-        lost = [word.text for word in words if word.line > i and _SETTING.match(word.text)]
-        loses = f" and loses {len(lost)} settings, from {lost[0]!r} on" if lost else ""
-        if lost or not is_comment:
-            yield finding("ends_at_a_comment" if is_comment else "ends_at_a_blank", i, loses=loses)
+    settings = [word for word in source.words if _KEY.match(word.text)]
+    lines = [word.line for word in settings]
+    seen = set()
+    for i, sentence in _ends(text, source):
+        first = bisect_right(lines, i)
+        lost = len(lines) - first
+        if lost and (sentence in _EACH or sentence not in seen):
+            loses = f" and loses {lost} settings, from {settings[first].text!r} on"
+            none_left = f", and verl gets none of its {lost} settings"
+            yield finding(sentence, i, loses=loses if first else none_left)
+        elif sentence == "ends_at_a_blank":
+            yield finding(sentence, i, loses="")
+        seen.add(sentence)
+    if "\r\n" in text and "ends_at_cr" not in seen:
+        yield finding("lines_with_cr", 1)
+    if text.startswith("\ufeff"):
+        yield finding("byte_order_mark", 1)
+
+
+def _ends(text: str, source: _Source) -> list[tuple[int, str]]:
+    """Returns the lines at which a command ends where it seems to go on, and how."""
+    ends: dict[int, str] = {}
+    before = ""
+    for i, line in enumerate(text.split("\n"), start=1):
+        if line.endswith("\\\r"):
+            ends[i] = "ends_at_cr"
+        elif _BROKEN.match(line):
+            ends[i] = "ends_at_a_blank"
+        elif before.endswith("\\") and i in source.script.comments:
+            ends[i] = "ends_at_a_comment"
+        elif before.endswith("\\") and not line:
+            ends[i] = "ends_at_an_empty_line"
+        before = line
+    if text:
+        for command in (source.command, *source.cut_off):
+            end = command.words[-1].line
+            if not {end, end + 1} & ends.keys():
+                ends[end] = "ends_without_a_backslash"
+    return sorted(ends.items())
 
 
 def _command_findings(text: str, script: Script, command: Command) -> Iterator[Finding]:
     """Names what hides values of the command that trains, or its exit code."""
-    for word in command.words:
-        if (named := _CONFIG_NAME.match(word.text)) and named[1]:
-            yield finding("configuration", word.line, name=named[1])
     if (around := command.around) is not None:
         values = "NAME=VALUE for each name that it sets"
         for call in script.commands:
@@ -161,9 +266,12 @@ def _variable_findings(
 ) -> Iterator[Finding]:
     """Names variables that the script needs from outside, and given ones without effect."""
     named: set[str] = set()
+    keys_of: dict[str, list[str]] = {}
+    for key, one in given.items():
+        for name in set(_NAMED.findall(one.value)):
+            keys_of.setdefault(name, []).append(key)
     for name, line in script.unset.items():
-        use = re.compile(rf"\$\{{?{re.escape(name)}\b")
-        lost = [key for key, one in given.items() if use.search(one.value)]
+        lost = keys_of.get(name, [])
         named.update(lost)
         if lost:
             say = "unset" if any(key in NAMES for key in lost) else "unset_without_a_meaning"
@@ -189,34 +297,18 @@ def _inherited(
             yield finding("of_this_shell", script.from_outside[name], name=name)
 
 
-def _settings(words: list[Word]) -> tuple[dict[str, Given], list[Finding]]:
-    """Returns the settings, of each key the last, and findings on keys that are given twice."""
-    given: dict[str, Given] = {}
-    findings = []
-    for word in words:
-        if (match := _SETTING.match(word.text)) is None:
-            continue
-        key, value = match["key"], match["value"]
-        if key in given:
-            facts = {"first": given[key].value, "first_line": given[key].line}
-            findings.append(finding("given_twice", word.line, key=key, value=value, **facts))
-        given[key] = Given(value, word.line)
-    # A value may name another setting: ${data.train_batch_size}.
-    value_of = lambda match: given[match[1]].value if match[1] in given else match[0]  # noqa: E731
-    return {
-        key: Given(_INTERPOLATED.sub(value_of, one.value), one.line) for key, one in given.items()
-    }, findings
-
-
 def _key_findings(given: Mapping[str, Given]) -> Iterator[Finding]:
     """Names keys that do nothing, by the reason, and those that are not known of verl."""
     idle: dict[str, list[str]] = {}
+    num_unknown = 0
     for key, one in given.items():
         if key in NAMES:
             continue
         found = meaning(key, one.value)
         if found is None:
-            hint = did_you_mean(key, PLAIN_NAMES).removeprefix("; ") or "left out of the preset"
+            num_unknown += 1
+            near = did_you_mean(key, PLAIN_NAMES) if num_unknown <= _MOST_HINTS else ""
+            hint = near.removeprefix("; ") or "left out of the preset"
             yield finding("no_setting_of_verl", one.line, key=key, hint=hint)
         elif found[1]:
             yield finding("no_equivalent", one.line, key=key, value=one.value, reason=found[0])

@@ -74,6 +74,7 @@ class Script:
         # A byte's place must be that of its character: those beyond ASCII, of which some crash the
         # grammar's scanner, become points.
         tree = Parser(_LANGUAGE).parse(_NOT_ASCII.sub(".", source).encode())
+        self.first_error = 0  # the first line that the grammar cannot read
         try:
             self.commands = tuple(self._walk(tree.root_node, ()))
         except RecursionError:
@@ -81,6 +82,8 @@ class Script:
 
     def _walk(self, node: Node, piped_into: tuple[str, ...]) -> Iterator[Command]:
         around = self._around
+        if (node.is_error or node.is_missing) and not self.first_error:
+            self.first_error = _line(node)
         if node.type == "comment":
             self.comments.add(_line(node))
         elif node.type == "variable_assignment":
@@ -99,6 +102,15 @@ class Script:
             for child in self._first_way(node) if node.type in _BRANCHES else node.named_children:
                 yield from self._walk(child, piped_into)
         self._around = around
+
+    def from_outside_at(self, name: str, line: int) -> str:
+        """Returns the value that something outside gives a name, else `${NAME}`; notes the use."""
+        self.askable[name] = None
+        if name in self._outer:
+            self.from_outside.setdefault(name, line)
+            return self._outer[name]
+        self.unset.setdefault(name, line)
+        return f"${{{name}}}"
 
     def _text(self, node: Node) -> str:
         return self._source[node.start_byte : node.end_byte]

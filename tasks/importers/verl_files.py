@@ -83,7 +83,7 @@ def _add_model(asked: Asked) -> None:
     path = asked.settings.get("model.path")
     if path is None:
         if asked.plain(_MODEL) is None and _MODEL not in asked.unread:
-            asked.say("no_model")
+            asked.say("no_model_is_read" if asked.may_be_set(_MODEL) else "no_model")
         return
     with suppress(OSError):  # too long a name
         if is_hub_name(path) or as_path(path).exists():

@@ -1,7 +1,7 @@
 """verl's settings -> ours: those of the table, then those that need a rule."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -33,17 +33,29 @@ _SCHEDULES: Final = ("lr_scheduler_type", "warmup_style", "lr_decay_style")
 _CHECKPOINTING: Final = "model.gradient_checkpointing"
 
 
-def translate(given: Mapping[str, Given], line: int) -> tuple[Settings, list[Finding]]:
-    """Returns the settings of verl's command in `line` as ours, and what is said of them."""
+def translate(
+    given: Mapping[str, Given],
+    line: int,
+    *,
+    no_defaults: Collection[str] = (),
+    is_partial: bool = False,
+) -> tuple[Settings, list[Finding]]:
+    """Returns the settings of verl's command in `line` as ours, and what is said of them.
+
+    Of the sections and keys `no_defaults`, and of all that is not given if the script `is_partial`,
+    nothing is taken or said.
+    """
     unread = {key: one for key, one in given.items() if "$" in one.value}
-    asked = Asked({key: one for key, one in given.items() if key not in unread}, unread, line)
+    read = {key: one for key, one in given.items() if key not in unread}
+    asked = Asked(read, unread, line, frozenset(no_defaults), is_partial)
     for rule in (
         *(_same, _defaults, add_files, _unlisted),
-        *(_estimator, _group, _kl, _losses, _batches, _cards),
-        *(_checkpointing, _optimizer_of_ranks, _schedules, _loggers),
+        *(_estimator, _group, _kl, _losses, _batches, _correction, _cards, _checkpointing),
+        *(_optimizer_of_ranks, _schedules, _loggers),
     ):
         rule(asked)
-    return asked.settings, asked.findings
+    taken = {key: one for key, one in asked.settings.items() if asked.assumed.get(key) != one}
+    return taken, asked.findings
 
 
 def _same(asked: Asked) -> None:
@@ -67,11 +79,17 @@ def _same(asked: Asked) -> None:
 
 
 def _defaults(asked: Asked) -> None:
-    """Takes verl's default for what a script leaves to verl, if ours is another."""
+    """Takes verl's default for what a script leaves to verl, if ours is another.
+
+    Where it may set another value, the default only stands in for it until the end of the rules.
+    """
     unread = {SAME.get(key) for key in asked.unread}
+    unread |= {ours for key, ours in SAME.items() if asked.is_taken_away(key)}
     silent = {key: value for key, value in TABLE["defaults"].items() if key not in asked.settings}
     asked.settings |= silent
-    if said := " ".join(f"{key}={value}" for key, value in silent.items() if key not in unread):
+    asked.assumed |= {k: v for k, v in silent.items() if asked.is_partial or k in unread}
+    taken = silent.keys() - asked.assumed.keys()
+    if said := " ".join(f"{key}={value}" for key, value in silent.items() if key in taken):
         asked.say("verl_defaults", values=said)
 
 
@@ -120,7 +138,7 @@ def _group(asked: Asked) -> None:
         return
     if (size or 1) < 2:
         asked.settings[ours] = _SMALLEST_GROUP
-        if _RESPONSES in asked.unread:
+        if asked.may_be_set(_RESPONSES):
             asked.say("group_of_unknown_size", _RESPONSES, name=name, size=_SMALLEST_GROUP)
         else:
             where = _RESPONSES if theirs else "algorithm.adv_estimator"
@@ -135,7 +153,8 @@ def _kl(asked: Asked) -> None:
     settings, key = asked.settings, "algorithm.kl_penalty"
     in_loss = asked.is_true(_ACTOR + "use_kl_loss")
     # If it is not in the loss, it may still be in the reward.
-    if not in_loss and not any("kl_" in other for other in asked.given if _ACTOR not in other):
+    kl_keys = [key for key in (*asked.given, *asked.unread) if "kl_" in key and _ACTOR not in key]
+    if not in_loss and not kl_keys and not asked.is_partial:
         asked.say("no_kl")
     if asked.plain(target := "algorithm.kl_ctrl.target_kl") is not None:
         asked.say("kl_target", target)
@@ -195,16 +214,29 @@ def _batches(asked: Asked) -> None:
         ours = next(size for size in range(min(batch, mini), 0, -1) if batch % size == 0)
         settings["actor.mini_batch_size"] = ours
         facts = {"mini": mini, "batch": batch, "factor": batch / mini, "ours": ours}
-        if mini != ours:
+        if mini != ours and not asked.assumed.keys() & {
+            "data.train_batch_size",
+            "actor.mini_batch_size",
+        }:
             name = "mini_above_batch" if mini > batch else "mini_does_not_divide"
             asked.say(name, key, **facts)
     rows = asked.count(_ACTOR + "ppo_micro_batch_size_per_gpu")
     rows = rows or asked.count(_ACTOR + "ppo_micro_batch_size")
     if rows is not None:
-        tokens = rows * (settings["data.max_prompt_length"] + settings["data.max_response_length"])
+        lengths = ("data.max_prompt_length", "data.max_response_length")
+        if asked.assumed.keys() & {*lengths}:
+            return
+        tokens = rows * sum(settings[length] for length in lengths)
         if not asked.is_true(_ACTOR + "use_dynamic_bsz"):
             settings["actor.micro_batch_tokens"] = tokens
         settings.setdefault("actor.micro_batch_tokens", tokens)
+
+
+def _correction(asked: Asked) -> None:
+    """Takes the cap of importance weights away if verl is told not to weigh tokens."""
+    key = "algorithm.rollout_correction.rollout_is"
+    if key in asked.given and asked.plain(key) is None:
+        asked.settings["actor.importance_cap"] = None
 
 
 def _cards(asked: Asked) -> None:
@@ -214,7 +246,7 @@ def _cards(asked: Asked) -> None:
     parallel = _ROLLOUT + "tensor_model_parallel_size"
     parts = asked.count(parallel) or 1
     if per_node not in asked.given:
-        why = "known" if per_node in asked.unread else "given, and verl's default is 8"
+        why = "known" if asked.may_be_set(per_node) else "given, and verl's default is 8"
         asked.say("unknown_cards", why=why)
     elif parts > cards:
         asked.say("too_few_cards", parallel, parts=parts, cards=cards)
@@ -263,7 +295,8 @@ def _schedules(asked: Asked) -> None:
     """Warm-up and decay of the learning rates, which need the number of steps."""
     settings, total = asked.settings, asked.settings.get("trainer.total_steps")
     problems, batch = num_problems(asked), settings["data.train_batch_size"]
-    if total is None and problems is not None and batch <= problems:
+    is_known = not asked.assumed.keys() & {"data.train_batch_size", "trainer.total_epochs"}
+    if total is None and is_known and problems is not None and batch <= problems:
         total = settings["trainer.total_epochs"] * steps_per_epoch(problems, batch)
     for part, optimizer in (("actor", _ACTOR + "optim."), ("critic", "critic.optim.")):
         _warm_up(asked, part, optimizer, total)

@@ -70,6 +70,9 @@ class Asked:
     given: Mapping[str, Given]
     unread: Mapping[str, Given]  # with values that only running the script would tell
     line: int  # the command's first
+    taken_away: frozenset[str] = frozenset()  # keys and sections without any value
+    is_partial: bool = False  # something that is not read may set any of the others
+    assumed: Settings = field(default_factory=dict)  # ours that only stand in for what is unknown
     settings: Settings = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
@@ -77,6 +80,16 @@ class Asked:
         """Adds what `verl.yaml` says of one of verl's settings, or of the whole command."""
         one = self.given.get(key) or self.unread.get(key) or Given("", self.line)
         self.findings.append(finding(sentence, one.line, key=key, **({"value": one.value} | facts)))
+
+    def is_taken_away(self, key: str) -> bool:
+        """Says whether a setting, or a section around it, has no value."""
+        return any(f"{key}.".startswith(f"{name}.") for name in self.taken_away)
+
+    def may_be_set(self, key: str) -> bool:
+        """Says whether a setting may have a value that is not known."""
+        return key not in self.given and (
+            self.is_partial or key in self.unread or self.is_taken_away(key)
+        )
 
     def plain(self, key: str) -> Any:
         """Returns the value of one of verl's settings; None if it is null or not given."""

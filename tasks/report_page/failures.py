@@ -78,7 +78,9 @@ SURVIVED: Final = [
     (re.compile(row["pattern"]), row["what"], row["how"]) for row in _TABLE["survived"]
 ]
 """A pattern of log lines, with the step; what went wrong; how the run went on."""
-_ERROR: Final = re.compile(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit))\b:? ?(.*)$")
+_ERROR: Final = re.compile(r"\s*[\w.]*(?:Error|Exception|Interrupt|Exit)\b")
+_STEP: Final = re.compile(r"\s*(?:step:\d+ - |\{\"step\": )")
+_LONGEST_LINE: Final = 2_000  # characters of a line that are looked at
 
 PREFIX: Final = re.compile(r"^\s*\(\w+ pid=\d+(?:, ip=[^)]*)?\) ?")
 """Ray's prefix of each line that a worker prints."""
@@ -121,8 +123,9 @@ def find_failure(text: str) -> Failure | None:
     It is the first known cause, as later ones are its consequences; else the last line with an
     error.
     """
-    lines = [PREFIX.sub("", line) for line in COLOURS.sub("", text).splitlines()]
-    steps = [i for i, line in enumerate(lines) if re.match(r"\s*step:\d+ - ", line)]
+    cut_lines = (line[:_LONGEST_LINE] for line in text.splitlines())
+    lines = [PREFIX.sub("", COLOURS.sub("", line)) for line in cut_lines]
+    steps = [i for i, line in enumerate(lines) if _STEP.match(line)]
     last = lines[steps[-1] + 1 :] if steps else lines
     for line in last:
         for cause in _CAUSES:
@@ -131,9 +134,10 @@ def find_failure(text: str) -> Failure | None:
     named = [line for line in last if _ERROR.match(line)]
     if not named:
         return None
-    return Failure(
-        "the program ended with an error", _short(named[-1]), "the traceback above it says where"
-    )
+    where = "the traceback above it says where"
+    if "Traceback (most recent call last)" not in text:
+        where = "import its whole log: the first error in it is the cause"
+    return Failure("the program ended with an error", _short(named[-1]), where)
 
 
 def _in_detail(cause: Cause, line: str, lines: list[str]) -> str:

@@ -1,4 +1,5 @@
 import shutil
+import time
 
 import pyarrow.parquet as pq
 import pytest
@@ -108,6 +109,46 @@ def test_a_log_becomes_a_run_and_its_diagnosis_is_said(cli, tmp_path):
         cli("report", named)
         assert page.exists()
         page.unlink()
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("RuntimeError: CUDA error: no kernel image is available for execution", "newer CUDA"),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "actor.micro_batch_tokens"),
+        ("OSError: [Errno 28] No space left on device", "storage.root"),
+        ("[Rank 1] Watchdog caught collective operation timeout", "NCCL_DEBUG=INFO"),
+        ("wandb.errors.CommError: init timed out after 90 seconds", "wandb_mode=offline"),
+        ("ray.exceptions.ObjectStoreFullError: Failed to put object", "--shm-size"),
+        ("ray.exceptions.ActorDiedError: The actor died unexpectedly", "dmesg"),
+        ("./train.sh: line 12: 4711 Killed  python3 -m x", "rollout.num_engines"),
+        ("Bus error (core dumped)", "--shm-size"),
+        ("KeyError: 'some_name'", "import its whole log"),
+    ],
+)
+def test_one_pasted_line_of_an_error_has_its_remedy(cli, tmp_path, line, remedy):
+    (file := tmp_path / "pasted.txt").write_text(f"{line}\n")
+    said = cli("import", str(file), f"output={tmp_path / 'p.yaml'}", root=None).out
+    assert remedy in said
+    assert not (tmp_path / "p.yaml").exists()
+
+
+def test_a_log_of_two_runs_says_so_and_names_what_is_no_number(cli, tmp_path):
+    log = tmp_path / "both.log"
+    log.write_text(
+        "".join(f"step:{i} - x:{n} - y:none\n" for n, i in enumerate((0, 1, 2, 3, 0, 1)))
+    )
+    said = cli("import", str(log)).out
+    assert "2 runs are in the file (steps begin again at 0)" in said
+    assert "steps 0 to 1" in said
+    assert "not read   1 metrics that are no numbers: y=none" in said
+
+
+def test_three_thousand_unknown_keys_take_seconds(script_to_preset):
+    keys = " ".join(f"data.unknown_{i}=1" for i in range(3_000))
+    start = time.process_time()
+    script_to_preset(f"python3 -m verl.trainer.main_ppo data.seed=1 {keys}\n")
+    assert time.process_time() - start < 60
 
 
 @pytest.mark.parametrize("words", [[], ["a", "b"], ["no-such-file.sh"]])

@@ -1,5 +1,8 @@
 """GSM8K's data set: from the hub's cache, or toy problems written here."""
 
+import json
+
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 
@@ -7,6 +10,7 @@ from rl_core.config.run import DataConfig
 from rl_core.data.dataset import dataset_name, is_ready, read_problems, read_solved, write_dataset
 from rl_core.envs.gsm8k import Gsm8kConfig, extract_truth
 from tests.support.own_data import put_in_cache
+from tests.support.seeded_faults import ROOT
 
 NAME = "openai/gsm8k"
 GSM8K_ROWS = {
@@ -63,6 +67,39 @@ def test_a_cache_that_holds_something_else_is_not_enough(hub_cache, tmp_path, co
 def test_gsm8k_without_the_hub_says_what_to_give(tmp_path, source, said):
     with pytest.raises(ValueError, match=said):
         write_dataset(Gsm8kConfig(source=source), DataConfig(), tmp_path / "out")
+
+
+TRUTHS = {
+    **{"#### \u22125": "-5", "#### minus 5": "-5", "#### -€1,800.50": "-1800.50", "#### .5": ".5"},
+    **{"#### **18**": "18", "#### \\boxed{18}": "18", "#### 18 dollars": "18", "18 eggs": "18"},
+    **{"#### 1\u202f800": "1800", "#### $1{,}800$.": "1800", "#### \uff11\uff18": "18"},
+    **{"\u22125": "-5", "#### Rs. 18": "18", "#### USD -18.0": "-18.0", "#### 18 m^2": "18"},
+}
+
+
+def test_truths_are_numbers_as_people_write_them_and_the_check_agrees(tmp_path):
+    rows = [{"question": f"Row {i}?", "answer": answer} for i, answer in enumerate(TRUTHS)]
+    (file := tmp_path / "own.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = DataConfig(train_files=(str(file),), test_size=2)
+    write_dataset(Gsm8kConfig(), data, tmp_path / "out")
+    check = (ROOT / "sql" / "checks" / "gsm8k_ground_truth.sql").read_text()
+    read = {}
+    for split in ("train", "test"):
+        path = tmp_path / "out" / f"{split}.parquet"
+        problems = duckdb.read_parquet(str(path)).select("extra_info.split, extra_info.index, *")
+        assert duckdb.query(check).fetchall() == []
+        assert len(problems) > 0
+        read |= {
+            problem.messages[0]["content"]: problem.ground_truth for problem in read_problems(path)
+        }
+    truths = {text.split("?")[0]: truth for text, truth in read.items()}
+    assert truths == {f"Row {i}": truth for i, truth in enumerate(TRUTHS.values())}
+
+
+@pytest.mark.parametrize("answer", ["#### 18k", "#### 2 dozen", "#### 1/2", "#### 18 or 19"])
+def test_a_truth_that_is_another_number_is_refused(answer):
+    with pytest.raises(ValueError, match="must end with '#### <number>'"):
+        Gsm8kConfig().read_row({"question": "How many?", "answer": answer})
 
 
 def test_toy_word_problems_are_as_many_as_asked_for_and_shared_by_no_split(tmp_path):

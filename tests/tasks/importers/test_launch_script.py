@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tasks.importers.launch_script import import_script
 from tests.support.launch_scripts import GSM8K, SOUND, shell_texts
@@ -93,6 +94,27 @@ def test_a_value_that_is_no_number_or_path_of_anything_is_a_text(value):
     imported = import_script(script)
     assert imported.settings["model.path"] == value
     assert yaml.safe_load(imported.preset("x"))["model"]["path"] == value
+
+
+RECIPES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=9) | st.just("${a.b}"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab.~", max_size=3), inner),
+    max_leaves=9,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["data", "trainer", "algorithm", "defaults"]), RECIPES))
+@example(recipe={"defaults": []})
+def test_any_recipe_and_any_program_with_it_is_read_or_refused_in_words(recipe):
+    known = {"data": {"train_batch_size": 8}} | recipe
+    program = f"words = ['data.train_batch_size=8', 'data.seed=1', {known!r}]"
+    for text in (yaml.safe_dump(known), program, f"- data.train_batch_size=8\n- {known!r}"):
+        try:
+            imported = import_script(text)
+        except ValueError:
+            continue
+        yaml.safe_load(imported.preset("any"))
+        assert not [one for one in imported.findings if "verl's defaults" in str(one)]
 
 
 @given(shell_texts, shell_texts)

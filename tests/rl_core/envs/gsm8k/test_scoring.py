@@ -13,6 +13,7 @@ from rl_core.envs.gsm8k import Gsm8kConfig, extract_truth, score_response
 
 TABLES = yaml.safe_load(Path(__file__).with_name("scoring.yaml").read_text())
 
+MINUSES = "-\u2212\u2013\uff0d"
 GRADED = Path(__file__).parents[3] / "golden" / "gsm8k_graded.csv"
 
 
@@ -48,8 +49,20 @@ def test_eighteen_as_people_write_it(written):
 )
 def test_numbers(written, truth, right):
     scored = score_response(f"#### {written}", truth, format_score=0.25)
-    assert scored.verdict == ("correct" if right else "wrong_value")
-    assert scored.score == (1.0 if right else 0.25)
+    expected = {True: ("correct", 1.0), False: ("wrong_value", 0.25), None: ("no_answer", 0)}
+    assert (scored.verdict, scored.score) == expected[right]
+    if right:
+        assert score_response(f"It is {written}", truth, answer_from="lenient").score == 1
+
+
+@pytest.mark.parametrize(("written", "truth"), TABLES["another"])
+@pytest.mark.parametrize("mode", ["strict", "lenient"])
+def test_what_makes_another_number_of_it_is_read_with_it(written, truth, mode):
+    assert score_response(f"#### {written}", truth, answer_from=mode).verdict == "wrong_value"
+    with pytest.raises(ValueError, match="must end with"):
+        extract_truth(f"#### {written}")
+    with pytest.raises(ValueError, match="is not a number"):
+        score_response("#### 1", written)
 
 
 @pytest.mark.parametrize(("response", "strict", "lenient"), TABLES["which-number"])
@@ -127,14 +140,21 @@ def test_any_text_has_a_score(response, mode):
 
 @given(
     st.decimals(-99999, 99999, places=2),
-    st.sampled_from(["{}", "{:,}", "${}", "${:,}", "{}.", "{}0", "{} eggs", "{}%", "+{}"]),
+    st.sampled_from(
+        [
+            *("{}", "{:,}", "${}", "${:,}", "{}.", "{}0", "{} eggs", "{}%", "+{}", "**{}**"),
+            *("€{:,}", "\\boxed{{{:,}}}", "${}$", "\\$**{}**", "USD {}", "{:,} dollars"),
+        ]
+    ),
+    st.sampled_from(MINUSES),
     st.sampled_from(["#### ", "####", "so 7 - 2 is\n#### ", "#### 3\n#### "]),
     st.sampled_from(["", "\n", " dollars.", "</think>", ", I think"]),
 )
-def test_every_number_reads_as_itself(number, style, before, after):
-    written = f"{before}{style.format(number)}{after}"
-    if "+-" in written:
+def test_every_number_reads_as_itself(number, style, minus, before, after):
+    shown = style.format(number).replace(",", "\u202f" if minus == "\u2212" else ",")
+    if "+-" in shown or "--" in shown:
         return
+    written = f"{before}{shown.replace('-', minus)}{after}"
     scored = score_response(written, str(number))
     assert scored.verdict == "correct", written
     assert score_response(written, str(number + 1)).verdict == "wrong_value"
