@@ -1,9 +1,12 @@
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.algos.masking import (
+    Aggregation,
     Denominators,
     aggregate,
     count_denominators,
@@ -71,3 +74,12 @@ def test_denominators_count_tokens_and_responses_with_tokens_of_which_there_must
 def test_aggregations_by_hand(aggregation, expected):
     result = aggregate(VALUES, MASK, aggregation, count_denominators(MASK, max_response_length=8))
     assert result.item() == expected
+
+
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
+def test_shares_of_single_rows_add_up(aggregation):
+    denominators = count_denominators(MASK, max_response_length=8)
+    whole = aggregate(VALUES, MASK, aggregation, denominators)
+    rows = zip(VALUES.split(1), MASK.split(1), strict=True)
+    shares = [aggregate(values, mask, aggregation, denominators) for values, mask in rows]
+    torch.testing.assert_close(sum(shares), whole)
