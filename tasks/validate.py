@@ -19,6 +19,7 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_verified
 from rl_core.data.prompt_lengths import SAMPLE_ROWS, CountTokens, measure_all, measure_by_parts
 from rl_core.data.readers import SPLITS, DatasetError
+from rl_core.data.template_check import Render as TemplateRender
 from rl_core.envs import ENVS
 from rl_core.envs.text_env import TextEnv
 from rl_core.system.words import cut, printable
@@ -29,7 +30,6 @@ from tasks.queries.sql import CheckSession, open_checks
 from tasks.validation import (
     LengthReport,
     Render,
-    TemplateRender,
     look_at_prompts,
     look_at_rendering,
     report_lengths,

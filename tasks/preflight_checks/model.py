@@ -58,7 +58,7 @@ def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
     problems: list[Problem] = []
     with suppress(ValueError, OSError):  # the check of the files reports it
         problems = first_own_problems(config.env, config.data, _ROWS)
-    prompts = [problem.messages for problem in problems] or [config.env.render("Is 7 odd?")]
+    prompts = [problem.messages for problem in problems] or [tuple(config.env.render("Is 7 odd?"))]
     placed = [({"row": row}, prompt) for row, prompt in enumerate(prompts, start=1)]
     for one in look_at_template(placed, partial(rendered, tokenizer=tokenizer)):
         if one.broken:

@@ -95,7 +95,6 @@ _PHASES: Final = {
     "gen": r"generate_sequences|\bvllm\b|rollout",
 }
 _MOST_WARNINGS: Final = 40
-_LONGEST_LINE: Final = 2_000
 _WARNING: Final = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z "
     r"(?P<level>WARNING|ERROR|CRITICAL) (?P<logger>[\w.]+): (?P<message>.*)"
