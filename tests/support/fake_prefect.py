@@ -1,8 +1,8 @@
 """A stranger's program that poses as a Prefect server; it needs the standard library only.
 
 `python fake_prefect.py PORT NOTES POISON USER` becomes a user and listens at a port as soon as that
-is free; PORT 0 means the one that a command line on this machine says after `--port`. It notes what
-it is sent, a JSON line each, and says of each run that it is done, with a result in a storage block
+is free; PORT 0 means the one that a command line of the test's processes says after `--port`, as
+all users can read it. It notes what it is sent, a JSON line each, and says of each run that it is done, with a result in a storage block
 at POISON.
 """
 
@@ -94,10 +94,20 @@ class Stranger(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None: ...
 
 
+def ancestors(pid: int) -> set[int]:
+    found: set[int] = set()
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        found.add(pid)
+    return found
+
+
 def ports_in_command_lines() -> set[int]:
     ports = set()
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
+            if os.getppid() not in ancestors(int(file.parent.name)):
+                continue  # of another test on this machine
             for found in re.findall(rb"--port\0(\d+)\0", file.read_bytes()):
                 ports.add(int(found))
     return ports
