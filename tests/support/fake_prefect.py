@@ -2,7 +2,8 @@
 
 `python fake_prefect.py PORT NOTES POISON USER` becomes a user and listens at a port as soon as that
 is free; PORT 0 means the one that a command line of the test's processes says after `--port`, as
-all users can read it. It notes what it is sent, a JSON line each, and says of each run that it is done, with a result in a storage block
+all users can read it. It notes what it is sent, a JSON line each, and says of each run that it is
+done, with a result in a storage block
 at POISON.
 """
 
