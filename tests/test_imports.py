@@ -55,7 +55,7 @@ def test_the_processes_around_the_models_have_no_torch():
     [
         ([["config"]], {"hydra"}),
         ([["sql", "--list"], ["sql", "runs_overview"], ["runs"]], {"polars", "duckdb"}),
-        ([["preflight"]], {"hydra", "prefect"}),
+        ([["preflight"]], {"hydra", "prefect", "polars"}),
     ],
 )
 def test_quick_commands_load_no_engine(commands, allowed, tmp_path):

@@ -40,7 +40,7 @@ def test_the_table_has_a_row_per_number_and_the_verdict_below():
         ["lenient", "1.000 (0.676 to 1.000)", "0.000 (0.000 to 0.324)"],
     ]
     assert "3 numbers (8)" in "\n".join(lines)
-    assert "1 to 2 solutions (2)" in "\n".join(lines)
+    assert "2-3 solutions (2)" in "\n".join(lines)
     assert lines[-4:] == [
         "r/step_000005 against Qwen/Qwen2.5-0.5B: better "
         "(p = 0.0078, 8 problems won and 0 lost of 8)",

@@ -93,7 +93,7 @@ def test_an_evaluation_of_fewer_problems_lies_beside_the_runs_own(place, cli):
     assert sql.ask("gain_over_base", root=place.root)["problems"].to_list() == [4]
     text = text_of(write_report(place.run.path).html.read_text())
     assert "3 problems won and 0 lost of 4" in text
-    assert "both models answered the same 4 problems" in text
+    assert "greedy answers to 4 problems" in text
     assert f"{fewer} step_000007 2 1.000" in text
 
     # The same again: the rows are read, not asked.

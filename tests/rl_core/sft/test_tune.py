@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_split_and_a_single_example_refused(
 def test_a_held_out_loss_that_rises_is_said(tmp_path, rows, tiny_model_path):
     report, _ = tuned(tmp_path, rows, tiny_model_path, sft={"lr": 10.0, "warmup_steps": 0})
     assert "it learned nothing" in report.failed_gates[0]
-    with pytest.raises(ValueError, match=r"loss nan at step 2: lower sft.lr"):
+    with pytest.raises(ValueError, match=r"loss nan at step [23]: lower sft.lr"):
         tuned(tmp_path / "nan", rows, tiny_model_path, sft={"lr": 1e30})
 
 

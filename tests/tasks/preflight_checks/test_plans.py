@@ -32,7 +32,7 @@ def test_a_run_that_does_not_fit_is_a_warning_with_the_knobs_that_help(tmp_path)
     assert found.level == "warning"
     assert "update_actor" in found.message
     assert found.remedy.startswith("actor.micro_batch_tokens=")
-    assert "data.train_batch_size and trainer.test_problems change nothing" in found.remedy
+    assert "data.train_batch_size and trainer.test_problems do not change" in found.remedy
 
 
 def with_seqs(config: RunConfig, num_seqs: int) -> RunConfig:
