@@ -19,7 +19,12 @@ from tasks.queries import run_tables as run_files
 from tasks.queries import sql
 from tasks.queries.saved_questions import Value
 from tasks.report_page.failures import Fault, LoggedWarning, faults, warnings
-from tasks.report_page.head import algorithm_in_words, answer_pages, command_of
+from tasks.report_page.head import (
+    algorithm_in_words,
+    answer_pages,
+    command_of,
+    model_in_words,
+)
 from tasks.report_page.samples import (
     Change,
     Sample,
@@ -52,6 +57,7 @@ class ReportData:
     rows: dict[str, list[Row]]  # rows of saved queries, see `_rows`
     settings: str  # config.yaml, unchanged
     algorithm: str | None  # with the model's size and the seed; None without settings
+    model: str | None  # its folder, as seen from where the storage root lies
     command: str | None  # that starts such a run; None if the run was imported
     answer_pages: dict[str, str]  # pages of all answers by model, relative to the run's folder
     changes: list[Change]  # problems that only one of base and trained model solved
@@ -115,6 +121,7 @@ def gather(run: RunFolder) -> ReportData:
         rows=_rows(run, models={"base", newest}, from_step=from_step, last=last_step),
         settings=settings_text(run.path),
         algorithm=algorithm_in_words(run, settings),
+        model=model_in_words(run, record),
         command=command_of(record),
         answer_pages=answer_pages(run, ["base", newest]),
         changes=won_and_lost(run, newest),

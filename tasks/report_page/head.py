@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -25,6 +26,14 @@ def algorithm_in_words(run: RunFolder, settings: Mapping[str, Any]) -> str | Non
     if size := _num_parameters(run):
         facts.insert(0, f"{size:,} parameters")
     return " · ".join(facts)
+
+
+def model_in_words(run: RunFolder, record: RunRecord) -> str | None:
+    """Returns the base model's folder; one beside the storage root without what leads there."""
+    here = run.root.absolute().parent
+    if record.model is None or not Path(record.model).is_relative_to(here):
+        return record.model
+    return str(Path(record.model).relative_to(here))
 
 
 def command_of(record: RunRecord) -> str | None:

@@ -158,5 +158,7 @@ def test_ranks_meet_in_a_file_and_listen_on_loopback_only(monkeypatch):
 
 def test_no_rank_sends_or_takes_a_pickle():
     files = [*Path(rl_core.__file__).parent.rglob("*.py")]
-    sent = re.compile(r"(?:broadcast|gather|scatter|send|recv)_object|object_list\(|TCPStore|tcp://|MASTER_ADDR")
+    sent = re.compile(
+        r"(?:broadcast|gather|scatter|send|recv)_object|object_list\(|TCPStore|tcp://|MASTER_ADDR"
+    )
     assert {file.name: found for file in files if (found := sent.findall(file.read_text()))} == {}

@@ -121,7 +121,10 @@ def test_an_epoch_has_ones_own_problems(tmp_path):
     assert "3 problems" in time_finding(own(test_size=2)).message
     for settings, why in (
         (own(), "5 rows, 0 to train on and 1,024 to test of data.train_files: no step of "),
-        (own(**tests, train_batch_size=6), "no step of data.train_batch_size=6 could be filled: set data.train_batch_size=4"),
+        (
+            own(**tests, train_batch_size=6),
+            "no step of data.train_batch_size=6 could be filled: set data.train_batch_size=4",
+        ),
     ):
         findings = preflight(settings)
         assert [f.check for f in findings if f.level == "fatal"] == ["rows"]

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.run_folder import RunFolder, RunRecord
 from tasks.report import write_report
-from tasks.report_page.head import algorithm_in_words, answer_pages, command_of
+from tasks.report_page.head import algorithm_in_words, answer_pages, command_of, model_in_words
 
 SETTINGS = {
     "seed": 3,
@@ -47,6 +47,18 @@ def test_the_command_can_be_typed_again(two_runs):
         "'trainer.logger=[console,wandb]' model.x=true"
     )
     assert command_of(record.model_copy(update={"preset": "imported"})) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [("outputs/models/m", "outputs/models/m"), ("elsewhere", "elsewhere"), (None, None)],
+)
+def test_a_model_of_the_storage_root_is_named_from_there(tmp_path, model, shown):
+    run = RunFolder(tmp_path / "outputs" / "runs" / "r")
+    record = RunRecord(run_id="r", preset="quickstart", started_at="", model=model)
+    inside = model is not None and model.startswith("outputs")
+    given = record.model_copy(update={"model": str(tmp_path / model)}) if inside else record
+    assert model_in_words(run, given) == shown
 
 
 def test_the_page_of_all_answers_is_linked_and_back_ticks_are_code(two_runs):
