@@ -90,6 +90,10 @@ def check_finite(folder: Path) -> None:
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Returns all tensors of a model's folder, on the CPU; ValueError without any."""
     weights: dict[str, torch.Tensor] = {}
-    for name in weight_files(folder):
+    try:
+        names = weight_files(folder)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
+    for name in names:
         weights |= load_file(folder / name)
     return weights
