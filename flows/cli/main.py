@@ -50,6 +50,8 @@ def main() -> NoReturn:
     warnings.filterwarnings("ignore", message="Failed to create the Prefect home directory")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows `?` instead of an error
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # started under another name
+        signal.signal(signal.SIGTERM, leave)
     code = run_command(sys.argv[1:])
     sys.stdout.flush()
     sys.exit(code)

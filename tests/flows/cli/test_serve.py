@@ -169,7 +169,7 @@ def test_a_second_start_finds_all_as_it_was_and_server_and_worker_come_back(serv
     os.killpg(process.pid, signal.SIGINT)
     code, out, err = served.ends(process)
     assert (code, err) == (0, "")
-    assert "night        none: off in " in out
+    assert "night        none: the schedule of nightly/countdown-train-nightly is switched" in out
     for name in ("server", "worker"):
         assert f"the {name} ended (killed by SIGKILL), see " in out
     record = served.place.record()

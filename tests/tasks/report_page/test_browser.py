@@ -77,7 +77,7 @@ def test_a_hostile_run_does_nothing_in_a_real_browser(two_runs, tmp_path):
     poison(run)
     page = write_report(run).html
     dom, errors, urls = opened(page)
-    assert f"<title>{html.escape(HOSTILE, quote=False)} · countdown-train</title>" in dom
+    assert "<title>alpha · countdown-train</title>" in dom, "the folder's name, whatever it says"
     assert "wall time" in text_of(dom)
     assert errors == ""
     assert urls == set()
