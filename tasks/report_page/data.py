@@ -220,8 +220,8 @@ def _best_elsewhere(
         return None
     asked = f" on {tested} problems" if tested else ""
     return (
-        f"The trained model is step {trained['step']}, the last: one chosen by its result would "
-        f"look better than it is. `best` is step {best['step']}, with a test accuracy of "
+        f"Accuracy is of the last step ({trained['step']}): choosing the best by its test score "
+        f"would overstate it. `best` is step {best['step']}, with a test accuracy of "
         f"{best['accuracy']:.3f}{asked} during training; `countdown-train evaluate {run_id}/best` "
         f"measures it on the same {trained['problems']} problems."
     )

@@ -74,7 +74,7 @@ def test_page_tells_the_numbers_of_the_run(alpha):
 def test_the_headline_says_which_step_it_is_of_and_why_not_of_the_best(alpha):
     report, page = alpha
     for text in (page.replace("<code>", "`").replace("</code>", "`"), report.markdown):
-        assert "The trained model is step 3, the last" in text
+        assert "Accuracy is of the last step (3)" in text
         assert "`best` is step 2, with a test accuracy of" in text
         assert "`countdown-train evaluate alpha/best` measures it on the same 4 problems" in text
 
