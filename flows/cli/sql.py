@@ -9,11 +9,13 @@ from typing import Final
 from flows.cli.terminal import say, show_rows, terminal_width
 from flows.errors import BadInputError
 from rl_core.config.operations import StorageConfig
+from rl_core.system.words import printable
 from tasks.queries.render import render_queries
 from tasks.queries.saved_questions import list_queries
 from tasks.queries.sql import ask, run_query, values_there
 
 _PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")  # which Hydra reads as it is
+_MOST_NEXT_STEPS: Final = 5  # of the newest runs
 _MOST_ROWS = 60  # of an answer on a terminal: a night has a thousand steps
 
 
@@ -64,7 +66,17 @@ def list_runs(words: Sequence[str]) -> None:
     if len(named) > 1:
         raise BadInputError(f"runs takes one RUN, or none for all, not {' and '.join(named)}")
     close_lost_runs(root)
-    show_rows(ask("runs_overview", root=root, run=next(iter(named), None)))
+    frame = ask("runs_overview", root=root, run=next(iter(named), None))
+    if named or frame.is_empty():
+        show_rows(frame)
+        return
+    short = {"accuracy_before": "before", "accuracy_after": "after", "minutes": "min"}
+    lines = frame.select("run_id", "status", "steps", *short).rename(short)
+    show_rows(lines.with_columns(lines["min"].round(1)))
+    waiting = frame.drop_nulls("next_step").select("run_id", "next_step").rows()
+    for run_id, next_step in waiting[:_MOST_NEXT_STEPS]:
+        say(f"{run_id}: {printable(next_step)}")
+    say("accuracy before and after training; `countdown-train runs RUN` shows all of a run")
 
 
 def _root_and_run(settings: Sequence[str]) -> tuple[Path, list[str]]:

@@ -27,3 +27,15 @@ def test_a_third_run_s_damage_stops_no_comparison_and_lost_settings_are_told(cli
     assert " 0 " not in cli("runs", "third", root=two_runs).out, "its minutes are unknown"
     assert cli("report", "beta", root=two_runs).out
     cli("sql", "verdict_shares_by_step", "-p", "steps_per_row=-3", "alpha", root=two_runs, code=2)
+
+
+def test_runs_are_a_line_each_at_80_columns_and_say_what_to_do_next(cli, shared_runs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    first, *lines = cli("runs", root=shared_runs).out.splitlines()
+    assert first.split() == ["run_id", "status", "steps", "before", "after", "min"]
+    assert [line.split()[:4] for line in lines[:2]] == [
+        ["beta", "running", "1", "-"],
+        ["alpha", "finished", "3", "0.25"],
+    ]
+    assert "champion" not in cli("runs", root=shared_runs).out
+    assert "val_after" in cli("runs", "alpha", root=shared_runs).out
