@@ -11,10 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from rl_core.checkpoints.manifest import read_manifest
 from rl_core.evaluation.statistics import wilson_interval
+from rl_core.models.lora import ADAPTER_FOLDER, ADAPTER_WEIGHTS
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.system.atomic import disk_errors_as_os_errors, new_folder
 from rl_core.system.model_folder import (
+    ADAPTER_CONFIG,
     CONFIG,
     GENERATION_CONFIG,
     INDEX,
@@ -34,11 +36,11 @@ _LICENSES: Final = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.tx
 _NOT_SHOWN: Final = ("storage", "resources", "checkpoints", "retry", "budget", "watchdog", "run_id")
 
 
-def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
+def model_card(model: NamedModel, root: Path, *, holds: str, library: str) -> str:
     """Returns the card as Markdown; without a run it has no accuracy and no settings."""
     version = importlib.metadata.version("countdown-train")
-    lines = [f"# {model.name}", "", f"Weights in {dtype}, exported by countdown-train {version}."]
-    front = ["library_name: transformers", "pipeline_tag: text-generation"]
+    lines = [f"# {model.name}", "", f"{holds}, exported by countdown-train {version}."]
+    front = [f"library_name: {library}", "pipeline_tag: text-generation"]
     if model.run is not None:
         settings = read_settings(model.run.path)
         base = settings.get("model", {}).get("path")
@@ -91,8 +93,7 @@ def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path
     damaged or holds a link that leads out of it.
     """
     check_files(model.folder)
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ValueError(f"to={to} exists already: name a new folder, or empty this one")
+    _refuse_filled(to)
     with disk_errors_as_os_errors(to.absolute().parent), new_folder(to.absolute()) as temporary:
         copy_files(model.folder, (GENERATION_CONFIG, *TOKENIZER_FILES, *_LICENSES), temporary)
         for name in weight_files(model.folder):
@@ -105,8 +106,34 @@ def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path
         settings.pop("torch_dtype", None)
         changed = settings | {"dtype": dtype}
         (temporary / CONFIG).write_text(json.dumps(changed, indent=2) + "\n")
-        (temporary / "README.md").write_text(model_card(model, root, dtype=dtype), encoding="utf-8")
+        card = model_card(model, root, holds=f"Weights in {dtype}", library="transformers")
+        (temporary / "README.md").write_text(card, encoding="utf-8")
     return to
+
+
+def export_adapter(model: NamedModel, root: Path, *, to: Path) -> Path:
+    """Writes a checkpoint's adapter as PEFT's `from_pretrained` reads it, and its tokenizer.
+
+    ValueError as `export_model`, or if all weights were trained.
+    """
+    check_files(model.folder)
+    _refuse_filled(to)
+    adapter = model.folder / ADAPTER_FOLDER
+    if not adapter.is_dir():
+        raise ValueError(f"{model.name} holds no adapter (model.lora_rank=0): leave adapter out")
+    check_files(adapter)
+    with disk_errors_as_os_errors(to.absolute().parent), new_folder(to.absolute()) as temporary:
+        copy_files(adapter, (ADAPTER_CONFIG, ADAPTER_WEIGHTS), temporary)
+        copy_files(model.folder, TOKENIZER_FILES, temporary)
+        base = read_object(adapter / ADAPTER_CONFIG)["base_model_name_or_path"]
+        card = model_card(model, root, holds=f"An adapter (LoRA) of {base}", library="peft")
+        (temporary / "README.md").write_text(card, encoding="utf-8")
+    return to
+
+
+def _refuse_filled(to: Path) -> None:
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ValueError(f"to={to} exists already: name a new folder, or empty this one")
 
 
 def _write_weights(file: Path, target: Path, dtype: torch.dtype) -> None:

@@ -217,7 +217,9 @@ def _repeats(bench: Bench, model: Path, batch: TrainBatch, sections: Sections) -
 def _bits(learner: Learner) -> dict[str, Tensor]:
     tensors = {f"weights.{name}": tensor for name, tensor in learner.weights().items()}
     for name, optimizer in learner.optimizers.items():
-        tensors |= optimizer.state_tensors(name) | optimizer.weight_tensors(f"{name}_weights")
+        weights = optimizer.weight_tensors().items()
+        tensors |= {f"{name}_weights.{weight}": tensor for weight, tensor in weights}
+        tensors |= optimizer.state_tensors(name)
     return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
 

@@ -97,9 +97,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "models:export",
         "write a CHECKPOINT for others: export RUN/best to=FOLDER dtype=bfloat16",
         about="{help}. Merged weights as safetensors in dtype= (by default bfloat16), tokenizer, "
-        "and a card with settings and accuracy.",
+        "and a card with settings and accuracy. adapter=true writes a LoRA run's adapter for PEFT.",
         words="CHECKPOINT | KEY=VALUE",
-        arguments=("to", "dtype"),
+        arguments=("to", "dtype", "adapter"),
     ),
     "watch": Command("watch:watch", "follow a RUN live, by default the latest", words=_RUN),
     "serve": Command("serve:serve", "Prefect's server, the deployments and a worker, until Ctrl-C"),

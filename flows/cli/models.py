@@ -60,7 +60,7 @@ def ask(words: Sequence[str]) -> None:
 
 def export(words: Sequence[str]) -> None:
     """Writes the folder."""
-    from tasks.export import DTYPES, export_model  # with torch
+    from tasks.export import DTYPES, export_adapter, export_model  # with torch
 
     named = [word for word in words if "=" not in word]
     given, settings = take_arguments("export", [word for word in words if "=" in word])
@@ -70,10 +70,20 @@ def export(words: Sequence[str]) -> None:
     if dtype not in DTYPES:
         raise BadInputError(f"dtype={dtype} is not {', '.join(DTYPES)}")
     if other := where_and_others(settings)[1]:
-        raise BadInputError(f"{other[0]!r}: export takes to, dtype and storage.root")
+        raise BadInputError(f"{other[0]!r}: export takes to, dtype, adapter and storage.root")
+    adapter = given.get("adapter", "false")
+    if adapter not in ("true", "false"):
+        raise BadInputError(f"adapter={adapter} must be true or false")
+    if adapter == "true" and "dtype" in given:
+        raise BadInputError("an adapter is exported in float32, as it was trained: leave dtype out")
     model, storage = named_model(named[0], settings)
+    to = as_path(given["to"])
     with reading_sound(model.folder):
-        folder = export_model(model, storage.root, dtype=dtype, to=as_path(given["to"]))
+        if adapter == "true":
+            folder = export_adapter(model, storage.root, to=to)
+            say(f"{model.name}, its adapter for PEFT: {folder}")
+            return
+        folder = export_model(model, storage.root, dtype=dtype, to=to)
     say(f"{model.name} as {dtype}: {folder}")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from rl_core.algos.kl import adaptive_kl_coef, fixed_kl_coef
@@ -43,9 +44,15 @@ from rl_core.learner.state import (
 from rl_core.learner.update import Updater
 from rl_core.models.forward import ForwardPass, forward_pass
 from rl_core.models.loading import complete_weights, load_models
-from rl_core.models.lora import merged_state
+from rl_core.models.lora import (
+    ADAPTER_FOLDER,
+    ADAPTER_WEIGHTS,
+    merged_state,
+    peft_name,
+    save_adapter,
+)
 from rl_core.models.saving import save_actor, save_beside_parts, save_part, tokenizer_bytes
-from rl_core.models.sharding import shard, sharded_pass, whole_tensor
+from rl_core.models.sharding import cut_as, shard, sharded_pass, whole_tensor
 from rl_core.models.shared_prefix import can_share_prompts
 from rl_core.system.heap import give_back_heap
 
@@ -104,15 +111,17 @@ class Learner:
         self._memory = SnapshotMemory(
             self.microbatching.threads, copies=config.checkpoints.in_background
         )
-        self._snapshot: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]
-        """The last snapshot's weights, other tensors and numbers; with ranks, this one's share."""
+        self._snapshot: tuple[
+            dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], dict[str, Any]
+        ]
+        """The last snapshot's weights, adapter, other tensors and numbers, or a rank's share."""
         self._owners: Mapping[str, int] = {}
         """By name, the rank that has each of the snapshot's weights."""
         self._kl_coef = config.algorithm.kl_coef
         self.steps_done = 0
         """Steps whose update is in the weights."""
         if resume_from is not None:
-            self.load_state(resume_from / STATE_FOLDER)
+            self.load_state(resume_from)
 
     def learn(self, batch: TrainBatch) -> tuple[dict[str, float], dict[str, list[float]]]:
         """Does a whole step; returns its metrics and the rollout log's columns."""
@@ -188,7 +197,7 @@ class Learner:
         """Makes memory for snapshots ready; a step may run meanwhile."""
         if not self._ranks.is_alone:
             return  # a step may be gathering the weights: the first snapshot does it
-        tensors = self._trained_weights()
+        tensors = self._critic_weights() | self._adapter()
         if self.config.model.lora_rank:
             for name, merged in merged_state(self.models.actor):
                 self._memory.reserve({name: merged})
@@ -204,7 +213,8 @@ class Learner:
         Must not run while the last one is being written. Of several ranks, each copies some of the
         tensors, and each of these whole.
         """
-        state = self._trained_weights() | rng_tensors()
+        adapter = self._adapter()
+        state = self._critic_weights() | rng_tensors()
         numbers = {
             "steps_done": self.steps_done,
             "kl_coef": self._kl_coef,
@@ -219,7 +229,7 @@ class Learner:
             for name, merged in merged_state(self.models.actor):  # a card never holds all of them
                 kept = merged if self.config.checkpoints.in_background else merged.cpu()
                 weights |= self._memory.copy({name: kept})
-            state = self._memory.copy(state)
+            adapter, state = self._memory.copy(adapter), self._memory.copy(state)
         elif self._ranks.is_alone:
             weights = self.weights()
             assert not weights.keys() & state.keys()
@@ -227,18 +237,20 @@ class Learner:
             weights, state = ({name: copies[name] for name in part} for part in (weights, state))
         else:
             weights, self._owners = self._copy_share(merged_state(self.models.actor))
+            adapter, _ = self._copy_share(adapter.items(), owner=0)
             state, _ = self._copy_share(state.items())
-        self._snapshot = weights, state, numbers
-        return bytes_to_write(weights | state, beside=tokenizer_bytes(self._model_path))
+        self._snapshot = weights, adapter, state, numbers
+        beside = tokenizer_bytes(self._model_path)
+        return bytes_to_write(weights | adapter | state, beside=beside)
 
     def _copy_share(
-        self, tensors: Iterable[tuple[str, Tensor]]
+        self, tensors: Iterable[tuple[str, Tensor]], owner: int | None = None
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Returns copies of this rank's share, and which rank has which tensor."""
         copies: dict[str, Tensor] = {}
         owners: dict[str, int] = {}
-        for name, owner, whole in self._ranks.divide(tensors):
-            owners[name] = owner
+        for name, keeper, whole in self._ranks.divide(tensors, owner):
+            owners[name] = keeper
             if whole is not None:
                 copies |= self._memory.copy({name: whole.detach()})
         return copies, owners
@@ -248,7 +260,7 @@ class Learner:
 
         Of several ranks, each writes its share.
         """
-        weights, state, numbers = self._snapshot
+        weights, adapter, state, numbers = self._snapshot
         rank, size = self._ranks.rank, self._ranks.size
         if self._ranks.is_alone:
             save_actor(self.models.actor, weights, self._model_path, folder)
@@ -256,20 +268,31 @@ class Learner:
             save_part(weights, folder, rank, size)
             if rank == 0:
                 save_beside_parts(self.models.actor, self._owners, size, self._model_path, folder)
+        if adapter:
+            settings = self.config.model
+            save_adapter(
+                adapter,
+                folder / ADAPTER_FOLDER,
+                rank=settings.lora_rank,
+                alpha=settings.lora_alpha,
+                base=settings.path or str(self._model_path),
+            )
         write_state(folder / STATE_FOLDER, state, numbers, rank, size)
 
-    def load_state(self, folder: Path) -> None:
-        """Restores a checkpoint's state; the actor's weights come with its model.
+    def load_state(self, checkpoint: Path) -> None:
+        """Restores a checkpoint's state and adapter; other weights of the actor are its model's.
 
         Raises:
             ValueError: if there is no such state, it has none of a critic that is trained, or
                 `check_settings` finds other settings in it.
         """
+        folder = checkpoint / STATE_FOLDER
         tensors, numbers = read_state(folder)
         check_settings(folder, numbers, self.config)
+        if self.config.model.lora_rank:
+            self._restore(self._adapter(), load_file(checkpoint / ADAPTER_FOLDER / ADAPTER_WEIGHTS))
+        self._restore(self._critic_weights(), tensors)
         for name, optimizer in self.optimizers.items():
-            if name == "critic" or self.config.model.lora_rank:
-                optimizer.restore_weights(f"{name}_weights", tensors)
             optimizer.restore(name, tensors, numbers[f"{name}_schedule"])
         restore_rng(tensors)
         self.steps_done = numbers["steps_done"]
@@ -277,11 +300,20 @@ class Learner:
             self._kl_coef = numbers["kl_coef"]
         self.microbatching.restore(numbers["token_budgets"])
 
-    def _trained_weights(self) -> dict[str, Tensor]:
-        """Returns the trained weights that are not in the served model."""
-        return {
-            name: weight
-            for model, optimizer in self.optimizers.items()
-            if model == "critic" or self.config.model.lora_rank
-            for name, weight in optimizer.weight_tensors(f"{model}_weights").items()
-        }
+    def _adapter(self) -> dict[str, Tensor]:
+        """Returns the adapter's weights under PEFT's names; none if all weights learn."""
+        if not self.config.model.lora_rank:
+            return {}
+        weights = self.optimizers["actor"].weight_tensors()
+        return {peft_name(name): weight for name, weight in weights.items()}
+
+    def _critic_weights(self) -> dict[str, Tensor]:
+        """Returns the critic's trained weights under the names that its state has."""
+        optimizer = self.optimizers.get("critic")
+        weights = {} if optimizer is None else optimizer.weight_tensors()
+        return {f"critic_weights.{name}": weight for name, weight in weights.items()}
+
+    @staticmethod
+    def _restore(weights: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+        for name, weight in weights.items():
+            weight.copy_(cut_as(weight, saved[name]))

@@ -181,18 +181,13 @@ class ModelOptimizer:
             if field not in CONSTANTS
         }
 
-    def weight_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """Returns the weights that are optimized as `<prefix>.<parameter>`."""
+    def weight_tensors(self) -> dict[str, Tensor]:
+        """Returns the weights that are optimized, by the parameters' names."""
         return {
-            f"{prefix}.{name}": parameter.detach()
+            name: parameter.detach()
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad
         }
-
-    def restore_weights(self, prefix: str, tensors: Mapping[str, Tensor]) -> None:
-        """Restores what `weight_tensors` returned."""
-        for name, weight in self.weight_tensors(prefix).items():
-            weight.copy_(cut_as(weight, tensors[name]))
 
     def moments_to_come(self, prefix: str) -> dict[str, Tensor]:
         """Returns, by the names of `state_tensors`, tensors like those that updates will make."""

@@ -77,18 +77,18 @@ class Ranks:
         return dict(zip(shares, sums.unbind(), strict=True))
 
     def divide(
-        self, tensors: Iterable[tuple[str, Tensor]]
+        self, tensors: Iterable[tuple[str, Tensor]], owner: int | None = None
     ) -> Iterator[tuple[str, int, Tensor | None]]:
         """Yields each tensor's name, the rank that keeps it, and on that rank the whole tensor.
 
-        The ranks' shares have about the same size. All ranks must iterate over the same names;
-        tensors are the same on all ranks, or shards.
+        Without an `owner` of all, the ranks' shares have about the same size. All ranks must
+        iterate over the same names; tensors are the same on all ranks, or shards.
         """
         kept = [0] * self.size
         for name, tensor in tensors:
-            owner = kept.index(min(kept))
-            kept[owner] += tensor.nbytes
-            yield name, owner, whole_in(owner, tensor)
+            keeper = kept.index(min(kept)) if owner is None else owner
+            kept[keeper] += tensor.nbytes
+            yield name, keeper, whole_in(keeper, tensor)
 
 
 ALONE = Ranks()

@@ -1,22 +1,29 @@
 """Low-rank adapters (LoRA): few weights learn, the base model's stay as they are.
 
 A linear layer with weight W computes W x + (alpha / rank) B A x, and only A [rank, in] and B
-[out, rank] learn. Outside the learner there are no adapters: engines and checkpoints get the
-merged weights W + (alpha / rank) B A as new tensors: adding to W and subtracting again would lose
+[out, rank] learn. Engines and a checkpoint's model get the merged
+weights W + (alpha / rank) B A as new tensors: adding to W and subtracting again would lose
 precision. For a W in 4 bits (QLoRA), W is the dequantized one of the learner, not the original.
+Beside the model, a checkpoint has the adapter in PEFT's form.
 
 Source: Hu et al. 2021 (arXiv:2106.09685).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import Tensor
 
 from rl_core.models.linear_4bit import Linear4bit
 from rl_core.models.sharding import whole_tensor
 
+ADAPTER_FOLDER: Final = "adapter"
+"""Inside a checkpoint. Beside `config.json` transformers would load it on top of what is merged."""
+ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 _ADAPTER = "default"
 """peft's name for the only adapter of a layer."""
 
@@ -59,3 +66,31 @@ def merged_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Ten
                 tensor = base.whole_weight()
             tensor = whole_tensor(adapted[name].get_delta_weight(_ADAPTER)).add_(tensor)
         yield name.replace(".base_layer.", "."), tensor
+
+
+def peft_name(parameter: str) -> str:
+    """Returns the name that PEFT's files give to an adapter's parameter of ours."""
+    return f"base_model.model.{parameter.replace(f'.{_ADAPTER}.', '.')}"
+
+
+def save_adapter(
+    weights: Mapping[str, Tensor], folder: Path, *, rank: int, alpha: float, base: str
+) -> None:
+    """Writes an adapter as PEFT's `from_pretrained` reads it, float32.
+
+    `weights` are by `peft_name`, on any device; `base` is what the folder names as its base model.
+    """
+    import peft
+
+    # peft types alpha as int, and only divides by the rank.
+    settings = peft.LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=sorted({name.split(".")[-3] for name in weights}),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+        inference_mode=True,
+    )
+    settings.save_pretrained(str(folder))
+    on_cpu = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
+    save_file(on_cpu, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})

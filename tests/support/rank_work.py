@@ -112,9 +112,9 @@ def whole_gradients(learner: Learner, ranks: Ranks, batch: TrainBatch) -> dict[s
 def trained_weights(learner: Learner) -> dict[str, Tensor]:
     """All that an optimizer moves, adapters and the critic's included."""
     return {
-        weight: whole_tensor(tensor).clone()
+        f"{name}.{weight}": whole_tensor(tensor).clone()
         for name, optimizer in learner.optimizers.items()
-        for weight, tensor in optimizer.weight_tensors(f"{name}_weights").items()
+        for weight, tensor in optimizer.weight_tensors().items()
     }
 
 
@@ -153,13 +153,15 @@ def step_8bit(
     )
     with torch.no_grad():
         if begun is not None:
-            optimizer.restore_weights("weights", begun)
+            for name, weight in optimizer.weight_tensors().items():
+                weight.copy_(cut_as(weight, begun[f"weights.{name}"]))
             optimizer.restore("moments", begun, begun["schedule"])
         for gradient in gradients:
             for name, parameter in module.named_parameters():
                 parameter.grad = cut_as(parameter, gradient[name.removeprefix("module.")])
             optimizer.step(optimizer.clip())
-        saved = optimizer.weight_tensors("weights") | optimizer.state_tensors("moments")
+        saved = {f"weights.{name}": x for name, x in optimizer.weight_tensors().items()}
+        saved |= optimizer.state_tensors("moments")
         whole = {name: whole_tensor(tensor).clone() for name, tensor in saved.items()}
     return {**whole, "schedule": optimizer.schedule_state()}
 

@@ -97,10 +97,11 @@ def test_each_tensor_arrives_whole_at_one_rank_and_all_have_about_as_much():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", [{}, {"lora_rank": 4}])
 def test_a_checkpoint_resumes_at_another_number_of_ranks(
-    tiny_model_path, tmp_path, settings, make_batch
+    tiny_model_path, tmp_path, settings, make_batch, model
 ):
-    config = settings(actor={"lr": 1e-5}, critic={"lr": 1e-5})
+    config = settings(actor={"lr": 1e-5}, critic={"lr": 1e-5}, model=model)
     batches = [make_batch(seed) for seed in range(4)]
     expected = go_on(ALONE, config, tiny_model_path, batches, save_to=tmp_path / "calm")
     two, four = tmp_path / "two", tmp_path / "four"
@@ -113,7 +114,8 @@ def test_a_checkpoint_resumes_at_another_number_of_ranks(
     )
     for one, other in zip(actual, expected, strict=True):
         assert comparable(one) == pytest.approx(comparable(other), rel=1e-6, abs=1e-6)
-    for file in ("model.safetensors", "trainer/learner.safetensors"):
+    files = ["model.safetensors", "trainer/learner.safetensors"]
+    for file in files + ["adapter/adapter_model.safetensors"] * bool(model):
         one, other = (load_file(tmp_path / name / file) for name in ("one", "calm"))
         assert one.keys() == other.keys()
         for name, tensor in other.items():

@@ -1,10 +1,14 @@
+import json
 from pathlib import Path
 
+import peft
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from torch import Tensor
 
+from rl_core.data.prompts import resolve_model
 from rl_core.models import loading
 from rl_core.models.lora import add_adapters
 from rl_core.rollout.hf_engine import HfEngine
@@ -129,7 +133,7 @@ def test_a_checkpoint_loads_as_it_lies_and_engines_get_the_same_model(
     learner.save(tmp_path)
     saved = {file.name for file in tmp_path.iterdir()}
     assert saved >= {"config.json", "model.safetensors", "tokenizer.json"}
-    assert not any("adapter" in name for name in saved)
+    assert "adapter_config.json" not in saved  # transformers would add it to what is merged
     suffixes = {file.suffix for file in tmp_path.rglob("*") if file.is_file()}
     assert suffixes <= {".json", ".safetensors", ".jinja", ".txt"}  # no pickle
     loaded = base_model(tmp_path)
@@ -143,6 +147,29 @@ def test_a_checkpoint_loads_as_it_lies_and_engines_get_the_same_model(
             torch.tensor([request.prompt_ids]), max_new_tokens=8, do_sample=False
         )
     assert completion.response_ids.tolist() == greedy[0, 10:].tolist()
+
+
+def test_the_adapter_of_a_checkpoint_is_a_folder_that_peft_and_model_path_take(
+    new_learner, tiny_model_path, tmp_path, make_batch
+):
+    learner = new_learner(model=LORA, actor={"lr": 1e-2})
+    learner.learn(make_batch())
+    learner.save(tmp_path / "saved")
+    folder = tmp_path / "saved/adapter"
+    tensors = safetensors.torch.load_file(folder / "adapter_model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    assert sum(tensor.numel() for tensor in tensors.values()) == NUM_ADAPTER_WEIGHTS
+    assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in tensors
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"]) == (4, 8.0)
+    of_a_layer = "down_proj gate_proj k_proj o_proj q_proj up_proj v_proj"
+    assert sorted(settings["target_modules"]) == of_a_layer.split()
+    assert settings["base_model_name_or_path"] == str(tiny_model_path)
+    expected = logits(learner.models.actor)
+    with_peft = peft.PeftModel.from_pretrained(base_model(tiny_model_path), folder)
+    torch.testing.assert_close(logits(with_peft), expected, atol=1e-5, rtol=0)
+    merged = base_model(resolve_model(str(folder), tmp_path))
+    torch.testing.assert_close(logits(merged), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("model", [{}, LORA])

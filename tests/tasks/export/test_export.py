@@ -1,11 +1,14 @@
 """Export: the folder that others load, and its card."""
 
+import peft
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rl_core.config.run import RunConfig
+from rl_core.learner.learner import Learner
 from rl_core.runs.run_folder import RunFolder
 from tasks.export import export_model
 from tasks.queries.checkpoint_names import NamedModel
@@ -35,6 +38,27 @@ def test_weights_in_several_files_stay_in_several(tmp_path, tiny_model_path):
     to = export_model(named, tmp_path, dtype="float32", to=tmp_path / "to")
     again = AutoModelForCausalLM.from_pretrained(to).state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_an_adapter_is_exported_for_peft(cli, tmp_path, tiny_model_path):
+    config = RunConfig.model_validate({"model": {"lora_rank": 4}})
+    learner = Learner(config, tiny_model_path)
+    for name, weight in learner.models.actor.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(weight.data, std=0.1)
+    learner.save(tmp_path / "saved")
+    to = tmp_path / "exported"
+    cli("export", str(tmp_path / "saved"), f"to={to}", "adapter=true")
+    base = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    ids = torch.arange(2, 12).unsqueeze(0)
+    with torch.no_grad():
+        logits = peft.PeftModel.from_pretrained(base, to)(ids).logits
+        torch.testing.assert_close(logits, merged(ids).logits, atol=1e-5, rtol=0)
+    assert AutoTokenizer.from_pretrained(to).decode([5]) is not None
+    _, front, text = (to / "README.md").read_text().split("---\n", 2)
+    assert yaml.safe_load(front)["library_name"] == "peft"
+    assert f"An adapter (LoRA) of {tiny_model_path}" in text
 
 
 def test_a_weight_too_large_for_the_type_is_refused_and_leaves_nothing(tmp_path, tiny_model_path):
@@ -78,6 +102,9 @@ def test_the_card_says_data_settings_and_accuracy(two_runs, tiny_model_path):
         (["{model}", "to={tmp}"], "exists already: name a new folder"),
         (["{model}", "to={tmp}/to", "dtype=int4"], "dtype=int4 is not float32, bfloat16"),
         (["{model}", "to={tmp}/to", "seed=1"], "'seed=1': export takes to, dtype"),
+        (["{model}", "to={tmp}/to", "adapter=yes"], "adapter=yes must be true or false"),
+        (["{model}", "to={tmp}/to", "adapter=true"], "holds no adapter (model.lora_rank=0)"),
+        (["{model}", "to={tmp}/to", "adapter=true", "dtype=float16"], "leave dtype out"),
         (["nothing/here/at/all", "to={tmp}/to"], "nothing/here/at/all"),
     ],
 )

@@ -55,10 +55,20 @@ def test_a_card_has_the_accuracy_of_the_best_checkpoint_though_the_last_was_eval
             lambda to: shutil.copytree(tiny_model_path, to, dirs_exist_ok=True),
             accuracy,
         )
-    card = model_card(find_model("r/best", tmp_path), tmp_path, dtype="bfloat16")
+    card = model_card(
+        find_model("r/best", tmp_path),
+        tmp_path,
+        holds="Weights in bfloat16",
+        library="transformers",
+    )
     assert "| step_000020 | 512 | 0.803 | 0.766 to 0.835 |" in card
     assert "measured by a test during training, on the first 512 test problems" in card
     assert "not evaluated" not in card
     shutil.rmtree(tmp_path / "data")
-    card = model_card(find_model("r/best", tmp_path), tmp_path, dtype="bfloat16")
+    card = model_card(
+        find_model("r/best", tmp_path),
+        tmp_path,
+        holds="Weights in bfloat16",
+        library="transformers",
+    )
     assert "It was not evaluated: `countdown-train evaluate r/step_000020` does that." in card
