@@ -22,7 +22,7 @@ from rl_core.sft.named_data import CURVE_NAME, check_sft, data_digest
 from rl_core.system.atomic import locked, sweep_leftovers, write_bytes_atomically
 from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
-from tasks.supervision.supervisor import call_supervised
+from tasks.supervision.supervisor import Watched, call_supervised
 
 RECIPE_VERSION: Final = 5  # in the cache key: raise it if the same settings make another model
 SFT_RECIPE_VERSION: Final = 3  # the same for fine-tuned models
@@ -118,8 +118,8 @@ def base_model_task(config: RunConfig, data: Path) -> Path:
     folder = base_model(config, data)
     if made_folder(config) is not None:
         rows = [{"measure": name, "value": x} for name, x in _read_report(folder).items()]
-        said = f"The model that was made, measured on held-out examples ({folder})."
-        create_table_artifact(rows, key="base-model", description=said)
+        description = f"The model that was made, measured on held-out examples ({folder})."
+        create_table_artifact(rows, key="base-model", description=description)
     return folder
 
 
@@ -151,13 +151,11 @@ def _tune(config: RunConfig, data: Path, folder: Path) -> None:
     log_step = _log_steps("SFT", config.budget)
     model_path = resolve_model(str(config.model.path), config.storage.root)
     call_supervised(
+        Watched("sft", folder.parent / "logs", config.watchdog.stall_s),
         tune_for_parent,
         {"config": config, "model_path": model_path, "data": data, "folder": folder},
-        name="sft",
-        log_folder=folder.parent / "logs",
-        stall_s=config.watchdog.stall_s,
-        logger=_logger,
-        on_step=lambda step, last_step, row: log_step(step, last_step, row["loss"]),
+        _logger,
+        lambda step, last_step, row: log_step(step, last_step, row["loss"]),
     )
     if not is_complete(folder):
         raise InterruptedError(f"SFT was stopped; it goes on from its last save ({folder.name})")
@@ -198,8 +196,8 @@ def _log_steps(what: str, budget: BudgetConfig) -> Callable[[int, int, float], N
             logged_at = now
             seconds = [after - before for before, after in pairwise(done_at)]
             left = time_left(seconds, last_step - step, None, budget)
-            said = f" · {left}" if left else ""
-            _logger.info("%s %d/%d · loss %.3f%s", what, step, last_step, loss, said)
+            end = f" · {left}" if left else ""
+            _logger.info("%s %d/%d · loss %.3f%s", what, step, last_step, loss, end)
 
     return on_step
 

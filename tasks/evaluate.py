@@ -29,7 +29,7 @@ from tasks.prefect_ui.flow_run import once_per_training, stage
 from tasks.queries.checkpoint_names import NamedModel
 from tasks.report_page.page import write_page
 from tasks.report_page.samples import IN_ARTIFACT, Answers, choose_answers, show_answers
-from tasks.supervision.supervisor import call_supervised
+from tasks.supervision.supervisor import Watched, call_supervised
 
 if TYPE_CHECKING:
     from rl_core.workers.engines import Engines
@@ -54,17 +54,9 @@ def evaluate_run(
         is_known = is_known and _champion_to_ask(evaluator, model_path) is None
     if is_known:
         return evaluate_with(None, config, run, data, model_path)
-    summaries = call_supervised(
-        evaluate_for_parent,
-        {"config": config, "run": run, "data": data, "model_path": model_path},
-        name="evaluator",
-        log_folder=run.path / "workers",
-        stall_s=config.watchdog.stall_s,
-        logger=_logger,
-        joins_ray=config.resources.ray_address is not None,
-        lends=config.env.reward_env,
-    )
-    return summaries or []
+    process = Watched.of_run("evaluator", config, run)
+    work = {"config": config, "run": run, "data": data, "model_path": model_path}
+    return call_supervised(process, evaluate_for_parent, work, _logger) or []
 
 
 def evaluate_for_parent(

@@ -115,7 +115,7 @@ def train(overrides: Sequence[str]) -> None:
             keep_curve(model_path, run.path)
             run.update(model=str(model_path), data=str(data))
             with stage("train"):
-                train_and_show(config, run, data, model_path, _logger, evaluates=False)
+                train_and_show(config, run, data, model_path, _logger)
     say(run.path)
 
 
