@@ -61,13 +61,13 @@ def ask_model(
 
     tokenizer = load_tokenizer(str(model))
     chat = config.env.prompt_template == "chat"
-    asked = [question for question in questions for _ in range(samples or 1)]
+    posed = [question for question in questions for _ in range(samples or 1)]
     requests = [
         GenerationRequest(
             encode_prompt(question.problem.messages, tokenizer, chat_template=chat)[1],
             seed_of(config.evaluation.seed, question.problem.index, number % (samples or 1)),
         )
-        for number, question in enumerate(asked)
+        for number, question in enumerate(posed)
     ]
     check_embedded((request.prompt_ids for request in requests), tokenizer)
     shape = read_object(model / CONFIG)
@@ -83,10 +83,10 @@ def ask_model(
     engine = _engine(config, model, on_gpu=on_gpu)
     decode, encode = text_codec(tokenizer)
     turns = TurnTaking(config.env, decode, encode)
-    problems = [question.problem for question in asked]
+    problems = [question.problem for question in posed]
     completions = dict(turns.play(engine.generate, requests, sampling, problems))
     with start_rewards(config.env) as rewards:
-        for number, question in enumerate(asked):
+        for number, question in enumerate(posed):
             completion = completions[number]
             ids = completion.response_ids.tolist()
             text = decode(ids)

@@ -122,8 +122,8 @@ def record_rows(
     remedy = f"`countdown-train evaluate run_id={run.run_id}` writes it"
     write_unless_full(run, f"eval/{model}.parquet", write, remedy=remedy)
     summary = summarise(labelled)
-    said = "%s: greedy accuracy %s on %d problems"
-    _logger.info(said, model, summary.accuracy, summary.num_problems)
+    line = "%s: greedy accuracy %s on %d problems"
+    _logger.info(line, model, summary.accuracy, summary.num_problems)
     return summary
 
 
@@ -135,8 +135,8 @@ def _run_name(parameters: dict[str, Any]) -> str:
         num_problems = pq.read_metadata(parameters["data"] / "test.parquet").num_rows
     except (OSError, ValueError):  # the task itself says so
         return f"evaluate {models}"
-    asked = min(num_problems, config.evaluation.max_problems or num_problems)
-    return f"evaluate {models} on {asked:,} problems"
+    num_asked = min(num_problems, config.evaluation.max_problems or num_problems)
+    return f"evaluate {models} on {num_asked:,} problems"
 
 
 @stage("evaluate", _run_name, once_per_training)
@@ -211,10 +211,10 @@ def evaluate_models(
     models = [one for one in (model, against) if one is not None]
     answers = [_asked(evaluator, one) for one in models]
     files = [_keep(evaluator, one, rows) for one, rows in zip(models, answers, strict=True)]
-    found = _evaluated(evaluator, filter(None, files), answers)
-    shown = zip(found.answers, models, strict=True)
+    evaluated = _evaluated(evaluator, filter(None, files), answers)
+    shown = zip(evaluated.answers, models, strict=True)
     named = tuple(replace(some, run_id="", model=one.name) for some, one in shown)
-    return replace(found, answers=named)
+    return replace(evaluated, answers=named)
 
 
 def evaluated_of_run(
@@ -222,8 +222,8 @@ def evaluated_of_run(
 ) -> Evaluated:
     """Returns the results of `evaluate_run` for these models (`step_000100`), read from the run."""
     evaluator = Evaluator(config, data)
-    found = (run.evaluations.find(model, evaluator.evaluation) for model in models)
-    files = list(filter(None, found))
+    places = (run.evaluations.find(model, evaluator.evaluation) for model in models)
+    files = list(filter(None, places))
     named = {"run_id": run.run_id}  # in the rows as it was called when they were made
     answers = [[row | named for row in read_rows(file, below=run.path)] for file in files]
     return _evaluated(evaluator, files, answers)

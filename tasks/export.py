@@ -47,8 +47,8 @@ def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
         lines += ["", "## Accuracy", "", *_accuracy(model, model.run, root)]
         if settings:
             # Only settings that affect what is learned, not places of files and machines.
-            own = {name: value for name, value in settings.items() if name not in _NOT_SHOWN}
-            text = yaml.safe_dump(own, sort_keys=False).rstrip()
+            shown = {name: value for name, value in settings.items() if name not in _NOT_SHOWN}
+            text = yaml.safe_dump(shown, sort_keys=False).rstrip()
             lines += ["", "## Settings", "", "```yaml", text, "```"]
     return "\n".join(["---", *front, "---", "", *lines, ""])
 

@@ -50,11 +50,11 @@ def rows_per_split(folder: Path) -> dict[str, int]:
 def cache_key(_: TaskRunContext, inputs: dict[str, Any]) -> str:
     """Returns a key that two runs of the task share if they make the same folder."""
     config: RunConfig = inputs["config"]
-    wanted = {
+    facts = {
         "settings": generator_settings(config.env, config.data),
         "folder": str(dataset_folder(config).resolve()),
     }
-    return f"generate-{hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()}"
+    return f"generate-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}"
 
 
 def _run_name(parameters: dict[str, Any]) -> str:

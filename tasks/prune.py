@@ -107,11 +107,11 @@ def prune_runs(
                         f"`countdown-train prune run_id={run.run_id} storage.root={url}`"
                     )
             with mirrored(config.storage, run.run_id):
-                found = prune_run(config, run, dry_run=dry_run)
+                decisions = prune_run(config, run, dry_run=dry_run)
         except (OSError, ValueError, StoreError) as error:
             _logger.warning("%s was left alone: %s", run.run_id, error)
-            found = [{"what": "all", "decision": LEFT_ALONE, "why": str(error)}]
-        rows += [{"run": run.run_id, **row} for row in found]
+            decisions = [{"what": "all", "decision": LEFT_ALONE, "why": str(error)}]
+        rows += [{"run": run.run_id, **row} for row in decisions]
     return rows
 
 

@@ -68,8 +68,7 @@ def champion_to_train(config: RunConfig) -> Start:
         return _unusable(f"{name} {why}")
     path = config.model.path
     instead = "" if path is None else f", instead of model.path={path}"
-    said = f"{name}, accuracy {champion.current.accuracy:.3f}{instead}"
-    return Start(folder=folder, why=said)
+    return Start(folder=folder, why=f"{name}, accuracy {champion.current.accuracy:.3f}{instead}")
 
 
 def _unusable(why: str) -> Start:
@@ -87,16 +86,16 @@ def _why_unusable(config: RunConfig, champion: Champion, folder: Path) -> str | 
         return f"cannot be read ({error})"
     made = made_folder(config)
     if made is not None and is_complete(made):
-        wanted: ModelShape | None = ModelShape.from_folder(made)
-    elif (wanted := model_shape(config)) is not None and config.model.path is None:
+        needed: ModelShape | None = ModelShape.from_folder(made)
+    elif (needed := model_shape(config)) is not None and config.model.path is None:
         # The home-made model is not here: its tokenizer may have fewer tokens than set.
-        wanted = replace(wanted, vocab_size=min(wanted.vocab_size, shape.vocab_size))
-    if wanted is None or wanted == shape:
+        needed = replace(needed, vocab_size=min(needed.vocab_size, shape.vocab_size))
+    if needed is None or needed == shape:
         return None
     other = ", ".join(
-        f"{field.name} {getattr(shape, field.name)} instead of {getattr(wanted, field.name)}"
+        f"{field.name} {getattr(shape, field.name)} instead of {getattr(needed, field.name)}"
         for field in fields(ModelShape)
-        if getattr(shape, field.name) != getattr(wanted, field.name)
+        if getattr(shape, field.name) != getattr(needed, field.name)
     )
     return f"is not of the size that the settings ask for: {other}"
 

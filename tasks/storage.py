@@ -36,7 +36,7 @@ def bring_inputs(config: RunConfig, store: ObjectStore) -> list[str]:
 
 def bring_runs(
     storage: StorageConfig,
-    wanted: download.Wanted = download.all_but_checkpoints,
+    files: download.Wanted = download.all_but_checkpoints,
     *,
     chosen: Callable[[str], bool] = lambda run_id: True,
 ) -> None:
@@ -52,12 +52,12 @@ def bring_runs(
         run_id, _, path = key.removeprefix("runs/").partition("/")
         runs.setdefault(run_id, {})[path] = entry
     for run_id, there in runs.items():
-        if not chosen(run_id) or download.is_current(spool, run_id, wanted, there):
+        if not chosen(run_id) or download.is_current(spool, run_id, files, there):
             continue
         if is_written_elsewhere(store, run_id, spool.name()):
             with spool.publishing(run_id) as is_alone:
                 if is_alone:
-                    download.download_run(store, spool, run_id, wanted, there)
+                    download.download_run(store, spool, run_id, files, there)
 
 
 def bring_records(storage: StorageConfig) -> None:
@@ -81,7 +81,7 @@ def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
     if not (storage.root / "runs" / str(named)).is_dir():
         latest = next((path.name for path in reversed(find_runs(storage.root))), None)
         named = run_id or latest
-    bring_runs(storage, download.everything, chosen=lambda found: found == named)
+    bring_runs(storage, download.everything, chosen=lambda one: one == named)
     if named is not None:
         bring_inputs_of_run(storage, RunFolder.under(storage.root, named))
 

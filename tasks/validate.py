@@ -129,9 +129,9 @@ def check_files(env: TextEnv) -> list[Path]:
     """Returns the SQL checks of an env, first the check of its columns."""
     folder = SQL_FOLDER / "checks"
     owned = {folder / file for one in ENVS.values() for file in one.check_files()}
-    columns, *own = (folder / file for file in env.check_files())
+    columns, *files = (folder / file for file in env.check_files())
     of_no_env = set(folder.glob("*.sql")) - owned
-    return [columns, *sorted({*own, *of_no_env}, key=lambda path: path.name)]
+    return [columns, *sorted({*files, *of_no_env}, key=lambda path: path.name)]
 
 
 def _cache_key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
@@ -228,14 +228,16 @@ def _read_splits(data: Path) -> dict[str, pa.Table]:
 
 
 def _length_result(split: str, lengths: pl.DataFrame, limit: int) -> Result:
-    own = lengths.filter(pl.col("split") == split).drop("split")
-    tokens = own["prompt_tokens"].to_numpy()
+    of_split = lengths.filter(pl.col("split") == split).drop("split")
+    tokens = of_split["prompt_tokens"].to_numpy()
     proves = (
         f"every prompt fits into data.max_prompt_length={limit} tokens (min {tokens.min()}, mean "
         f"{tokens.mean():.1f}, p99 {np.quantile(tokens, 0.99, method='nearest')}, "
         f"max {tokens.max()})"
     )
-    return _result(f"prompt_tokens_{split}", proves, own.filter(pl.col("prompt_tokens") > limit))
+    return _result(
+        f"prompt_tokens_{split}", proves, of_split.filter(pl.col("prompt_tokens") > limit)
+    )
 
 
 def _result(check: str, proves: str, rows: pl.DataFrame) -> Result:
@@ -281,8 +283,8 @@ def _show(validation: Validation, data: Path) -> None:
     create_table_artifact(rows, key="validation", description=f"{verdict} Data set: {data}")
     if validation.rendered:
         prompt = [{"prompt": plain(printable(validation.rendered))}]
-        said = "The first training prompt, as the model reads it."
-        create_table_artifact(prompt, key="rendered-prompt", description=said)
+        description = "The first training prompt, as the model reads it."
+        create_table_artifact(prompt, key="rendered-prompt", description=description)
     if validation.lengths is not None:
         lengths = validation.lengths
         create_table_artifact(lengths.limits, key="prompt-limits", description=lengths.verdict)

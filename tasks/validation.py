@@ -146,20 +146,20 @@ def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[F
         for name, _, breaks in looks:
             if breaks(messages):
                 broken[name].append(row)
-    found: list[Finding] = [(name, proves, True, broken[name]) for name, proves, _ in looks]
+    findings: list[Finding] = [(name, proves, True, broken[name]) for name, proves, _ in looks]
     proves = (
         "no message has a mark for a picture, a video or sound, which models here do not read "
         "(leave such rows out)"
     )
-    found.append(("prompt_no_media", proves, False, media))
+    findings.append(("prompt_no_media", proves, False, media))
     if config.env.reward is None:
         proves = (
             f"a prompt mentions {mark}, which the reward looks for (ask for it in the prompts, "
             "or score them with env.reward=package.module:function)"
         )
         rows_without = [] if has_mark or first is None else [first]
-        found.append(("prompt_asks_for_answer", proves, False, rows_without))
-    return found
+        findings.append(("prompt_asks_for_answer", proves, False, rows_without))
+    return findings
 
 
 def look_at_rendering(

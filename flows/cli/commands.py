@@ -205,15 +205,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for name, command in COMMANDS.items():
         about = command.about.format(help=command.help)
-        own = parsers.add_parser(name, help=command.help, description=about)
+        subparser = parsers.add_parser(name, help=command.help, description=about)
         if "\n" in about:  # it has its lines
-            own.formatter_class = argparse.RawDescriptionHelpFormatter
-        own.set_defaults(words=[])
+            subparser.formatter_class = argparse.RawDescriptionHelpFormatter
+        subparser.set_defaults(words=[])
         if command.words:
-            words: Any = own.add_argument("words", nargs="*", metavar=command.words)
+            words: Any = subparser.add_argument("words", nargs="*", metavar=command.words)
             words.completer = partial(suggestions, name)
         for flag, settings in command.options.items():
-            own.add_argument(flag, **settings)
+            subparser.add_argument(flag, **settings)
     return parser
 
 
@@ -292,8 +292,8 @@ def _without_blanks(words: Sequence[str], *, asks: bool) -> list[str]:
         else:
             joined.append(word)
     return [
-        f"{found[1]}={found[2]}"
-        if (found := _BLANKS.fullmatch(word)) and not (asks and "." not in found[1])
+        f"{setting[1]}={setting[2]}"
+        if (setting := _BLANKS.fullmatch(word)) and not (asks and "." not in setting[1])
         else word
         for word in joined
     ]

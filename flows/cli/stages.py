@@ -121,8 +121,8 @@ def train(overrides: Sequence[str]) -> None:
 
 def prune(overrides: Sequence[str]) -> None:
     """Deletes what a run need not keep, and shows the decisions; dry_run=true only shows them."""
-    asked, settings = take_arguments("prune", overrides)
-    dry_run = asked.get("dry_run", "false")
+    arguments, settings = take_arguments("prune", overrides)
+    dry_run = arguments.get("dry_run", "false")
     if dry_run not in ("true", "false"):
         raise BadInputError(f"dry_run={dry_run} must be true or false")
     config, run = existing_run(run_first(settings, "prune"))
@@ -133,17 +133,17 @@ def prune(overrides: Sequence[str]) -> None:
 
 def evaluate(overrides: Sequence[str]) -> None:
     """Evaluates base and trained model of a run, or what checkpoint= and against= name."""
-    asked, settings = take_arguments("evaluate", overrides)
+    arguments, settings = take_arguments("evaluate", overrides)
     for word in [word for word in settings if "=" not in word and "/" in word]:
         settings.remove(word)  # RUN/best, as `ask` and `export` take it
-        if asked.setdefault("checkpoint", word) != word:
+        if arguments.setdefault("checkpoint", word) != word:
             raise BadInputError(f"checkpoint is given twice: {word} too")
     settings = run_first(settings, "evaluate")
-    if asked:
+    if arguments:
         from flows.evaluate import choose, render
         from tasks.evaluate import evaluate_models
 
-        chosen = choose(asked, settings)
+        chosen = choose(arguments, settings)
         with _shown(), chosen.published():
             data = chosen.data or generate_dataset(chosen.config)
             evaluated = evaluate_models(chosen.config, data, *chosen.models)

@@ -69,9 +69,12 @@ def refuse_unnamed(config: RunConfig, words: Sequence[str], *, ray: bool = False
 def _fetched(config: RunConfig) -> dict[str, str]:
     """Returns the settings that name a hub's data set that is not cached, besides an env's own."""
     data, source = config.data, config.env.source_name
-    own = type(config.env)().source_name
+    default_source = type(config.env)().source_name
     lists = {"train": data.train_files, "test": data.test_files}
-    names = {"sft.data": config.sft.data, "env.source": None if source == own else source}
+    names = {
+        "sft.data": config.sft.data,
+        "env.source": None if source == default_source else source,
+    }
     return {
         f"data.{split}_files": f"[{','.join(files)}]"
         for split, files in lists.items()

@@ -249,8 +249,8 @@ def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Returns the last step, and the last values of memory and of the metrics that people read."""
     memory = (name for row in rows for name in row if name.startswith(_MEMORY))
     names = dict.fromkeys((*HEADLINES, *memory))
-    found = {name: float(row[name]) for name in names for row in rows if row.get(name) is not None}
-    return {"step": float(rows[-1]["step"])} | found if rows else {}
+    values = {name: float(row[name]) for name in names for row in rows if row.get(name) is not None}
+    return {"step": float(rows[-1]["step"])} | values if rows else {}
 
 
 def _show_last_words(run: RunFolder) -> None:
@@ -307,12 +307,12 @@ class _End(logging.Filter):
             self._told = error
             record.msg, record.args, record.exc_info = one_line(error), (), None
             return True
-        said = record.getMessage()
-        if said == "Finished in state Completed()":  # of each task: the next one's start says it
+        text = record.getMessage()
+        if text == "Finished in state Completed()":  # of each task: the next one's start says it
             return False
-        if self._told is not None and str(self._told) in said:
+        if self._told is not None and str(self._told) in text:
             return False
-        return not (said.startswith("Crash detected!") and (is_cancelled() or is_suspended()))
+        return not (text.startswith("Crash detected!") and (is_cancelled() or is_suspended()))
 
 
 def tell_the_end_plainly() -> None:

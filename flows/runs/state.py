@@ -82,17 +82,17 @@ def take_over(run: RunFolder) -> None:
 
     Not every server has deployments/automations.yaml, which closes those without a heartbeat.
     """
-    if (own := own_flow_run()) is None:
+    if (flow_run := own_flow_run()) is None:
         return
     before = run.read().flow_run_id
-    run.update(flow_run_id=str(own.id))
-    if before is None or before == str(own.id):
+    run.update(flow_run_id=str(flow_run.id))
+    if before is None or before == str(flow_run.id):
         return
     try:
         with get_client(sync_client=True) as client:
             state = client.read_flow_run(UUID(before)).state
             if state is not None and state.type in (StateType.RUNNING, StateType.CANCELLING):
-                why = f"its process was gone; {own.name} went on with run {run.run_id}"
+                why = f"its process was gone; {flow_run.name} went on with run {run.run_id}"
                 client.set_flow_run_state(UUID(before), Crashed(message=why), force=True)
     except (HTTPError, PrefectException) as error:  # of another server, or deleted
         _logger.debug("the flow run before was not closed: %s", error)
@@ -102,8 +102,8 @@ def is_cancelled() -> bool:
     """Says whether Cancel in the UI, not another SIGTERM, is why this process ends."""
     flow_run = own_flow_run()
     if flow_run is not None and not _cancelled.is_set():  # no answer counts as no
-        own, target = contextvars.copy_context(), (_look_for_cancel, flow_run.id)
-        look = threading.Thread(target=own.run, args=target, daemon=True)
+        context, target = contextvars.copy_context(), (_look_for_cancel, flow_run.id)
+        look = threading.Thread(target=context.run, args=target, daemon=True)
         look.start()
         look.join(_ANSWER_S)
     return _cancelled.is_set()

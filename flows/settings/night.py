@@ -80,8 +80,8 @@ class NightSettings(BaseModel):
     def cron(self) -> str:
         """The schedule as a cron line; any valid one if there is no night."""
         at = self.at or "01:00"
-        found = _HOUR.fullmatch(at)
-        return f"{int(found[2])} {int(found[1])} * * *" if found else at
+        hour = _HOUR.fullmatch(at)
+        return f"{int(hour[2])} {int(hour[1])} * * *" if hour else at
 
 
 def is_sent(event: Event, events: Collection[Event]) -> bool:

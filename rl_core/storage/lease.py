@@ -72,9 +72,9 @@ class Lease:
         """Takes the lease; LeaseHeldError if another machine is at work on the run."""
         held_since, seen = 0.0, None
         while True:
-            found = self._store.read(self._key)
-            holder = json.loads(found[0]) if found else {"spool": None, "released": True}
-            version = found[1] if found else None
+            stored = self._store.read(self._key)
+            holder = json.loads(stored[0]) if stored else {"spool": None, "released": True}
+            version = stored[1] if stored else None
             is_own = holder["spool"] == self._own["spool"]
             if not is_own and not holder["released"]:
                 now = time.monotonic()
@@ -124,19 +124,19 @@ class Lease:
     def _write(self, expected: Version | None, *, released: bool = False) -> bool:
         """Writes the lease over an expected version; False if another process wrote it."""
         self._number += 1
-        own = json.dumps({**self._own, "number": self._number, "released": released})
+        text = json.dumps({**self._own, "number": self._number, "released": released})
         try:
-            self._version = self._store.put_if(self._key, own.encode(), expected)
+            self._version = self._store.put_if(self._key, text.encode(), expected)
         except Conflict:
-            found = self._store.read(self._key)
-            if found is None or json.loads(found[0])["session"] != self._own["session"]:
+            stored = self._store.read(self._key)
+            if stored is None or json.loads(stored[0])["session"] != self._own["session"]:
                 return False
             # A write of ours whose reply was lost.
-            return self._write(found[1], released=released)
+            return self._write(stored[1], released=released)
         return True
 
 
 def is_written_elsewhere(store: ObjectStore, run_id: str, spool: str) -> bool:
     """Says whether another spool was the last to write a run."""
-    found = store.read(f"locks/{run_id}.json")
-    return found is not None and json.loads(found[0])["spool"] != spool
+    stored = store.read(f"locks/{run_id}.json")
+    return stored is not None and json.loads(stored[0])["spool"] != spool

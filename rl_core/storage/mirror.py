@@ -144,13 +144,13 @@ class SharedUpload:
                     self._sent[key] = stat
 
     def _files(self) -> dict[str, Stat]:
-        found = {
+        files = {
             f"{folder}/{path}": stat
             for folder in self._folders
             for path, stat in files_of(self._root / folder).items()
         }
         last = (f"/{LAST_OF_DATA}", f"/{LAST_OF_MODEL}")
-        return dict(sorted(found.items(), key=lambda item: item[0].endswith(last)))
+        return dict(sorted(files.items(), key=lambda item: item[0].endswith(last)))
 
 
 class Mirror:

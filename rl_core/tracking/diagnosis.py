@@ -106,8 +106,8 @@ def diagnose(
     """
     series = _Series(rows)
     known = dict(leaves(config.model_dump(mode="json") if config else settings or {}))
-    found = [_nearly_full_card(series, config), *(rule(series) for rule in _RULES)]
-    return [_without_what_is_set(one, known) for one in found if one is not None]
+    diagnoses = [_nearly_full_card(series, config), *(rule(series) for rule in _RULES)]
+    return [_without_what_is_set(one, known) for one in diagnoses if one is not None]
 
 
 def _said(rule: str, evidence: str, **values: object) -> Diagnosis:
@@ -115,15 +115,15 @@ def _said(rule: str, evidence: str, **values: object) -> Diagnosis:
     return Diagnosis(rule, texts["says"], evidence, texts["advice"])
 
 
-def _without_what_is_set(found: Diagnosis, settings: Mapping[str, Any]) -> Diagnosis:
+def _without_what_is_set(diagnosis: Diagnosis, settings: Mapping[str, Any]) -> Diagnosis:
     """Leaves out of the advice each `key=value` that the run has already."""
-    parts = found.advice.split(", ")
+    parts = diagnosis.advice.split(", ")
     left = [
         part
         for part in parts
         if str(settings.get(part.partition("=")[0])).removesuffix(".0") != part.partition("=")[2]
     ]
-    return replace(found, advice=", ".join(left or parts))
+    return replace(diagnosis, advice=", ".join(left or parts))
 
 
 def _is_getting_better(series: _Series) -> bool:
@@ -291,8 +291,8 @@ def _kl_blow_up(series: _Series) -> Diagnosis | None:
     usual, last = median(values), median(values[-5:])  # not the mean: one bad batch is no trend
     if last < 1.0 or last < 5 * usual:
         return None
-    found = f"critic/kl {last:.2f} nats per token at the end"
-    return _said("kl_blow_up", f"{found}, {usual:.3f} is usual in this run")
+    evidence = f"critic/kl {last:.2f} nats per token at the end"
+    return _said("kl_blow_up", f"{evidence}, {usual:.3f} is usual in this run")
 
 
 def _useless_critic(series: _Series) -> Diagnosis | None:

@@ -51,11 +51,11 @@ def usage_now() -> Usage:
     """Returns what this process and its descendants hold, and what is left."""
     processes: dict[str, int] = {}
     object_store = 0
-    own = psutil.Process()
-    for process in (own, *own.children(recursive=True)):
+    this_process = psutil.Process()
+    for process in (this_process, *this_process.children(recursive=True)):
         # Processes may end meanwhile, and some may not be readable.
         with suppress(psutil.Error, OSError, LookupError):
-            name = "trainer" if process == own else worker_name(process.pid)
+            name = "trainer" if process == this_process else worker_name(process.pid)
             processes[name] = processes.get(name, 0) + own_bytes(process.pid)
             if process.name() == "raylet":
                 object_store += _object_store_bytes(process.pid)

@@ -105,9 +105,9 @@ def quoted(text: str) -> str:
     return "\n".join(lines)
 
 
-def dialogue(head: str, asked: str, answered: str) -> str:
+def dialogue(head: str, question: str, answered: str) -> str:
     """Returns a question and a model's answer as markdown."""
-    return f"### {head}\n\nAsked:\n\n{quoted(asked)}\n\nAnswered:\n\n{quoted(answered)}"
+    return f"### {head}\n\nAsked:\n\n{quoted(question)}\n\nAnswered:\n\n{quoted(answered)}"
 
 
 class LiveArtifacts:
@@ -169,8 +169,8 @@ def _unless_away(key: str) -> Iterator[None]:
     try:
         yield
     except (HTTPError, PrefectException) as error:
-        said = first_line(error)
-        _logger.warning("the Prefect server did not take the artifact %s: %s", key, said)
+        reason = first_line(error)
+        _logger.warning("the Prefect server did not take the artifact %s: %s", key, reason)
 
 
 def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bool = False) -> UUID:
@@ -179,9 +179,9 @@ def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bo
     task_run, flow_run = get_task_and_flow_run_ids()
     data = json.dumps(data) if kind == "table" else data
     if flow_run is not None:
-        wanted = {"flow_run_id": {"any_": [flow_run]}, "key": {"any_": [key]}}
-        own = ArtifactFilter.model_validate(wanted)
-        for earlier in client.read_artifacts(artifact_filter=own):
+        conditions = {"flow_run_id": {"any_": [flow_run]}, "key": {"any_": [key]}}
+        same_key = ArtifactFilter.model_validate(conditions)
+        for earlier in client.read_artifacts(artifact_filter=same_key):
             _update(earlier.id, data, description)
             return earlier.id
     new = ArtifactCreate(type=kind, key=key, description=description, data=data)

@@ -61,8 +61,8 @@ def telling_of_the_end(config: RunConfig, run: RunFolder) -> Iterator[None]:
         if changes_for_retry(config, run, error) is not None:
             raise
         tried = [in_words(a.changes) for a in run.read().attempts if a.changes]
-        said = f"tried {', '.join(tried)}" if tried else "none is about this phase"
-        detail = f"{error.detail}; no further recovery step helps: {said}"
+        outcome = f"tried {', '.join(tried)}" if tried else "none is about this phase"
+        detail = f"{error.detail}; no further recovery step helps: {outcome}"
         raise OutOfMemory(error.phase, detail) from error
 
 

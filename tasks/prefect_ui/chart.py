@@ -247,7 +247,7 @@ def learning_curve(rows: Sequence[Mapping[str, Any]], title: str) -> str | None:
         f"{head}{''.join(drawings)}</svg>"
     )
     colours = {name.replace("_", "-"): colour for name, colour in PALETTE.items()}
-    svg = re.sub(r"var\(--([a-z-]+)\)", lambda found: colours[found[1]], svg)
+    svg = re.sub(r"var\(--([a-z-]+)\)", lambda match: colours[match[1]], svg)
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 

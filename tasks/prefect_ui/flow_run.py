@@ -104,7 +104,7 @@ def stage(
 
 def once_per_flow_run(context: TaskRunContext, inputs: Mapping[str, Any]) -> str:
     """Returns a cache key that a flow run's stage shares only with its retries."""
-    own = context.task_run.flow_run_id or context.task_run.id
+    owner = context.task_run.flow_run_id or context.task_run.id
     facts = {
         name: value.model_dump(mode="json")
         if isinstance(value, RunConfig)
@@ -112,7 +112,7 @@ def once_per_flow_run(context: TaskRunContext, inputs: Mapping[str, Any]) -> str
         for name, value in inputs.items()
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return f"{context.task.name}-{own}-{digest[:16]}"
+    return f"{context.task.name}-{owner}-{digest[:16]}"
 
 
 def once_per_training(context: TaskRunContext, inputs: Mapping[str, Any]) -> str:

@@ -125,8 +125,8 @@ class TrainingProgress:
             lambda: as_picture(learning_curve(self._up_to(step), title)),
             f"As of step {step}.",
         )
-        said = "A few of the latest responses, as the model wrote them."
-        show("samples", "markdown", partial(latest_samples, self._run.rollouts), said)
+        description = "A few of the latest responses, as the model wrote them."
+        show("samples", "markdown", partial(latest_samples, self._run.rollouts), description)
 
     def _up_to(self, step: int) -> list[Mapping[str, Any]]:
         """Returns the metrics of the steps so far; any thread may call it."""
@@ -134,14 +134,14 @@ class TrainingProgress:
 
     def _diagnose(self, step: int) -> None:
         """Logs what is wrong, each rule and advice only once, and shows all of it in the UI."""
-        found = diagnose(self._up_to(step), self._config)
-        new = [one for one in found if (one.rule, one.advice) not in self._told]
+        diagnoses = diagnose(self._up_to(step), self._config)
+        new = [one for one in diagnoses if (one.rule, one.advice) not in self._told]
         for one in new:
             level = logging.INFO if one.is_note else logging.WARNING
             self._logger.log(level, "step %d, diagnosis: %s", step, one)
             self._told.add((one.rule, one.advice))
         if self._told and self._artifacts is not None:
-            lines = [f"- **{one.says}** ({one.evidence}). Try: {one.advice}" for one in found]
+            lines = [f"- **{one.says}** ({one.evidence}). Try: {one.advice}" for one in diagnoses]
             text = "\n".join(lines) or "nothing stands out"
             self._artifacts.show("diagnosis", "markdown", lambda: text, f"As of step {step}.")
 

@@ -49,7 +49,7 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
             TimePlan(config, problems, estimate)
             for estimate in estimates(config, model_shape(config), machines)
         ]
-        said = _in_words(plans, machines) + _sft_in_words(config, machines)
+        message = _in_words(plans, machines) + _sft_in_words(config, machines)
     except ValueError:
         return  # another check reports it
     limits = {  # the budgets that the typical rates exceed
@@ -58,7 +58,7 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
     }
     limit = limits.pop() if len(limits) == 1 else None
     remedy = f"{limit} will stop it earlier: raise it, or lower trainer.total_steps"
-    yield warning("time", said, remedy) if limit else ok("time", said)
+    yield warning("time", message, remedy) if limit else ok("time", message)
 
 
 def plan_steps(config: RunConfig, run: RunFolder) -> Spread | None:
@@ -122,8 +122,8 @@ def planned_cards(config: RunConfig) -> list[CardFigures]:
         return [named_card(resources.card)]
     if here := cards_here():
         smallest = min(here, key=lambda card: card.total_bytes)
-        if (found := find_card(smallest.name, smallest.total_bytes / GIB)) is not None:
-            return [found]
+        if (figures := find_card(smallest.name, smallest.total_bytes / GIB)) is not None:
+            return [figures]
     return cards_of(resources.gpu_memory_gib) if resources.gpu_memory_gib is not None else []
 
 

@@ -83,17 +83,17 @@ def text_lengths(
     ]
 
 
-def _text_column(file: Path, wanted: str | None) -> str:
+def _text_column(file: Path, column: str | None) -> str:
     schema = _schema(file)
     texts = [field.name for field in schema if _is_text(field.type)]
-    if wanted is not None:
-        if wanted in texts:
-            return wanted
-        if wanted in schema.names:
-            kind = schema.field(wanted).type
-            raise ValueError(f"{file}: column {wanted!r} holds {kind}, no text")
-        hint = did_you_mean(wanted, texts)
-        raise ValueError(f"{file}: no column {wanted!r}{hint} (of texts: {', '.join(texts)})")
+    if column is not None:
+        if column in texts:
+            return column
+        if column in schema.names:
+            kind = schema.field(column).type
+            raise ValueError(f"{file}: column {column!r} holds {kind}, no text")
+        hint = did_you_mean(column, texts)
+        raise ValueError(f"{file}: no column {column!r}{hint} (of texts: {', '.join(texts)})")
     if not texts:
         raise ValueError(f"{file}: no column holds texts, it has {', '.join(schema.names)}")
     return next((name for name in _TEXTS if name in texts), texts[0])

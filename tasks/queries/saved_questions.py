@@ -98,7 +98,7 @@ def load_check(path: Path) -> Query:
         elif (match := _HEADER_PARAMETER.match(text)) is None:
             raise ValueError(f"{path}: {line!r} does not read as `-- $name: kind = default (help)`")
         else:
-            said = Parameter(match["name"], match["kind"], match["default"])
-            parameters.append(replace(said, default=said.read(said.default)))
+            parameter = Parameter(match["name"], match["kind"], match["default"])
+            parameters.append(replace(parameter, default=parameter.read(parameter.default)))
     said_of_it = " ".join(description)
     return Query(path.stem, path.parent.name, said_of_it, example, tuple(parameters), sql)

@@ -225,9 +225,9 @@ def _pass_at_k(rows: Sequence[Row]) -> str | None:
         return None
     series = []
     for label, colour, is_base in (("before", "base", True), ("after", "test", False)):
-        own = [row for row in rows if (row["model"] == "base") == is_base]
-        points = [(log2(row["k"]), row["pass_at_k"]) for row in own]
-        band = [(row["low"], row["high"]) for row in own]
+        of_model = [row for row in rows if (row["model"] == "base") == is_base]
+        points = [(log2(row["k"]), row["pass_at_k"]) for row in of_model]
+        band = [(row["low"], row["high"]) for row in of_model]
         series.append(Series(label, colour, points, "dots", band=band))
     return draw(series, "pass@k", x_label="k samples", x_ticks={log2(k): str(k) for k in ks})
 

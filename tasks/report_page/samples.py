@@ -108,8 +108,8 @@ def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
     )
     rows: list[Row] = []
     for verdict in counts["verdict"]:
-        asked = {"verdict": verdict, "from_step": from_step, "limit": 1}
-        rows += sql.ask("samples_of_a_verdict", asked, root=run.root, run=run.run_id).to_dicts()
+        arguments = {"verdict": verdict, "from_step": from_step, "limit": 1}
+        rows += sql.ask("samples_of_a_verdict", arguments, root=run.root, run=run.run_id).to_dicts()
     return list(map(as_sample, rows))
 
 
@@ -167,12 +167,12 @@ def cut_around_answer(response: str, answer: str | None) -> tuple[str, str, str]
     """
     closing = response.rfind("</answer>")
     opening = response.rfind("<answer>", 0, max(closing, 0))
-    found = response.rfind(answer) if answer else -1
+    last = response.rfind(answer) if answer else -1
     start = end = len(response)
     if answer and opening >= 0:
         start, end = opening + len("<answer>"), closing
-    elif answer and found >= 0:
-        start, end = found, found + len(answer)
+    elif answer and last >= 0:
+        start, end = last, last + len(answer)
     before = response[max(0, start - _LONGEST_SAMPLE) : start]
     return before, response[start:end], response[end : end + _LONGEST_SAMPLE]
 
@@ -209,14 +209,14 @@ class Answers:
 
 def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: int) -> Answers:
     """Returns some of a model's right and wrong answers, `most` each, the same ones each time."""
-    asked = {problem.index: problem for problem in problems}
+    by_index = {problem.index: problem for problem in problems}
     greedy = [row for row in rows if row["mode"] == "greedy"]
     right = [row for row in greedy if row["verdict"] == "correct"]
     wrong = [row for row in greedy if row["verdict"] != "correct"]
 
     def shown(chosen: Sequence[Row]) -> tuple[Sample, ...]:
         rows = in_turns(chosen, most)
-        return tuple(replace(as_sample(row), problem=_in_words(row, asked)) for row in rows)
+        return tuple(replace(as_sample(row), problem=_in_words(row, by_index)) for row in rows)
 
     return Answers(
         model=greedy[0]["model"],
@@ -242,8 +242,8 @@ def as_table(answers: Answers) -> list[dict[str, str]]:
 
 def show_answers(several: Sequence[Answers], pages: Sequence[Path]) -> None:
     """Shows some answers of each model in the Prefect UI."""
-    said = "Some right and wrong answers."
-    create_markdown_artifact(as_markdown(several, pages), key="answers", description=said)
+    description = "Some right and wrong answers."
+    create_markdown_artifact(as_markdown(several, pages), key="answers", description=description)
 
 
 def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
@@ -259,8 +259,8 @@ def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _in_words(row: Row, asked: Mapping[int, Problem]) -> str:
-    problem = asked.get(row["prompt_index"])
+def _in_words(row: Row, by_index: Mapping[int, Problem]) -> str:
+    problem = by_index.get(row["prompt_index"])
     if problem is None:
         return f"problem {row['prompt_index']}"
     truth = problem.ground_truth

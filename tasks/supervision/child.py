@@ -43,8 +43,8 @@ class Reporter(logging.Handler):
 
     def progress(self, phase: str) -> None:
         """Sends that a phase has begun or moved on; of one phase, at most every half second."""
-        told, told_at = self._told
-        if phase != told or time.monotonic() - told_at > _PROGRESS_INTERVAL_S:
+        last_phase, told_at = self._told
+        if phase != last_phase or time.monotonic() - told_at > _PROGRESS_INTERVAL_S:
             self._told = phase, time.monotonic()
             self._send(progress=phase)
 
@@ -72,19 +72,19 @@ def main() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     dump_stacks_on_request()
-    asked = parent.receive()
-    borrow(asked["lent"])
-    leaving = (parent, asked["grace_s"] + LEAVING_S)
+    request = parent.receive()
+    borrow(request["lent"])
+    leaving = (parent, request["grace_s"] + LEAVING_S)
     threading.Thread(target=_leave_with_parent, args=leaving, daemon=True).start()
-    reporter, own = Reporter(parent), logging.StreamHandler()
-    own.setFormatter(RedactingFormatter())
+    reporter, to_file = Reporter(parent), logging.StreamHandler()
+    to_file.setFormatter(RedactingFormatter())
     for logger in map(logging.getLogger, ("rl_core", "tasks")):
         logger.setLevel(logging.INFO)
         logger.addHandler(reporter)
-        logger.addHandler(own)
+        logger.addHandler(to_file)
         logger.propagate = False
     try:
-        function, arguments = unpack(asked["job"])
+        function, arguments = unpack(request["job"])
         result = function(reporter, **arguments)
     except Exception as error:  # whatever it is, the parent raises it
         _logger.exception("%s failed:", sys.argv[1])

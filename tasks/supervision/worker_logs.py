@@ -80,11 +80,11 @@ class _Tail:
         self._offset = start + end
         new = []
         for line in data[:end].decode(errors="replace").splitlines():
-            found = worth_telling(line)
-            kind = _NUMBERS.sub("0", found[1]) if found else ""
-            if found and kind not in self._told and len(self._told) < _REMEMBERED:
+            finding = worth_telling(line)
+            kind = _NUMBERS.sub("0", finding[1]) if finding else ""
+            if finding and kind not in self._told and len(self._told) < _REMEMBERED:
                 self._told.add(kind)
-                new.append(found)
+                new.append(finding)
         for level, text in new[:_LINES]:
             shown = cut(printable(redact(text)), _LINE_CHARACTERS)
             logger.log(level, "%s: %s", self.path.stem, shown)
