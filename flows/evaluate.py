@@ -96,7 +96,8 @@ def choose(arguments: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
     env = next((text.partition("=")[2] for text in overrides if text.startswith("env=")), None)
     names = [arguments[key] for key in ("checkpoint", "against") if key in arguments]
     named = [named_model(name, overrides, env) for name in names]
-    models, (model, storage) = [one for one, _ in named], named[0]
+    models = [one for one, _ in named]
+    model, storage = named[0]
     if model.run is None:
         return Chosen(models, compose(overrides), None)
     base = settings_of_run(model.run, storage, overrides)

@@ -246,14 +246,19 @@ def killed(night: Night, state_message: str | None) -> str:
         seconds = time_of_killed(night.run) if status == "running" else {}
         night.run.update(timings_s=seconds, steps=night.run.metrics.last_step())
         step = night.run.last_saved()
-        following = f"Retry goes on from step {step}" if step else "Retry starts it again"
-        night.run.update(status="interrupted", reason=reason, next_step=following)
+        night.run.update(
+            status="interrupted",
+            reason=reason,
+            next_step=f"Retry goes on from step {step}" if step else "Retry starts it again",
+        )
     return reason
 
 
 def _facts(night: Night, run: RunFolder) -> dict[str, Any]:
-    record, champion = run.read(), night.champion()
-    report, accuracies = run.path / "report.html", {"accuracy_before", "accuracy_after"}
+    record = run.read()
+    champion = night.champion()
+    report = run.path / "report.html"
+    accuracies = {"accuracy_before", "accuracy_after"}
     diagnoses = diagnose(run.metrics.read(), settings=read_settings(run.path))
     return {
         **record.model_dump(include={"run_id", "steps", "started_from", "next_step", *accuracies}),

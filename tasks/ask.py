@@ -78,8 +78,9 @@ def ask_model(
             f"the question has {num_tokens:,} tokens, and {model} reads at most {limit:,}: "
             "ask a shorter one"
         )
-    temperature = 0.0 if samples is None else config.evaluation.temperature
-    sampling = SamplingSettings(config.data.max_response_length, temperature)
+    sampling = SamplingSettings(
+        config.data.max_response_length, 0.0 if samples is None else config.evaluation.temperature
+    )
     engine = _engine(config, model, on_gpu=on_gpu)
     decode, encode = text_codec(tokenizer)
     turns = TurnTaking(config.env, decode, encode)

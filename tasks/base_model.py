@@ -118,8 +118,11 @@ def base_model_task(config: RunConfig, data: Path) -> Path:
     folder = base_model(config, data)
     if made_folder(config) is not None:
         rows = [{"measure": name, "value": x} for name, x in _read_report(folder).items()]
-        description = f"The model that was made, measured on held-out examples ({folder})."
-        create_table_artifact(rows, key="base-model", description=description)
+        create_table_artifact(
+            rows,
+            key="base-model",
+            description=f"The model that was made, measured on held-out examples ({folder}).",
+        )
     return folder
 
 
@@ -170,8 +173,9 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
     if env.home_made is None:
         raise ValueError(f"model.path must name a model: env={env.name} has no home-made one")
     train, test = (read_solved(data / f"{split}.parquet") for split in ("train", "test"))
-    give_up = config.base_model.give_up_prob
-    examples = env.home_made_examples(give_up_prob=give_up, train=train, test=test)
+    examples = env.home_made_examples(
+        give_up_prob=config.base_model.give_up_prob, train=train, test=test
+    )
     disable_progress_bar()  # it would show only the saving of one small file
     _logger.info(
         "warm-starting the home-made base model: %d steps; it is saved at its end only, so if it "
@@ -196,8 +200,9 @@ def _log_steps(what: str, budget: BudgetConfig) -> Callable[[int, int, float], N
             logged_at = now
             seconds = [after - before for before, after in pairwise(done_at)]
             left = time_left(seconds, last_step - step, None, budget)
-            end = f" · {left}" if left else ""
-            _logger.info("%s %d/%d · loss %.3f%s", what, step, last_step, loss, end)
+            _logger.info(
+                "%s %d/%d · loss %.3f%s", what, step, last_step, loss, f" · {left}" if left else ""
+            )
 
     return on_step
 

@@ -119,11 +119,16 @@ def record_rows(
         file = run.evaluations.write(labelled, is_own=is_own)
         write_page(labelled, evaluator.asked, file)
 
-    remedy = f"`countdown-train evaluate run_id={run.run_id}` writes it"
-    write_unless_full(run, f"eval/{model}.parquet", write, remedy=remedy)
+    write_unless_full(
+        run,
+        f"eval/{model}.parquet",
+        write,
+        remedy=f"`countdown-train evaluate run_id={run.run_id}` writes it",
+    )
     summary = summarise(labelled)
-    line = "%s: greedy accuracy %s on %d problems"
-    _logger.info(line, model, summary.accuracy, summary.num_problems)
+    _logger.info(
+        "%s: greedy accuracy %s on %d problems", model, summary.accuracy, summary.num_problems
+    )
     return summary
 
 
@@ -157,7 +162,9 @@ def evaluate_task(config: RunConfig, run: RunFolder, data: Path, model_path: Pat
 
 def _champion_to_ask(evaluator: Evaluator, model_path: Path) -> PromotedContender | None:
     """Returns the champion of these problems; None if its rows are known or cannot be made."""
-    storage, env, problems = evaluator.config.storage, evaluator.config.env, evaluator.problem_set
+    storage = evaluator.config.storage
+    env = evaluator.config.env
+    problems = evaluator.problem_set
     root = storage.root
     try:
         bring_champion(storage, env.name, problems)
@@ -170,8 +177,9 @@ def _champion_to_ask(evaluator: Evaluator, model_path: Path) -> PromotedContende
     if evaluator.reusable_rows(checkpoint_name(folder), folder) is not None:
         return None
     if (folder / _TOKENIZER).read_bytes() != (model_path / _TOKENIZER).read_bytes():
-        name = champion.current.name
-        _logger.warning("the champion %s has another tokenizer: it is not evaluated anew", name)
+        _logger.warning(
+            "the champion %s has another tokenizer: it is not evaluated anew", champion.current.name
+        )
         return None
     return champion.current
 
@@ -255,7 +263,8 @@ def evaluate_models_task(
     evaluated = evaluate_models(config, data, model, against)
     named = zip(evaluated.summaries, evaluated.answers, strict=True)
     summaries = [replace(summary, model=answers.model) for summary, answers in named]
-    names, comparison = [summary.model for summary in summaries], evaluated.comparison
+    names = [summary.model for summary in summaries]
+    comparison = evaluated.comparison
     verdict = names[0]
     if comparison is not None:
         verdict = f"{names[0]} against {names[1]}: {comparison}, {comparison.gain_in_words}"

@@ -59,7 +59,8 @@ def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
     notes = []
     if not any(row["model"] == model.model for row in shown):
         command = f"`countdown-train evaluate {model.name}`"
-        manifest, problems = read_manifest(model.folder), num_tested(run.path)
+        manifest = read_manifest(model.folder)
+        problems = num_tested(run.path)
         if isinstance(manifest, str) or manifest.accuracy is None or problems is None:
             return [f"It was not evaluated: {command} does that."]
         low, high = wilson_interval(round(manifest.accuracy * problems), problems)

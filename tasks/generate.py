@@ -59,7 +59,8 @@ def cache_key(_: TaskRunContext, inputs: dict[str, Any]) -> str:
 
 def _run_name(parameters: dict[str, Any]) -> str:
     config: RunConfig = parameters["config"]
-    data, env = config.data, config.env
+    data = config.data
+    env = config.env
     if data.train_files:
         return cut(f"take over problems from {', '.join(data.train_files)}", _NAME_CHARACTERS)
     if not env.is_generated:

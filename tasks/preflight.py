@@ -136,8 +136,11 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
             file.write(b"x")
         free = shutil.disk_usage(root).free / GIB
     except OSError as error:
-        message = f"storage.root={root} cannot be written ({error.strerror})"
-        yield fatal("storage", message, "set storage.root to a folder of yours")
+        yield fatal(
+            "storage",
+            f"storage.root={root} cannot be written ({error.strerror})",
+            "set storage.root to a folder of yours",
+        )
         return
     if (url := config.storage.url) is not None and (trouble := why_unusable(url)) is not None:
         yield fatal("storage", *trouble)
@@ -159,12 +162,16 @@ def _installed(config: RunConfig) -> Iterator[Finding]:
     if installed and importlib.util.find_spec("ray") is not None:
         yield ok("engine", f"rollout.engine={engine}: {installed[0]}")
         return
-    message = f"rollout.engine={engine} or Ray is not installed"
-    yield fatal("engine", message, "make env installs both (rollout.engine=hf needs no vLLM)")
+    yield fatal(
+        "engine",
+        f"rollout.engine={engine} or Ray is not installed",
+        "make env installs both (rollout.engine=hf needs no vLLM)",
+    )
 
 
 def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
-    env, name = config.env, (config.model.path or "").lower()
+    env = config.env
+    name = (config.model.path or "").lower()
     is_base = not name.endswith("-instruct")
     weak = [size for size in env.weak_models if size in name]
     if is_base and weak and config.sft.data is None:
@@ -184,8 +191,11 @@ def _network(config: RunConfig) -> Iterator[Finding]:
         if (why := why_silent(wandb_url())) is None:
             yield ok("wandb", f"{wandb_url()} answers")
         else:
-            later = "the run will log offline; `countdown-train sync` uploads it later"
-            yield warning("wandb", f"{wandb_url()} does not answer ({why})", later)
+            yield warning(
+                "wandb",
+                f"{wandb_url()} does not answer ({why})",
+                "the run will log offline; `countdown-train sync` uploads it later",
+            )
 
 
 def _reward(config: RunConfig) -> Iterator[Finding]:

@@ -49,7 +49,8 @@ def champion_of(config: RunConfig, data: Path) -> Champion | None:
 
 def champion_to_train(config: RunConfig) -> Start:
     """Returns a start from these problems' champion: others may be trained on these tests."""
-    root, env = config.storage.root, config.env.name
+    root = config.storage.root
+    env = config.env.name
     if config.storage.url is not None:
         store = ObjectStore(config.storage.url)
         bring_inputs(config, store)
@@ -63,7 +64,8 @@ def champion_to_train(config: RunConfig) -> Start:
         return _unusable(str(error))
     if champion is None:
         return _unusable(f"no champion of these test problems in {known}, only of others")
-    name, folder = f"the champion {champion.current.name}", root / champion.current.checkpoint
+    name = f"the champion {champion.current.name}"
+    folder = root / champion.current.checkpoint
     if (why := _why_unusable(config, champion, folder)) is not None:
         return _unusable(f"{name} {why}")
     path = config.model.path
@@ -109,7 +111,8 @@ def next_seed(config: RunConfig) -> int:
     seeds = [config.seed]
     for run in RunFolder.all_under(config.storage.root):
         with suppress(ValueError):  # the folder is no run
-            record, seed = run.read(), read_settings(run.path).get("seed")
+            record = run.read()
+            seed = read_settings(run.path).get("seed")
             is_over = record.night is not None and record.status in ("finished", "failed")
             if is_over and isinstance(seed, int):
                 seeds.append(seed + 1)

@@ -46,7 +46,8 @@ def bring_runs(
     """
     if storage.url is None:
         return
-    store, spool = ObjectStore(storage.url), Spool(storage.root, storage.url)
+    store = ObjectStore(storage.url)
+    spool = Spool(storage.root, storage.url)
     runs: dict[str, dict[str, Entry]] = {}
     for key, entry in store.list("runs/").items():
         run_id, _, path = key.removeprefix("runs/").partition("/")
@@ -90,7 +91,8 @@ def bring_inputs_of_run(storage: StorageConfig, run: RunFolder) -> None:
     """Brings the data set and the home-made model that a run's record names."""
     if storage.url is None or not run.is_there():
         return
-    store, record = ObjectStore(storage.url), run.read()
+    store = ObjectStore(storage.url)
+    record = run.read()
     for place, last in ((record.data, LAST_OF_DATA), (record.model, LAST_OF_MODEL)):
         if place is not None and Path(place).is_relative_to(storage.root):
             name = str(Path(place).relative_to(storage.root))

@@ -179,7 +179,8 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
 
     ValidationFailed if a check found rows, DatasetError if no check could read a column's type.
     """
-    env, is_own = config.env, bool(config.data.train_files)
+    env = config.env
+    is_own = bool(config.data.train_files)
     columns, *others = check_files(env)
     if is_own:
         others = [path for path in others if path.stem not in env.checks_of_generator]
@@ -272,7 +273,8 @@ def _raise_if_failed(validation: Validation, data: Path) -> None:
 
 
 def _show(validation: Validation, data: Path) -> None:
-    checks, verdict = validation.checks, f"All {len(validation.checks)} checks passed."
+    checks = validation.checks
+    verdict = f"All {len(validation.checks)} checks passed."
     if failed := [result["check"] for result in checks if result["status"] == "failed"]:
         verdict = f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}."
     rows = [  # the status comes first; text of problems is made plain
@@ -283,8 +285,11 @@ def _show(validation: Validation, data: Path) -> None:
     create_table_artifact(rows, key="validation", description=f"{verdict} Data set: {data}")
     if validation.rendered:
         prompt = [{"prompt": plain(printable(validation.rendered))}]
-        description = "The first training prompt, as the model reads it."
-        create_table_artifact(prompt, key="rendered-prompt", description=description)
+        create_table_artifact(
+            prompt,
+            key="rendered-prompt",
+            description="The first training prompt, as the model reads it.",
+        )
     if validation.lengths is not None:
         lengths = validation.lengths
         create_table_artifact(lengths.limits, key="prompt-limits", description=lengths.verdict)

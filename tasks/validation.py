@@ -56,7 +56,8 @@ def report_lengths(lengths: pl.DataFrame, limit: int) -> LengthReport:
 
 
 def _verdict(prompts: Counts, limit: int) -> str:
-    total, rejected = sum(prompts.values()), _rejected(prompts, limit)
+    total = sum(prompts.values())
+    rejected = _rejected(prompts, limit)
     shortest, longest = min(prompts), max(prompts)
     spread = f"{shortest} to {longest} tokens" if shortest != longest else f"{longest} tokens"
     keeps = f"the smallest limit that keeps all is {longest}"
@@ -76,7 +77,9 @@ def _verdict(prompts: Counts, limit: int) -> str:
 
 def _limits(prompts: Counts, limit: int) -> list[dict[str, Any]]:
     """Rows of limits: the largest that rejects all to the smallest that keeps all, and `limit`."""
-    total, shortest, longest = sum(prompts.values()), min(prompts), max(prompts)
+    total = sum(prompts.values())
+    shortest = min(prompts)
+    longest = max(prompts)
     below = [candidate for candidate in CANDIDATES if candidate < shortest]
     above = [candidate for candidate in CANDIDATES if candidate > longest]
     shown = {candidate for candidate in CANDIDATES if shortest <= candidate <= longest}
@@ -108,7 +111,8 @@ def _share(part: int, total: int) -> str:
 
 def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[Finding]:
     """Returns the findings about prompts that the env did not write."""
-    is_chat, mark = config.env.prompt_template == "chat", config.env.answer_mark
+    is_chat = config.env.prompt_template == "chat"
+    mark = config.env.answer_mark
     looks: list[tuple[str, str, Callable[[Prompt], object]]] = [
         (
             "prompt_no_json",
@@ -131,7 +135,8 @@ def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[F
     ]
     broken: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in looks}
     media: list[dict[str, Any]] = []
-    first, has_mark = None, False
+    first = None
+    has_mark = False
     rows = (
         (split, row["extra_info"]["index"], row["prompt"])
         for split, table in splits.items()

@@ -74,10 +74,12 @@ def explain(words: Sequence[str]) -> None:
     """Explains one setting, or a group of them."""
     if not words:
         raise BadInputError("explain takes a KEY, as actor.lr, or KEY=VALUE (config lists all)")
-    (key, equals, value), others = words[0].partition("="), words[1:]
+    key, equals, value = words[0].partition("=")
+    others = words[1:]
     for env in (word.removeprefix("env=") for word in words if word.startswith("env=")):
         check_choice("env", env)  # of a module of the user: its settings are known from here on
-    ours, settings = NAMES.get(key, key), find_settings(key)
+    ours = NAMES.get(key, key)
+    settings = find_settings(key)
     if not settings and (reason := meaning(key, "")) is not None:
         say(f"{key}: verl's, without a meaning here: {reason[0]}")
         return
@@ -216,7 +218,8 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
                 if key in values and env in (None, its_env)
             }
             verl = tuple(verl for verl, ours in NAMES.items() if ours == key)
-            allowed, default = _allowed(schema[name]), _text(schema[name].get("default"))
+            allowed = _allowed(schema[name])
+            default = _text(schema[name].get("default"))
             yield Setting(key, env, words.get(name, ""), allowed, default, presets, verl)
 
 

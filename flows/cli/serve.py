@@ -303,7 +303,9 @@ class _Processes(AbstractContextManager["_Processes"]):
         worker starts when that has ended.
         """
         restarts: deque[float] = deque(maxlen=_RESTARTS)
-        began, looked_at, sent = datetime.now(UTC), time.monotonic(), set[UUID]()
+        began = datetime.now(UTC)
+        looked_at = time.monotonic()
+        sent = set[UUID]()
         while True:
             time.sleep(_POLL_S)
             if time.monotonic() - looked_at > _LOOK_S:

@@ -84,7 +84,8 @@ def validate(overrides: Sequence[str]) -> None:
         try:
             validation = validate_dataset(config, data, model_path)
         except ValidationFailed as error:
-            validation, failed = error.validation, error
+            validation = error.validation
+            failed = error
         if validation.lengths is not None:
             say("\n".join(validation.lengths.lines()))
         if failed is not None:
@@ -158,7 +159,8 @@ def evaluate(overrides: Sequence[str]) -> None:
 
     with _shown(), published(config):
         bring_inputs_of_run(config.storage, run)
-        data, model = _data_of(run), base_of_run(run)
+        data = _data_of(run)
+        model = base_of_run(run)
         in_force = settings_in_force(config, run)
         is_own = Evaluator(in_force, data).is_own_of(run)
         summaries = evaluate_run(in_force, run, data, model)
@@ -212,8 +214,8 @@ def preflight(overrides: Sequence[str]) -> None:
     for finding in checks.preflight(config):
         # A card that is only planned for need not be here.
         if config.resources.card and (finding.check, finding.level) == ("device", "fatal"):
-            why = f"{finding.message}: planned for resources.card={config.resources.card} only"
-            finding = replace(finding, level="warning", message=why)
+            only = f"planned for resources.card={config.resources.card} only"
+            finding = replace(finding, level="warning", message=f"{finding.message}: {only}")
         findings.append(finding)
         say(f"{finding.level:8} {finding.check:9} {finding}")
     for finding in findings:

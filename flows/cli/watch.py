@@ -63,7 +63,8 @@ def watch(words: Sequence[str]) -> None:
 
 def view(run: RunFolder) -> RenderableType:
     """Returns what there is to see of a run: progress, curves, memory, samples, diagnosis."""
-    record, rows = run.read(), run.metrics.read()
+    record = run.read()
+    rows = run.metrics.read()
     colour = {"running": "cyan", "finished": "green"}.get(record.status, "red")
     title = Text.assemble((printable(run.run_id), "bold"), "  ", (record.status, colour))
     if record.reason:
@@ -92,7 +93,8 @@ def spark(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
     count = min(width, len(values))
     edges = [i * len(values) // count for i in range(count + 1)]
     means = [sum(values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
-    low, span = min(means), max(means) - min(means)
+    low = min(means)
+    span = max(means) - min(means)
     top = len(_BARS) - 1
     return "".join(_BARS[round((mean - low) / span * top) if span else 0] for mean in means)
 

@@ -130,7 +130,8 @@ def _same_runs(config: RunConfig) -> Iterator[tuple[RunRecord, RunFolder]]:
 
 def _continuing(run: RunFolder, config: RunConfig) -> str:
     """Returns the first line of a command that continues a run; ValueError if it cannot."""
-    record, (checkpoint, _) = run.read(), newest_sound(run)
+    record = run.read()
+    checkpoint, _ = newest_sound(run)
     place = "step 0 (no step was saved)" if checkpoint is None else f"step {checkpoint.step}"
     if checkpoint is None and config.storage.url is not None:
         place = "its last checkpoint in the store"
@@ -152,7 +153,8 @@ def recorded(run: RunFolder) -> Iterator[Callable[[str], AbstractContextManager[
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:
-        start, before = time.monotonic(), sum(run.read().timings_s.values())
+        start = time.monotonic()
+        before = sum(run.read().timings_s.values())
         try:
             yield
         finally:
@@ -256,8 +258,12 @@ def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _show_last_words(run: RunFolder) -> None:
     try:
         page = redact(as_markdown(run.read()))
-        description = "Why the run failed, what it measured last, and what to do next."
-        create_markdown_artifact(page, key="report", description=description, is_first=True)
+        create_markdown_artifact(
+            page,
+            key="report",
+            description="Why the run failed, what it measured last, and what to do next.",
+            is_first=True,
+        )
     except ValueError as error:  # the record itself cannot be read
         _logger.warning("the last words could not be shown: %s", error)
 

@@ -50,7 +50,8 @@ def outlive_lost_leases() -> None:
     server was away, or has forgotten its leases in a restart) Prefect raises CancelledError in the
     flow. Without it the next run may start beside this one: a worker's `--limit 1` counts both.
     """
-    maintain, lasts = getattr(flow_engine, _MAINTAIN), {"raise_on_lease_renewal_failure": False}
+    maintain = getattr(flow_engine, _MAINTAIN)
+    lasts = {"raise_on_lease_renewal_failure": False}
     setattr(flow_engine, _MAINTAIN, lambda *args, **kwargs: maintain(*args, **kwargs | lasts))
 
 
@@ -102,7 +103,8 @@ def is_cancelled() -> bool:
     """Says whether Cancel in the UI, not another SIGTERM, is why this process ends."""
     flow_run = own_flow_run()
     if flow_run is not None and not _cancelled.is_set():  # no answer counts as no
-        context, target = contextvars.copy_context(), (_look_for_cancel, flow_run.id)
+        context = contextvars.copy_context()
+        target = (_look_for_cancel, flow_run.id)
         look = threading.Thread(target=context.run, args=target, daemon=True)
         look.start()
         look.join(_ANSWER_S)

@@ -45,7 +45,8 @@ def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> 
     if base is not None:
         if chosen:
             raise BadInputError(f"{next(iter(chosen))} cannot change: these are settings of a run")
-        preset, env = base.preset, base.env.name
+        preset = base.preset
+        env = base.env.name
         settings = base.model_dump(mode="json", exclude={"preset"})
     else:
         preset = chosen.get("preset", DEFAULT_PRESET)
@@ -133,7 +134,8 @@ def read_preset(name: str) -> tuple[str, dict[str, Any]]:
             raise BadInputError(f"preset={name}: `defaults` may only hold `override /env: NAME`")
     section = settings.get("env")
     if isinstance(section, str):
-        env, settings["env"] = section, {}
+        env = section
+        settings["env"] = {}
     elif isinstance(section, dict):
         env = str(section.pop("name", env))
     keys.check_choice("env", env)

@@ -33,17 +33,20 @@ def bring_champion(storage: StorageConfig, env: str, problems: str) -> Version |
     """
     if storage.url is None:
         return None
-    store, file = ObjectStore(storage.url), champion_file(storage.root, env, problems)
+    store = ObjectStore(storage.url)
+    file = champion_file(storage.root, env, problems)
     stored = store.read(f"champions/{file.name}")
     if stored is None:
         return None
     content, version = stored
     if _content(file) != content:
         write_bytes_atomically(file, content)
-    spool, champion = Spool(storage.root, storage.url), read_champion(file)
+    spool = Spool(storage.root, storage.url)
+    champion = read_champion(file)
     if champion is None or champion.is_there(spool.root):
         return version
-    run_id, rows = champion.current.run_id, Path(champion.current.rows).name
+    run_id = champion.current.run_id
+    rows = Path(champion.current.rows).name
     if is_written_elsewhere(store, run_id, spool.name()):  # else it was deleted here, and so there
         checkpoint = f"checkpoints/{Path(champion.current.checkpoint).name}/"
         there = listing_of(store, run_id)
@@ -67,7 +70,8 @@ def promote_published(
     """
     if storage.url is None:
         return judge()
-    store, file = ObjectStore(storage.url), champion_file(storage.root, env, problems)
+    store = ObjectStore(storage.url)
+    file = champion_file(storage.root, env, problems)
     for _ in range(_ROUNDS):
         version = bring_champion(storage, env, problems)
         before = _content(file)

@@ -84,7 +84,8 @@ def download_run(
 
 def is_current(spool: Spool, run_id: str, chosen: Wanted, there: Mapping[str, Entry]) -> bool:
     """Says whether all that is wanted of a run is here as it is in the store."""
-    folder, known = spool.root / "runs" / run_id, spool.read(run_id)
+    folder = spool.root / "runs" / run_id
+    known = spool.read(run_id)
     return known.files.keys() <= there.keys() and not _lacking(folder, known, chosen, there)
 
 

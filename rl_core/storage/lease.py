@@ -49,7 +49,8 @@ class Lease:
         self._store = store
         self._run_id = run_id
         self._key = f"locks/{run_id}.json"
-        self._beat_s, self._patience_s = beat_s, patience_s
+        self._beat_s = beat_s
+        self._patience_s = patience_s
         self._own = {
             "run_id": run_id,
             "spool": spool,
@@ -70,7 +71,8 @@ class Lease:
 
     def __enter__(self) -> Lease:
         """Takes the lease; LeaseHeldError if another machine is at work on the run."""
-        held_since, seen = 0.0, None
+        held_since = 0.0
+        seen = None
         while True:
             stored = self._store.read(self._key)
             holder = json.loads(stored[0]) if stored else {"spool": None, "released": True}
@@ -85,7 +87,8 @@ class Lease:
                         holder["host"],
                         self._patience_s,
                     )
-                    held_since, seen = now, version
+                    held_since = now
+                    seen = version
                 elif version != seen:
                     raise LeaseHeldError(
                         f"another machine, {holder['host']}, is at work on run {self._run_id}: "

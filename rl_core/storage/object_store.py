@@ -128,7 +128,8 @@ class ObjectStore:
 
 def why_unusable(url: str) -> tuple[str, str] | None:
     """Returns what keeps a store from being written and its remedy, or None if a write works."""
-    store, probe = ObjectStore(url), "locks/.probe"
+    store = ObjectStore(url)
+    probe = "locks/.probe"
     try:
         store.put(probe, b"")
         store.delete([probe])

@@ -96,7 +96,8 @@ def files_of(folder: Path) -> dict[str, Stat]:
     No links, locks, temporaries or reserve (which begin with a dot). Checkpoints are looked at
     first: logs that are found after them hold their steps.
     """
-    checkpoints, files = checkpoints_folder(folder), dict[str, Stat]()
+    checkpoints = checkpoints_folder(folder)
+    files = dict[str, Stat]()
     for top in (checkpoints, folder):
         for parent, folders, names in os.walk(top):
             below = [name for name in folders if not name.startswith(".")]

@@ -79,7 +79,8 @@ def cgroup_rooms(membership: str, root: Path) -> Iterator[tuple[int, int]]:
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            mount, names = root, ("memory.max", "memory.current", "inactive_file")
+            mount = root
+            names = ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
             mount = root / "memory"
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -103,7 +104,9 @@ class HostMemory:
     def __init__(
         self, config: RunConfig, run: RunFolder, look: Callable[[], Usage] = usage_now
     ) -> None:
-        self._config, self._run, self._look = config, run, look
+        self._config = config
+        self._run = run
+        self._look = look
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="host memory", daemon=True)
         self._lock = threading.Lock()
@@ -128,7 +131,8 @@ class HostMemory:
     def measure(self) -> dict[str, float]:
         """Returns `memory/host_gib/<process>`, peaks since the last call, and what is left."""
         with self._lock:
-            peaks, self._since_asked = self._since_asked, {}
+            peaks = self._since_asked
+            self._since_asked = {}
             last = self._last
         if last is None:
             return {}

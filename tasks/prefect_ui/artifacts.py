@@ -179,8 +179,9 @@ def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bo
     task_run, flow_run = get_task_and_flow_run_ids()
     data = json.dumps(data) if kind == "table" else data
     if flow_run is not None:
-        conditions = {"flow_run_id": {"any_": [flow_run]}, "key": {"any_": [key]}}
-        same_key = ArtifactFilter.model_validate(conditions)
+        same_key = ArtifactFilter.model_validate(
+            {"flow_run_id": {"any_": [flow_run]}, "key": {"any_": [key]}}
+        )
         for earlier in client.read_artifacts(artifact_filter=same_key):
             _update(earlier.id, data, description)
             return earlier.id

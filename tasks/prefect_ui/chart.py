@@ -201,7 +201,8 @@ def _shapes(plot: _Plot, series: Series, index: int, count: int) -> Iterable[str
     if series.band:
         band = list(series.band)
         if len(steps) == 1:  # an area needs two
-            steps, band = [*steps, steps[0] + 1], band * 2
+            steps = [*steps, steps[0] + 1]
+            band = band * 2
         edge = [plot.place(x, high) for x, (_, high) in zip(steps, band, strict=True)]
         edge += reversed([plot.place(x, low) for x, (low, _) in zip(steps, band, strict=True)])
         opacity = "1" if series.look == "area" else "0.2"

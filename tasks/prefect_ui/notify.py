@@ -54,7 +54,8 @@ def notify(listeners: Listeners, message: Mapping[str, Any], log: Log) -> None:
 
 def deliver(listeners: Listeners, message: Mapping[str, Any]) -> dict[str, str | None]:
     """Notifies all listeners; returns for each one None, or why it was not reached."""
-    text, command = json.dumps(message), listeners.command
+    text = json.dumps(message)
+    command = listeners.command
     refusals: dict[str, str | None] = {}
     if listeners.webhook is not None:
         refusals["the webhook"] = _with_url(
@@ -67,7 +68,8 @@ def deliver(listeners: Listeners, message: Mapping[str, Any]) -> dict[str, str |
 
 def warn_of_mistakes(listeners: Listeners, log: Log) -> None:
     """Warns of listeners that cannot be notified, before there is a message."""
-    webhook, command = listeners.webhook, listeners.command
+    webhook = listeners.webhook
+    command = listeners.command
     if webhook is not None and (mistake := _with_url(webhook, lambda url: None)) is not None:
         log.warning("the webhook will not be notified: %s", mistake)
     if command and shutil.which(command[0]) is None:

@@ -61,7 +61,9 @@ class TrainingProgress:
         earlier: Iterable[Mapping[str, Any]] = (),
         artifacts_of: RunFolder | None = None,
     ) -> None:
-        self._logger, self._config, self._planned = logger, config, planned
+        self._logger = logger
+        self._config = config
+        self._planned = planned
         self._on_console = "console" in config.trainer.logger
         self._run = artifacts_of
         self._artifacts = LiveArtifacts() if artifacts_of is not None else None
@@ -97,8 +99,9 @@ class TrainingProgress:
         if "timing_s/step" in metrics:
             self._step_seconds.append(metrics["timing_s/step"])
         if step < last_step:
-            budget = self._config.budget
-            left = time_left(self._step_seconds, last_step - step, self._planned, budget)
+            left = time_left(
+                self._step_seconds, last_step - step, self._planned, self._config.budget
+            )
             text += f" · {left}" if left else ""
         self._rows[step] = metrics | {"step": step}
         # A diagnosis reads all steps again: after many steps it is made less often.
@@ -125,8 +128,12 @@ class TrainingProgress:
             lambda: as_picture(learning_curve(self._up_to(step), title)),
             f"As of step {step}.",
         )
-        description = "A few of the latest responses, as the model wrote them."
-        show("samples", "markdown", partial(latest_samples, self._run.rollouts), description)
+        show(
+            "samples",
+            "markdown",
+            partial(latest_samples, self._run.rollouts),
+            "A few of the latest responses, as the model wrote them.",
+        )
 
     def _up_to(self, step: int) -> list[Mapping[str, Any]]:
         """Returns the metrics of the steps so far; any thread may call it."""
@@ -151,7 +158,8 @@ def latest_samples(rollouts: RolloutLog) -> str | None:
     rows = samples_of_step(rollouts.folder, most=_SAMPLES)
     if not rows:
         return None
-    parts, gap = [f"Of step {rows[0]['step']}:"], "\n[...]\n"
+    parts = [f"Of step {rows[0]['step']}:"]
+    gap = "\n[...]\n"
     for row in rows:
         counts = f"score {row['score']:g}, {row['response_tokens']} tokens, {row['finish_reason']}"
         prompt = without_middle(row["prompt"], _LONGEST_PROMPT, gap)

@@ -68,13 +68,17 @@ def device_findings(config: RunConfig) -> Iterator[Finding]:
     if not config.resources.learner_gpus and not config.resources.rollout_gpus:
         yield from _cpu_findings(config, torch)
     elif torch.endswith("+cpu"):
-        message = f"resources ask for a GPU, and torch {torch} is a build without CUDA"
-        yield fatal("device", message, "GPU=1 make env, or a preset for the CPU (quickstart)")
+        yield fatal(
+            "device",
+            f"resources ask for a GPU, and torch {torch} is a build without CUDA",
+            "GPU=1 make env, or a preset for the CPU (quickstart)",
+        )
     elif (facts := read_device()) is None:
         yield warning("device", f"torch {torch} did not list its cards", "try nvidia-smi")
     else:
         yield from judge_device(facts)
-        needed, there = len(card_tenants(config)), len(facts.cards)
+        needed = len(card_tenants(config))
+        there = len(facts.cards)
         if config.resources.ray_address is None and 0 < there < needed:
             yield fatal(  # Ray would wait for the missing ones
                 "device",
@@ -117,8 +121,11 @@ def quantization_findings(config: RunConfig) -> Iterator[Finding]:
     }
     for setting in (name for name, is_on in wanting.items() if is_on):
         if importlib.util.find_spec("bitsandbytes") is None:
-            message = f"{setting} needs the package bitsandbytes, which is not installed"
-            yield fatal("device", message, "pip install bitsandbytes, or leave the setting out")
+            yield fatal(
+                "device",
+                f"{setting} needs the package bitsandbytes, which is not installed",
+                "pip install bitsandbytes, or leave the setting out",
+            )
     if not config.model.load_in_4bit or config.model.path is None:
         return
     state = as_path(config.model.path) / "trainer" / "learner.json"

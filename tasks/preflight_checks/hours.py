@@ -57,8 +57,13 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
         for plan in plans
     }
     limit = limits.pop() if len(limits) == 1 else None
-    remedy = f"{limit} will stop it earlier: raise it, or lower trainer.total_steps"
-    yield warning("time", message, remedy) if limit else ok("time", message)
+    yield (
+        warning(
+            "time", message, f"{limit} will stop it earlier: raise it, or lower trainer.total_steps"
+        )
+        if limit
+        else ok("time", message)
+    )
 
 
 def plan_steps(config: RunConfig, run: RunFolder) -> Spread | None:
@@ -131,7 +136,8 @@ def _this_cpu(config: RunConfig) -> list[Machine]:
     if (rates := _rates_of_a_thread()) is None:
         return []
     flops, bandwidth = rates
-    num_cores, resources = len(os.sched_getaffinity(0)), config.resources
+    num_cores = len(os.sched_getaffinity(0))
+    resources = config.resources
     threads = resources.learner_ranks * resources.learner_threads
     # Engines work while the learner waits, all at the same time.
     crowded = max(1.0, config.rollout.num_engines * resources.rollout_threads / num_cores)

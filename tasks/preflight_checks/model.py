@@ -65,8 +65,9 @@ def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
             count = counted(len(one.broken), "prompt")
             first = printable(cut(json.dumps(one.broken[0], ensure_ascii=False), 200))
             verb = "breaks" if len(one.broken) == 1 else "break"
-            message = f"{count} {verb} the rule that {one.proves}; first: {first}"
-            yield (fatal if one.refuses else warning)("template", message, one.remedy)
+            yield (fatal if one.refuses else warning)(
+                "template", f"{count} {verb} the rule that {one.proves}; first: {first}", one.remedy
+            )
 
 
 def _check(folder: Path) -> str:

@@ -169,7 +169,8 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
             f"latest and best are kept anyway; set it to {3 * plan.checkpoint_bytes} or more",
         )
     # Ray keeps weights on their way to the engines in shared memory, else in its temp folder.
-    shared, spill = Path("/dev/shm"), Path(tempfile.gettempdir())
+    shared = Path("/dev/shm")
+    spill = Path(tempfile.gettempdir())
     in_flight = _VERSIONS_IN_FLIGHT * compute_width(config) * shape.num_parameters
     free = shutil.disk_usage(shared).free if shared.is_dir() else 0
     if in_flight <= free:
@@ -199,7 +200,8 @@ def model_shape(config: RunConfig) -> ModelShape | None:
 
 def length_findings(config: RunConfig) -> Iterator[Finding]:
     """Refuses rollouts longer than the model reads; else vLLM would refuse them as it loads."""
-    positions, data = _positions(config), config.data
+    positions = _positions(config)
+    data = config.data
     longest = data.max_prompt_length + data.max_response_length
     if positions is None or longest <= positions:
         return

@@ -31,7 +31,8 @@ _Problem = tuple[str, dict[str, int]]
 
 def row_findings(config: RunConfig) -> Iterator[Finding]:
     """Yields what would stop a run in its rows, with all the settings to change in one line."""
-    own_rows, data = None, config.data
+    own_rows = None
+    data = config.data
     if data.train_files:
         if any(is_hub_name(name) for name in (*data.train_files, *data.test_files)):
             return  # they are not here yet
@@ -58,7 +59,8 @@ def _stops(config: RunConfig, own_rows: OwnRows) -> Iterator[_Problem]:
     if own_rows.num_train < (batch := config.data.train_batch_size):
         yield f"no step of data.train_batch_size={batch} could be filled", _sizes(config, own_rows)
     tokens = _prompt_tokens(config, own_rows.rows)
-    longest, limit = max(tokens, default=0), config.data.max_prompt_length
+    longest = max(tokens, default=0)
+    limit = config.data.max_prompt_length
     if longest > limit:
         yield (
             f"{sum(count > limit for count in tokens):,} of {len(tokens):,} prompts are longer "
@@ -116,7 +118,8 @@ def _prompt_tokens(config: RunConfig, rows: Sequence[Row]) -> Sequence[int]:
 
 def _holds_no_answer(config: RunConfig, users_rows: Sequence[Row]) -> Iterator[_Problem]:
     """Yields the shortest right response that is known, if it is longer than a response may be."""
-    env, limit = config.env, config.data.max_response_length
+    env = config.env
+    limit = config.data.max_response_length
     if limit >= _NO_TEXT_IS_LONGER:
         return
     rows = users_rows[:_ANSWERS] or _some_rows(env)

@@ -43,8 +43,11 @@ def leftover_findings() -> Iterator[Finding]:
         for process in left:
             with suppress(psutil.Error):
                 held += process.memory_info().rss
-        message = f"{len(left)} processes of a run that was killed hold {held / GIB:.1f} GiB"
-        yield warning("leftovers", message, f"kill {' '.join(str(one.pid) for one in left)}")
+        yield warning(
+            "leftovers",
+            f"{len(left)} processes of a run that was killed hold {held / GIB:.1f} GiB",
+            f"kill {' '.join(str(one.pid) for one in left)}",
+        )
     url = get_current_settings().api.url
     if FlowRunContext.get() is None and url is not None:  # else the server has just answered
         yield from _prefect_server(url)
@@ -58,9 +61,11 @@ def _temporary_folder() -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
     if free >= _TEMP_BYTES and os.access(folder, os.W_OK | os.X_OK):
         return
-    message = f"{folder}, where Ray keeps its sockets and logs, has {disk_size(free)} free"
-    remedy = f"make room for {disk_size(_TEMP_BYTES)}, or set TMPDIR to a folder with a short path"
-    yield fatal("temp", message, remedy)
+    yield fatal(
+        "temp",
+        f"{folder}, where Ray keeps its sockets and logs, has {disk_size(free)} free",
+        f"make room for {disk_size(_TEMP_BYTES)}, or set TMPDIR to a folder with a short path",
+    )
 
 
 def left_processes() -> list[psutil.Process]:
@@ -126,8 +131,11 @@ def _prefect_disk() -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=home):
             pass
     except OSError as error:
-        message = f"Prefect's folder {home} cannot be written ({error.strerror})"
-        yield fatal("prefect", message, "set PREFECT_HOME to a folder of yours")
+        yield fatal(
+            "prefect",
+            f"Prefect's folder {home} cannot be written ({error.strerror})",
+            "set PREFECT_HOME to a folder of yours",
+        )
         return
     folder = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(folder).free
@@ -142,7 +150,8 @@ def _prefect_disk() -> Iterator[Finding]:
 
 def cluster_findings(config: RunConfig) -> Iterator[Finding]:
     """Yields what is wrong with `resources.ray_address`."""
-    setting, variable = config.resources.ray_address, os.environ.get("RAY_ADDRESS")
+    setting = config.resources.ray_address
+    variable = os.environ.get("RAY_ADDRESS")
     if setting is None:
         if variable:
             yield ok(
@@ -170,9 +179,10 @@ def _silence(setting: str, address: str | None) -> Finding | None:
     if why is None:
         return None
     if setting != "auto":
-        message = f"resources.ray_address={setting} does not answer ({why})"
         return fatal(
-            "ray", message, "start the cluster, or leave it out for a Ray of the run's own"
+            "ray",
+            f"resources.ray_address={setting} does not answer ({why})",
+            "start the cluster, or leave it out for a Ray of the run's own",
         )
     meaning = f", which means {address}," if address else ""
     is_noted = address is not None and "RAY_ADDRESS" not in os.environ
@@ -186,7 +196,8 @@ def _silence(setting: str, address: str | None) -> Finding | None:
 
 def _machines(config: RunConfig, address: str) -> Finding | None:
     """Returns which machine has other software than this one, or does not see its folders."""
-    folders, model = [config.storage.root], as_path(config.model.path or "-")
+    folders = [config.storage.root]
+    model = as_path(config.model.path or "-")
     if (model / "config.json").is_file():
         folders.append(model)
     seen = [str(folder.resolve()) for folder in folders]
@@ -197,8 +208,9 @@ def _machines(config: RunConfig, address: str) -> Finding | None:
             command, capture_output=True, text=True, timeout=_WITHIN_S, env=environment, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        message = f"resources.ray_address={address} cannot be joined from here"
         return fatal(
-            "ray", message, "start the run on one of Ray's machines, or use `ray job submit`"
+            "ray",
+            f"resources.ray_address={address} cannot be joined from here",
+            "start the run on one of Ray's machines, or use `ray job submit`",
         )
     return refused("ray", answer.stdout.strip()) if answer.stdout else None

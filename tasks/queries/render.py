@@ -81,7 +81,8 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
     A text that is the same in all rows is shown once above it; names of columns are folded; long
     texts share the remaining width. A few rows that still do not fit are shown one below the other.
     """
-    frame, half = every, most_rows // 2
+    frame = every
+    half = most_rows // 2
     if is_cut := every.height > most_rows:
         frame = pl.concat([every.head(half), every.tail(half)])
     cells = {name: [_cell(value) for value in frame[name]] for name in frame.columns}

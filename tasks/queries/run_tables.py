@@ -165,7 +165,8 @@ def checkpoint_records(runs: Sequence[Path]) -> pa.Table:
         folder = run / "checkpoints"
         latest, best = (os.path.realpath(folder / link) for link in ("latest", "best"))
         for manifest in sorted(folder.glob("step_*/checkpoint.json")):
-            name, real = manifest.parent.name, os.path.realpath(manifest.parent)
+            name = manifest.parent.name
+            real = os.path.realpath(manifest.parent)
             place = {"run_id": run.name, "name": name, "folder": str(manifest.parent)}
             links = {"is_latest": real == latest, "is_best": real == best}
             rows.append(place | links | {"record": _text(manifest, run)})
@@ -197,7 +198,8 @@ def dataset_records(root: Path) -> pa.Table:
             continue
         try:
             with open_plain(file, follow=True) as stream:
-                footer, size = pq.read_metadata(stream), os.fstat(stream.fileno()).st_size
+                footer = pq.read_metadata(stream)
+                size = os.fstat(stream.fileno()).st_size
         except (OSError, pa.ArrowException):
             continue  # a file that is no parquet is no data set
         metadata = footer.metadata or {}

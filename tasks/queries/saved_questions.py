@@ -86,7 +86,8 @@ def load_query(name: str) -> Query:
 
 def load_check(path: Path) -> Query:
     """Returns a file of `sql/`: lines of comment, then parameter lines, then the SELECT."""
-    sql, example = path.read_text(encoding="utf-8"), ""
+    sql = path.read_text(encoding="utf-8")
+    example = ""
     description: list[str] = []
     parameters: list[Parameter] = []
     for line in takewhile(lambda line: line.startswith("--"), sql.splitlines()):

@@ -196,7 +196,9 @@ def warnings(run: Path) -> list[LoggedWarning]:
     lines = (line[:_LONGEST_LINE] for line in log.decode(errors="replace").splitlines())
     for match in filter(None, map(_WARNING.fullmatch, lines)):
         key = re.sub(r"\d+", "0", match["message"])  # the same in every step
-        time, level, message = match["time"].replace("T", " "), match["level"], match["message"]
+        time = match["time"].replace("T", " ")
+        level = match["level"]
+        message = match["message"]
         before = seen.get(key, LoggedWarning(time, level, message, 0))
         seen[key] = replace(before, level=level, count=before.count + 1)
     return list(seen.values())[:_MOST_WARNINGS]

@@ -106,7 +106,8 @@ def _code(text: object) -> Markup:
 
 def charts(data: ReportData) -> dict[str, str]:
     """Returns the charts that have data, by title."""
-    curve, rows = data.curve, data.rows
+    curve = data.curve
+    rows = data.rows
     sft = [
         Series("learned", "train", _of_rows(rows["sft"], "loss")),
         Series("held out", "test", _of_rows(rows["sft"], "held_out_loss"), "dots"),
@@ -115,7 +116,8 @@ def charts(data: ReportData) -> dict[str, str]:
         Series("train, sampled", "train", _points(curve, "accuracy")),
         Series("test, greedy", "test", _points(curve, "test_accuracy"), "dots"),
     ]
-    solutions, numbers = "solutions that a problem has", "numbers that a problem has"
+    solutions = "solutions that a problem has"
+    numbers = "numbers that a problem has"
     by_solutions = _before_and_after(rows["by_num_solutions"], "solutions", solutions)
     by_count = _before_and_after(rows["by_num_operands"], "num_operands", numbers)
     return _drawn(

@@ -242,8 +242,9 @@ def as_table(answers: Answers) -> list[dict[str, str]]:
 
 def show_answers(several: Sequence[Answers], pages: Sequence[Path]) -> None:
     """Shows some answers of each model in the Prefect UI."""
-    description = "Some right and wrong answers."
-    create_markdown_artifact(as_markdown(several, pages), key="answers", description=description)
+    create_markdown_artifact(
+        as_markdown(several, pages), key="answers", description="Some right and wrong answers."
+    )
 
 
 def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
@@ -253,8 +254,13 @@ def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
         parts.append(f"## {one.name}: {one.num_right} of {one.summary.num_problems} right")
         for some in (*one.right[:IN_ARTIFACT], *one.wrong[:IN_ARTIFACT]):
             before, after = some.before[-_LONGEST_IN_ARTIFACT:], some.after[:_LONGEST_IN_ARTIFACT]
-            head = f"{some.verdict}, {some.tokens} tokens"
-            parts.append(dialogue(head, some.problem, before + some.answer + after))
+            parts.append(
+                dialogue(
+                    f"{some.verdict}, {some.tokens} tokens",
+                    some.problem,
+                    before + some.answer + after,
+                )
+            )
     parts += [f"More of them: {page.resolve()}" for page in pages]
     return "\n\n".join(parts) + "\n"
 

@@ -76,7 +76,8 @@ def main() -> NoReturn:
     borrow(request["lent"])
     leaving = (parent, request["grace_s"] + LEAVING_S)
     threading.Thread(target=_leave_with_parent, args=leaving, daemon=True).start()
-    reporter, to_file = Reporter(parent), logging.StreamHandler()
+    reporter = Reporter(parent)
+    to_file = logging.StreamHandler()
     to_file.setFormatter(RedactingFormatter())
     for logger in map(logging.getLogger, ("rl_core", "tasks")):
         logger.setLevel(logging.INFO)
