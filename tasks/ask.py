@@ -52,8 +52,7 @@ def ask_model(
     has a token without an embedding, or too many tokens.
     """
     on_gpu = config.resources.rollout_gpus > 0
-    threads = config.resources.learner_threads
-    os.environ |= process_environment(num_threads=threads, on_gpu=on_gpu)
+    os.environ |= process_environment(num_threads=config.resources.learner_threads, on_gpu=on_gpu)
     hide_cuda_only_packages()
     from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, text_codec
     from rl_core.rewards.scoring import start_rewards

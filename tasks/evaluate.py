@@ -162,15 +162,12 @@ def evaluate_task(config: RunConfig, run: RunFolder, data: Path, model_path: Pat
 
 def _champion_to_ask(evaluator: Evaluator, model_path: Path) -> PromotedContender | None:
     """Returns the champion of these problems; None if its rows are known or cannot be made."""
-    storage = evaluator.config.storage
-    env = evaluator.config.env
-    problems = evaluator.problem_set
-    root = storage.root
+    root = evaluator.config.storage.root
     try:
-        bring_champion(storage, env.name, problems)
+        bring_champion(evaluator.config.storage, evaluator.config.env.name, evaluator.problem_set)
     except StoreError as error:
         _logger.warning("using the champion that is known on this disk: %s", error)
-    champion = read_champion(champion_file(root, env.name, problems))
+    champion = read_champion(champion_file(root, evaluator.config.env.name, evaluator.problem_set))
     if champion is None or not champion.is_there(root):
         return None
     folder = root / champion.current.checkpoint

@@ -60,11 +60,10 @@ def cache_key(_: TaskRunContext, inputs: dict[str, Any]) -> str:
 def _run_name(parameters: dict[str, Any]) -> str:
     config: RunConfig = parameters["config"]
     data = config.data
-    env = config.env
     if data.train_files:
         return cut(f"take over problems from {', '.join(data.train_files)}", _NAME_CHARACTERS)
-    if not env.is_generated:
-        return f"read the problems of {env.name}"
+    if not config.env.is_generated:
+        return f"read the problems of {config.env.name}"
     return f"generate {data.train_size + data.test_size:,} problems"
 
 

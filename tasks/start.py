@@ -49,13 +49,12 @@ def champion_of(config: RunConfig, data: Path) -> Champion | None:
 
 def champion_to_train(config: RunConfig) -> Start:
     """Returns a start from these problems' champion: others may be trained on these tests."""
-    root = config.storage.root
     env = config.env.name
     if config.storage.url is not None:
         store = ObjectStore(config.storage.url)
         bring_inputs(config, store)
         bring_champion(config.storage, env, Evaluator(config, generate_dataset(config)).problem_set)
-    known = root / "champions"
+    known = config.storage.root / "champions"
     if not any(known.glob(f"{env}-*.json")):
         return Start(folder=None, why=f"no champion of {env} in {known} yet")
     try:
@@ -65,7 +64,7 @@ def champion_to_train(config: RunConfig) -> Start:
     if champion is None:
         return _unusable(f"no champion of these test problems in {known}, only of others")
     name = f"the champion {champion.current.name}"
-    folder = root / champion.current.checkpoint
+    folder = config.storage.root / champion.current.checkpoint
     if (why := _why_unusable(config, champion, folder)) is not None:
         return _unusable(f"{name} {why}")
     path = config.model.path

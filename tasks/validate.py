@@ -115,9 +115,8 @@ def check_dataset(
     _raise_if_failed(Validation(looked, None), data)
     results += looked
     lengths = measure_prompts(config.env, splits, count_tokens, are_templated=are_templated)
-    limit = config.data.max_prompt_length
-    results += [_length_result(split, lengths, limit) for split in splits]
-    report = report_lengths(lengths, limit)
+    results += [_length_result(split, lengths, config.data.max_prompt_length) for split in splits]
+    report = report_lengths(lengths, config.data.max_prompt_length)
     rendered = render(splits["train"]["prompt"][0].as_py()) if splits["train"].num_rows else ""
     _raise_if_failed(Validation(results, report, rendered), data)
     took_s = time.monotonic() - started

@@ -118,12 +118,11 @@ def _prompt_tokens(config: RunConfig, rows: Sequence[Row]) -> Sequence[int]:
 
 def _holds_no_answer(config: RunConfig, users_rows: Sequence[Row]) -> Iterator[_Problem]:
     """Yields the shortest right response that is known, if it is longer than a response may be."""
-    env = config.env
     limit = config.data.max_response_length
     if limit >= _NO_TEXT_IS_LONGER:
         return
-    rows = users_rows[:_ANSWERS] or _some_rows(env)
-    responses = [text for row in rows if (text := _right_response(env, row)) is not None]
+    rows = users_rows[:_ANSWERS] or _some_rows(config.env)
+    responses = [text for row in rows if (text := _right_response(config.env, row)) is not None]
     # A token is at least a byte, so what has no more bytes fits.
     if not responses or min(len(text.encode()) for text in responses) < limit:
         return

@@ -269,11 +269,10 @@ def _in_words(row: Row, by_index: Mapping[int, Problem]) -> str:
     problem = by_index.get(row["prompt_index"])
     if problem is None:
         return f"problem {row['prompt_index']}"
-    truth = problem.ground_truth
-    if (numbers := _numbers_in(truth)) is not None:
+    if (numbers := _numbers_in(problem.ground_truth)) is not None:
         return numbers
     question = _line(question_in(problem.messages[-1]["content"]), _LONGEST_QUESTION)
-    return f"{question} -> {_line(shown_truth(truth), _LONGEST_QUESTION)}"
+    return f"{question} -> {_line(shown_truth(problem.ground_truth), _LONGEST_QUESTION)}"
 
 
 def _numbers_in(truth: Any) -> str | None:
