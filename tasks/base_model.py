@@ -25,7 +25,7 @@ from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.supervision.supervisor import Watched, call_supervised
 
 RECIPE_VERSION: Final = 5  # in the cache key: raise it if the same settings make another model
-SFT_RECIPE_VERSION: Final = 3  # the same for fine-tuned models
+_SFT_RECIPE_VERSION: Final = 3  # the same for fine-tuned models
 _LOG_INTERVAL_S: Final = 10.0
 
 _logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def made_folder(config: RunConfig) -> Path | None:
         "model": model_digest(local) if local.is_dir() else config.model.path,
         "lora": (config.model.lora_rank, config.model.lora_alpha),
         "dtype": config.compute_dtype,
-        "recipe": SFT_RECIPE_VERSION,
+        "recipe": _SFT_RECIPE_VERSION,
     }
     # A checkpoint's name (step_000100) says little: its run's name comes first.
     owner = f"{local.resolve().parents[1].name}-" if name.startswith("step_") else ""

@@ -92,7 +92,7 @@ def evaluate_with(
         run.update(accuracy_before=None, accuracy_after=None)  # were of another evaluation
 
     rows = evaluator.rows_of(engines, "base", model_path, is_loaded=True)
-    before = record_rows(evaluator, run, rows, model="base", step=0, is_own=is_own)
+    before = _record_rows(evaluator, run, rows, model="base", step=0, is_own=is_own)
     if is_own:
         run.update(accuracy_before=before.accuracy.value)
     with reading_latest(run.path) as checkpoint:
@@ -101,7 +101,7 @@ def evaluate_with(
             return [before]
         path = checkpoint.path
         rows = evaluator.rows_of(engines, checkpoint_name(path), path)
-    after = record_rows(evaluator, run, rows, model=path.name, step=checkpoint.step, is_own=is_own)
+    after = _record_rows(evaluator, run, rows, model=path.name, step=checkpoint.step, is_own=is_own)
     if is_own:
         run.update(accuracy_after=after.accuracy.value)
     if engines is not None and (champion := _champion_to_ask(evaluator, model_path)) is not None:
@@ -109,7 +109,7 @@ def evaluate_with(
     return [before, after]
 
 
-def record_rows(
+def _record_rows(
     evaluator: Evaluator, run: RunFolder, rows: Rows, *, model: str, step: int, is_own: bool
 ) -> EvaluationSummary:
     """Writes a model's rows into the run's folder if the disk has room; returns their summary."""
@@ -149,7 +149,7 @@ def evaluate_task(config: RunConfig, run: RunFolder, data: Path, model_path: Pat
     """Evaluates in a flow run; table artifacts compare the models, also by difficulty."""
     summaries = evaluate_run(config, run, data, model_path)
     evaluated = evaluated_of_run(config, run, data, [summary.model for summary in summaries])
-    show_tables(
+    _show_tables(
         summaries,
         f"{run.run_id} on the test split, with 95% intervals. accuracy: solved greedily, "
         "scored as in training; strict and lenient: by the strictest and the most lenient reading "
@@ -265,7 +265,7 @@ def evaluate_models_task(
     verdict = names[0]
     if comparison is not None:
         verdict = f"{names[0]} against {names[1]}: {comparison}, {comparison.gain_in_words}"
-    show_tables(summaries, f"{verdict}, on the test split, with 95% intervals.")
+    _show_tables(summaries, f"{verdict}, on the test split, with 95% intervals.")
     show_answers(evaluated.answers, evaluated.pages)
     return {
         "models": [
@@ -300,7 +300,7 @@ def _keep(evaluator: Evaluator, model: NamedModel, rows: Rows) -> Path | None:
     """Returns the file of a model's rows, in its run if it has one; None if the disk is full."""
     if model.run is not None:
         is_own = evaluator.is_own_of(model.run)
-        record_rows(evaluator, model.run, rows, model=model.model, step=model.step, is_own=is_own)
+        _record_rows(evaluator, model.run, rows, model=model.model, step=model.step, is_own=is_own)
         return model.run.evaluations.find(model.model, evaluator.evaluation)
     file = evaluator.rows_file(_file_name(model), model.folder)
     if not file.exists():
@@ -316,7 +316,7 @@ def _file_name(model: NamedModel) -> str:
     return "base" if model.model == "base" else checkpoint_name(model.folder)
 
 
-def show_tables(summaries: Sequence[EvaluationSummary], description: str) -> None:
+def _show_tables(summaries: Sequence[EvaluationSummary], description: str) -> None:
     """Shows the models' results, overall and by difficulty, in the Prefect UI."""
     create_table_artifact(summary_table(summaries), key="evaluation", description=description)
     by_group = "Greedy accuracy by how many numbers and how many solutions a problem has."

@@ -40,7 +40,7 @@ def bring_runs(
     *,
     chosen: Callable[[str], bool] = lambda run_id: True,
 ) -> None:
-    """Brings the `wanted` paths of the `chosen` runs, if there is a store and they have changed.
+    """Brings the chosen `files` of the `chosen` runs, if there is a store and they have changed.
 
     StoreError if the store does not answer, as in all functions below.
     """

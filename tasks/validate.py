@@ -35,7 +35,7 @@ from tasks.validation import (
     report_lengths,
 )
 
-SHOWN_ROWS = 3  # offending rows that an error and the table show
+_SHOWN_ROWS = 3  # offending rows that an error and the table show
 _SHOWN_CHARACTERS = 200
 
 Result = dict[str, Any]
@@ -241,7 +241,7 @@ def _length_result(split: str, lengths: pl.DataFrame, limit: int) -> Result:
 
 
 def _result(check: str, proves: str, rows: pl.DataFrame) -> Result:
-    first = [json.dumps(row, ensure_ascii=False) for row in rows.head(SHOWN_ROWS).to_dicts()]
+    first = [json.dumps(row, ensure_ascii=False) for row in rows.head(_SHOWN_ROWS).to_dicts()]
     return {
         "check": check,
         "proves": proves,
@@ -260,7 +260,7 @@ def _raise_if_failed(validation: Validation, data: Path) -> None:
         named = "".join(
             f"; in {result['check'].removeprefix('prompt_tokens_')}: {result['first rows']}"
             for result in failed
-            if result["rows"] <= SHOWN_ROWS
+            if result["rows"] <= _SHOWN_ROWS
         )
         raise ValidationFailed(f"{data}: {validation.lengths.verdict}{named}", validation)
     also = f" (failed too: {', '.join(result['check'] for result in others)})" if others else ""

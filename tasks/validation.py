@@ -15,7 +15,7 @@ from rl_core.data.template_check import look_at_template
 from rl_core.data.user_files import MEDIA_MARK
 from rl_core.types import Message
 
-CANDIDATES = (32, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
+_CANDIDATES = (32, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 """Limits that people set."""
 _OWN_ROWS: Final = 10_000
 _GENERATED_ROWS: Final = 64
@@ -80,9 +80,9 @@ def _limits(prompts: Counts, limit: int) -> list[dict[str, Any]]:
     total = sum(prompts.values())
     shortest = min(prompts)
     longest = max(prompts)
-    below = [candidate for candidate in CANDIDATES if candidate < shortest]
-    above = [candidate for candidate in CANDIDATES if candidate > longest]
-    shown = {candidate for candidate in CANDIDATES if shortest <= candidate <= longest}
+    below = [candidate for candidate in _CANDIDATES if candidate < shortest]
+    above = [candidate for candidate in _CANDIDATES if candidate > longest]
+    shown = {candidate for candidate in _CANDIDATES if shortest <= candidate <= longest}
     notes = {longest: "the smallest that keeps all", limit: "data.max_prompt_length"}
     if limit == longest:
         notes[limit] = "data.max_prompt_length, and the smallest that keeps all"

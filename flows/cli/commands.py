@@ -19,7 +19,7 @@ from rl_core.system.words import did_you_mean
 
 BAD_INPUT: Final = 2
 PROGRAM: Final = "countdown-train"
-SHELLS: Final = ("bash", "zsh", "fish")
+_SHELLS: Final = ("bash", "zsh", "fish")
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "train": ("run", "generate", "validate", "train", "evaluate", "watch"),
@@ -160,7 +160,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "commands:print_completion",
         f'completion for your shell: eval "$({PROGRAM} completion bash)"',
         words="",
-        options={"shell": {"choices": SHELLS}},
+        options={"shell": {"choices": _SHELLS}},
     ),
     "explain": Command(
         "explain:explain",

@@ -38,7 +38,7 @@ def setup_environment(*, ctx: HookContext) -> None:
             file = login.login_file(settings.home)
             sys.stderr.write(f"login: the page asks once, `cat {file}`\n")
     if is_server:
-        lock_before_reading()
+        _lock_before_reading()
         list_newest_artifacts_first()
     else:
         try:
@@ -53,7 +53,7 @@ def setup_environment(*, ctx: HookContext) -> None:
         accept_bare_names()
 
 
-def lock_before_reading() -> None:
+def _lock_before_reading() -> None:
     """Makes a server on SQLite lock the database at the start of each transaction.
 
     Prefect locks at the first change. If another transaction has written since the first read,

@@ -22,7 +22,7 @@ from rl_core.runs.settings_file import leaves
 from rl_core.system.plain_files import read_yaml
 from rl_core.system.words import in_one_line
 
-DEFAULT_PRESET: Final = "quickstart"
+_DEFAULT_PRESET: Final = "quickstart"
 _FILES: Final = (".yaml", ".yml")
 _OF_THE_RUN: Final = ("preset", "run_id", "storage.root", "storage.url")
 """Differ between runs of the same settings."""
@@ -49,7 +49,7 @@ def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> 
         env = base.env.name
         settings = base.model_dump(mode="json", exclude={"preset"})
     else:
-        preset = chosen.get("preset", DEFAULT_PRESET)
+        preset = chosen.get("preset", _DEFAULT_PRESET)
         env, settings = _start(preset, chosen.get("env"))
     for key in given:
         keys.check_key(keys.setting_of(key))

@@ -30,8 +30,8 @@ INTERVAL_S: Final = 2.0
 """Seconds between two looks at what changed."""
 END_S: Final = 600.0
 """Seconds that a run that ended well waits for the rest of it to be published."""
-FAILED_END_S: Final = 60.0
-STOPPED_END_S: Final = 8.0
+_FAILED_END_S: Final = 60.0
+_STOPPED_END_S: Final = 8.0
 """Grace period of a stopped run: SIGKILL usually follows SIGTERM after half a minute."""
 _PAUSE_IN_TROUBLE_S: Final = 15.0
 LAST_OF_DATA: Final = "test.parquet"
@@ -256,12 +256,12 @@ def mirrored(
             _send_pending(store, spool, run_id)
             shared = SharedUpload(store, storage.root, bring(store))
             mirror = Mirror(upload, shared, lease)
-            wait_s = STOPPED_END_S
+            wait_s = _STOPPED_END_S
             try:
                 yield
                 wait_s = END_S
             except Exception:
-                wait_s = FAILED_END_S
+                wait_s = _FAILED_END_S
                 raise
             finally:
                 mirror.end(wait_s)

@@ -26,7 +26,7 @@ from rl_core.system.words import GIB
 HOST_GIB: Final = "memory/host_gib/"
 AVAILABLE_GIB: Final = "memory/host_available_gib"
 INTERVAL_S: Final = 5.0
-LEVELS: Final = (0.15, 0.08)
+_LEVELS: Final = (0.15, 0.08)
 """Shares of the memory left at which to warn; at 0.05 Ray kills a worker."""
 _WORKER_LOG: Final = re.compile(r"/(learner|engine_\d+)\.log$")
 _PLASMA: Final = re.compile(r"/plasma\w* \(deleted\)$")
@@ -113,7 +113,7 @@ class HostMemory:
         self._last: Usage | None = None
         self._since_asked: dict[str, float] = {}
         self._peaks: dict[str, float] = {}
-        self._levels_left = list(LEVELS)
+        self._levels_left = list(_LEVELS)
 
     def __enter__(self) -> HostMemory:
         self._thread.start()

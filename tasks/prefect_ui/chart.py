@@ -30,7 +30,13 @@ PALETTE: Final = {
 }
 """Colours on a light page; a drawing refers to them by CSS variables: `--wrong-value`."""
 COLOURS: Final = (
-    *("test", "too_long", "correct", "bad_syntax", "wrong_value", "wrong_numbers", "muted"),
+    "test",
+    "too_long",
+    "correct",
+    "bad_syntax",
+    "wrong_value",
+    "wrong_numbers",
+    "muted",
 )
 """Colours of the series that have none of their own, in this order."""
 MOST_POINTS: Final = 160  # of a series: a longer one is drawn as means over several steps each

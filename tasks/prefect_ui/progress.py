@@ -21,7 +21,7 @@ from rl_core.tracking.diagnosis import diagnose
 from tasks.prefect_ui.artifacts import LiveArtifacts, dialogue
 from tasks.prefect_ui.chart import as_picture, learning_curve
 
-LOG_INTERVAL_S = 30.0
+_LOG_INTERVAL_S = 30.0
 DIAGNOSIS_STEPS = 5  # between two diagnoses; a hundredth of the steps, if that is more
 _DIAGNOSES_PER_RUN = 100
 HEADLINES: Final = {
@@ -47,7 +47,7 @@ def describe(metrics: dict[str, float]) -> str:
 class TrainingProgress:
     """Shows each step: in the log, as a bar, and by live artifacts of a Prefect run.
 
-    log.txt keeps a line per step; terminal and Prefect's UI show one every `LOG_INTERVAL_S`, and
+    log.txt keeps a line per step; terminal and Prefect's UI show one every `_LOG_INTERVAL_S`, and
     each test result. Seconds per step are as `planned` until enough are measured; `earlier` are
     metrics of the steps before this attempt. `artifacts_of`: the run, if it is in a Prefect run.
     """
@@ -110,7 +110,7 @@ class TrainingProgress:
             self._diagnose(step)
         self._bar.set_postfix_str(describe(metrics), refresh=False)
         self._bar.update(step - self._bar.n)
-        is_due = now - self._logged_at >= LOG_INTERVAL_S or "val/accuracy" in metrics
+        is_due = now - self._logged_at >= _LOG_INTERVAL_S or "val/accuracy" in metrics
         shown = {"to_console": self._on_console and is_due, "send_to_api": is_due}
         self._logger.info(text, extra=shown)  # log.txt has each step
         self._logged_at = now if is_due else self._logged_at

@@ -116,11 +116,11 @@ def planned_machines(config: RunConfig) -> list[Machine]:
             engine_flops=card.flops(config.compute_dtype),
             bandwidth=1e9 * card.bandwidth_gb_s,
         )
-        for card in planned_cards(config)
+        for card in _planned_cards(config)
     ]
 
 
-def planned_cards(config: RunConfig) -> list[CardFigures]:
+def _planned_cards(config: RunConfig) -> list[CardFigures]:
     """Returns the card of the settings or of this machine, else all with the planned memory."""
     resources = config.resources
     if resources.card is not None:

@@ -20,7 +20,7 @@ from rl_core.system.words import did_you_mean, disk_size
 CountTokens: TypeAlias = Callable[[Sequence[Any]], Sequence[int]]
 """Tokens of each text of a batch; a text is a string, or a conversation (role, content)."""
 
-MOST_TOKENIZED: Final = 20_000  # rows of a file, evenly spread, whose texts are tokenized
+_MOST_TOKENIZED: Final = 20_000  # rows of a file, evenly spread, whose texts are tokenized
 _TEXTS: Final = ("prompt", "question", "response", "text")  # looked for first
 
 
@@ -67,7 +67,7 @@ def text_lengths(
         characters = pl.select(rows.list.eval(contents).list.sum()).to_series()
     units = {"characters": characters.to_numpy()}
     if count_tokens is not None:
-        num = min(len(rows), MOST_TOKENIZED)
+        num = min(len(rows), _MOST_TOKENIZED)
         chosen = np.unique(np.linspace(0, len(rows) - 1, num).astype(int))
         units["tokens"] = np.asarray(count_tokens(rows.gather(chosen).to_list()), dtype=np.int64)
     return [

@@ -30,8 +30,17 @@ if TYPE_CHECKING:
     import pyarrow.dataset as pads
 
 VIEWS = (
-    *("rollouts", "turns", "rescores", "metrics", "all_evaluations", "evaluations", "held_out"),
-    *("checkpoints", "settings", "runs", "datasets"),
+    "rollouts",
+    "turns",
+    "rescores",
+    "metrics",
+    "all_evaluations",
+    "evaluations",
+    "held_out",
+    "checkpoints",
+    "settings",
+    "runs",
+    "datasets",
 )
 """In order: each selects only from earlier ones."""
 _RECORDS = {

@@ -74,7 +74,7 @@ _CAUSES: Final = [
     )
     for row in _TABLE["ended"]
 ]
-SURVIVED: Final = [
+_SURVIVED: Final = [
     (re.compile(row["pattern"]), row["what"], row["how"]) for row in _TABLE["survived"]
 ]
 """A pattern of log lines, with the step; what went wrong; how the run went on."""
@@ -166,7 +166,7 @@ def faults(run: Path, record: RunRecord) -> list[Fault]:
     return survived + [
         Fault(f"step {match[1]}", f"{what}, {counted(line.count, 'time')}", how)
         for line in warnings(run)
-        for pattern, what, how in SURVIVED
+        for pattern, what, how in _SURVIVED
         if (match := pattern.search(line.message)) is not None
     ]
 

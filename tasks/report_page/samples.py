@@ -51,7 +51,7 @@ _TAGS = re.compile(r"<\|[^|<>]*\|>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>|<bos
 """What chat templates put around a message."""
 _BEST = "score desc, advantage_mean desc nulls last"
 _WORST = "score asc, advantage_mean asc nulls last"
-IN_TERMINAL: Final = 3  # right answers shown, and as many wrong ones
+_IN_TERMINAL: Final = 3  # right answers shown, and as many wrong ones
 ON_PAGE: Final = 12
 IN_ARTIFACT: Final = 4
 _MOST_CELLS: Final = 2_000  # of the picture, one per problem
@@ -92,7 +92,7 @@ def won_and_lost(run: RunFolder, model: str | None) -> list[Change]:
     rows = sql.run_query(_CHANGES_QUERY, query, root=run.root, run=run.run_id).to_dicts()
     changes = []
     for base, trained in zip(rows[::2], rows[1::2], strict=True):
-        before, after = map(as_sample, (base, trained))
+        before, after = map(_as_sample, (base, trained))
         changes.append(Change(after.problem, trained["is_won"], before, after))
     return changes
 
@@ -110,7 +110,7 @@ def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
     for verdict in counts["verdict"]:
         arguments = {"verdict": verdict, "from_step": from_step, "limit": 1}
         rows += sql.ask("samples_of_a_verdict", arguments, root=run.root, run=run.run_id).to_dicts()
-    return list(map(as_sample, rows))
+    return list(map(_as_sample, rows))
 
 
 def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], list[Sample]]:
@@ -119,7 +119,7 @@ def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], lis
     def asked(order: str) -> list[Sample]:
         query = _EXTREMES_QUERY.format(order=order)
         rows = sql.run_query(query, {"from_step": from_step}, root=run.root, run=run.run_id)
-        return [as_sample(row) for row in rows.to_dicts()]
+        return [_as_sample(row) for row in rows.to_dicts()]
 
     best, worst = asked(_BEST), asked(_WORST)
     return best, [sample for sample in worst if sample not in best]
@@ -142,7 +142,7 @@ def _asked_in(prompt: str) -> str:
     return question_in(text if line_end and role in ("user", "human") else "\n".join(texts[-1:]))
 
 
-def as_sample(row: Row) -> Sample:
+def _as_sample(row: Row) -> Sample:
     """Returns a rollout or an evaluated response as a sample."""
     response = row["response"] or ""
     before, answer, after = cut_around_answer(response, row["answer"])
@@ -216,7 +216,7 @@ def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: in
 
     def shown(chosen: Sequence[Row]) -> tuple[Sample, ...]:
         rows = in_turns(chosen, most)
-        return tuple(replace(as_sample(row), problem=_in_words(row, by_index)) for row in rows)
+        return tuple(replace(_as_sample(row), problem=_in_words(row, by_index)) for row in rows)
 
     return Answers(
         model=greedy[0]["model"],
@@ -233,7 +233,7 @@ def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: in
 def as_table(answers: Answers) -> list[dict[str, str]]:
     """Returns a few answers for a terminal, without control characters, right ones first."""
     rows = []
-    for one in (*answers.right[:IN_TERMINAL], *answers.wrong[:IN_TERMINAL]):
+    for one in (*answers.right[:_IN_TERMINAL], *answers.wrong[:_IN_TERMINAL]):
         answer = _line(one.answer.strip()) or f"... {in_one_line(one.before)[-_LONGEST_LINE:]}"
         row = {"verdict": one.verdict, "problem": printable(_line(one.problem))}
         rows.append(row | {"answer": printable(answer), "tokens": str(one.tokens)})
