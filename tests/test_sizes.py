@@ -7,21 +7,19 @@ what was lowered for it.
 import ast
 from collections import Counter
 
-import pytest
-
 from tests.support.seeded_faults import ROOT
 from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (22_079, 18_000),
+    "statements of the product": (22_137, 18_000),
     "lines of tests": (41_000, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (103, 90),
-    "functions of more than 6 parameters": (18, 8),
-    "assignments of unrelated things": (380, 0),
-    "starred literals": (25, 0),
-    "empty names": (375, 0),
+    "functions of more than 6 parameters": (16, 8),
+    "assignments of unrelated things": (295, 0),
+    "starred literals": (22, 0),
+    "empty names": (196, 0),
     "stays of a step's rollouts": (36, 24),
 }
 ROOMS = {
@@ -40,22 +38,22 @@ ROOMS = {
     "rl_core/rollout": (773, 31),
     "rl_core/runs": (539, 39),
     "rl_core/sft": (500, 24),
-    "rl_core/storage": (605, 36),
+    "rl_core/storage": (622, 34),
     "rl_core/system": (1_467, 141),
-    "rl_core/tracking": (695, 29),
+    "rl_core/tracking": (702, 28),
     "rl_core/workers": (892, 27),
-    "tasks": (1_426, 98),
+    "tasks": (1_428, 93),
     "tasks/importers": (1_140, 31),
-    "tasks/prefect_ui": (613, 49),
-    "tasks/preflight_checks": (768, 34),
-    "tasks/queries": (654, 40),
-    "tasks/report_page": (586, 46),
-    "tasks/supervision": (290, 8),
-    "flows": (461, 24),
-    "flows/cli": (1_341, 52),
-    "flows/prefect_patches": (328, 20),
-    "flows/runs": (468, 24),
-    "flows/settings": (298, 22),
+    "tasks/prefect_ui": (607, 48),
+    "tasks/preflight_checks": (765, 33),
+    "tasks/queries": (659, 39),
+    "tasks/report_page": (585, 43),
+    "tasks/supervision": (307, 9),
+    "flows": (463, 24),
+    "flows/cli": (1_351, 50),
+    "flows/prefect_patches": (328, 18),
+    "flows/runs": (474, 24),
+    "flows/settings": (300, 20),
 }
 CIRCLES = {
     # modules that import each other, by room and names
@@ -120,10 +118,12 @@ def binds_empty_name(node):
     )
 
 
-@pytest.fixture(scope="module")
-def counted():
+def test_the_house_keeps_its_budget():
     start = "rl_core.workers.actors:LearnerActor.learn"
-    return {
+    stays = Walk(ROOT, "rl_core", start, "rollouts").stays
+    reached = {stay.partition(":")[0] for stay in stays}
+    assert {"rl_core.batch", "rl_core.learner.experience", "rl_core.learner.update"} <= reached
+    counts = {
         "statements of the product": statements(NODES),
         "lines of tests": sum(map(lines, (ROOT / "tests").rglob("*.py"))),
         "lines of a file": max(map(lines, PATHS)),
@@ -132,14 +132,10 @@ def counted():
         "assignments of unrelated things": sum(map(is_of_unrelated_things, NODES)),
         "starred literals": sum(map(is_starred_literal, NODES)),
         "empty names": sum(map(binds_empty_name, NODES)),
-        "stays of a step's rollouts": len(Walk(ROOT, "rl_core", start, "rollouts").stays),
+        "stays of a step's rollouts": len(stays),
     }
-
-
-@pytest.mark.parametrize("what", MOST)
-def test_the_house_keeps_its_budget(what, counted):
-    most, aim = MOST[what]
-    assert counted[what] <= most, f"{what}: cut something (the aim is {aim})"
+    assert counts.keys() == MOST.keys()
+    assert not {what: n for what, n in counts.items() if n > MOST[what][0]}, "cut something"
 
 
 def test_rooms_keep_their_budgets():
