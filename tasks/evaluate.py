@@ -214,7 +214,7 @@ def evaluate_models(
     """
     evaluator = Evaluator(config, data)
     models = [one for one in (model, against) if one is not None]
-    answers = [_asked(evaluator, one) for one in models]
+    answers = [_answers_of(evaluator, one) for one in models]
     files = [_keep(evaluator, one, rows) for one, rows in zip(models, answers, strict=True)]
     evaluated = _evaluated(evaluator, filter(None, files), answers)
     shown = zip(evaluated.answers, models, strict=True)
@@ -283,7 +283,7 @@ def evaluate_models_task(
     }
 
 
-def _asked(evaluator: Evaluator, model: NamedModel) -> Rows:
+def _answers_of(evaluator: Evaluator, model: NamedModel) -> Rows:
     name = _file_name(model)
     if (rows := evaluator.reusable_rows(name, model.folder)) is not None:
         return rows

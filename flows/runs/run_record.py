@@ -305,18 +305,18 @@ def _plain(text: str | None) -> str:
 class _End(logging.Filter):
     """Logs a mistake once, in one line, and no `Crash detected!` of a stop that was asked for."""
 
-    _told: BaseException | None = None
+    _logged: BaseException | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        if isinstance(error, _MISTAKES) and error is not self._told:
-            self._told = error
+        if isinstance(error, _MISTAKES) and error is not self._logged:
+            self._logged = error
             record.msg, record.args, record.exc_info = one_line(error), (), None
             return True
         text = record.getMessage()
         if text == "Finished in state Completed()":  # of each task: the next one's start says it
             return False
-        if self._told is not None and str(self._told) in text:
+        if self._logged is not None and str(self._logged) in text:
             return False
         return not (text.startswith("Crash detected!") and (is_cancelled() or is_suspended()))
 

@@ -51,7 +51,7 @@ class Lease:
         self._key = f"locks/{run_id}.json"
         self._beat_s = beat_s
         self._patience_s = patience_s
-        self._own = {
+        self._holder = {
             "run_id": run_id,
             "spool": spool,
             "session": uuid.uuid4().hex,
@@ -77,7 +77,7 @@ class Lease:
             stored = self._store.read(self._key)
             holder = json.loads(stored[0]) if stored else {"spool": None, "released": True}
             version = stored[1] if stored else None
-            is_own = holder["spool"] == self._own["spool"]
+            is_own = holder["spool"] == self._holder["spool"]
             if not is_own and not holder["released"]:
                 now = time.monotonic()
                 if seen is None:
@@ -127,12 +127,12 @@ class Lease:
     def _write(self, expected: Version | None, *, released: bool = False) -> bool:
         """Writes the lease over an expected version; False if another process wrote it."""
         self._number += 1
-        text = json.dumps({**self._own, "number": self._number, "released": released})
+        text = json.dumps({**self._holder, "number": self._number, "released": released})
         try:
             self._version = self._store.put_if(self._key, text.encode(), expected)
         except Conflict:
             stored = self._store.read(self._key)
-            if stored is None or json.loads(stored[0])["session"] != self._own["session"]:
+            if stored is None or json.loads(stored[0])["session"] != self._holder["session"]:
                 return False
             # A write of ours whose reply was lost.
             return self._write(stored[1], released=released)

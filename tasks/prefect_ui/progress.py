@@ -70,7 +70,7 @@ class TrainingProgress:
         self._bar: tqdm | None = None
         self._logged_at = float("-inf")
         self._rows = {int(row["step"]): row for row in earlier}
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
         self._step_seconds = [
             float(row["timing_s/step"]) for row in self._rows.values() if row.get("timing_s/step")
         ]
@@ -142,12 +142,12 @@ class TrainingProgress:
     def _diagnose(self, step: int) -> None:
         """Logs what is wrong, each rule and advice only once, and shows all of it in the UI."""
         diagnoses = diagnose(self._up_to(step), self._config)
-        new = [one for one in diagnoses if (one.rule, one.advice) not in self._told]
+        new = [one for one in diagnoses if (one.rule, one.advice) not in self._logged]
         for one in new:
             level = logging.INFO if one.is_note else logging.WARNING
             self._logger.log(level, "step %d, diagnosis: %s", step, one)
-            self._told.add((one.rule, one.advice))
-        if self._told and self._artifacts is not None:
+            self._logged.add((one.rule, one.advice))
+        if self._logged and self._artifacts is not None:
             lines = [f"- **{one.says}** ({one.evidence}). Try: {one.advice}" for one in diagnoses]
             text = "\n".join(lines) or "nothing stands out"
             self._artifacts.show("diagnosis", "markdown", lambda: text, f"As of step {step}.")

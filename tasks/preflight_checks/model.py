@@ -39,7 +39,7 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
         yield _home_made_model(config)
         return
     try:
-        what, folder = _found(config, path)
+        what, folder = _what_and_where(config, path)
         if folder is not None:
             what = f"{what}; {_check(folder)}"
             if config.env.prompt_template == "chat":
@@ -85,7 +85,7 @@ def _check(folder: Path) -> str:
     return "all its numbers are finite"
 
 
-def _found(config: RunConfig, path: str) -> tuple[str, Path | None]:
+def _what_and_where(config: RunConfig, path: str) -> tuple[str, Path | None]:
     """Returns what `model.path` is, and its folder if it is here; ValueError if it is no model."""
     if is_unpacked(path):  # a run would unpack it next, and the plans need its shape
         folder = unpack_model(path, config.storage.root)

@@ -101,5 +101,5 @@ def load_check(path: Path) -> Query:
         else:
             parameter = Parameter(match["name"], match["kind"], match["default"])
             parameters.append(replace(parameter, default=parameter.read(parameter.default)))
-    said_of_it = " ".join(description)
-    return Query(path.stem, path.parent.name, said_of_it, example, tuple(parameters), sql)
+    topic = path.parent.name
+    return Query(path.stem, topic, " ".join(description), example, tuple(parameters), sql)

@@ -116,12 +116,12 @@ def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
 def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], list[Sample]]:
     """Returns the rollouts of the highest and of the lowest score; equal ones by advantage."""
 
-    def asked(order: str) -> list[Sample]:
+    def rollouts_by(order: str) -> list[Sample]:
         query = _EXTREMES_QUERY.format(order=order)
         rows = sql.run_query(query, {"from_step": from_step}, root=run.root, run=run.run_id)
         return [_as_sample(row) for row in rows.to_dicts()]
 
-    best, worst = asked(_BEST), asked(_WORST)
+    best, worst = rollouts_by(_BEST), rollouts_by(_WORST)
     return best, [sample for sample in worst if sample not in best]
 
 

@@ -31,7 +31,7 @@ class Reporter(logging.Handler):
     def __init__(self, parent: Channel) -> None:
         super().__init__(logging.INFO)
         self._parent = parent
-        self._told: tuple[str, float] = ("", 0.0)
+        self._progress: tuple[str, float] = ("", 0.0)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Sends one log record."""
@@ -43,9 +43,9 @@ class Reporter(logging.Handler):
 
     def progress(self, phase: str) -> None:
         """Sends that a phase has begun or moved on; of one phase, at most every half second."""
-        last_phase, told_at = self._told
-        if phase != last_phase or time.monotonic() - told_at > _PROGRESS_INTERVAL_S:
-            self._told = phase, time.monotonic()
+        last_phase, sent_at = self._progress
+        if phase != last_phase or time.monotonic() - sent_at > _PROGRESS_INTERVAL_S:
+            self._progress = phase, time.monotonic()
             self._send(progress=phase)
 
     def done(self, result: object) -> None:
