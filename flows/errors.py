@@ -28,10 +28,10 @@ def one_line(error: BaseException) -> str:
         error = cause
     kind = type(error)
     is_worded = kind is ValueError or kind.__module__.partition(".")[0] in _OURS
-    said = str(error) if is_worded and str(error) else f"{kind.__name__}: {error}"
+    message = str(error) if is_worded and str(error) else f"{kind.__name__}: {error}"
     if isinstance(error, OSError) and error.filename and not is_disk_full(error):
-        said = f"{error.filename}: {error.strerror}"
-    text = printable(in_one_line(said))
+        message = f"{error.filename}: {error.strerror}"
+    text = printable(in_one_line(message))
     if not is_disk_full(error):
         return cut(text, _LONGEST)
     from tasks.report_page.failures import cause_of  # a table, read if it is needed

@@ -59,9 +59,9 @@ def evaluate(
         `models`, of each its name, number of problems, and accuracy with its 95% interval;
         `comparison`, where there are two, and `files`, where the rows lie.
     """
-    asked = {"checkpoint": checkpoint} | ({"against": against} if against else {})
+    names = {"checkpoint": checkpoint} | ({"against": against} if against else {})
     with logs_in_ui(), heeding_the_server():
-        chosen = choose(asked, overrides)
+        chosen = choose(names, overrides)
         with chosen.published():
             data = chosen.data or dataset_task(chosen.config)(chosen.config)
             return evaluate_models_task(chosen.config, data, *chosen.models)
@@ -85,18 +85,19 @@ class Chosen:
             yield
 
 
-def choose(asked: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
+def choose(arguments: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
     """Returns the models that `checkpoint` and `against` name, and how they are asked.
 
     A run's model gets the problems of its run under the run's settings, any other model those of
     the preset; overrides change either. A second model gets what the first one gets.
     """
-    if "checkpoint" not in asked:
+    if "checkpoint" not in arguments:
         raise BadInputError("against= compares with checkpoint=: name that, too")
     env = next((text.partition("=")[2] for text in overrides if text.startswith("env=")), None)
-    names = [asked[key] for key in ("checkpoint", "against") if key in asked]
-    found = [named_model(name, overrides, env) for name in names]
-    models, (model, storage) = [one for one, _ in found], found[0]
+    names = [arguments[key] for key in ("checkpoint", "against") if key in arguments]
+    named = [named_model(name, overrides, env) for name in names]
+    models = [one for one, _ in named]
+    model, storage = named[0]
     if model.run is None:
         return Chosen(models, compose(overrides), None)
     base = settings_of_run(model.run, storage, overrides)

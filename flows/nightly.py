@@ -47,9 +47,9 @@ _EXIT_CODE: Final = re.compile(r"non-zero status code (-?\d+)")
 @redacting_errors()
 def tell_of_end(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Sends the message of a night that died or was cancelled; Prefect calls it in the worker."""
-    asked = get_call_parameters(nightly.fn, (), flow_run.parameters)
+    parameters = get_call_parameters(nightly.fn, (), flow_run.parameters)
     try:
-        config = settings_of(asked["preset"], asked["overrides"])
+        config = settings_of(parameters["preset"], parameters["overrides"])
     except BadInputError:  # it ended by that, and said so
         config = RunConfig()
     night = Night(flow_run, config)
@@ -65,19 +65,21 @@ def tell_of_end(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
         reason = (night.run and night.run.read().reason) or "cancelled before it began to train"
     else:
         reason = killed(night, state.message)
-    if is_sent(event, asked["events"]):
-        listeners = Listeners(asked["webhook"] or None, tuple(asked["command"]))
+    if is_sent(event, parameters["events"]):
+        listeners = Listeners(parameters["webhook"] or None, tuple(parameters["command"]))
         notify(listeners, message(event, night, reason), flow_run_logger(flow_run))
 
 
 def tell_of_refused(flow_run: FlowRun) -> str:
     """Sends the message of a night that was cancelled before it began; returns its text."""
-    asked = flow_run.parameters
-    told = message("refused", Night(flow_run), why_not_run(flow_run))
-    if is_sent("refused", asked.get("events", EVENTS)):
-        listeners = Listeners(asked.get("webhook") or None, tuple(asked.get("command", ())))
-        notify(listeners, told, _logger)
-    return str(told["text"])
+    parameters = flow_run.parameters
+    sent = message("refused", Night(flow_run), why_not_run(flow_run))
+    if is_sent("refused", parameters.get("events", EVENTS)):
+        listeners = Listeners(
+            parameters.get("webhook") or None, tuple(parameters.get("command", ()))
+        )
+        notify(listeners, sent, _logger)
+    return str(sent["text"])
 
 
 @flow(name="nightly", on_crashed=[tell_of_end], on_cancellation=[tell_of_end])
@@ -188,7 +190,7 @@ class Night:
 def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
     """Returns the message: `event`, `reason` and, if there is a run, its numbers and files."""
     reason = redact(reason)
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "event": event,
         "run_id": None,
         "reason": reason,
@@ -199,67 +201,80 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
     }
     lines = [f"the night{f' of {night.due}' if night.due else ''} {event}: {reason}"]
     if night.run is not None:
-        told |= _facts(night, night.run)
+        fields |= _facts(night, night.run)
         if event == "worse":
-            told["next_step"] = told["next_step"] or _after_worse(told)
+            fields["next_step"] = fields["next_step"] or _after_worse(fields)
         lines = [f"{night.run.run_id} {event}: {reason}"]
-        measured = told["accuracy_before"], told["accuracy_after"]
+        measured = fields["accuracy_before"], fields["accuracy_after"]
         if measured != (None, None):
-            known = told["intervals"]
+            known = fields["intervals"]
             before, after = map(
                 accuracy_in_words, measured, (known.get("base"), known.get("trained"))
             )
             lines.append(f"accuracy {before} -> {after}")
-        by = f", started from {told['started_from']}" if night.start and night.start.folder else ""
-        lines.append(f"{told['steps']} steps in {told['minutes']:g} min on {told['host']}{by}")
-        lines += [f"diagnosis: {one}" for one in told["diagnosis"]]
-        if told["next_step"]:
-            lines.append(f"what to do next: {told['next_step']}")
-    if told["missed"]:
-        lines.append(f"warning: {told['missed']}")
+        by = (
+            f", started from {fields['started_from']}" if night.start and night.start.folder else ""
+        )
+        lines.append(
+            f"{fields['steps']} steps in {fields['minutes']:g} min on {fields['host']}{by}"
+        )
+        lines += [f"diagnosis: {one}" for one in fields["diagnosis"]]
+        if fields["next_step"]:
+            lines.append(f"what to do next: {fields['next_step']}")
+    if fields["missed"]:
+        lines.append(f"warning: {fields['missed']}")
     if night.start is not None and not night.start.is_as_asked:
         lines.append(f"warning: it started {night.start.sentence}")
-    if told["flow_run"]:
-        lines.append(f"flow run: {told['flow_run']}")
-    if told.get("report"):
-        lines.append(f"report: {told['report']} on {told['host']}")
-    return {**told, "text": redact("\n".join(lines))}
+    if fields["flow_run"]:
+        lines.append(f"flow run: {fields['flow_run']}")
+    if fields.get("report"):
+        lines.append(f"report: {fields['report']} on {fields['host']}")
+    return {**fields, "text": redact("\n".join(lines))}
 
 
-def killed(night: Night, said: str | None) -> str:
+def killed(night: Night, state_message: str | None) -> str:
     """Returns why a night's process is gone, by its state's message, and notes it in `run.json`."""
-    found = _EXIT_CODE.search(said or "")
-    reason = f"its process ended: {how_it_ended(int(found[1]))}" if found else said or "it died"
-    if found and int(found[1]) == -9:
+    exit_code = _EXIT_CODE.search(state_message or "")
+    reason = (
+        f"its process ended: {how_it_ended(int(exit_code[1]))}"
+        if exit_code
+        else state_message or "it died"
+    )
+    if exit_code and int(exit_code[1]) == -9:
         reason = "its process was killed by SIGKILL (often by the kernel, because memory ran out)"
     if night.run is not None and (status := night.run.read().status) != "finished":
         seconds = time_of_killed(night.run) if status == "running" else {}
         night.run.update(timings_s=seconds, steps=night.run.metrics.last_step())
         step = night.run.last_saved()
-        following = f"Retry goes on from step {step}" if step else "Retry starts it again"
-        night.run.update(status="interrupted", reason=reason, next_step=following)
+        night.run.update(
+            status="interrupted",
+            reason=reason,
+            next_step=f"Retry goes on from step {step}" if step else "Retry starts it again",
+        )
     return reason
 
 
 def _facts(night: Night, run: RunFolder) -> dict[str, Any]:
-    record, champion = run.read(), night.champion()
-    report, accuracies = run.path / "report.html", {"accuracy_before", "accuracy_after"}
-    found = diagnose(run.metrics.read(), settings=read_settings(run.path))
+    record = run.read()
+    champion = night.champion()
+    report = run.path / "report.html"
+    accuracies = {"accuracy_before", "accuracy_after"}
+    diagnoses = diagnose(run.metrics.read(), settings=read_settings(run.path))
     return {
         **record.model_dump(include={"run_id", "steps", "started_from", "next_step", *accuracies}),
         "minutes": round(sum(record.timings_s.values()) / 60, 1),
         "intervals": intervals_of(run),
-        "diagnosis": [str(one) for one in found if not one.is_note][:_MOST_DIAGNOSES],
+        "diagnosis": [str(one) for one in diagnoses if not one.is_note][:_MOST_DIAGNOSES],
         "champion": champion.name if champion else None,
         "accuracy_champion": champion.accuracy if champion else None,
         "report": str(report.absolute()) if report.exists() else None,
     }
 
 
-def _after_worse(told: Mapping[str, Any]) -> str:
-    model = f"the champion {told['champion']}" if told["champion"] else "its base model"
+def _after_worse(facts: Mapping[str, Any]) -> str:
+    model = f"the champion {facts['champion']}" if facts["champion"] else "its base model"
     return (
         f"the next night starts from {model}, so nothing is lost; countdown-train evaluate "
-        f"{told['run_id']}/best says whether an earlier step was better, and actor.lr, "
+        f"{facts['run_id']}/best says whether an earlier step was better, and actor.lr, "
         "trainer.total_steps or algorithm.kl_coef may hold the policy"
     )

@@ -52,8 +52,7 @@ def ask_model(
     has a token without an embedding, or too many tokens.
     """
     on_gpu = config.resources.rollout_gpus > 0
-    threads = config.resources.learner_threads
-    os.environ |= process_environment(num_threads=threads, on_gpu=on_gpu)
+    os.environ |= process_environment(num_threads=config.resources.learner_threads, on_gpu=on_gpu)
     hide_cuda_only_packages()
     from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, text_codec
     from rl_core.rewards.scoring import start_rewards
@@ -61,13 +60,13 @@ def ask_model(
 
     tokenizer = load_tokenizer(str(model))
     chat = config.env.prompt_template == "chat"
-    asked = [question for question in questions for _ in range(samples or 1)]
+    posed = [question for question in questions for _ in range(samples or 1)]
     requests = [
         GenerationRequest(
             encode_prompt(question.problem.messages, tokenizer, chat_template=chat)[1],
             seed_of(config.evaluation.seed, question.problem.index, number % (samples or 1)),
         )
-        for number, question in enumerate(asked)
+        for number, question in enumerate(posed)
     ]
     check_embedded((request.prompt_ids for request in requests), tokenizer)
     shape = read_object(model / CONFIG)
@@ -78,15 +77,16 @@ def ask_model(
             f"the question has {num_tokens:,} tokens, and {model} reads at most {limit:,}: "
             "ask a shorter one"
         )
-    temperature = 0.0 if samples is None else config.evaluation.temperature
-    sampling = SamplingSettings(config.data.max_response_length, temperature)
+    sampling = SamplingSettings(
+        config.data.max_response_length, 0.0 if samples is None else config.evaluation.temperature
+    )
     engine = _engine(config, model, on_gpu=on_gpu)
     decode, encode = text_codec(tokenizer)
     turns = TurnTaking(config.env, decode, encode)
-    problems = [question.problem for question in asked]
+    problems = [question.problem for question in posed]
     completions = dict(turns.play(engine.generate, requests, sampling, problems))
     with start_rewards(config.env) as rewards:
-        for number, question in enumerate(asked):
+        for number, question in enumerate(posed):
             completion = completions[number]
             ids = completion.response_ids.tolist()
             text = decode(ids)

@@ -22,10 +22,10 @@ from rl_core.sft.named_data import CURVE_NAME, check_sft, data_digest
 from rl_core.system.atomic import locked, sweep_leftovers, write_bytes_atomically
 from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
-from tasks.supervision.supervisor import call_supervised
+from tasks.supervision.supervisor import Watched, call_supervised
 
 RECIPE_VERSION: Final = 5  # in the cache key: raise it if the same settings make another model
-SFT_RECIPE_VERSION: Final = 3  # the same for fine-tuned models
+_SFT_RECIPE_VERSION: Final = 3  # the same for fine-tuned models
 _LOG_INTERVAL_S: Final = 10.0
 
 _logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def made_folder(config: RunConfig) -> Path | None:
         "model": model_digest(local) if local.is_dir() else config.model.path,
         "lora": (config.model.lora_rank, config.model.lora_alpha),
         "dtype": config.compute_dtype,
-        "recipe": SFT_RECIPE_VERSION,
+        "recipe": _SFT_RECIPE_VERSION,
     }
     # A checkpoint's name (step_000100) says little: its run's name comes first.
     owner = f"{local.resolve().parents[1].name}-" if name.startswith("step_") else ""
@@ -118,8 +118,11 @@ def base_model_task(config: RunConfig, data: Path) -> Path:
     folder = base_model(config, data)
     if made_folder(config) is not None:
         rows = [{"measure": name, "value": x} for name, x in _read_report(folder).items()]
-        said = f"The model that was made, measured on held-out examples ({folder})."
-        create_table_artifact(rows, key="base-model", description=said)
+        create_table_artifact(
+            rows,
+            key="base-model",
+            description=f"The model that was made, measured on held-out examples ({folder}).",
+        )
     return folder
 
 
@@ -151,13 +154,11 @@ def _tune(config: RunConfig, data: Path, folder: Path) -> None:
     log_step = _log_steps("SFT", config.budget)
     model_path = resolve_model(str(config.model.path), config.storage.root)
     call_supervised(
+        Watched("sft", folder.parent / "logs", config.watchdog.stall_s),
         tune_for_parent,
         {"config": config, "model_path": model_path, "data": data, "folder": folder},
-        name="sft",
-        log_folder=folder.parent / "logs",
-        stall_s=config.watchdog.stall_s,
-        logger=_logger,
-        on_step=lambda step, last_step, row: log_step(step, last_step, row["loss"]),
+        _logger,
+        lambda step, last_step, row: log_step(step, last_step, row["loss"]),
     )
     if not is_complete(folder):
         raise InterruptedError(f"SFT was stopped; it goes on from its last save ({folder.name})")
@@ -172,8 +173,9 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
     if env.home_made is None:
         raise ValueError(f"model.path must name a model: env={env.name} has no home-made one")
     train, test = (read_solved(data / f"{split}.parquet") for split in ("train", "test"))
-    give_up = config.base_model.give_up_prob
-    examples = env.home_made_examples(give_up_prob=give_up, train=train, test=test)
+    examples = env.home_made_examples(
+        give_up_prob=config.base_model.give_up_prob, train=train, test=test
+    )
     disable_progress_bar()  # it would show only the saving of one small file
     _logger.info(
         "warm-starting the home-made base model: %d steps; it is saved at its end only, so if it "
@@ -198,8 +200,9 @@ def _log_steps(what: str, budget: BudgetConfig) -> Callable[[int, int, float], N
             logged_at = now
             seconds = [after - before for before, after in pairwise(done_at)]
             left = time_left(seconds, last_step - step, None, budget)
-            said = f" · {left}" if left else ""
-            _logger.info("%s %d/%d · loss %.3f%s", what, step, last_step, loss, said)
+            _logger.info(
+                "%s %d/%d · loss %.3f%s", what, step, last_step, loss, f" · {left}" if left else ""
+            )
 
     return on_step
 

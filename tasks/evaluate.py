@@ -29,7 +29,7 @@ from tasks.prefect_ui.flow_run import once_per_training, stage
 from tasks.queries.checkpoint_names import NamedModel
 from tasks.report_page.page import write_page
 from tasks.report_page.samples import IN_ARTIFACT, Answers, choose_answers, show_answers
-from tasks.supervision.supervisor import call_supervised
+from tasks.supervision.supervisor import Watched, call_supervised
 
 if TYPE_CHECKING:
     from rl_core.workers.engines import Engines
@@ -54,17 +54,9 @@ def evaluate_run(
         is_known = is_known and _champion_to_ask(evaluator, model_path) is None
     if is_known:
         return evaluate_with(None, config, run, data, model_path)
-    summaries = call_supervised(
-        evaluate_for_parent,
-        {"config": config, "run": run, "data": data, "model_path": model_path},
-        name="evaluator",
-        log_folder=run.path / "workers",
-        stall_s=config.watchdog.stall_s,
-        logger=_logger,
-        joins_ray=config.resources.ray_address is not None,
-        lends=config.env.reward_env,
-    )
-    return summaries or []
+    process = Watched.of_run("evaluator", config, run)
+    work = {"config": config, "run": run, "data": data, "model_path": model_path}
+    return call_supervised(process, evaluate_for_parent, work, _logger) or []
 
 
 def evaluate_for_parent(
@@ -100,7 +92,7 @@ def evaluate_with(
         run.update(accuracy_before=None, accuracy_after=None)  # were of another evaluation
 
     rows = evaluator.rows_of(engines, "base", model_path, is_loaded=True)
-    before = record_rows(evaluator, run, rows, model="base", step=0, is_own=is_own)
+    before = _record_rows(evaluator, run, rows, model="base", step=0, is_own=is_own)
     if is_own:
         run.update(accuracy_before=before.accuracy.value)
     with reading_latest(run.path) as checkpoint:
@@ -109,7 +101,7 @@ def evaluate_with(
             return [before]
         path = checkpoint.path
         rows = evaluator.rows_of(engines, checkpoint_name(path), path)
-    after = record_rows(evaluator, run, rows, model=path.name, step=checkpoint.step, is_own=is_own)
+    after = _record_rows(evaluator, run, rows, model=path.name, step=checkpoint.step, is_own=is_own)
     if is_own:
         run.update(accuracy_after=after.accuracy.value)
     if engines is not None and (champion := _champion_to_ask(evaluator, model_path)) is not None:
@@ -117,7 +109,7 @@ def evaluate_with(
     return [before, after]
 
 
-def record_rows(
+def _record_rows(
     evaluator: Evaluator, run: RunFolder, rows: Rows, *, model: str, step: int, is_own: bool
 ) -> EvaluationSummary:
     """Writes a model's rows into the run's folder if the disk has room; returns their summary."""
@@ -127,11 +119,16 @@ def record_rows(
         file = run.evaluations.write(labelled, is_own=is_own)
         write_page(labelled, evaluator.asked, file)
 
-    remedy = f"`countdown-train evaluate run_id={run.run_id}` writes it"
-    write_unless_full(run, f"eval/{model}.parquet", write, remedy=remedy)
+    write_unless_full(
+        run,
+        f"eval/{model}.parquet",
+        write,
+        remedy=f"`countdown-train evaluate run_id={run.run_id}` writes it",
+    )
     summary = summarise(labelled)
-    said = "%s: greedy accuracy %s on %d problems"
-    _logger.info(said, model, summary.accuracy, summary.num_problems)
+    _logger.info(
+        "%s: greedy accuracy %s on %d problems", model, summary.accuracy, summary.num_problems
+    )
     return summary
 
 
@@ -143,8 +140,8 @@ def _run_name(parameters: dict[str, Any]) -> str:
         num_problems = pq.read_metadata(parameters["data"] / "test.parquet").num_rows
     except (OSError, ValueError):  # the task itself says so
         return f"evaluate {models}"
-    asked = min(num_problems, config.evaluation.max_problems or num_problems)
-    return f"evaluate {models} on {asked:,} problems"
+    num_asked = min(num_problems, config.evaluation.max_problems or num_problems)
+    return f"evaluate {models} on {num_asked:,} problems"
 
 
 @stage("evaluate", _run_name, once_per_training)
@@ -152,7 +149,7 @@ def evaluate_task(config: RunConfig, run: RunFolder, data: Path, model_path: Pat
     """Evaluates in a flow run; table artifacts compare the models, also by difficulty."""
     summaries = evaluate_run(config, run, data, model_path)
     evaluated = evaluated_of_run(config, run, data, [summary.model for summary in summaries])
-    show_tables(
+    _show_tables(
         summaries,
         f"{run.run_id} on the test split, with 95% intervals. accuracy: solved greedily, "
         "scored as in training; strict and lenient: by the strictest and the most lenient reading "
@@ -165,21 +162,21 @@ def evaluate_task(config: RunConfig, run: RunFolder, data: Path, model_path: Pat
 
 def _champion_to_ask(evaluator: Evaluator, model_path: Path) -> PromotedContender | None:
     """Returns the champion of these problems; None if its rows are known or cannot be made."""
-    storage, env, problems = evaluator.config.storage, evaluator.config.env, evaluator.problem_set
-    root = storage.root
+    root = evaluator.config.storage.root
     try:
-        bring_champion(storage, env.name, problems)
+        bring_champion(evaluator.config.storage, evaluator.config.env.name, evaluator.problem_set)
     except StoreError as error:
         _logger.warning("using the champion that is known on this disk: %s", error)
-    champion = read_champion(champion_file(root, env.name, problems))
+    champion = read_champion(champion_file(root, evaluator.config.env.name, evaluator.problem_set))
     if champion is None or not champion.is_there(root):
         return None
     folder = root / champion.current.checkpoint
     if evaluator.reusable_rows(checkpoint_name(folder), folder) is not None:
         return None
     if (folder / _TOKENIZER).read_bytes() != (model_path / _TOKENIZER).read_bytes():
-        name = champion.current.name
-        _logger.warning("the champion %s has another tokenizer: it is not evaluated anew", name)
+        _logger.warning(
+            "the champion %s has another tokenizer: it is not evaluated anew", champion.current.name
+        )
         return None
     return champion.current
 
@@ -217,12 +214,12 @@ def evaluate_models(
     """
     evaluator = Evaluator(config, data)
     models = [one for one in (model, against) if one is not None]
-    answers = [_asked(evaluator, one) for one in models]
+    answers = [_answers_of(evaluator, one) for one in models]
     files = [_keep(evaluator, one, rows) for one, rows in zip(models, answers, strict=True)]
-    found = _evaluated(evaluator, filter(None, files), answers)
-    shown = zip(found.answers, models, strict=True)
+    evaluated = _evaluated(evaluator, filter(None, files), answers)
+    shown = zip(evaluated.answers, models, strict=True)
     named = tuple(replace(some, run_id="", model=one.name) for some, one in shown)
-    return replace(found, answers=named)
+    return replace(evaluated, answers=named)
 
 
 def evaluated_of_run(
@@ -230,8 +227,8 @@ def evaluated_of_run(
 ) -> Evaluated:
     """Returns the results of `evaluate_run` for these models (`step_000100`), read from the run."""
     evaluator = Evaluator(config, data)
-    found = (run.evaluations.find(model, evaluator.evaluation) for model in models)
-    files = list(filter(None, found))
+    places = (run.evaluations.find(model, evaluator.evaluation) for model in models)
+    files = list(filter(None, places))
     named = {"run_id": run.run_id}  # in the rows as it was called when they were made
     answers = [[row | named for row in read_rows(file, below=run.path)] for file in files]
     return _evaluated(evaluator, files, answers)
@@ -263,11 +260,12 @@ def evaluate_models_task(
     evaluated = evaluate_models(config, data, model, against)
     named = zip(evaluated.summaries, evaluated.answers, strict=True)
     summaries = [replace(summary, model=answers.model) for summary, answers in named]
-    names, comparison = [summary.model for summary in summaries], evaluated.comparison
+    names = [summary.model for summary in summaries]
+    comparison = evaluated.comparison
     verdict = names[0]
     if comparison is not None:
         verdict = f"{names[0]} against {names[1]}: {comparison}, {comparison.gain_in_words}"
-    show_tables(summaries, f"{verdict}, on the test split, with 95% intervals.")
+    _show_tables(summaries, f"{verdict}, on the test split, with 95% intervals.")
     show_answers(evaluated.answers, evaluated.pages)
     return {
         "models": [
@@ -285,7 +283,7 @@ def evaluate_models_task(
     }
 
 
-def _asked(evaluator: Evaluator, model: NamedModel) -> Rows:
+def _answers_of(evaluator: Evaluator, model: NamedModel) -> Rows:
     name = _file_name(model)
     if (rows := evaluator.reusable_rows(name, model.folder)) is not None:
         return rows
@@ -302,7 +300,7 @@ def _keep(evaluator: Evaluator, model: NamedModel, rows: Rows) -> Path | None:
     """Returns the file of a model's rows, in its run if it has one; None if the disk is full."""
     if model.run is not None:
         is_own = evaluator.is_own_of(model.run)
-        record_rows(evaluator, model.run, rows, model=model.model, step=model.step, is_own=is_own)
+        _record_rows(evaluator, model.run, rows, model=model.model, step=model.step, is_own=is_own)
         return model.run.evaluations.find(model.model, evaluator.evaluation)
     file = evaluator.rows_file(_file_name(model), model.folder)
     if not file.exists():
@@ -318,7 +316,7 @@ def _file_name(model: NamedModel) -> str:
     return "base" if model.model == "base" else checkpoint_name(model.folder)
 
 
-def show_tables(summaries: Sequence[EvaluationSummary], description: str) -> None:
+def _show_tables(summaries: Sequence[EvaluationSummary], description: str) -> None:
     """Shows the models' results, overall and by difficulty, in the Prefect UI."""
     create_table_artifact(summary_table(summaries), key="evaluation", description=description)
     by_group = "Greedy accuracy by how many numbers and how many solutions a problem has."

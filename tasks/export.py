@@ -49,8 +49,8 @@ def model_card(model: NamedModel, root: Path, *, holds: str, library: str) -> st
         lines += ["", "## Accuracy", "", *_accuracy(model, model.run, root)]
         if settings:
             # Only settings that affect what is learned, not places of files and machines.
-            own = {name: value for name, value in settings.items() if name not in _NOT_SHOWN}
-            text = yaml.safe_dump(own, sort_keys=False).rstrip()
+            shown = {name: value for name, value in settings.items() if name not in _NOT_SHOWN}
+            text = yaml.safe_dump(shown, sort_keys=False).rstrip()
             lines += ["", "## Settings", "", "```yaml", text, "```"]
     return "\n".join(["---", *front, "---", "", *lines, ""])
 
@@ -61,7 +61,8 @@ def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
     notes = []
     if not any(row["model"] == model.model for row in shown):
         command = f"`countdown-train evaluate {model.name}`"
-        manifest, problems = read_manifest(model.folder), num_tested(run.path)
+        manifest = read_manifest(model.folder)
+        problems = num_tested(run.path)
         if isinstance(manifest, str) or manifest.accuracy is None or problems is None:
             return [f"It was not evaluated: {command} does that."]
         low, high = wilson_interval(round(manifest.accuracy * problems), problems)

@@ -50,20 +50,20 @@ def rows_per_split(folder: Path) -> dict[str, int]:
 def cache_key(_: TaskRunContext, inputs: dict[str, Any]) -> str:
     """Returns a key that two runs of the task share if they make the same folder."""
     config: RunConfig = inputs["config"]
-    wanted = {
+    facts = {
         "settings": generator_settings(config.env, config.data),
         "folder": str(dataset_folder(config).resolve()),
     }
-    return f"generate-{hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()}"
+    return f"generate-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}"
 
 
 def _run_name(parameters: dict[str, Any]) -> str:
     config: RunConfig = parameters["config"]
-    data, env = config.data, config.env
+    data = config.data
     if data.train_files:
         return cut(f"take over problems from {', '.join(data.train_files)}", _NAME_CHARACTERS)
-    if not env.is_generated:
-        return f"read the problems of {env.name}"
+    if not config.env.is_generated:
+        return f"read the problems of {config.env.name}"
     return f"generate {data.train_size + data.test_size:,} problems"
 
 

@@ -78,9 +78,9 @@ def unreachable_model(config: RunConfig) -> Finding | None:
 
 def refuse_fatal(findings: Sequence[Finding]) -> None:
     """Raises PreflightError with the first fatal finding, if there is one."""
-    if found := [finding for finding in findings if finding.level == "fatal"]:
-        more = f" (and {len(found) - 1} more: countdown-train preflight)" if len(found) > 1 else ""
-        raise PreflightError(f"{found[0]}{more}")
+    if stops := [finding for finding in findings if finding.level == "fatal"]:
+        more = f" (and {len(stops) - 1} more: countdown-train preflight)" if len(stops) > 1 else ""
+        raise PreflightError(f"{stops[0]}{more}")
 
 
 @task(name="preflight", task_run_name="check disk, engine and model")
@@ -93,7 +93,7 @@ def preflight_task(config: RunConfig) -> None:
             get_run_logger().warning(str(finding))
     counts = Counter(finding.level for finding in findings)
     outcome = "The run is stopped" if counts["fatal"] else "Nothing stops the run"
-    said = f"{outcome}: {len(findings)} checks, {counts['warning']} warnings."
+    summary = f"{outcome}: {len(findings)} checks, {counts['warning']} warnings."
     # The description has the full texts, which a table's cell would cut.
     worse = [f"{f.level}: {plain(str(f))}." for f in findings if f.level != "ok"]
     rows = [
@@ -101,7 +101,7 @@ def preflight_task(config: RunConfig) -> None:
         | {"found": plain(f.message), "what to do": plain(f.remedy)}
         for f in sorted(findings, key=lambda finding: _LEVELS.index(finding.level))
     ]
-    create_table_artifact(rows, key="preflight", description=" ".join([said, *worse]))
+    create_table_artifact(rows, key="preflight", description=" ".join([summary, *worse]))
     refuse_fatal(findings)
 
 
@@ -136,11 +136,14 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
             file.write(b"x")
         free = shutil.disk_usage(root).free / GIB
     except OSError as error:
-        said = f"storage.root={root} cannot be written ({error.strerror})"
-        yield fatal("storage", said, "set storage.root to a folder of yours")
+        yield fatal(
+            "storage",
+            f"storage.root={root} cannot be written ({error.strerror})",
+            "set storage.root to a folder of yours",
+        )
         return
-    if (url := config.storage.url) is not None and (found := why_unusable(url)) is not None:
-        yield fatal("storage", *found)
+    if (url := config.storage.url) is not None and (trouble := why_unusable(url)) is not None:
+        yield fatal("storage", *trouble)
     elif url is not None:
         yield ok("storage", f"{url} can be written, by way of {root}")
     enough = free >= config.storage.min_free_gib
@@ -155,16 +158,20 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
 def _installed(config: RunConfig) -> Iterator[Finding]:
     engine = config.rollout.engine
     packages = _ENGINE_PACKAGES[engine]
-    found = [f"{name} {version}" for name in packages if (version := version_of(name))]
-    if found and importlib.util.find_spec("ray") is not None:
-        yield ok("engine", f"rollout.engine={engine}: {found[0]}")
+    installed = [f"{name} {version}" for name in packages if (version := version_of(name))]
+    if installed and importlib.util.find_spec("ray") is not None:
+        yield ok("engine", f"rollout.engine={engine}: {installed[0]}")
         return
-    said = f"rollout.engine={engine} or Ray is not installed"
-    yield fatal("engine", said, "make env installs both (rollout.engine=hf needs no vLLM)")
+    yield fatal(
+        "engine",
+        f"rollout.engine={engine} or Ray is not installed",
+        "make env installs both (rollout.engine=hf needs no vLLM)",
+    )
 
 
 def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
-    env, name = config.env, (config.model.path or "").lower()
+    env = config.env
+    name = (config.model.path or "").lower()
     is_base = not name.endswith("-instruct")
     weak = [size for size in env.weak_models if size in name]
     if is_base and weak and config.sft.data is None:
@@ -184,8 +191,11 @@ def _network(config: RunConfig) -> Iterator[Finding]:
         if (why := why_silent(wandb_url())) is None:
             yield ok("wandb", f"{wandb_url()} answers")
         else:
-            later = "the run will log offline; `countdown-train sync` uploads it later"
-            yield warning("wandb", f"{wandb_url()} does not answer ({why})", later)
+            yield warning(
+                "wandb",
+                f"{wandb_url()} does not answer ({why})",
+                "the run will log offline; `countdown-train sync` uploads it later",
+            )
 
 
 def _reward(config: RunConfig) -> Iterator[Finding]:

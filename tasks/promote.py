@@ -49,7 +49,8 @@ def _refused(why: str) -> Promotion:
 def _promote(
     config: RunConfig, run: RunFolder, data: Path, model_path: Path, checkpoint: Checkpoint
 ) -> Promotion:
-    root, evaluator = config.storage.root, Evaluator(config, data)
+    root = config.storage.root
+    evaluator = Evaluator(config, data)
     folder = checkpoint.path.relative_to(root)  # not resolved: a run may lie on a larger disk
     name = checkpoint_name(checkpoint.path)
     file = evaluator.rows_file(name, checkpoint.path).relative_to(root)
@@ -93,8 +94,9 @@ def _promote(
 def promote_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> None:
     """Promotes in a flow run; a table artifact shows the champion and those before it."""
     promotion = promote_run(config, run, data, model_path)
-    description = f"{run.run_id}: {promotion.reason}"
-    create_table_artifact(champion_table(promotion), key="champion", description=description)
+    create_table_artifact(
+        champion_table(promotion), key="champion", description=f"{run.run_id}: {promotion.reason}"
+    )
 
 
 def champion_table(promotion: Promotion) -> list[dict[str, Any]]:

@@ -75,13 +75,15 @@ def prune_task(config: RunConfig, run: RunFolder) -> None:
     for row in rows:
         made = (row["created_at"] or "")[:19].replace("T", " ")
         row |= {"bytes": f"{row['bytes']:,}", "created_at": made}
-    quota, rollout_quota = config.checkpoints.quota_bytes, config.storage.rollout_quota_bytes
-    description = (
-        f"Checkpoints of {run.run_id}: latest, best and a champion stay, and the newest "
-        f"{config.checkpoints.keep_last} if all fit into {disk_size(quota)}. Rollouts: the newest "
-        f"{disk_size(rollout_quota)}."
+    quota = config.checkpoints.quota_bytes
+    rollout_quota = config.storage.rollout_quota_bytes
+    create_table_artifact(
+        rows,
+        key="checkpoints",
+        description=f"Checkpoints of {run.run_id}: latest, best and a champion stay, and the "
+        f"newest {config.checkpoints.keep_last} if all fit into {disk_size(quota)}. Rollouts: the "
+        f"newest {disk_size(rollout_quota)}.",
     )
-    create_table_artifact(rows, key="checkpoints", description=description)
 
 
 def prune_runs(
@@ -107,11 +109,11 @@ def prune_runs(
                         f"`countdown-train prune run_id={run.run_id} storage.root={url}`"
                     )
             with mirrored(config.storage, run.run_id):
-                found = prune_run(config, run, dry_run=dry_run)
+                decisions = prune_run(config, run, dry_run=dry_run)
         except (OSError, ValueError, StoreError) as error:
             _logger.warning("%s was left alone: %s", run.run_id, error)
-            found = [{"what": "all", "decision": LEFT_ALONE, "why": str(error)}]
-        rows += [{"run": run.run_id, **row} for row in found]
+            decisions = [{"what": "all", "decision": LEFT_ALONE, "why": str(error)}]
+        rows += [{"run": run.run_id, **row} for row in decisions]
     return rows
 
 
@@ -124,10 +126,11 @@ def prune_runs_task(
     rows = prune_runs(runs, dry_run=dry_run)
     deleted = [row for row in rows if row["decision"].endswith("deleted")]
     total_bytes = sum(row["bytes"] for row in deleted)
-    description = (
-        f"{len(runs)} runs: {len(deleted)} checkpoints and files of rollouts, "
-        f"{disk_size(total_bytes)}, {'would be ' if dry_run else ''}deleted."
+    create_table_artifact(
+        rows,
+        key="pruned",
+        description=f"{len(runs)} runs: {len(deleted)} checkpoints and files of rollouts, "
+        f"{disk_size(total_bytes)}, {'would be ' if dry_run else ''}deleted.",
     )
-    create_table_artifact(rows, key="pruned", description=description)
     alone = sum(row["decision"] == LEFT_ALONE for row in rows)
     return {"runs": len(runs), "left_alone": alone, "deleted": len(deleted), "bytes": total_bytes}

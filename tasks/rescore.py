@@ -58,7 +58,7 @@ def _file_of(folder: Path, changed: str) -> Path:
     name = re.sub(r"[^A-Za-z0-9.=_-]+", "-", changed)
     path = folder / f"{name}.parquet"
     first = read_table(path, RESCORES)["changed"][:1] if path.exists() else []
-    if any(said.as_py() != changed for said in first):
+    if any(change.as_py() != changed for change in first):
         digest = hashlib.sha256(changed.encode()).hexdigest()[:8]
         path = folder / f"{name}-{digest}.parquet"
     return path

@@ -49,12 +49,12 @@ def champion_of(config: RunConfig, data: Path) -> Champion | None:
 
 def champion_to_train(config: RunConfig) -> Start:
     """Returns a start from these problems' champion: others may be trained on these tests."""
-    root, env = config.storage.root, config.env.name
+    env = config.env.name
     if config.storage.url is not None:
         store = ObjectStore(config.storage.url)
         bring_inputs(config, store)
         bring_champion(config.storage, env, Evaluator(config, generate_dataset(config)).problem_set)
-    known = root / "champions"
+    known = config.storage.root / "champions"
     if not any(known.glob(f"{env}-*.json")):
         return Start(folder=None, why=f"no champion of {env} in {known} yet")
     try:
@@ -63,13 +63,13 @@ def champion_to_train(config: RunConfig) -> Start:
         return _unusable(str(error))
     if champion is None:
         return _unusable(f"no champion of these test problems in {known}, only of others")
-    name, folder = f"the champion {champion.current.name}", root / champion.current.checkpoint
+    name = f"the champion {champion.current.name}"
+    folder = config.storage.root / champion.current.checkpoint
     if (why := _why_unusable(config, champion, folder)) is not None:
         return _unusable(f"{name} {why}")
     path = config.model.path
     instead = "" if path is None else f", instead of model.path={path}"
-    said = f"{name}, accuracy {champion.current.accuracy:.3f}{instead}"
-    return Start(folder=folder, why=said)
+    return Start(folder=folder, why=f"{name}, accuracy {champion.current.accuracy:.3f}{instead}")
 
 
 def _unusable(why: str) -> Start:
@@ -87,16 +87,16 @@ def _why_unusable(config: RunConfig, champion: Champion, folder: Path) -> str | 
         return f"cannot be read ({error})"
     made = made_folder(config)
     if made is not None and is_complete(made):
-        wanted: ModelShape | None = ModelShape.from_folder(made)
-    elif (wanted := model_shape(config)) is not None and config.model.path is None:
+        needed: ModelShape | None = ModelShape.from_folder(made)
+    elif (needed := model_shape(config)) is not None and config.model.path is None:
         # The home-made model is not here: its tokenizer may have fewer tokens than set.
-        wanted = replace(wanted, vocab_size=min(wanted.vocab_size, shape.vocab_size))
-    if wanted is None or wanted == shape:
+        needed = replace(needed, vocab_size=min(needed.vocab_size, shape.vocab_size))
+    if needed is None or needed == shape:
         return None
     other = ", ".join(
-        f"{field.name} {getattr(shape, field.name)} instead of {getattr(wanted, field.name)}"
+        f"{field.name} {getattr(shape, field.name)} instead of {getattr(needed, field.name)}"
         for field in fields(ModelShape)
-        if getattr(shape, field.name) != getattr(wanted, field.name)
+        if getattr(shape, field.name) != getattr(needed, field.name)
     )
     return f"is not of the size that the settings ask for: {other}"
 
@@ -110,7 +110,8 @@ def next_seed(config: RunConfig) -> int:
     seeds = [config.seed]
     for run in RunFolder.all_under(config.storage.root):
         with suppress(ValueError):  # the folder is no run
-            record, seed = run.read(), read_settings(run.path).get("seed")
+            record = run.read()
+            seed = read_settings(run.path).get("seed")
             is_over = record.night is not None and record.status in ("finished", "failed")
             if is_over and isinstance(seed, int):
                 seeds.append(seed + 1)

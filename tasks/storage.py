@@ -36,28 +36,29 @@ def bring_inputs(config: RunConfig, store: ObjectStore) -> list[str]:
 
 def bring_runs(
     storage: StorageConfig,
-    wanted: download.Wanted = download.all_but_checkpoints,
+    files: download.Wanted = download.all_but_checkpoints,
     *,
     chosen: Callable[[str], bool] = lambda run_id: True,
 ) -> None:
-    """Brings the `wanted` paths of the `chosen` runs, if there is a store and they have changed.
+    """Brings the chosen `files` of the `chosen` runs, if there is a store and they have changed.
 
     StoreError if the store does not answer, as in all functions below.
     """
     if storage.url is None:
         return
-    store, spool = ObjectStore(storage.url), Spool(storage.root, storage.url)
+    store = ObjectStore(storage.url)
+    spool = Spool(storage.root, storage.url)
     runs: dict[str, dict[str, Entry]] = {}
     for key, entry in store.list("runs/").items():
         run_id, _, path = key.removeprefix("runs/").partition("/")
         runs.setdefault(run_id, {})[path] = entry
     for run_id, there in runs.items():
-        if not chosen(run_id) or download.is_current(spool, run_id, wanted, there):
+        if not chosen(run_id) or download.is_current(spool, run_id, files, there):
             continue
         if is_written_elsewhere(store, run_id, spool.name()):
             with spool.publishing(run_id) as is_alone:
                 if is_alone:
-                    download.download_run(store, spool, run_id, wanted, there)
+                    download.download_run(store, spool, run_id, files, there)
 
 
 def bring_records(storage: StorageConfig) -> None:
@@ -81,7 +82,7 @@ def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
     if not (storage.root / "runs" / str(named)).is_dir():
         latest = next((path.name for path in reversed(find_runs(storage.root))), None)
         named = run_id or latest
-    bring_runs(storage, download.everything, chosen=lambda found: found == named)
+    bring_runs(storage, download.everything, chosen=lambda one: one == named)
     if named is not None:
         bring_inputs_of_run(storage, RunFolder.under(storage.root, named))
 
@@ -90,7 +91,8 @@ def bring_inputs_of_run(storage: StorageConfig, run: RunFolder) -> None:
     """Brings the data set and the home-made model that a run's record names."""
     if storage.url is None or not run.is_there():
         return
-    store, record = ObjectStore(storage.url), run.read()
+    store = ObjectStore(storage.url)
+    record = run.read()
     for place, last in ((record.data, LAST_OF_DATA), (record.model, LAST_OF_MODEL)):
         if place is not None and Path(place).is_relative_to(storage.root):
             name = str(Path(place).relative_to(storage.root))

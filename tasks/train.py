@@ -1,6 +1,7 @@
 """Train: the loop in a watched process, its progress and its attempts in Prefect's UI."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from prefect.context import TaskRunContext
@@ -13,7 +14,7 @@ from tasks.prefect_ui import attempts
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.prefect_ui.progress import TrainingProgress
 from tasks.preflight_checks.hours import plan_steps
-from tasks.supervision.supervisor import call_supervised
+from tasks.supervision.supervisor import Watched, call_supervised
 from tasks.supervision.trainer_process import train_for_parent
 
 
@@ -25,12 +26,11 @@ def train_supervised(
     model_path: Path,
     on_step: Callable[[int, int, dict[str, float]], None],
     logger: Log,
-    evaluates: bool = False,
 ) -> int:
     """Trains like `train_model`, in a watched process, and returns the last step done.
 
-    If it is asked to stop, it finishes the current update and saves. With `evaluates`, its engines
-    then also answer the problems of the evaluation. Errors are as in `call_supervised`.
+    If it is asked to stop, it finishes the current update and saves. In a task run its engines then
+    also answer the problems of the evaluation. Errors are as in `call_supervised`.
     """
     last_done = 0
 
@@ -39,20 +39,11 @@ def train_supervised(
         last_done = step
         on_step(step, last_step, metrics)
 
+    process = Watched.of_run("trainer", config, run)
+    process = replace(process, logs_to_wandb="wandb" in config.trainer.logger)
     work = {"config": config, "run": run, "data": data, "model_path": model_path}
-    steps = call_supervised(
-        train_for_parent,
-        {**work, "evaluates": evaluates},
-        name="trainer",
-        log_folder=run.path / "workers",
-        stall_s=config.watchdog.stall_s,
-        logger=logger,
-        grace_s=config.trainer.stop_grace_s,
-        on_step=tell,
-        joins_ray=config.resources.ray_address is not None,
-        lends=config.env.reward_env,
-        logs_to_wandb="wandb" in config.trainer.logger,
-    )
+    work["evaluates"] = TaskRunContext.get() is not None
+    steps = call_supervised(process, train_for_parent, work, logger, tell)
     return last_done if steps is None else steps
 
 
@@ -62,11 +53,11 @@ def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) 
     logger = get_run_logger()
     attempts.show_attempts(run, logger)
     with attempts.telling_of_the_end(config, run):
-        return train_and_show(config, run, data, model_path, logger, evaluates=True)
+        return train_and_show(config, run, data, model_path, logger)
 
 
 def train_and_show(
-    config: RunConfig, run: RunFolder, data: Path, model_path: Path, logger: Log, evaluates: bool
+    config: RunConfig, run: RunFolder, data: Path, model_path: Path, logger: Log
 ) -> int:
     """Trains with the settings in force and shows each step; in a task run, also in the UI."""
     in_force = attempts.settings_in_force(config, run)
@@ -82,5 +73,4 @@ def train_and_show(
             model_path=model_path,
             on_step=progress.on_step,
             logger=logger,
-            evaluates=evaluates,
         )

@@ -35,7 +35,7 @@ from tasks.validation import (
     report_lengths,
 )
 
-SHOWN_ROWS = 3  # offending rows that an error and the table show
+_SHOWN_ROWS = 3  # offending rows that an error and the table show
 _SHOWN_CHARACTERS = 200
 
 Result = dict[str, Any]
@@ -115,9 +115,8 @@ def check_dataset(
     _raise_if_failed(Validation(looked, None), data)
     results += looked
     lengths = measure_prompts(config.env, splits, count_tokens, are_templated=are_templated)
-    limit = config.data.max_prompt_length
-    results += [_length_result(split, lengths, limit) for split in splits]
-    report = report_lengths(lengths, limit)
+    results += [_length_result(split, lengths, config.data.max_prompt_length) for split in splits]
+    report = report_lengths(lengths, config.data.max_prompt_length)
     rendered = render(splits["train"]["prompt"][0].as_py()) if splits["train"].num_rows else ""
     _raise_if_failed(Validation(results, report, rendered), data)
     took_s = time.monotonic() - started
@@ -129,9 +128,9 @@ def check_files(env: TextEnv) -> list[Path]:
     """Returns the SQL checks of an env, first the check of its columns."""
     folder = SQL_FOLDER / "checks"
     owned = {folder / file for one in ENVS.values() for file in one.check_files()}
-    columns, *own = (folder / file for file in env.check_files())
+    columns, *files = (folder / file for file in env.check_files())
     of_no_env = set(folder.glob("*.sql")) - owned
-    return [columns, *sorted({*own, *of_no_env}, key=lambda path: path.name)]
+    return [columns, *sorted({*files, *of_no_env}, key=lambda path: path.name)]
 
 
 def _cache_key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
@@ -179,7 +178,8 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
 
     ValidationFailed if a check found rows, DatasetError if no check could read a column's type.
     """
-    env, is_own = config.env, bool(config.data.train_files)
+    env = config.env
+    is_own = bool(config.data.train_files)
     columns, *others = check_files(env)
     if is_own:
         others = [path for path in others if path.stem not in env.checks_of_generator]
@@ -228,18 +228,20 @@ def _read_splits(data: Path) -> dict[str, pa.Table]:
 
 
 def _length_result(split: str, lengths: pl.DataFrame, limit: int) -> Result:
-    own = lengths.filter(pl.col("split") == split).drop("split")
-    tokens = own["prompt_tokens"].to_numpy()
+    of_split = lengths.filter(pl.col("split") == split).drop("split")
+    tokens = of_split["prompt_tokens"].to_numpy()
     proves = (
         f"every prompt fits into data.max_prompt_length={limit} tokens (min {tokens.min()}, mean "
         f"{tokens.mean():.1f}, p99 {np.quantile(tokens, 0.99, method='nearest')}, "
         f"max {tokens.max()})"
     )
-    return _result(f"prompt_tokens_{split}", proves, own.filter(pl.col("prompt_tokens") > limit))
+    return _result(
+        f"prompt_tokens_{split}", proves, of_split.filter(pl.col("prompt_tokens") > limit)
+    )
 
 
 def _result(check: str, proves: str, rows: pl.DataFrame) -> Result:
-    first = [json.dumps(row, ensure_ascii=False) for row in rows.head(SHOWN_ROWS).to_dicts()]
+    first = [json.dumps(row, ensure_ascii=False) for row in rows.head(_SHOWN_ROWS).to_dicts()]
     return {
         "check": check,
         "proves": proves,
@@ -258,7 +260,7 @@ def _raise_if_failed(validation: Validation, data: Path) -> None:
         named = "".join(
             f"; in {result['check'].removeprefix('prompt_tokens_')}: {result['first rows']}"
             for result in failed
-            if result["rows"] <= SHOWN_ROWS
+            if result["rows"] <= _SHOWN_ROWS
         )
         raise ValidationFailed(f"{data}: {validation.lengths.verdict}{named}", validation)
     also = f" (failed too: {', '.join(result['check'] for result in others)})" if others else ""
@@ -270,7 +272,8 @@ def _raise_if_failed(validation: Validation, data: Path) -> None:
 
 
 def _show(validation: Validation, data: Path) -> None:
-    checks, verdict = validation.checks, f"All {len(validation.checks)} checks passed."
+    checks = validation.checks
+    verdict = f"All {len(validation.checks)} checks passed."
     if failed := [result["check"] for result in checks if result["status"] == "failed"]:
         verdict = f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}."
     rows = [  # the status comes first; text of problems is made plain
@@ -281,8 +284,11 @@ def _show(validation: Validation, data: Path) -> None:
     create_table_artifact(rows, key="validation", description=f"{verdict} Data set: {data}")
     if validation.rendered:
         prompt = [{"prompt": plain(printable(validation.rendered))}]
-        said = "The first training prompt, as the model reads it."
-        create_table_artifact(prompt, key="rendered-prompt", description=said)
+        create_table_artifact(
+            prompt,
+            key="rendered-prompt",
+            description="The first training prompt, as the model reads it.",
+        )
     if validation.lengths is not None:
         lengths = validation.lengths
         create_table_artifact(lengths.limits, key="prompt-limits", description=lengths.verdict)

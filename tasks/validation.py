@@ -15,7 +15,7 @@ from rl_core.data.template_check import look_at_template
 from rl_core.data.user_files import MEDIA_MARK
 from rl_core.types import Message
 
-CANDIDATES = (32, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
+_CANDIDATES = (32, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 """Limits that people set."""
 _OWN_ROWS: Final = 10_000
 _GENERATED_ROWS: Final = 64
@@ -56,7 +56,8 @@ def report_lengths(lengths: pl.DataFrame, limit: int) -> LengthReport:
 
 
 def _verdict(prompts: Counts, limit: int) -> str:
-    total, rejected = sum(prompts.values()), _rejected(prompts, limit)
+    total = sum(prompts.values())
+    rejected = _rejected(prompts, limit)
     shortest, longest = min(prompts), max(prompts)
     spread = f"{shortest} to {longest} tokens" if shortest != longest else f"{longest} tokens"
     keeps = f"the smallest limit that keeps all is {longest}"
@@ -76,10 +77,12 @@ def _verdict(prompts: Counts, limit: int) -> str:
 
 def _limits(prompts: Counts, limit: int) -> list[dict[str, Any]]:
     """Rows of limits: the largest that rejects all to the smallest that keeps all, and `limit`."""
-    total, shortest, longest = sum(prompts.values()), min(prompts), max(prompts)
-    below = [candidate for candidate in CANDIDATES if candidate < shortest]
-    above = [candidate for candidate in CANDIDATES if candidate > longest]
-    shown = {candidate for candidate in CANDIDATES if shortest <= candidate <= longest}
+    total = sum(prompts.values())
+    shortest = min(prompts)
+    longest = max(prompts)
+    below = [candidate for candidate in _CANDIDATES if candidate < shortest]
+    above = [candidate for candidate in _CANDIDATES if candidate > longest]
+    shown = {candidate for candidate in _CANDIDATES if shortest <= candidate <= longest}
     notes = {longest: "the smallest that keeps all", limit: "data.max_prompt_length"}
     if limit == longest:
         notes[limit] = "data.max_prompt_length, and the smallest that keeps all"
@@ -108,7 +111,8 @@ def _share(part: int, total: int) -> str:
 
 def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[Finding]:
     """Returns the findings about prompts that the env did not write."""
-    is_chat, mark = config.env.prompt_template == "chat", config.env.answer_mark
+    is_chat = config.env.prompt_template == "chat"
+    mark = config.env.answer_mark
     looks: list[tuple[str, str, Callable[[Prompt], object]]] = [
         (
             "prompt_no_json",
@@ -131,7 +135,8 @@ def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[F
     ]
     broken: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in looks}
     media: list[dict[str, Any]] = []
-    first, has_mark = None, False
+    first = None
+    has_mark = False
     rows = (
         (split, row["extra_info"]["index"], row["prompt"])
         for split, table in splits.items()
@@ -146,20 +151,20 @@ def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[F
         for name, _, breaks in looks:
             if breaks(messages):
                 broken[name].append(row)
-    found: list[Finding] = [(name, proves, True, broken[name]) for name, proves, _ in looks]
+    findings: list[Finding] = [(name, proves, True, broken[name]) for name, proves, _ in looks]
     proves = (
         "no message has a mark for a picture, a video or sound, which models here do not read "
         "(leave such rows out)"
     )
-    found.append(("prompt_no_media", proves, False, media))
+    findings.append(("prompt_no_media", proves, False, media))
     if config.env.reward is None:
         proves = (
             f"a prompt mentions {mark}, which the reward looks for (ask for it in the prompts, "
             "or score them with env.reward=package.module:function)"
         )
         rows_without = [] if has_mark or first is None else [first]
-        found.append(("prompt_asks_for_answer", proves, False, rows_without))
-    return found
+        findings.append(("prompt_asks_for_answer", proves, False, rows_without))
+    return findings
 
 
 def look_at_rendering(

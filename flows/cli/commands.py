@@ -19,7 +19,7 @@ from rl_core.system.words import did_you_mean
 
 BAD_INPUT: Final = 2
 PROGRAM: Final = "countdown-train"
-SHELLS: Final = ("bash", "zsh", "fish")
+_SHELLS: Final = ("bash", "zsh", "fish")
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "train": ("run", "generate", "validate", "train", "evaluate", "watch"),
@@ -160,7 +160,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "commands:print_completion",
         f'completion for your shell: eval "$({PROGRAM} completion bash)"',
         words="",
-        options={"shell": {"choices": SHELLS}},
+        options={"shell": {"choices": _SHELLS}},
     ),
     "explain": Command(
         "explain:explain",
@@ -205,15 +205,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for name, command in COMMANDS.items():
         about = command.about.format(help=command.help)
-        own = parsers.add_parser(name, help=command.help, description=about)
+        subparser = parsers.add_parser(name, help=command.help, description=about)
         if "\n" in about:  # it has its lines
-            own.formatter_class = argparse.RawDescriptionHelpFormatter
-        own.set_defaults(words=[])
+            subparser.formatter_class = argparse.RawDescriptionHelpFormatter
+        subparser.set_defaults(words=[])
         if command.words:
-            words: Any = own.add_argument("words", nargs="*", metavar=command.words)
+            words: Any = subparser.add_argument("words", nargs="*", metavar=command.words)
             words.completer = partial(suggestions, name)
         for flag, settings in command.options.items():
-            own.add_argument(flag, **settings)
+            subparser.add_argument(flag, **settings)
     return parser
 
 
@@ -292,8 +292,8 @@ def _without_blanks(words: Sequence[str], *, asks: bool) -> list[str]:
         else:
             joined.append(word)
     return [
-        f"{found[1]}={found[2]}"
-        if (found := _BLANKS.fullmatch(word)) and not (asks and "." not in found[1])
+        f"{setting[1]}={setting[2]}"
+        if (setting := _BLANKS.fullmatch(word)) and not (asks and "." not in setting[1])
         else word
         for word in joined
     ]

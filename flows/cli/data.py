@@ -25,8 +25,8 @@ def data(words: Sequence[str], *, output_format: str) -> None:
     look, *named = [word for word in words if "=" not in word or Path(word).exists()] or [""]
     if look not in _LOOKS:
         raise BadInputError(f"data takes one of {', '.join(_LOOKS)} first, and then a FILE or none")
-    asked, settings = take_arguments("data", [w for w in words if w not in (look, *named)])
-    if "column" in asked and look != "lengths":
+    arguments, settings = take_arguments("data", [w for w in words if w not in (look, *named)])
+    if "column" in arguments and look != "lengths":
         raise BadInputError(f"data {look} shows all columns: column= is for lengths")
     count = int(named.pop(0)) if look == "head" and named and named[0].isdigit() else _ROWS
     places = [word for word in named if word.endswith(".parquet") or Path(word).exists()]
@@ -37,10 +37,10 @@ def data(words: Sequence[str], *, output_format: str) -> None:
     words = run_first([*runs, *settings], "data")
     config, run = existing_run(words) if has_run else (compose(settings), None)
     place, why = (as_path(places[0]), "") if places else _dataset(config, run, settings)
-    files = _files(place, asked.get("split"), why)
+    files = _files(place, arguments.get("split"), why)
     if look == "lengths":
         whose_tokens, count_tokens = _tokenizer(config, run)
-        _show_lengths(files, asked.get("column"), count_tokens, output_format)
+        _show_lengths(files, arguments.get("column"), count_tokens, output_format)
         if output_format == "table":
             say(whose_tokens)
         return

@@ -74,29 +74,31 @@ def explain(words: Sequence[str]) -> None:
     """Explains one setting, or a group of them."""
     if not words:
         raise BadInputError("explain takes a KEY, as actor.lr, or KEY=VALUE (config lists all)")
-    (key, equals, value), others = words[0].partition("="), words[1:]
+    key, equals, value = words[0].partition("=")
+    others = words[1:]
     for env in (word.removeprefix("env=") for word in words if word.startswith("env=")):
         check_choice("env", env)  # of a module of the user: its settings are known from here on
-    ours, found = NAMES.get(key, key), find_settings(key)
-    if not found and (reason := meaning(key, "")) is not None:
+    ours = NAMES.get(key, key)
+    settings = find_settings(key)
+    if not settings and (reason := meaning(key, "")) is not None:
         say(f"{key}: verl's, without a meaning here: {reason[0]}")
         return
     if key in CHOICES:
         _say_choices(key)
-    elif not equals and not found and (lines := _about_word(key)):
+    elif not equals and not settings and (lines := _about_word(key)):
         say("\n".join(lines))
         return
     else:
-        if not found:
+        if not settings:
             check_key(key)  # names the nearest
         if not equals and others:
-            _say_in_force(found, compose(others))
+            _say_in_force(settings, compose(others))
             return
         if ours != key:
             say(f"verl's {key} is called {ours} here")
-        say("\n\n".join(map(in_words, found)))
+        say("\n\n".join(map(in_words, settings)))
     if equals:
-        envs = {setting.env for setting in found}
+        envs = {setting.env for setting in settings}
         is_open = len(envs) == 1 and not any(w.startswith(("env=", "preset=")) for w in others)
         others = [*(f"env={env}" for env in envs if env and is_open), *others]
         config = compose([f"{ours}={value}", *others])
@@ -119,8 +121,10 @@ def _about_word(word: str) -> list[str]:
         return [f"preset={word}", *what, f"  it sets, under env={env}:", *sets]
     if word in ENVS:
         what = _wrapped(in_one_line(inspect.getdoc(ENVS[word]) or ""), "  ")
-        own = [s for s in all_settings() if s.env == word and s.key not in _shared_keys()]
-        return [f"env={word}", *what, *map(_in_a_line, own)]
+        settings_of_env = [
+            s for s in all_settings() if s.env == word and s.key not in _shared_keys()
+        ]
+        return [f"env={word}", *what, *map(_in_a_line, settings_of_env)]
     takes = [s for s in all_settings() if word in s.choices]
     like = [s for s in all_settings() if word.lower() in s.key and s not in takes]
     if len(takes) == 1 and not like:
@@ -153,12 +157,12 @@ def _say_choices(group: str) -> None:
     say(f"  allowed   {' or '.join(CHOICES['env'])}")
 
 
-def _say_in_force(found: Sequence[Setting], config: RunConfig) -> None:
+def _say_in_force(settings: Sequence[Setting], config: RunConfig) -> None:
     values = dict(leaves(config.model_dump(mode="json")))
-    own = [setting for setting in found if setting.env in (None, config.env.name)]
-    if not own:
-        raise BadInputError(of_another_env(found[0].key, config.env.name))
-    for setting in own:
+    of_this_env = [setting for setting in settings if setting.env in (None, config.env.name)]
+    if not of_this_env:
+        raise BadInputError(of_another_env(settings[0].key, config.env.name))
+    for setting in of_this_env:
         value = json.dumps(values[setting.key])
         say(f"{in_words(setting)}\n  {'here':9} {value} with preset={config.preset}")
 
@@ -209,12 +213,13 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
             yield from _settings_of(field.annotation, f"{key}.", env)
         else:
             presets = {
-                preset: _text(said[key])
-                for preset, (its_env, said) in _presets().items()
-                if key in said and env in (None, its_env)
+                preset: _text(values[key])
+                for preset, (its_env, values) in _presets().items()
+                if key in values and env in (None, its_env)
             }
             verl = tuple(verl for verl, ours in NAMES.items() if ours == key)
-            allowed, default = _allowed(schema[name]), _text(schema[name].get("default"))
+            allowed = _allowed(schema[name])
+            default = _text(schema[name].get("default"))
             yield Setting(key, env, words.get(name, ""), allowed, default, presets, verl)
 
 
@@ -223,15 +228,15 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
 
     Read here: pydantic's `use_attribute_docstrings` would read the source at each start.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(model.__mro__[: model.__mro__.index(Section)]):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(definition, ast.ClassDef)
         for field, after in pairwise(definition.body):
             if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
                 paragraphs = inspect.cleandoc(ast.literal_eval(after.value)).split("\n\n")
-                found[ast.unparse(field.target)] = "\n".join(map(in_one_line, paragraphs))
-    return found
+                texts[ast.unparse(field.target)] = "\n".join(map(in_one_line, paragraphs))
+    return texts
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
@@ -247,7 +252,7 @@ def _allowed(schema: Mapping[str, Any]) -> str:
         item = _allowed(schema["items"])
         return f"a list of {item if 'enum' in schema['items'] else item.removeprefix('a ') + 's'}"
     kind = "a path" if schema.get("format") == "path" else _KINDS[schema["type"]]
-    bounds = [said.format(schema[name]) for name, said in _BOUNDS.items() if name in schema]
+    bounds = [text.format(schema[name]) for name, text in _BOUNDS.items() if name in schema]
     return f"{kind} {', '.join(bounds)}" if bounds else kind
 
 

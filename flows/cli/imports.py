@@ -73,8 +73,8 @@ def _import_log(file: Path, text: str, log: Log, given: list[str]) -> None:
         say(f"not read   {len(log.unread)} metrics that are no numbers: {printable(shown)}")
     if (failure := find_failure(text)) is not None:
         _say_failure(failure)
-    for found in diagnose(rows):
-        say(f"diagnosis  {found}")
+    for diagnosis in diagnose(rows):
+        say(f"diagnosis  {diagnosis}")
     say(f"try next   countdown-train report {run_id}")
 
 

@@ -24,7 +24,7 @@ from rl_core.system.redaction import redact
 from rl_core.system.words import in_one_line, printable
 from tasks.preflight_checks import PreflightError
 
-FINE: Final = 0
+_FINE: Final = 0
 FAILED: Final = 1
 
 _DEFAULTS: Final = {
@@ -81,7 +81,7 @@ def run_command(arguments: Sequence[str]) -> int:
         if type(error) is ValueError:
             return _say(in_one_line(error), BAD_INPUT)
         return _say(one_line(error), FAILED)
-    return FINE
+    return _FINE
 
 
 def _say(message: str, code: int) -> int:

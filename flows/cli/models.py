@@ -114,6 +114,6 @@ def _show(number: int, reply: Reply) -> None:
         say(f"({reply.num_tokens} tokens{cut}; not scored: answer=ANSWER would say what is right)")
         return
     answer, value = reply.scored.answer, reply.scored.value
-    said = "" if answer is None else f": {printable(answer)}"
+    shown_answer = "" if answer is None else f": {printable(answer)}"
     equals = f" = {value}" if value is not None and value != answer else ""
-    say(f"{reply.scored.verdict}{said}{equals} ({reply.num_tokens} tokens{cut})")
+    say(f"{reply.scored.verdict}{shown_answer}{equals} ({reply.num_tokens} tokens{cut})")

@@ -289,8 +289,9 @@ class _Processes(AbstractContextManager["_Processes"]):
             )
 
     def call(self, *arguments: str) -> None:
-        command, own = [*_PREFECT, *arguments], self._environment()
-        done = subprocess.run(command, cwd=_ROOT, env=own, capture_output=True, text=True)
+        command = [*_PREFECT, *arguments]
+        environment = self._environment()
+        done = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True)
         if done.returncode:
             what = f"`prefect {' '.join(arguments)}` failed ({done.returncode})"
             raise RunFailedError(f"{what}\n{_end_of(done.stdout + done.stderr)}")
@@ -302,11 +303,13 @@ class _Processes(AbstractContextManager["_Processes"]):
         worker starts when that has ended.
         """
         restarts: deque[float] = deque(maxlen=_RESTARTS)
-        began, looked_at, told = datetime.now(UTC), time.monotonic(), set[UUID]()
+        began = datetime.now(UTC)
+        looked_at = time.monotonic()
+        sent = set[UUID]()
         while True:
             time.sleep(_POLL_S)
             if time.monotonic() - looked_at > _LOOK_S:
-                _tell_of_refused(began, told)
+                _tell_of_refused(began, sent)
                 looked_at = time.monotonic()
             for name, start in restart.items():
                 if self._started[name].poll() is None:
@@ -324,17 +327,18 @@ class _Processes(AbstractContextManager["_Processes"]):
 
     def refuse_dead(self, name: str) -> None:
         if self._started[name].poll() is not None:
-            said = _end_of((self.logs / f"{name}.log").read_text(errors="replace"))
-            raise RunFailedError(f"{self._how_it_ended(name)}\n{said}")
+            last_lines = _end_of((self.logs / f"{name}.log").read_text(errors="replace"))
+            raise RunFailedError(f"{self._how_it_ended(name)}\n{last_lines}")
 
     def _how_it_ended(self, name: str) -> str:
         ended = how_it_ended(self._started[name].returncode)
         return f"the {name} ended ({ended}), see {self.logs / name}.log"
 
     def _environment(self) -> dict[str, str]:
-        own = {**os.environ, _MARK: self._mark, "PWD": str(_ROOT)}  # prefect.yaml reads PWD
-        own.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)  # its lines belong in the logs
-        return own
+        environment = {**os.environ, _MARK: self._mark, "PWD": str(_ROOT)}  # prefect.yaml reads PWD
+        # The lines of Prefect's commands belong in the logs.
+        environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)
+        return environment
 
     def _marked(self, but: Sequence[int]) -> list[psutil.Process]:
         """Returns the living processes that descend from the commands, except these."""
@@ -346,11 +350,11 @@ class _Processes(AbstractContextManager["_Processes"]):
             pass
 
 
-def _tell_of_refused(began: datetime, told: set[UUID]) -> None:
+def _tell_of_refused(began: datetime, sent: set[UUID]) -> None:
     """Sends the messages of nights that nobody else can send: they were refused since `began`."""
     for flow_run in refused_since(began):
-        if flow_run.id not in told:
-            told.add(flow_run.id)
+        if flow_run.id not in sent:
+            sent.add(flow_run.id)
             from flows.nightly import tell_of_refused  # with all that a night needs
 
             say(tell_of_refused(flow_run).split("\n", 1)[0])

@@ -29,8 +29,7 @@ def sql(
     output_format: str,
 ) -> None:
     """Answers one question on standard output."""
-    names = [word for word in words if "=" not in word]
-    root, named = _root_and_run([word for word in words if "=" in word])
+    root, named, names = _root_runs_and_names(words)
     is_question = bool(names) and names[0] in {query.name for query in list_queries()}
     if len(names) == (2 if select is None else 1) and (select is None or not is_question):
         named.append(names.pop())
@@ -61,8 +60,8 @@ def list_runs(words: Sequence[str]) -> None:
     """Prints one line per run, of all or of one."""
     from rl_core.runs.lock import close_lost_runs  # with all settings, which `sql` can do without
 
-    root, named = _root_and_run([word for word in words if "=" in word])
-    named += [word for word in words if "=" not in word]
+    root, runs, names = _root_runs_and_names(words)
+    named = runs + names
     if len(named) > 1:
         raise BadInputError(f"runs takes one RUN, or none for all, not {' and '.join(named)}")
     close_lost_runs(root)
@@ -79,10 +78,12 @@ def list_runs(words: Sequence[str]) -> None:
     say("accuracy before and after training; `countdown-train runs RUN` shows all of a run")
 
 
-def _root_and_run(settings: Sequence[str]) -> tuple[Path, list[str]]:
-    run_id = "run_id="
-    named = [text.removeprefix(run_id) for text in settings if text.startswith(run_id)]
-    return storage_root([text for text in settings if not text.startswith(run_id)]), named
+def _root_runs_and_names(words: Sequence[str]) -> tuple[Path, list[str], list[str]]:
+    """Returns where runs are, the runs named by `run_id=`, and the words that are no settings."""
+    key = "run_id="
+    runs = [word.removeprefix(key) for word in words if word.startswith(key)]
+    others = [word for word in words if "=" in word and not word.startswith(key)]
+    return storage_root(others), runs, [word for word in words if "=" not in word]
 
 
 def storage_root(overrides: Sequence[str]) -> Path:
@@ -106,9 +107,9 @@ def compare(words: Sequence[str]) -> None:
     from rl_core.runs.lock import close_lost_runs
     from tasks.report_page.data import PAIRED, compare_runs
 
-    root, named = _root_and_run([word for word in words if "=" in word])
+    root, runs, names = _root_runs_and_names(words)
     close_lost_runs(root)
-    tables = compare_runs(root, named + [word for word in words if "=" not in word])
+    tables = compare_runs(root, runs + names)
     for title, frame in tables.items():
         say(f"\n{title}")
         if title == PAIRED and frame.is_empty():

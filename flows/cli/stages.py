@@ -84,7 +84,8 @@ def validate(overrides: Sequence[str]) -> None:
         try:
             validation = validate_dataset(config, data, model_path)
         except ValidationFailed as error:
-            validation, failed = error.validation, error
+            validation = error.validation
+            failed = error
         if validation.lengths is not None:
             say("\n".join(validation.lengths.lines()))
         if failed is not None:
@@ -115,14 +116,14 @@ def train(overrides: Sequence[str]) -> None:
             keep_curve(model_path, run.path)
             run.update(model=str(model_path), data=str(data))
             with stage("train"):
-                train_and_show(config, run, data, model_path, _logger, evaluates=False)
+                train_and_show(config, run, data, model_path, _logger)
     say(run.path)
 
 
 def prune(overrides: Sequence[str]) -> None:
     """Deletes what a run need not keep, and shows the decisions; dry_run=true only shows them."""
-    asked, settings = take_arguments("prune", overrides)
-    dry_run = asked.get("dry_run", "false")
+    arguments, settings = take_arguments("prune", overrides)
+    dry_run = arguments.get("dry_run", "false")
     if dry_run not in ("true", "false"):
         raise BadInputError(f"dry_run={dry_run} must be true or false")
     config, run = existing_run(run_first(settings, "prune"))
@@ -133,17 +134,17 @@ def prune(overrides: Sequence[str]) -> None:
 
 def evaluate(overrides: Sequence[str]) -> None:
     """Evaluates base and trained model of a run, or what checkpoint= and against= name."""
-    asked, settings = take_arguments("evaluate", overrides)
+    arguments, settings = take_arguments("evaluate", overrides)
     for word in [word for word in settings if "=" not in word and "/" in word]:
         settings.remove(word)  # RUN/best, as `ask` and `export` take it
-        if asked.setdefault("checkpoint", word) != word:
+        if arguments.setdefault("checkpoint", word) != word:
             raise BadInputError(f"checkpoint is given twice: {word} too")
     settings = run_first(settings, "evaluate")
-    if asked:
+    if arguments:
         from flows.evaluate import choose, render
         from tasks.evaluate import evaluate_models
 
-        chosen = choose(asked, settings)
+        chosen = choose(arguments, settings)
         with _shown(), chosen.published():
             data = chosen.data or generate_dataset(chosen.config)
             evaluated = evaluate_models(chosen.config, data, *chosen.models)
@@ -158,7 +159,8 @@ def evaluate(overrides: Sequence[str]) -> None:
 
     with _shown(), published(config):
         bring_inputs_of_run(config.storage, run)
-        data, model = _data_of(run), base_of_run(run)
+        data = _data_of(run)
+        model = base_of_run(run)
         in_force = settings_in_force(config, run)
         is_own = Evaluator(in_force, data).is_own_of(run)
         summaries = evaluate_run(in_force, run, data, model)
@@ -212,8 +214,8 @@ def preflight(overrides: Sequence[str]) -> None:
     for finding in checks.preflight(config):
         # A card that is only planned for need not be here.
         if config.resources.card and (finding.check, finding.level) == ("device", "fatal"):
-            why = f"{finding.message}: planned for resources.card={config.resources.card} only"
-            finding = replace(finding, level="warning", message=why)
+            only = f"planned for resources.card={config.resources.card} only"
+            finding = replace(finding, level="warning", message=f"{finding.message}: {only}")
         findings.append(finding)
         say(f"{finding.level:8} {finding.check:9} {finding}")
     for finding in findings:

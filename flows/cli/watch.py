@@ -63,7 +63,8 @@ def watch(words: Sequence[str]) -> None:
 
 def view(run: RunFolder) -> RenderableType:
     """Returns what there is to see of a run: progress, curves, memory, samples, diagnosis."""
-    record, rows = run.read(), run.metrics.read()
+    record = run.read()
+    rows = run.metrics.read()
     colour = {"running": "cyan", "finished": "green"}.get(record.status, "red")
     title = Text.assemble((printable(run.run_id), "bold"), "  ", (record.status, colour))
     if record.reason:
@@ -77,10 +78,12 @@ def view(run: RunFolder) -> RenderableType:
         before, after = map(accuracy_in_words, (record.accuracy_before, record.accuracy_after))
         title.append(f"\nevaluated: accuracy {before} before, {after} after", "bold")
     odd = diagnose(rows, settings=read_settings(run.path))
-    found = [Text(printable(f"! {one}"), "yellow") for one in odd if not one.is_note]
-    found = found or [Text("nothing stands out", "dim")]
-    found += [Text(printable(f"note: {one}"), "dim") for one in odd if one.is_note]
-    return Group(title, _progress(run, rows), _curves(rows), *_memory(rows), *found, *_samples(run))
+    diagnoses = [Text(printable(f"! {one}"), "yellow") for one in odd if not one.is_note]
+    diagnoses = diagnoses or [Text("nothing stands out", "dim")]
+    diagnoses += [Text(printable(f"note: {one}"), "dim") for one in odd if one.is_note]
+    return Group(
+        title, _progress(run, rows), _curves(rows), *_memory(rows), *diagnoses, *_samples(run)
+    )
 
 
 def spark(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
@@ -90,7 +93,8 @@ def spark(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
     count = min(width, len(values))
     edges = [i * len(values) // count for i in range(count + 1)]
     means = [sum(values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
-    low, span = min(means), max(means) - min(means)
+    low = min(means)
+    span = max(means) - min(means)
     top = len(_BARS) - 1
     return "".join(_BARS[round((mean - low) / span * top) if span else 0] for mean in means)
 
@@ -98,12 +102,12 @@ def spark(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
 def _progress(run: RunFolder, rows: list[dict[str, Any]]) -> RenderableType:
     steps = max((row["step"] for row in rows), default=0)
     last = last_step_of(run)
-    said = f"step {steps}" + (f" of {last}" if last else "")
+    text = f"step {steps}" + (f" of {last}" if last else "")
     if (left := left_of(run)) is not None:
-        said += f", {left}"
+        text += f", {left}"
     grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(last or max(steps, 1), steps, width=_SPARK_WIDTH)
-    grid.add_row(bar, Text(printable(said)))
+    grid.add_row(bar, Text(printable(text)))
     return grid
 
 
@@ -127,11 +131,11 @@ def _memory(rows: list[dict[str, Any]]) -> list[RenderableType]:
     ):
         names = [name for name in last if name.startswith(prefix) and last[name] is not None]
         worst = sorted(names, key=lambda name: -last[name])[:4]
-        said = ", ".join(f"{printable(n.removeprefix(prefix))} {last[n]:.2f}" for n in worst)
+        text = ", ".join(f"{printable(n.removeprefix(prefix))} {last[n]:.2f}" for n in worst)
         if prefix == HOST_GIB and last.get(AVAILABLE_GIB) is not None:
-            said += f"; {last[AVAILABLE_GIB]:.1f} are left"
+            text += f"; {last[AVAILABLE_GIB]:.1f} are left"
         if names:
-            shown.append(Text.assemble((label, "dim"), said))
+            shown.append(Text.assemble((label, "dim"), text))
     return shown
 
 

@@ -92,8 +92,8 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise ValueError(f"{file} cannot be read ({error.strerror}): delete it") from None
     with os.fdopen(descriptor) as text:
-        found = os.fstat(descriptor)
-        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             raise ValueError(
                 f"{file} must be yours and readable by you only (mode 0600): "
                 "delete it, and the next server makes another login"

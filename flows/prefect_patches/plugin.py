@@ -38,20 +38,22 @@ def setup_environment(*, ctx: HookContext) -> None:
             file = login.login_file(settings.home)
             sys.stderr.write(f"login: the page asks once, `cat {file}`\n")
     if is_server:
-        lock_before_reading()
+        _lock_before_reading()
         list_newest_artifacts_first()
     else:
         try:
             obey_own_server_only()
         except Exception as error:  # Prefect goes on without a plugin that fails
             raise SystemExit(f"no client without a look at its server's owner: {error}") from error
-        if settings.api.auth_string is None and (own := login.login_for(ctx.api_url, settings)):
-            os.environ[login.AUTH_STRING] = own
+        if settings.api.auth_string is None and (
+            known_login := login.login_for(ctx.api_url, settings)
+        ):
+            os.environ[login.AUTH_STRING] = known_login
     if Path(sys.argv[0]).stem == "prefect" and "deployment" in sys.argv:
         accept_bare_names()
 
 
-def lock_before_reading() -> None:
+def _lock_before_reading() -> None:
     """Makes a server on SQLite lock the database at the start of each transaction.
 
     Prefect locks at the first change. If another transaction has written since the first read,
@@ -90,11 +92,11 @@ def accept_bare_names() -> None:
     async def by_any_name(client: PrefectClient, name: str) -> DeploymentResponse:
         if "/" not in name:
             named = DeploymentFilter.model_validate({"name": {"any_": [name]}})
-            found = await client.read_deployments(deployment_filter=named)
-            if len(found) != 1:
-                problem = f"{len(found)} deployments are called {name!r}"
+            deployments = await client.read_deployments(deployment_filter=named)
+            if len(deployments) != 1:
+                problem = f"{len(deployments)} deployments are called {name!r}"
                 raise ObjectNotFound(ValueError(problem), problem)
-            flow = await client.read_flow(found[0].flow_id)
+            flow = await client.read_flow(deployments[0].flow_id)
             name = f"{flow.name}/{name}"
         return await by_full_name(client, name)
 

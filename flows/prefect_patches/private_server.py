@@ -21,7 +21,7 @@ from rl_core.system.atomic import locked
 from rl_core.system.process_env import environment_of_child
 from tasks.preflight_checks.surroundings import why_no_prefect
 
-STARTUP_TIMEOUT_S = 120.0
+_STARTUP_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 5.0
 _SERVER_ENVIRONMENT = {
     "PREFECT_UI_ENABLED": "false",
@@ -69,7 +69,7 @@ class PrivateServer:
 
     def connect(self) -> None:
         """Waits until the server answers and points this process at it."""
-        deadline = time.monotonic() + STARTUP_TIMEOUT_S
+        deadline = time.monotonic() + _STARTUP_TIMEOUT_S
         with self._starting:
             while why_no_prefect(self._url) is not None:
                 if self._process.poll() is not None or time.monotonic() > deadline:
@@ -83,7 +83,7 @@ class PrivateServer:
 
     def _last_line(self) -> str:
         if self._process.poll() is None:
-            return f"{self._url} did not answer in {STARTUP_TIMEOUT_S:.0f} s"
+            return f"{self._url} did not answer in {_STARTUP_TIMEOUT_S:.0f} s"
         self._output.seek(0)
         lines = self._output.read().decode(errors="replace").splitlines()
         causes = [line.strip() for line in lines if line.strip() and _LAST_WORDS_OF_ALL not in line]

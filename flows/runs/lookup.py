@@ -51,7 +51,8 @@ def refuse_unnamed(config: RunConfig, words: Sequence[str], *, ray: bool = False
     What the command's `words` name is allowed, and what is in the hub's cache. `ray`: the command
     joins `resources.ray_address`, where the cluster's code runs.
     """
-    env, named = config.env, {word.partition("=")[0].strip() for word in words}
+    env = config.env
+    named = {word.partition("=")[0].strip() for word in words}
     chosen = _fetched(config)
     if env.reward not in (None, type(env).model_fields["reward"].default):
         chosen["env.reward"] = env.reward
@@ -68,10 +69,14 @@ def refuse_unnamed(config: RunConfig, words: Sequence[str], *, ray: bool = False
 
 def _fetched(config: RunConfig) -> dict[str, str]:
     """Returns the settings that name a hub's data set that is not cached, besides an env's own."""
-    data, source = config.data, config.env.source_name
-    own = type(config.env)().source_name
+    data = config.data
+    source = config.env.source_name
+    default_source = type(config.env)().source_name
     lists = {"train": data.train_files, "test": data.test_files}
-    names = {"sft.data": config.sft.data, "env.source": None if source == own else source}
+    names = {
+        "sft.data": config.sft.data,
+        "env.source": None if source == default_source else source,
+    }
     return {
         f"data.{split}_files": f"[{','.join(files)}]"
         for split, files in lists.items()
@@ -104,7 +109,8 @@ def named_model(
     from tasks.storage import bring_model  # with Prefect
 
     where = compose(where_and_others(words)[0])
-    root, storage = where.storage.root, where.storage
+    root = where.storage.root
+    storage = where.storage
     bring_model(storage, name, where.run_id)
     try:
         return find_model(name, root, run_id=where.run_id or "latest", env=env), storage

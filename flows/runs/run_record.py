@@ -130,7 +130,8 @@ def _same_runs(config: RunConfig) -> Iterator[tuple[RunRecord, RunFolder]]:
 
 def _continuing(run: RunFolder, config: RunConfig) -> str:
     """Returns the first line of a command that continues a run; ValueError if it cannot."""
-    record, (checkpoint, _) = run.read(), newest_sound(run)
+    record = run.read()
+    checkpoint, _ = newest_sound(run)
     place = "step 0 (no step was saved)" if checkpoint is None else f"step {checkpoint.step}"
     if checkpoint is None and config.storage.url is not None:
         place = "its last checkpoint in the store"
@@ -152,7 +153,8 @@ def recorded(run: RunFolder) -> Iterator[Callable[[str], AbstractContextManager[
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:
-        start, before = time.monotonic(), sum(run.read().timings_s.values())
+        start = time.monotonic()
+        before = sum(run.read().timings_s.values())
         try:
             yield
         finally:
@@ -249,15 +251,19 @@ def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Returns the last step, and the last values of memory and of the metrics that people read."""
     memory = (name for row in rows for name in row if name.startswith(_MEMORY))
     names = dict.fromkeys((*HEADLINES, *memory))
-    found = {name: float(row[name]) for name in names for row in rows if row.get(name) is not None}
-    return {"step": float(rows[-1]["step"])} | found if rows else {}
+    values = {name: float(row[name]) for name in names for row in rows if row.get(name) is not None}
+    return {"step": float(rows[-1]["step"])} | values if rows else {}
 
 
 def _show_last_words(run: RunFolder) -> None:
     try:
         page = redact(as_markdown(run.read()))
-        description = "Why the run failed, what it measured last, and what to do next."
-        create_markdown_artifact(page, key="report", description=description, is_first=True)
+        create_markdown_artifact(
+            page,
+            key="report",
+            description="Why the run failed, what it measured last, and what to do next.",
+            is_first=True,
+        )
     except ValueError as error:  # the record itself cannot be read
         _logger.warning("the last words could not be shown: %s", error)
 
@@ -299,20 +305,20 @@ def _plain(text: str | None) -> str:
 class _End(logging.Filter):
     """Logs a mistake once, in one line, and no `Crash detected!` of a stop that was asked for."""
 
-    _told: BaseException | None = None
+    _logged: BaseException | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        if isinstance(error, _MISTAKES) and error is not self._told:
-            self._told = error
+        if isinstance(error, _MISTAKES) and error is not self._logged:
+            self._logged = error
             record.msg, record.args, record.exc_info = one_line(error), (), None
             return True
-        said = record.getMessage()
-        if said == "Finished in state Completed()":  # of each task: the next one's start says it
+        text = record.getMessage()
+        if text == "Finished in state Completed()":  # of each task: the next one's start says it
             return False
-        if self._told is not None and str(self._told) in said:
+        if self._logged is not None and str(self._logged) in text:
             return False
-        return not (said.startswith("Crash detected!") and (is_cancelled() or is_suspended()))
+        return not (text.startswith("Crash detected!") and (is_cancelled() or is_suspended()))
 
 
 def tell_the_end_plainly() -> None:

@@ -50,7 +50,8 @@ def outlive_lost_leases() -> None:
     server was away, or has forgotten its leases in a restart) Prefect raises CancelledError in the
     flow. Without it the next run may start beside this one: a worker's `--limit 1` counts both.
     """
-    maintain, lasts = getattr(flow_engine, _MAINTAIN), {"raise_on_lease_renewal_failure": False}
+    maintain = getattr(flow_engine, _MAINTAIN)
+    lasts = {"raise_on_lease_renewal_failure": False}
     setattr(flow_engine, _MAINTAIN, lambda *args, **kwargs: maintain(*args, **kwargs | lasts))
 
 
@@ -82,17 +83,17 @@ def take_over(run: RunFolder) -> None:
 
     Not every server has deployments/automations.yaml, which closes those without a heartbeat.
     """
-    if (own := own_flow_run()) is None:
+    if (flow_run := own_flow_run()) is None:
         return
     before = run.read().flow_run_id
-    run.update(flow_run_id=str(own.id))
-    if before is None or before == str(own.id):
+    run.update(flow_run_id=str(flow_run.id))
+    if before is None or before == str(flow_run.id):
         return
     try:
         with get_client(sync_client=True) as client:
             state = client.read_flow_run(UUID(before)).state
             if state is not None and state.type in (StateType.RUNNING, StateType.CANCELLING):
-                why = f"its process was gone; {own.name} went on with run {run.run_id}"
+                why = f"its process was gone; {flow_run.name} went on with run {run.run_id}"
                 client.set_flow_run_state(UUID(before), Crashed(message=why), force=True)
     except (HTTPError, PrefectException) as error:  # of another server, or deleted
         _logger.debug("the flow run before was not closed: %s", error)
@@ -102,8 +103,9 @@ def is_cancelled() -> bool:
     """Says whether Cancel in the UI, not another SIGTERM, is why this process ends."""
     flow_run = own_flow_run()
     if flow_run is not None and not _cancelled.is_set():  # no answer counts as no
-        own, target = contextvars.copy_context(), (_look_for_cancel, flow_run.id)
-        look = threading.Thread(target=own.run, args=target, daemon=True)
+        context = contextvars.copy_context()
+        target = (_look_for_cancel, flow_run.id)
+        look = threading.Thread(target=context.run, args=target, daemon=True)
         look.start()
         look.join(_ANSWER_S)
     return _cancelled.is_set()

@@ -18,7 +18,7 @@ def summary_lines(run: RunFolder) -> list[str]:
     intervals = intervals_of(run)
     seconds = sum(record.timings_s.values())
     price = run.price_of(seconds)
-    found = diagnose(run.metrics.read(), settings=read_settings(run.path))
+    diagnoses = diagnose(run.metrics.read(), settings=read_settings(run.path))
     another = f"countdown-train run preset={record.preset} seed=1{where}"
     if record.own_settings:  # too many to type, and another run without them
         another = "the same command with seed=1, and without run_id"
@@ -27,7 +27,7 @@ def summary_lines(run: RunFolder) -> list[str]:
         ("accuracy before", accuracy_in_words(record.accuracy_before, intervals.get("base"))),
         ("accuracy after", accuracy_in_words(record.accuracy_after, intervals.get("trained"))),
         *([("champion", record.champion)] if record.champion else []),
-        *(("diagnosis" if i == 0 else "", str(one)) for i, one in enumerate(found)),
+        *(("diagnosis" if i == 0 else "", str(one)) for i, one in enumerate(diagnoses)),
         ("steps", str(record.steps)),
         *(
             ("retried", f"from step {attempt.from_step} with {in_words(attempt.changes)}")
@@ -59,9 +59,9 @@ def accuracy_in_words(value: float | None, interval: tuple[float, float] | None 
 def intervals_of(run: RunFolder) -> dict[str, tuple[float, float]]:
     """Returns the 95% intervals of the base model's accuracy and of the model last trained."""
     rows = ask("evaluation_summary", root=run.root, run=run.run_id).sort("step").to_dicts()
-    own = run.evaluations.own()
+    of_record = run.evaluations.own()
     return {
         "base" if row["model"] == "base" else "trained": (row["accuracy_low"], row["accuracy_high"])
         for row in rows
-        if row["evaluation"] == own  # which `run.json` is of
+        if row["evaluation"] == of_record  # which `run.json` is of
     }

@@ -22,7 +22,7 @@ from rl_core.runs.settings_file import leaves
 from rl_core.system.plain_files import read_yaml
 from rl_core.system.words import in_one_line
 
-DEFAULT_PRESET: Final = "quickstart"
+_DEFAULT_PRESET: Final = "quickstart"
 _FILES: Final = (".yaml", ".yml")
 _OF_THE_RUN: Final = ("preset", "run_id", "storage.root", "storage.url")
 """Differ between runs of the same settings."""
@@ -45,10 +45,11 @@ def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> 
     if base is not None:
         if chosen:
             raise BadInputError(f"{next(iter(chosen))} cannot change: these are settings of a run")
-        preset, env = base.preset, base.env.name
+        preset = base.preset
+        env = base.env.name
         settings = base.model_dump(mode="json", exclude={"preset"})
     else:
-        preset = chosen.get("preset", DEFAULT_PRESET)
+        preset = chosen.get("preset", _DEFAULT_PRESET)
         env, settings = _start(preset, chosen.get("env"))
     for key in given:
         keys.check_key(keys.setting_of(key))
@@ -63,7 +64,7 @@ def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
 
     None is for a setting that the preset's env lacks; a preset that is gone counts as the defaults.
     """
-    own = dict(leaves(config.model_dump(mode="json")))
+    settings = dict(leaves(config.model_dump(mode="json")))
     try:
         preset = compose([f"preset={config.preset}"])
     except BadInputError:
@@ -71,7 +72,7 @@ def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
     theirs = dict(leaves(preset.model_dump(mode="json")))
     return {
         key: (theirs.get(key), value)
-        for key, value in own.items()
+        for key, value in settings.items()
         if key not in _OF_THE_RUN and theirs.get(key) != value
     }
 
@@ -131,11 +132,12 @@ def read_preset(name: str) -> tuple[str, dict[str, Any]]:
             env = str(name_of_env)
         case _:
             raise BadInputError(f"preset={name}: `defaults` may only hold `override /env: NAME`")
-    own = settings.get("env")
-    if isinstance(own, str):
-        env, settings["env"] = own, {}
-    elif isinstance(own, dict):
-        env = str(own.pop("name", env))
+    section = settings.get("env")
+    if isinstance(section, str):
+        env = section
+        settings["env"] = {}
+    elif isinstance(section, dict):
+        env = str(section.pop("name", env))
     keys.check_choice("env", env)
     return env, settings
 
@@ -146,14 +148,14 @@ def _start(preset: str, chosen: str | None) -> tuple[str, dict[str, Any]]:
     Under another env than the preset's only the user's own reward stays of what it says of `env`: a
     prompt template or a score of the same name is not the same thing.
     """
-    env, said = read_preset(preset)
+    env, changes = read_preset(preset)
     if chosen is not None and chosen != env:
-        own = said.get("env")
-        if isinstance(own, dict):
-            said["env"] = {key: own[key] for key in own if key.startswith("reward")}
+        section = changes.get("env")
+        if isinstance(section, dict):
+            changes["env"] = {key: section[key] for key in section if key.startswith("reward")}
         env = chosen
     settings = RunConfig(env=ENVS[env]()).model_dump(mode="json", exclude={"preset"})
-    for name, value in said.items():
+    for name, value in changes.items():
         are_sections = isinstance(value, dict) and isinstance(settings.get(name), dict)
         settings[name] = settings[name] | value if are_sections else value
     return env, settings

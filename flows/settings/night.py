@@ -32,7 +32,7 @@ _KIND_OF: Final[dict[Event, Event]] = {
 }
 NIGHT_FILE: Final = Path(__file__).parents[2] / "deployments" / "night.yaml"
 DEPLOYMENT: Final = "nightly/countdown-train-nightly"
-NO_HOUR: Final = "at: null"
+_NO_HOUR: Final = "at: null"
 """Tag of the deployment while the file, not a person, keeps its schedule off."""
 _HOUR: Final = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 
@@ -80,8 +80,8 @@ class NightSettings(BaseModel):
     def cron(self) -> str:
         """The schedule as a cron line; any valid one if there is no night."""
         at = self.at or "01:00"
-        found = _HOUR.fullmatch(at)
-        return f"{int(found[2])} {int(found[1])} * * *" if found else at
+        hour = _HOUR.fullmatch(at)
+        return f"{int(hour[2])} {int(hour[1])} * * *" if hour else at
 
 
 def is_sent(event: Event, events: Collection[Event]) -> bool:
@@ -171,7 +171,7 @@ def deploy_step(file: str) -> dict[str, Any]:
         **night.model_dump(mode="json", exclude={"at"}),
         "cron": night.cron,
         "on": by_whom is None,
-        "tags": ["countdown-train", "nightly", *([NO_HOUR] if by_whom == _BY_FILE else [])],
+        "tags": ["countdown-train", "nightly", *([_NO_HOUR] if by_whom == _BY_FILE else [])],
     }
 
 
@@ -190,7 +190,7 @@ def why_off(night: NightSettings) -> str | None:
     except ObjectNotFound:
         return _BY_FILE if night.at is None else None
     is_active = not there.schedules or any(schedule.active for schedule in there.schedules)
-    if NO_HOUR not in there.tags and (there.paused or not is_active):  # which stays
+    if _NO_HOUR not in there.tags and (there.paused or not is_active):  # which stays
         return _BY_PERSON if night.at is not None else f"{_BY_FILE}, and {_BY_PERSON}"
     return _BY_FILE if night.at is None else None
 

@@ -33,21 +33,24 @@ def bring_champion(storage: StorageConfig, env: str, problems: str) -> Version |
     """
     if storage.url is None:
         return None
-    store, file = ObjectStore(storage.url), champion_file(storage.root, env, problems)
-    found = store.read(f"champions/{file.name}")
-    if found is None:
+    store = ObjectStore(storage.url)
+    file = champion_file(storage.root, env, problems)
+    stored = store.read(f"champions/{file.name}")
+    if stored is None:
         return None
-    content, version = found
+    content, version = stored
     if _content(file) != content:
         write_bytes_atomically(file, content)
-    spool, champion = Spool(storage.root, storage.url), read_champion(file)
+    spool = Spool(storage.root, storage.url)
+    champion = read_champion(file)
     if champion is None or champion.is_there(spool.root):
         return version
-    run_id, rows = champion.current.run_id, Path(champion.current.rows).name
+    run_id = champion.current.run_id
+    rows = Path(champion.current.rows).name
     if is_written_elsewhere(store, run_id, spool.name()):  # else it was deleted here, and so there
-        own = f"checkpoints/{Path(champion.current.checkpoint).name}/"
+        checkpoint = f"checkpoints/{Path(champion.current.checkpoint).name}/"
         there = listing_of(store, run_id)
-        download_run(store, spool, run_id, lambda p: records(p) or p.startswith(own), there)
+        download_run(store, spool, run_id, lambda p: records(p) or p.startswith(checkpoint), there)
         bring_files(store, spool.root, "evaluations", lambda name: name == rows)
     return version
 
@@ -67,7 +70,8 @@ def promote_published(
     """
     if storage.url is None:
         return judge()
-    store, file = ObjectStore(storage.url), champion_file(storage.root, env, problems)
+    store = ObjectStore(storage.url)
+    file = champion_file(storage.root, env, problems)
     for _ in range(_ROUNDS):
         version = bring_champion(storage, env, problems)
         before = _content(file)
@@ -91,8 +95,8 @@ def _publish(store: ObjectStore, key: str, content: bytes, expected: Version | N
     try:
         store.put_if(key, content, expected)
     except Conflict:
-        found = store.read(key)
-        return found is not None and found[0] == content  # done, and its reply was lost
+        stored = store.read(key)
+        return stored is not None and stored[0] == content  # done, and its reply was lost
     return True
 
 

@@ -39,7 +39,7 @@ def records(path: str) -> bool:
 
 
 def download_run(
-    store: ObjectStore, spool: Spool, run_id: str, wanted: Wanted, there: Mapping[str, Entry]
+    store: ObjectStore, spool: Spool, run_id: str, chosen: Wanted, there: Mapping[str, Entry]
 ) -> int:
     """Makes a run's folder in the spool what it is in the store, and returns how many files came.
 
@@ -58,7 +58,7 @@ def download_run(
     spool.write(run_id, known)
     number = 0
     try:
-        for name, files in _lacking(folder, known, wanted, there).items():
+        for name, files in _lacking(folder, known, chosen, there).items():
             is_file = name in there
             with suppress(FileNotFoundError, Conflict):  # deleted or replaced meanwhile
                 with (new_file if is_file else new_folder)(folder / name) as temporary:
@@ -67,8 +67,8 @@ def download_run(
                     if name == "run.json":
                         _name_local_places(temporary, spool.root)
                 for path, entry in files.items():
-                    found = (folder / path).stat()
-                    known.files[path] = Stat(found.st_size, found.st_mtime_ns, entry.e_tag)
+                    status = (folder / path).stat()
+                    known.files[path] = Stat(status.st_size, status.st_mtime_ns, entry.e_tag)
                 number += len(files)
                 if not is_file:
                     _logger.info("%s of run %s was brought from %s", name, run_id, store.url)
@@ -82,10 +82,11 @@ def download_run(
     return number
 
 
-def is_current(spool: Spool, run_id: str, wanted: Wanted, there: Mapping[str, Entry]) -> bool:
+def is_current(spool: Spool, run_id: str, chosen: Wanted, there: Mapping[str, Entry]) -> bool:
     """Says whether all that is wanted of a run is here as it is in the store."""
-    folder, known = spool.root / "runs" / run_id, spool.read(run_id)
-    return known.files.keys() <= there.keys() and not _lacking(folder, known, wanted, there)
+    folder = spool.root / "runs" / run_id
+    known = spool.read(run_id)
+    return known.files.keys() <= there.keys() and not _lacking(folder, known, chosen, there)
 
 
 def listing_of(store: ObjectStore, run_id: str) -> dict[str, Entry]:
@@ -106,11 +107,11 @@ def bring_folder(store: ObjectStore, root: Path, folder: str, last: str) -> None
         _logger.info("%s was brought from %s", folder, store.url)
 
 
-def bring_files(store: ObjectStore, root: Path, folder: str, wanted: Wanted) -> None:
+def bring_files(store: ObjectStore, root: Path, folder: str, chosen: Wanted) -> None:
     """Brings files of a folder that the spool lacks."""
     for key, entry in store.list(f"{folder}/").items():
         final = root / key
-        if not final.exists() and wanted(final.name):
+        if not final.exists() and chosen(final.name):
             with suppress(FileNotFoundError), new_file(final) as temporary:
                 store.download(key, entry, temporary)
 
@@ -142,7 +143,7 @@ def _set_unsent_aside(spool: Spool, run_id: str, folder: Path, known: Agreement)
 
 
 def _lacking(
-    folder: Path, known: Agreement, wanted: Wanted, there: Mapping[str, Entry]
+    folder: Path, known: Agreement, chosen: Wanted, there: Mapping[str, Entry]
 ) -> dict[str, dict[str, Entry]]:
     """Returns what to bring, by name: single files, and checkpoints with all their files."""
     wholes: dict[str, dict[str, Entry]] = {}
@@ -152,7 +153,7 @@ def _lacking(
         wholes.setdefault(name, {})[path] = entry
         agreed = known.files.get(path)
         is_here = agreed and agreed.e_tag == entry.e_tag and (folder / path).exists()
-        if wanted(path) and not is_here:
+        if chosen(path) and not is_here:
             lacking.add(name)
     return {
         name: files

@@ -49,8 +49,9 @@ class Lease:
         self._store = store
         self._run_id = run_id
         self._key = f"locks/{run_id}.json"
-        self._beat_s, self._patience_s = beat_s, patience_s
-        self._own = {
+        self._beat_s = beat_s
+        self._patience_s = patience_s
+        self._holder = {
             "run_id": run_id,
             "spool": spool,
             "session": uuid.uuid4().hex,
@@ -70,12 +71,13 @@ class Lease:
 
     def __enter__(self) -> Lease:
         """Takes the lease; LeaseHeldError if another machine is at work on the run."""
-        held_since, seen = 0.0, None
+        held_since = 0.0
+        seen = None
         while True:
-            found = self._store.read(self._key)
-            holder = json.loads(found[0]) if found else {"spool": None, "released": True}
-            version = found[1] if found else None
-            is_own = holder["spool"] == self._own["spool"]
+            stored = self._store.read(self._key)
+            holder = json.loads(stored[0]) if stored else {"spool": None, "released": True}
+            version = stored[1] if stored else None
+            is_own = holder["spool"] == self._holder["spool"]
             if not is_own and not holder["released"]:
                 now = time.monotonic()
                 if seen is None:
@@ -85,7 +87,8 @@ class Lease:
                         holder["host"],
                         self._patience_s,
                     )
-                    held_since, seen = now, version
+                    held_since = now
+                    seen = version
                 elif version != seen:
                     raise LeaseHeldError(
                         f"another machine, {holder['host']}, is at work on run {self._run_id}: "
@@ -124,19 +127,19 @@ class Lease:
     def _write(self, expected: Version | None, *, released: bool = False) -> bool:
         """Writes the lease over an expected version; False if another process wrote it."""
         self._number += 1
-        own = json.dumps({**self._own, "number": self._number, "released": released})
+        text = json.dumps({**self._holder, "number": self._number, "released": released})
         try:
-            self._version = self._store.put_if(self._key, own.encode(), expected)
+            self._version = self._store.put_if(self._key, text.encode(), expected)
         except Conflict:
-            found = self._store.read(self._key)
-            if found is None or json.loads(found[0])["session"] != self._own["session"]:
+            stored = self._store.read(self._key)
+            if stored is None or json.loads(stored[0])["session"] != self._holder["session"]:
                 return False
             # A write of ours whose reply was lost.
-            return self._write(found[1], released=released)
+            return self._write(stored[1], released=released)
         return True
 
 
 def is_written_elsewhere(store: ObjectStore, run_id: str, spool: str) -> bool:
     """Says whether another spool was the last to write a run."""
-    found = store.read(f"locks/{run_id}.json")
-    return found is not None and json.loads(found[0])["spool"] != spool
+    stored = store.read(f"locks/{run_id}.json")
+    return stored is not None and json.loads(stored[0])["spool"] != spool

@@ -30,8 +30,8 @@ INTERVAL_S: Final = 2.0
 """Seconds between two looks at what changed."""
 END_S: Final = 600.0
 """Seconds that a run that ended well waits for the rest of it to be published."""
-FAILED_END_S: Final = 60.0
-STOPPED_END_S: Final = 8.0
+_FAILED_END_S: Final = 60.0
+_STOPPED_END_S: Final = 8.0
 """Grace period of a stopped run: SIGKILL usually follows SIGTERM after half a minute."""
 _PAUSE_IN_TROUBLE_S: Final = 15.0
 LAST_OF_DATA: Final = "test.parquet"
@@ -46,7 +46,8 @@ class Upload:
     """A run's folder on its way to the store: what is deleted here is deleted there, too."""
 
     def __init__(self, store: ObjectStore, spool: Spool, run_id: str) -> None:
-        self.store, self.run_id = store, run_id
+        self.store = store
+        self.run_id = run_id
         self.folder = spool.root / "runs" / run_id
         self.known = spool.read(run_id)
         self.is_stopped: Callable[[], bool] = bool
@@ -62,7 +63,8 @@ class Upload:
 
     def missing(self, here: Mapping[str, Stat] | None = None) -> dict[str, Stat]:
         """Returns which files, by default all of now, the store lacks or has in another version."""
-        files, known = here or files_of(self.folder), self.known.files
+        files = here or files_of(self.folder)
+        known = self.known.files
         return {path: stat for path, stat in files.items() if known.get(path) != stat}
 
     def send(self, *, everything: bool = False) -> None:
@@ -130,7 +132,8 @@ class SharedUpload:
 
     def __init__(self, store: ObjectStore, root: Path, folders: Sequence[str]) -> None:
         self.is_stopped: Callable[[], bool] = bool
-        self._store, self._root = store, root
+        self._store = store
+        self._root = root
         self._folders = (*folders, "evaluations")
         there = {key: x.size for f in self._folders for key, x in store.list(f"{f}/").items()}
         self._sent = {k: stat for k, stat in self._files().items() if there.get(k) == stat.size}
@@ -144,20 +147,22 @@ class SharedUpload:
                     self._sent[key] = stat
 
     def _files(self) -> dict[str, Stat]:
-        found = {
+        files = {
             f"{folder}/{path}": stat
             for folder in self._folders
             for path, stat in files_of(self._root / folder).items()
         }
         last = (f"/{LAST_OF_DATA}", f"/{LAST_OF_MODEL}")
-        return dict(sorted(found.items(), key=lambda item: item[0].endswith(last)))
+        return dict(sorted(files.items(), key=lambda item: item[0].endswith(last)))
 
 
 class Mirror:
     """The thread that publishes a run from now on."""
 
     def __init__(self, run: Upload, shared: SharedUpload, lease: Lease) -> None:
-        self._run, self._shared, self._lease = run, shared, lease
+        self._run = run
+        self._shared = shared
+        self._lease = lease
         self._ending = threading.Event()
         self._giving_up = threading.Event()
         self._trouble: str | None = None
@@ -230,7 +235,8 @@ def mirrored(
     if storage.url is None:
         yield
         return
-    store, spool = ObjectStore(storage.url), Spool(storage.root, storage.url)
+    store = ObjectStore(storage.url)
+    spool = Spool(storage.root, storage.url)
     with spool.publishing(run_id) as is_alone:
         if not is_alone:  # the process that publishes the folder sees what this block writes
             yield
@@ -243,18 +249,19 @@ def mirrored(
                 download_run(store, spool, run_id, everything, there)
                 upload = Upload(store, spool, run_id)
             else:  # what it lacks is sent again; what only it has is deleted
-                known, unlike_any = upload.known.files, Stat(size=-1, mtime_ns=0)
+                known = upload.known.files
+                unlike_any = Stat(size=-1, mtime_ns=0)
                 upload.known.files = {path: known.get(path, unlike_any) for path in there}
             upload.known.is_whole = True
             _send_pending(store, spool, run_id)
             shared = SharedUpload(store, storage.root, bring(store))
             mirror = Mirror(upload, shared, lease)
-            wait_s = STOPPED_END_S
+            wait_s = _STOPPED_END_S
             try:
                 yield
                 wait_s = END_S
             except Exception:
-                wait_s = FAILED_END_S
+                wait_s = _FAILED_END_S
                 raise
             finally:
                 mirror.end(wait_s)

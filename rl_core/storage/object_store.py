@@ -95,8 +95,8 @@ class ObjectStore:
     def read(self, key: str) -> tuple[bytes, Version] | None:
         """Returns an object's content and version, or None if there is none."""
         with suppress(FileNotFoundError), _in_words(self.url, may_be_missing=True):
-            found = self._store.get(key)
-            return bytes(found.bytes()), _version(found.meta)
+            response = self._store.get(key)
+            return bytes(response.bytes()), _version(response.meta)
         return None
 
     def download(self, key: str, entry: Entry, target: Path) -> None:
@@ -114,9 +114,9 @@ class ObjectStore:
         """Returns the objects below a prefix (of whole path parts) by their keys."""
         with _in_words(self.url):
             return {
-                found["path"]: Entry(found["size"], found["e_tag"])
+                entry["path"]: Entry(entry["size"], entry["e_tag"])
                 for page in self._store.list(prefix or None)
-                for found in page
+                for entry in page
             }
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -128,7 +128,8 @@ class ObjectStore:
 
 def why_unusable(url: str) -> tuple[str, str] | None:
     """Returns what keeps a store from being written and its remedy, or None if a write works."""
-    store, probe = ObjectStore(url), "locks/.probe"
+    store = ObjectStore(url)
+    probe = "locks/.probe"
     try:
         store.put(probe, b"")
         store.delete([probe])

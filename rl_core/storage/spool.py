@@ -96,7 +96,8 @@ def files_of(folder: Path) -> dict[str, Stat]:
     No links, locks, temporaries or reserve (which begin with a dot). Checkpoints are looked at
     first: logs that are found after them hold their steps.
     """
-    checkpoints, found = checkpoints_folder(folder), dict[str, Stat]()
+    checkpoints = checkpoints_folder(folder)
+    files = dict[str, Stat]()
     for top in (checkpoints, folder):
         for parent, folders, names in os.walk(top):
             below = [name for name in folders if not name.startswith(".")]
@@ -106,8 +107,8 @@ def files_of(folder: Path) -> dict[str, Stat]:
                     info = os.lstat(path)  # thousands of files, every other second
                     if stat.S_ISREG(info.st_mode):
                         name = path.removeprefix(f"{folder}/")
-                        found[name] = Stat(info.st_size, info.st_mtime_ns)
-    return found
+                        files[name] = Stat(info.st_size, info.st_mtime_ns)
+    return files
 
 
 def checkpoint_of(path: str) -> str:

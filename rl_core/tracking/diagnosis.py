@@ -106,24 +106,24 @@ def diagnose(
     """
     series = _Series(rows)
     known = dict(leaves(config.model_dump(mode="json") if config else settings or {}))
-    found = [_nearly_full_card(series, config), *(rule(series) for rule in _RULES)]
-    return [_without_what_is_set(one, known) for one in found if one is not None]
+    diagnoses = [_nearly_full_card(series, config), *(rule(series) for rule in _RULES)]
+    return [_without_what_is_set(one, known) for one in diagnoses if one is not None]
 
 
-def _said(rule: str, evidence: str, **values: object) -> Diagnosis:
+def _diagnosis(rule: str, evidence: str, **values: object) -> Diagnosis:
     texts = {kind: text.format(**values) for kind, text in _TEXTS[rule].items()}
     return Diagnosis(rule, texts["says"], evidence, texts["advice"])
 
 
-def _without_what_is_set(found: Diagnosis, settings: Mapping[str, Any]) -> Diagnosis:
+def _without_what_is_set(diagnosis: Diagnosis, settings: Mapping[str, Any]) -> Diagnosis:
     """Leaves out of the advice each `key=value` that the run has already."""
-    parts = found.advice.split(", ")
+    parts = diagnosis.advice.split(", ")
     left = [
         part
         for part in parts
         if str(settings.get(part.partition("=")[0])).removesuffix(".0") != part.partition("=")[2]
     ]
-    return replace(found, advice=", ".join(left or parts))
+    return replace(diagnosis, advice=", ".join(left or parts))
 
 
 def _is_getting_better(series: _Series) -> bool:
@@ -150,7 +150,7 @@ def _nearly_full_card(series: _Series, config: RunConfig | None) -> Diagnosis | 
         helpful = [*remedies(config, error), *beyond_recovery(config, fullest)]
         advice = f"{helpful[0]}, the next lever"
     evidence = f"{fullest} left {max(left[fullest], 0.0):.2f} of {totals[-1]:.1f} GiB"
-    return _said("nearly_full_card", evidence, advice=advice)
+    return _diagnosis("nearly_full_card", evidence, advice=advice)
 
 
 def _reward_fails(series: _Series) -> Diagnosis | None:
@@ -162,7 +162,7 @@ def _reward_fails(series: _Series) -> Diagnosis | None:
     if share >= _NEARLY_ALL:
         how = "at all, so there is nothing to learn from"
     evidence = f"reward/verdict/reward_error is {share:.3f} of the last steps"
-    return _said("reward_fails", evidence, how=how)
+    return _diagnosis("reward_fails", evidence, how=how)
 
 
 def _reward_always_same(series: _Series) -> Diagnosis | None:
@@ -172,7 +172,7 @@ def _reward_always_same(series: _Series) -> Diagnosis | None:
     if _share(series, "reward_error") > _NEARLY_ALL:
         return None
     rule = "reward_always_same" if scores[0] else "reward_always_zero"
-    return _said(rule, f"critic/score/mean is {scores[0]:g} in all {len(scores)} steps")
+    return _diagnosis(rule, f"critic/score/mean is {scores[0]:g} in all {len(scores)} steps")
 
 
 def _format_credit_only(series: _Series) -> Diagnosis | None:
@@ -195,7 +195,7 @@ def _format_credit_only(series: _Series) -> Diagnosis | None:
             f"{correct:.1%} right answers at full format"
         )
     rule = "nothing_is_correct" if _share(series, "incorrect") > 0 else "format_credit_only"
-    return _said(rule, f"score {score[0]:.3f} -> {score[1]:.3f} while {known}")
+    return _diagnosis(rule, f"score {score[0]:.3f} -> {score[1]:.3f} while {known}")
 
 
 def _share(series: _Series, verdict: str) -> float:
@@ -216,7 +216,7 @@ def _score_lost(series: _Series) -> Diagnosis | None:
         return None
     since = points[len(low) - low[::-1].index(False)][0]
     evidence = f"critic/score/mean was {top:.3g} at step {top_step}"
-    return _said("score_lost", evidence, score=points[-1][1], step=since)
+    return _diagnosis("score_lost", evidence, score=points[-1][1], step=since)
 
 
 def _not_finite(series: _Series) -> Diagnosis | None:
@@ -227,7 +227,7 @@ def _not_finite(series: _Series) -> Diagnosis | None:
     begins = min(step for step, _ in firsts.values())
     names = [name for name, (step, _) in firsts.items() if step == begins]
     are = "is" if len(names) == 1 else "are"
-    return _said("not_finite", f"{', '.join(names[:4])} {are} nan or inf there", step=begins)
+    return _diagnosis("not_finite", f"{', '.join(names[:4])} {are} nan or inf there", step=begins)
 
 
 def _updates_lost(series: _Series) -> Diagnosis | None:
@@ -236,7 +236,9 @@ def _updates_lost(series: _Series) -> Diagnosis | None:
     num_lost = sum(norm is None or not math.isfinite(norm) for norm in norms)
     if num_lost < _LOST_STEPS:
         return None
-    return _said("updates_lost", f"{_NORM} is not finite in {num_lost} of the last {len(norms)}")
+    return _diagnosis(
+        "updates_lost", f"{_NORM} is not finite in {num_lost} of the last {len(norms)}"
+    )
 
 
 def _fooled_scorer(series: _Series) -> Diagnosis | None:
@@ -248,7 +250,7 @@ def _fooled_scorer(series: _Series) -> Diagnosis | None:
     if (gain := trained[1] - trained[0]) < 0.1 or tests[-1] - tests[0] > 0.25 * gain:
         return None
     seen = f"reward/accuracy {gain:+.3f}, val/accuracy {tests[0]:.3f} -> {tests[-1]:.3f}"
-    return _said("fooled_scorer", seen)
+    return _diagnosis("fooled_scorer", seen)
 
 
 def _got_worse(series: _Series) -> Diagnosis | None:
@@ -263,7 +265,7 @@ def _got_worse(series: _Series) -> Diagnosis | None:
     seen = f"val/accuracy {best:.3f} at step {step}, {last:.3f} at step {last_step}"
     if kl := series.values("critic/kl"):
         seen += f", critic/kl {kl[-1]:.2g}"
-    return _said("got_worse", seen, step=step)
+    return _diagnosis("got_worse", seen, step=step)
 
 
 def _length_collapse(series: _Series) -> Diagnosis | None:
@@ -271,7 +273,7 @@ def _length_collapse(series: _Series) -> Diagnosis | None:
     if lengths is None or lengths[1] > 0.5 * lengths[0] or (accuracy or 0.0) > 0.05:
         return None
     evidence = f"response_length/mean {lengths[0]:.0f} -> {lengths[1]:.0f} tokens"
-    return _said("length_collapse", evidence)
+    return _diagnosis("length_collapse", evidence)
 
 
 def _entropy_collapse(series: _Series) -> Diagnosis | None:
@@ -281,7 +283,7 @@ def _entropy_collapse(series: _Series) -> Diagnosis | None:
     if _is_getting_better(series):
         return None
     evidence = f"actor/entropy_loss {entropy[0]:.3f} -> {entropy[1]:.3f} nats per token"
-    return _said("entropy_collapse", evidence)
+    return _diagnosis("entropy_collapse", evidence)
 
 
 def _kl_blow_up(series: _Series) -> Diagnosis | None:
@@ -291,8 +293,8 @@ def _kl_blow_up(series: _Series) -> Diagnosis | None:
     usual, last = median(values), median(values[-5:])  # not the mean: one bad batch is no trend
     if last < 1.0 or last < 5 * usual:
         return None
-    found = f"critic/kl {last:.2f} nats per token at the end"
-    return _said("kl_blow_up", f"{found}, {usual:.3f} is usual in this run")
+    evidence = f"critic/kl {last:.2f} nats per token at the end"
+    return _diagnosis("kl_blow_up", f"{evidence}, {usual:.3f} is usual in this run")
 
 
 def _useless_critic(series: _Series) -> Diagnosis | None:
@@ -301,21 +303,21 @@ def _useless_critic(series: _Series) -> Diagnosis | None:
     if len(values) < 2 * _STEPS_IN_A_ROW or max(last) >= 0:
         return None
     evidence = f"critic/vf_explained_var below 0 for {_STEPS_IN_A_ROW} steps, now {last[-1]:.2f}"
-    return _said("useless_critic", evidence)
+    return _diagnosis("useless_critic", evidence)
 
 
 def _never_clipped(series: _Series) -> Diagnosis | None:
     clipped = series.values("actor/pg_clipfrac")
     if len(clipped) < _FEWEST_STEPS or any(clipped) or _is_getting_better(series):
         return None
-    return _said("never_clipped", f"actor/pg_clipfrac is 0 in all {len(clipped)} steps")
+    return _diagnosis("never_clipped", f"actor/pg_clipfrac is 0 in all {len(clipped)} steps")
 
 
 def _groups_without_spread(series: _Series) -> Diagnosis | None:
     share = series.ends("group/zero_spread_frac")
     if share is None or share[1] <= 0.5:
         return None
-    return _said("groups_without_spread", f"group/zero_spread_frac {share[1]:.2f} at the end")
+    return _diagnosis("groups_without_spread", f"group/zero_spread_frac {share[1]:.2f} at the end")
 
 
 def _truncated(series: _Series) -> Diagnosis | None:
@@ -324,7 +326,7 @@ def _truncated(series: _Series) -> Diagnosis | None:
         return None
     if share[1] < share[0] and _is_getting_better(series):
         return None  # it learns to be short
-    return _said("truncated", f"response_length/clip_ratio {share[0]:.2f} -> {share[1]:.2f}")
+    return _diagnosis("truncated", f"response_length/clip_ratio {share[0]:.2f} -> {share[1]:.2f}")
 
 
 def _growing_gap(series: _Series) -> Diagnosis | None:
@@ -334,7 +336,7 @@ def _growing_gap(series: _Series) -> Diagnosis | None:
     stale = series.ends("rollout/staleness_mean")
     less_stale = "a smaller rollout.staleness; " if stale and stale[1] > 0 else ""
     evidence = f"rollout/logprob_gap_mean {gap[0]:.2g} -> {gap[1]:.2g} nats per token"
-    return _said("growing_gap", evidence, less_stale=less_stale)
+    return _diagnosis("growing_gap", evidence, less_stale=less_stale)
 
 
 def _repeated_text(series: _Series) -> Diagnosis | None:
@@ -342,7 +344,9 @@ def _repeated_text(series: _Series) -> Diagnosis | None:
     if share is None or share[1] <= 0.3 or share[1] < 1.5 * share[0]:
         return None
     change = f"{share[0]:.0%} -> {share[1]:.0%}"
-    return _said("repeated_text", f"{change} of a response's 8-token runs occurred in it before")
+    return _diagnosis(
+        "repeated_text", f"{change} of a response's 8-token runs occurred in it before"
+    )
 
 
 def _falling_throughput(series: _Series) -> Diagnosis | None:
@@ -358,7 +362,7 @@ def _falling_throughput(series: _Series) -> Diagnosis | None:
         before, after = median(lengths[:width]), median(lengths[-width:])
         if after / last < before / first:
             return None
-    return _said("falling_throughput", f"rollout/tokens_per_s {first:,.0f} -> {last:,.0f}")
+    return _diagnosis("falling_throughput", f"rollout/tokens_per_s {first:,.0f} -> {last:,.0f}")
 
 
 _RULES = (

@@ -26,7 +26,7 @@ from rl_core.system.words import GIB
 HOST_GIB: Final = "memory/host_gib/"
 AVAILABLE_GIB: Final = "memory/host_available_gib"
 INTERVAL_S: Final = 5.0
-LEVELS: Final = (0.15, 0.08)
+_LEVELS: Final = (0.15, 0.08)
 """Shares of the memory left at which to warn; at 0.05 Ray kills a worker."""
 _WORKER_LOG: Final = re.compile(r"/(learner|engine_\d+)\.log$")
 _PLASMA: Final = re.compile(r"/plasma\w* \(deleted\)$")
@@ -51,11 +51,11 @@ def usage_now() -> Usage:
     """Returns what this process and its descendants hold, and what is left."""
     processes: dict[str, int] = {}
     object_store = 0
-    own = psutil.Process()
-    for process in (own, *own.children(recursive=True)):
+    this_process = psutil.Process()
+    for process in (this_process, *this_process.children(recursive=True)):
         # Processes may end meanwhile, and some may not be readable.
         with suppress(psutil.Error, OSError, LookupError):
-            name = "trainer" if process == own else worker_name(process.pid)
+            name = "trainer" if process == this_process else worker_name(process.pid)
             processes[name] = processes.get(name, 0) + own_bytes(process.pid)
             if process.name() == "raylet":
                 object_store += _object_store_bytes(process.pid)
@@ -79,7 +79,8 @@ def cgroup_rooms(membership: str, root: Path) -> Iterator[tuple[int, int]]:
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            mount, names = root, ("memory.max", "memory.current", "inactive_file")
+            mount = root
+            names = ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
             mount = root / "memory"
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -103,14 +104,16 @@ class HostMemory:
     def __init__(
         self, config: RunConfig, run: RunFolder, look: Callable[[], Usage] = usage_now
     ) -> None:
-        self._config, self._run, self._look = config, run, look
+        self._config = config
+        self._run = run
+        self._look = look
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="host memory", daemon=True)
         self._lock = threading.Lock()
         self._last: Usage | None = None
         self._since_asked: dict[str, float] = {}
         self._peaks: dict[str, float] = {}
-        self._levels_left = list(LEVELS)
+        self._levels_left = list(_LEVELS)
 
     def __enter__(self) -> HostMemory:
         self._thread.start()
@@ -128,7 +131,8 @@ class HostMemory:
     def measure(self) -> dict[str, float]:
         """Returns `memory/host_gib/<process>`, peaks since the last call, and what is left."""
         with self._lock:
-            peaks, self._since_asked = self._since_asked, {}
+            peaks = self._since_asked
+            self._since_asked = {}
             last = self._last
         if last is None:
             return {}

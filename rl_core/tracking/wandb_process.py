@@ -54,7 +54,8 @@ _POLL_S: Final = 1.0
 def main() -> NoReturn:
     """Follows a run, and exits with 0 if wandb has all of it, or was offline from the start."""
     run_folder = Path(sys.argv[1]).absolute()  # the working folder changes
-    mode, timeout = sys.argv[2], float(sys.argv[3])
+    mode = sys.argv[2]
+    timeout = float(sys.argv[3])
     parent = _Parent(timeout)
     os.nice(10)  # it needs only the CPU time that learner and engines leave
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -137,11 +138,13 @@ def _start(run_folder: Path, folder: Path, timeout_s: float) -> Any:
 def _hand_over(
     run: Any, rows: NewRows, samples_of: Callable[[int], list[list[Any]]], parent: _Parent
 ) -> int:
-    next_step, sent = run.starting_step, 0
+    next_step = run.starting_step
+    sent = 0
     while True:
         last_round = parent.is_done()
         for row in rows.new():
-            step, written_at = row.pop("step"), row.pop("time")
+            step = row.pop("step")
+            written_at = row.pop("time")
             if step < next_step:
                 continue  # the server has it
             # A null is a number that JSON cannot hold.

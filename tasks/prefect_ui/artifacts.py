@@ -26,9 +26,9 @@ from rl_core.system.words import printable
 
 ArtifactKind = Literal["progress", "markdown", "table"]
 
-ARTIFACT_INTERVAL_S = 2.0
+_ARTIFACT_INTERVAL_S = 2.0
 _INTERVALS_S: Final[Mapping[ArtifactKind, float]] = {
-    "progress": ARTIFACT_INTERVAL_S,
+    "progress": _ARTIFACT_INTERVAL_S,
     "markdown": 30.0,
 }
 """Seconds between two updates of an artifact, at least."""
@@ -45,14 +45,14 @@ def create_markdown_artifact(
     markdown: str, *, key: str, description: str, is_first: bool = False
 ) -> None:
     """Shows a page in place of an earlier one of its key; `is_first`: above those of task runs."""
-    with _unless_away(key):
+    with unless_away(f"the artifact {key}"):
         _put("markdown", redact(markdown), key, redact(description), is_first)
 
 
 def create_table_artifact(rows: Sequence[Mapping[str, Any]], *, key: str, description: str) -> None:
     """Shows a table, in place of an earlier one of this flow run and key."""
     shown = fitted(redact_all(list(rows)))  # first: wrapping would split a credential
-    with _unless_away(key):
+    with unless_away(f"the artifact {key}"):
         _put("table", shown, key, redact(description))
 
 
@@ -105,9 +105,9 @@ def quoted(text: str) -> str:
     return "\n".join(lines)
 
 
-def dialogue(head: str, asked: str, answered: str) -> str:
+def dialogue(head: str, question: str, answered: str) -> str:
     """Returns a question and a model's answer as markdown."""
-    return f"### {head}\n\nAsked:\n\n{quoted(asked)}\n\nAnswered:\n\n{quoted(answered)}"
+    return f"### {head}\n\nAsked:\n\n{quoted(question)}\n\nAnswered:\n\n{quoted(answered)}"
 
 
 class LiveArtifacts:
@@ -141,7 +141,7 @@ class LiveArtifacts:
     def _update(self) -> None:
         is_closing = False
         while not is_closing:
-            is_closing = self._closing.wait(ARTIFACT_INTERVAL_S)
+            is_closing = self._closing.wait(_ARTIFACT_INTERVAL_S)
             for key in list(self._pending):
                 if is_closing or time.monotonic() >= self._not_before.get(key, 0.0):
                     with self._changing:
@@ -153,7 +153,7 @@ class LiveArtifacts:
         self, key: str, kind: ArtifactKind, make: Callable[[], Any], description: str
     ) -> None:
         try:
-            with _unless_away(key):
+            with unless_away(f"the artifact {key}"):
                 if (data := make()) is None:
                     return
                 if key in self._made:
@@ -165,12 +165,12 @@ class LiveArtifacts:
 
 
 @contextmanager
-def _unless_away(key: str) -> Iterator[None]:
+def unless_away(what: str) -> Iterator[None]:
+    """Warns if the Prefect server did not take what the block sends."""
     try:
         yield
     except (HTTPError, PrefectException) as error:
-        said = first_line(error)
-        _logger.warning("the Prefect server did not take the artifact %s: %s", key, said)
+        _logger.warning("the Prefect server did not take %s: %s", what, first_line(error))
 
 
 def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bool = False) -> UUID:
@@ -179,9 +179,10 @@ def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bo
     task_run, flow_run = get_task_and_flow_run_ids()
     data = json.dumps(data) if kind == "table" else data
     if flow_run is not None:
-        wanted = {"flow_run_id": {"any_": [flow_run]}, "key": {"any_": [key]}}
-        own = ArtifactFilter.model_validate(wanted)
-        for earlier in client.read_artifacts(artifact_filter=own):
+        same_key = ArtifactFilter.model_validate(
+            {"flow_run_id": {"any_": [flow_run]}, "key": {"any_": [key]}}
+        )
+        for earlier in client.read_artifacts(artifact_filter=same_key):
             _update(earlier.id, data, description)
             return earlier.id
     new = ArtifactCreate(type=kind, key=key, description=description, data=data)

@@ -61,9 +61,10 @@ def telling_of_the_end(config: RunConfig, run: RunFolder) -> Iterator[None]:
         if changes_for_retry(config, run, error) is not None:
             raise
         tried = [in_words(a.changes) for a in run.read().attempts if a.changes]
-        said = f"tried {', '.join(tried)}" if tried else "none is about this phase"
-        detail = f"{error.detail}; no further recovery step helps: {said}"
-        raise OutOfMemory(error.phase, detail) from error
+        outcome = f"tried {', '.join(tried)}" if tried else "none is about this phase"
+        raise OutOfMemory(
+            error.phase, f"{error.detail}; no further recovery step helps: {outcome}"
+        ) from error
 
 
 def attempt_name(parameters: dict[str, Any]) -> str:
@@ -96,8 +97,11 @@ def show_attempts(run: RunFolder, logger: Log) -> None:
         | {"why": one.reason}  # last, because it is long
         for number, one in enumerate(attempts, start=1)
     ]
-    description = "Each start of training: why it was needed, and what it changed."
-    create_table_artifact(rows, key="attempts", description=description)
+    create_table_artifact(
+        rows,
+        key="attempts",
+        description="Each start of training: why it was needed, and what it changed.",
+    )
 
 
 def _shape(run: RunFolder) -> ModelShape | None:

@@ -30,7 +30,13 @@ PALETTE: Final = {
 }
 """Colours on a light page; a drawing refers to them by CSS variables: `--wrong-value`."""
 COLOURS: Final = (
-    *("test", "too_long", "correct", "bad_syntax", "wrong_value", "wrong_numbers", "muted"),
+    "test",
+    "too_long",
+    "correct",
+    "bad_syntax",
+    "wrong_value",
+    "wrong_numbers",
+    "muted",
 )
 """Colours of the series that have none of their own, in this order."""
 MOST_POINTS: Final = 160  # of a series: a longer one is drawn as means over several steps each
@@ -201,7 +207,8 @@ def _shapes(plot: _Plot, series: Series, index: int, count: int) -> Iterable[str
     if series.band:
         band = list(series.band)
         if len(steps) == 1:  # an area needs two
-            steps, band = [*steps, steps[0] + 1], band * 2
+            steps = [*steps, steps[0] + 1]
+            band = band * 2
         edge = [plot.place(x, high) for x, (_, high) in zip(steps, band, strict=True)]
         edge += reversed([plot.place(x, low) for x, (low, _) in zip(steps, band, strict=True)])
         opacity = "1" if series.look == "area" else "0.2"
@@ -247,7 +254,7 @@ def learning_curve(rows: Sequence[Mapping[str, Any]], title: str) -> str | None:
         f"{head}{''.join(drawings)}</svg>"
     )
     colours = {name.replace("_", "-"): colour for name, colour in PALETTE.items()}
-    svg = re.sub(r"var\(--([a-z-]+)\)", lambda found: colours[found[1]], svg)
+    svg = re.sub(r"var\(--([a-z-]+)\)", lambda match: colours[match[1]], svg)
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 

@@ -11,21 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from httpx import HTTPError
 from prefect import Task, get_client, task
 from prefect.context import FlowRunContext, TaskRunContext
-from prefect.exceptions import PrefectException
 from prefect.logging.handlers import APILogHandler
 
 from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.run import RunConfig
-from rl_core.errors import first_line
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import OUR_LOGGERS, PREFECTS_RUN_LOGGERS, RedactingFormatter, listening
 from rl_core.system.redaction import redacting_errors
-from tasks.prefect_ui.artifacts import beside
+from tasks.prefect_ui.artifacts import beside, unless_away
 
-_logger = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -73,11 +69,8 @@ def tag_flow_run(config: RunConfig) -> None:
     }
 
     def send() -> None:
-        try:
-            with get_client(sync_client=True) as client:
-                client.update_flow_run(flow_run_id, tags=tags)
-        except (HTTPError, PrefectException) as error:
-            _logger.warning("the Prefect server did not take the tags: %s", first_line(error))
+        with unless_away("the tags"), get_client(sync_client=True) as client:
+            client.update_flow_run(flow_run_id, tags=tags)
 
     flow_run_id = context.flow_run.id
     beside(send)
@@ -104,7 +97,7 @@ def stage(
 
 def once_per_flow_run(context: TaskRunContext, inputs: Mapping[str, Any]) -> str:
     """Returns a cache key that a flow run's stage shares only with its retries."""
-    own = context.task_run.flow_run_id or context.task_run.id
+    owner = context.task_run.flow_run_id or context.task_run.id
     facts = {
         name: value.model_dump(mode="json")
         if isinstance(value, RunConfig)
@@ -112,7 +105,7 @@ def once_per_flow_run(context: TaskRunContext, inputs: Mapping[str, Any]) -> str
         for name, value in inputs.items()
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return f"{context.task.name}-{own}-{digest[:16]}"
+    return f"{context.task.name}-{owner}-{digest[:16]}"
 
 
 def once_per_training(context: TaskRunContext, inputs: Mapping[str, Any]) -> str:

@@ -54,20 +54,24 @@ def notify(listeners: Listeners, message: Mapping[str, Any], log: Log) -> None:
 
 def deliver(listeners: Listeners, message: Mapping[str, Any]) -> dict[str, str | None]:
     """Notifies all listeners; returns for each one None, or why it was not reached."""
-    text, command = json.dumps(message), listeners.command
-    told: dict[str, str | None] = {}
+    text = json.dumps(message)
+    command = listeners.command
+    refusals: dict[str, str | None] = {}
     if listeners.webhook is not None:
-        told["the webhook"] = _with_url(listeners.webhook, lambda url: _post(url, text.encode()))
+        refusals["the webhook"] = _with_url(
+            listeners.webhook, lambda url: _post(url, text.encode())
+        )
     if command:
-        told[f"the command {command[0]}"] = _run(command, text)
-    return told
+        refusals[f"the command {command[0]}"] = _run(command, text)
+    return refusals
 
 
 def warn_of_mistakes(listeners: Listeners, log: Log) -> None:
     """Warns of listeners that cannot be notified, before there is a message."""
-    webhook, command = listeners.webhook, listeners.command
-    if webhook is not None and (said := _with_url(webhook, lambda url: None)) is not None:
-        log.warning("the webhook will not be notified: %s", said)
+    webhook = listeners.webhook
+    command = listeners.command
+    if webhook is not None and (mistake := _with_url(webhook, lambda url: None)) is not None:
+        log.warning("the webhook will not be notified: %s", mistake)
     if command and shutil.which(command[0]) is None:
         log.warning("the command %s will not be notified: there is no such program", command[0])
 

@@ -21,7 +21,7 @@ from rl_core.tracking.diagnosis import diagnose
 from tasks.prefect_ui.artifacts import LiveArtifacts, dialogue
 from tasks.prefect_ui.chart import as_picture, learning_curve
 
-LOG_INTERVAL_S = 30.0
+_LOG_INTERVAL_S = 30.0
 DIAGNOSIS_STEPS = 5  # between two diagnoses; a hundredth of the steps, if that is more
 _DIAGNOSES_PER_RUN = 100
 HEADLINES: Final = {
@@ -47,7 +47,7 @@ def describe(metrics: dict[str, float]) -> str:
 class TrainingProgress:
     """Shows each step: in the log, as a bar, and by live artifacts of a Prefect run.
 
-    log.txt keeps a line per step; terminal and Prefect's UI show one every `LOG_INTERVAL_S`, and
+    log.txt keeps a line per step; terminal and Prefect's UI show one every `_LOG_INTERVAL_S`, and
     each test result. Seconds per step are as `planned` until enough are measured; `earlier` are
     metrics of the steps before this attempt. `artifacts_of`: the run, if it is in a Prefect run.
     """
@@ -61,14 +61,16 @@ class TrainingProgress:
         earlier: Iterable[Mapping[str, Any]] = (),
         artifacts_of: RunFolder | None = None,
     ) -> None:
-        self._logger, self._config, self._planned = logger, config, planned
+        self._logger = logger
+        self._config = config
+        self._planned = planned
         self._on_console = "console" in config.trainer.logger
         self._run = artifacts_of
         self._artifacts = LiveArtifacts() if artifacts_of is not None else None
         self._bar: tqdm | None = None
         self._logged_at = float("-inf")
         self._rows = {int(row["step"]): row for row in earlier}
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
         self._step_seconds = [
             float(row["timing_s/step"]) for row in self._rows.values() if row.get("timing_s/step")
         ]
@@ -97,8 +99,9 @@ class TrainingProgress:
         if "timing_s/step" in metrics:
             self._step_seconds.append(metrics["timing_s/step"])
         if step < last_step:
-            budget = self._config.budget
-            left = time_left(self._step_seconds, last_step - step, self._planned, budget)
+            left = time_left(
+                self._step_seconds, last_step - step, self._planned, self._config.budget
+            )
             text += f" · {left}" if left else ""
         self._rows[step] = metrics | {"step": step}
         # A diagnosis reads all steps again: after many steps it is made less often.
@@ -107,7 +110,7 @@ class TrainingProgress:
             self._diagnose(step)
         self._bar.set_postfix_str(describe(metrics), refresh=False)
         self._bar.update(step - self._bar.n)
-        is_due = now - self._logged_at >= LOG_INTERVAL_S or "val/accuracy" in metrics
+        is_due = now - self._logged_at >= _LOG_INTERVAL_S or "val/accuracy" in metrics
         shown = {"to_console": self._on_console and is_due, "send_to_api": is_due}
         self._logger.info(text, extra=shown)  # log.txt has each step
         self._logged_at = now if is_due else self._logged_at
@@ -125,8 +128,12 @@ class TrainingProgress:
             lambda: as_picture(learning_curve(self._up_to(step), title)),
             f"As of step {step}.",
         )
-        said = "A few of the latest responses, as the model wrote them."
-        show("samples", "markdown", partial(latest_samples, self._run.rollouts), said)
+        show(
+            "samples",
+            "markdown",
+            partial(latest_samples, self._run.rollouts),
+            "A few of the latest responses, as the model wrote them.",
+        )
 
     def _up_to(self, step: int) -> list[Mapping[str, Any]]:
         """Returns the metrics of the steps so far; any thread may call it."""
@@ -134,14 +141,14 @@ class TrainingProgress:
 
     def _diagnose(self, step: int) -> None:
         """Logs what is wrong, each rule and advice only once, and shows all of it in the UI."""
-        found = diagnose(self._up_to(step), self._config)
-        new = [one for one in found if (one.rule, one.advice) not in self._told]
+        diagnoses = diagnose(self._up_to(step), self._config)
+        new = [one for one in diagnoses if (one.rule, one.advice) not in self._logged]
         for one in new:
             level = logging.INFO if one.is_note else logging.WARNING
             self._logger.log(level, "step %d, diagnosis: %s", step, one)
-            self._told.add((one.rule, one.advice))
-        if self._told and self._artifacts is not None:
-            lines = [f"- **{one.says}** ({one.evidence}). Try: {one.advice}" for one in found]
+            self._logged.add((one.rule, one.advice))
+        if self._logged and self._artifacts is not None:
+            lines = [f"- **{one.says}** ({one.evidence}). Try: {one.advice}" for one in diagnoses]
             text = "\n".join(lines) or "nothing stands out"
             self._artifacts.show("diagnosis", "markdown", lambda: text, f"As of step {step}.")
 
@@ -151,7 +158,8 @@ def latest_samples(rollouts: RolloutLog) -> str | None:
     rows = samples_of_step(rollouts.folder, most=_SAMPLES)
     if not rows:
         return None
-    parts, gap = [f"Of step {rows[0]['step']}:"], "\n[...]\n"
+    parts = [f"Of step {rows[0]['step']}:"]
+    gap = "\n[...]\n"
     for row in rows:
         counts = f"score {row['score']:g}, {row['response_tokens']} tokens, {row['finish_reason']}"
         prompt = without_middle(row["prompt"], _LONGEST_PROMPT, gap)

@@ -68,17 +68,21 @@ def device_findings(config: RunConfig) -> Iterator[Finding]:
     if not config.resources.learner_gpus and not config.resources.rollout_gpus:
         yield from _cpu_findings(config, torch)
     elif torch.endswith("+cpu"):
-        said = f"resources ask for a GPU, and torch {torch} is a build without CUDA"
-        yield fatal("device", said, "GPU=1 make env, or a preset for the CPU (quickstart)")
+        yield fatal(
+            "device",
+            f"resources ask for a GPU, and torch {torch} is a build without CUDA",
+            "GPU=1 make env, or a preset for the CPU (quickstart)",
+        )
     elif (facts := read_device()) is None:
         yield warning("device", f"torch {torch} did not list its cards", "try nvidia-smi")
     else:
         yield from judge_device(facts)
-        wanted, there = len(card_tenants(config)), len(facts.cards)
-        if config.resources.ray_address is None and 0 < there < wanted:
+        needed = len(card_tenants(config))
+        there = len(facts.cards)
+        if config.resources.ray_address is None and 0 < there < needed:
             yield fatal(  # Ray would wait for the missing ones
                 "device",
-                f"learner and engines need {wanted} cards, and there "
+                f"learner and engines need {needed} cards, and there "
                 f"{'is' if there == 1 else 'are'} {there}",
                 "fewer rollout.num_engines, shares of a card (resources.learner_gpus and "
                 "resources.rollout_gpus of 0.5), or a cluster (resources.ray_address)",
@@ -117,8 +121,11 @@ def quantization_findings(config: RunConfig) -> Iterator[Finding]:
     }
     for setting in (name for name, is_on in wanting.items() if is_on):
         if importlib.util.find_spec("bitsandbytes") is None:
-            said = f"{setting} needs the package bitsandbytes, which is not installed"
-            yield fatal("device", said, "pip install bitsandbytes, or leave the setting out")
+            yield fatal(
+                "device",
+                f"{setting} needs the package bitsandbytes, which is not installed",
+                "pip install bitsandbytes, or leave the setting out",
+            )
     if not config.model.load_in_4bit or config.model.path is None:
         return
     state = as_path(config.model.path) / "trainer" / "learner.json"
@@ -145,13 +152,13 @@ def judge_device(facts: DeviceFacts) -> Iterator[Finding]:
         )
     for card in facts.cards:
         arch = f"sm_{card.capability[0]}{card.capability[1]}"
-        said = f"{card.name}, {arch}, torch {facts.torch}, {driver}"
+        message = f"{card.name}, {arch}, torch {facts.torch}, {driver}"
         if not has_kernels(card.capability, facts.arches):
             is_new = card.capability > max(map(_capability, facts.arches), default=(0, 0))
             wheel = _WHEELS.get(card.capability[0], "a newer CUDA") if is_new else _OLD_WHEELS
             yield fatal(
                 "device",
-                f"{said}, which was built for {', '.join(facts.arches)}: "
+                f"{message}, which was built for {', '.join(facts.arches)}: "
                 "it has no kernel image for this card",
                 f"install a torch wheel built with {wheel}",
             )
@@ -159,10 +166,10 @@ def judge_device(facts: DeviceFacts) -> Iterator[Finding]:
         used = 1 - card.free_bytes / card.total_bytes
         if used > _BUSY_SHARE:
             others = ", ".join(facts.neighbours) or "unknown to nvidia-smi"
-            said += f"; {100 * used:.0f}% of its memory is in use by others ({others})"
-            yield warning("device", said, "stop them, or lower rollout.gpu_memory_utilization")
+            message += f"; {100 * used:.0f}% of its memory is in use by others ({others})"
+            yield warning("device", message, "stop them, or lower rollout.gpu_memory_utilization")
         else:
-            yield ok("device", said)
+            yield ok("device", message)
 
 
 def has_kernels(capability: tuple[int, int], arches: tuple[str, ...]) -> bool:
@@ -182,13 +189,13 @@ def has_kernels(capability: tuple[int, int], arches: tuple[str, ...]) -> bool:
 @lru_cache(maxsize=1)
 def read_device() -> DeviceFacts | None:
     """Returns what torch and nvidia-smi say; None if torch does not answer."""
-    found = ask_python(_PROBE)
-    if found is None:
+    facts = ask_python(_PROBE)
+    if facts is None:
         return None
     return DeviceFacts(
-        torch=found["torch"],
-        arches=tuple(found["arches"]),
-        cards=tuple(Card(n, (c[0], c[1]), total, free) for n, c, total, free in found["cards"]),
+        torch=facts["torch"],
+        arches=tuple(facts["arches"]),
+        cards=tuple(Card(n, (c[0], c[1]), total, free) for n, c, total, free in facts["cards"]),
         driver=next(iter(_nvidia_smi("--query-gpu=driver_version")), None),
         neighbours=tuple(_nvidia_smi("--query-compute-apps=process_name,used_memory")),
     )
@@ -203,9 +210,9 @@ def cards_here() -> tuple[Card, ...]:
 
 def ask_python(program: str, **environment: str) -> Any:
     """Returns the JSON that a Python program prints last; None if it prints none."""
-    said = _lines([sys.executable, "-P", "-c", program], environment_of_child() | environment)
+    printed = _lines([sys.executable, "-P", "-c", program], environment_of_child() | environment)
     with suppress(ValueError, IndexError):
-        return json.loads(said[-1])
+        return json.loads(printed[-1])
     return None
 
 
@@ -213,10 +220,10 @@ def _lines(command: list[str], environment: dict[str, str] | None = None) -> lis
     """Returns what a command prints; nothing if it fails."""
     timeout = _PROBE_TIMEOUT_S
     with suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run(
+        done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout, check=True, env=environment
         )
-        return said.stdout.splitlines()
+        return done.stdout.splitlines()
     return []
 
 
@@ -227,5 +234,5 @@ def _capability(arch: str) -> tuple[int, int]:
 
 
 def _nvidia_smi(query: str) -> list[str]:
-    said = _lines(["nvidia-smi", query, "--format=csv,noheader"])
-    return [in_one_line(line) for line in said if line.strip()]
+    printed = _lines(["nvidia-smi", query, "--format=csv,noheader"])
+    return [in_one_line(line) for line in printed if line.strip()]

@@ -49,7 +49,7 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
             TimePlan(config, problems, estimate)
             for estimate in estimates(config, model_shape(config), machines)
         ]
-        said = _in_words(plans, machines) + _sft_in_words(config, machines)
+        message = _in_words(plans, machines) + _sft_in_words(config, machines)
     except ValueError:
         return  # another check reports it
     limits = {  # the budgets that the typical rates exceed
@@ -57,8 +57,13 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
         for plan in plans
     }
     limit = limits.pop() if len(limits) == 1 else None
-    remedy = f"{limit} will stop it earlier: raise it, or lower trainer.total_steps"
-    yield warning("time", said, remedy) if limit else ok("time", said)
+    yield (
+        warning(
+            "time", message, f"{limit} will stop it earlier: raise it, or lower trainer.total_steps"
+        )
+        if limit
+        else ok("time", message)
+    )
 
 
 def plan_steps(config: RunConfig, run: RunFolder) -> Spread | None:
@@ -111,19 +116,19 @@ def planned_machines(config: RunConfig) -> list[Machine]:
             engine_flops=card.flops(config.compute_dtype),
             bandwidth=1e9 * card.bandwidth_gb_s,
         )
-        for card in planned_cards(config)
+        for card in _planned_cards(config)
     ]
 
 
-def planned_cards(config: RunConfig) -> list[CardFigures]:
+def _planned_cards(config: RunConfig) -> list[CardFigures]:
     """Returns the card of the settings or of this machine, else all with the planned memory."""
     resources = config.resources
     if resources.card is not None:
         return [named_card(resources.card)]
     if here := cards_here():
         smallest = min(here, key=lambda card: card.total_bytes)
-        if (found := find_card(smallest.name, smallest.total_bytes / GIB)) is not None:
-            return [found]
+        if (figures := find_card(smallest.name, smallest.total_bytes / GIB)) is not None:
+            return [figures]
     return cards_of(resources.gpu_memory_gib) if resources.gpu_memory_gib is not None else []
 
 
@@ -131,7 +136,8 @@ def _this_cpu(config: RunConfig) -> list[Machine]:
     if (rates := _rates_of_a_thread()) is None:
         return []
     flops, bandwidth = rates
-    num_cores, resources = len(os.sched_getaffinity(0)), config.resources
+    num_cores = len(os.sched_getaffinity(0))
+    resources = config.resources
     threads = resources.learner_ranks * resources.learner_threads
     # Engines work while the learner waits, all at the same time.
     crowded = max(1.0, config.rollout.num_engines * resources.rollout_threads / num_cores)

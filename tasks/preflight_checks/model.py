@@ -39,7 +39,7 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
         yield _home_made_model(config)
         return
     try:
-        what, folder = _found(config, path)
+        what, folder = _what_and_where(config, path)
         if folder is not None:
             what = f"{what}; {_check(folder)}"
             if config.env.prompt_template == "chat":
@@ -65,8 +65,9 @@ def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
             count = counted(len(one.broken), "prompt")
             first = printable(cut(json.dumps(one.broken[0], ensure_ascii=False), 200))
             verb = "breaks" if len(one.broken) == 1 else "break"
-            message = f"{count} {verb} the rule that {one.proves}; first: {first}"
-            yield (fatal if one.refuses else warning)("template", message, one.remedy)
+            yield (fatal if one.refuses else warning)(
+                "template", f"{count} {verb} the rule that {one.proves}; first: {first}", one.remedy
+            )
 
 
 def _check(folder: Path) -> str:
@@ -84,7 +85,7 @@ def _check(folder: Path) -> str:
     return "all its numbers are finite"
 
 
-def _found(config: RunConfig, path: str) -> tuple[str, Path | None]:
+def _what_and_where(config: RunConfig, path: str) -> tuple[str, Path | None]:
     """Returns what `model.path` is, and its folder if it is here; ValueError if it is no model."""
     if is_unpacked(path):  # a run would unpack it next, and the plans need its shape
         folder = unpack_model(path, config.storage.root)

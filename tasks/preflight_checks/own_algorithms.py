@@ -28,5 +28,8 @@ def own_algorithm_findings(config: RunConfig) -> Iterator[Finding]:
     if reason is None:
         yield ok("algorithm", f"{words}, tried on two rows")
     else:
-        remedy = "docs/training.md, An algorithm of your own, has what it is given and returns"
-        yield fatal("algorithm", reason, remedy)
+        yield fatal(
+            "algorithm",
+            reason,
+            "docs/training.md, An algorithm of your own, has what it is given and returns",
+        )

@@ -61,8 +61,8 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
         limit = min((card.total_bytes / GIB for card in cards_here()), default=None)
     if limit is None:
         peak = learner_peak(memory_plan(shape, config))
-        said = f"learner {peak.total_bytes / GIB:.2f} GiB at most ({peak.phase}); {logits}"
-        yield ok("memory", said, "resources.gpu_memory_gib=24 compares it with such a card")
+        message = f"learner {peak.total_bytes / GIB:.2f} GiB at most ({peak.phase}); {logits}"
+        yield ok("memory", message, "resources.gpu_memory_gib=24 compares it with such a card")
         return
     needed = card_need(shape, config, limit) if on_gpu else machine_need(shape, config)
     place = f"a card of {limit:.3g} GiB" if on_gpu else f"this machine, {limit:.1f} GiB are free"
@@ -90,15 +90,15 @@ def _what_fits(shape: ModelShape, config: RunConfig, limit: float, on_gpu: bool)
             return math.inf
         return card_need(shape, settings, limit).total_gib
 
-    found = cheapest_fit(config.model_copy(update={"resources": resources}), shape, need_gib, limit)
-    if found.fits:
-        costs = "; ".join(found.costs)
-        said = f"{found.overrides} would fit, in {found.need_gib:.1f} GiB (costs: {costs})"
-        return f"{said}; {_NO_HELP}", found.overrides
+    fit = cheapest_fit(config.model_copy(update={"resources": resources}), shape, need_gib, limit)
+    if fit.fits:
+        costs = "; ".join(fit.costs)
+        remedy = f"{fit.overrides} would fit, in {fit.need_gib:.1f} GiB (costs: {costs})"
+        return f"{remedy}; {_NO_HELP}", fit.overrides
     smaller = "take a smaller model, a smaller data.max_response_length, or more memory"
     closest = "no setting makes it fit"
-    if math.isfinite(found.need_gib) and found.changes:
-        closest += f"; {found.overrides} comes closest, with {found.need_gib:.1f} GiB"
+    if math.isfinite(fit.need_gib) and fit.changes:
+        closest += f"; {fit.overrides} comes closest, with {fit.need_gib:.1f} GiB"
     return f"{closest}: {smaller}; {_NO_HELP}", ""
 
 
@@ -108,16 +108,16 @@ def machine_findings(config: RunConfig) -> Iterator[Finding]:
     if shape is None or config.resources.learner_gpus == 0:
         return
     need = beside_cards(shape, config)
-    said = f"{need.total_gib:.1f} GiB of the machine's memory ({need})"
+    message = f"{need.total_gib:.1f} GiB of the machine's memory ({need})"
     if config.resources.ray_address is not None or not cards_here():
-        yield ok("memory", said)
+        yield ok("memory", message)
     elif need.total_gib <= (limit := _machine_gib()):
-        yield ok("memory", f"{said}, {limit:.1f} are free")
+        yield ok("memory", f"{message}, {limit:.1f} are free")
     else:
         fill_it = ("checkpoints.in_background", "resources.offload")
         helpful = [typed({name: False}) for name in fill_it if value_of(config, name)]
         remedy = " or ".join(helpful) or "take a machine with more memory"
-        yield warning("memory", f"{said}, {limit:.1f} are free", remedy)
+        yield warning("memory", f"{message}, {limit:.1f} are free", remedy)
 
 
 def _machine_gib() -> float:
@@ -138,7 +138,7 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
     root = config.storage.root.absolute()
     free = shutil.disk_usage(next(p for p in (root, *root.parents) if p.exists())).free
     at = plan.fills_at(free)
-    said = (
+    message = (
         f"a checkpoint takes {disk_size(plan.checkpoint_bytes)}, those kept "
         f"{disk_size(plan.kept_bytes)} with the one being written; rollouts, tests and metrics "
         f"{disk_size(plan.step_bytes)} a step at most; {disk_size(plan.total_bytes)} after "
@@ -147,12 +147,12 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
     if at == 0:
         yield fatal(
             "disk plan",
-            said,
+            message,
             "even the checkpoints do not fit: lower checkpoints.keep_last, train adapters "
             "(model.lora_rank=64), or set storage.root to a larger disk",
         )
     elif at is not None:
-        yield warning("disk plan", said, f"the disk would be full at step {at:,}")
+        yield warning("disk plan", message, f"the disk would be full at step {at:,}")
     else:
         seconds = _SAVE_S_PER_GB * plan.checkpoint_bytes / 10**9
         grace_s = config.trainer.stop_grace_s
@@ -161,7 +161,7 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
             "trainer.stop_grace_s, and give what sends SIGTERM 15 s more than that, or a stop "
             "loses the steps since the last checkpoint"
         )
-        yield ok("disk plan", said, too_long if seconds > grace_s else "")
+        yield ok("disk plan", message, too_long if seconds > grace_s else "")
     if plan.checkpoint_bytes > config.checkpoints.quota_bytes:
         yield warning(
             "disk plan",
@@ -169,16 +169,17 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
             f"latest and best are kept anyway; set it to {3 * plan.checkpoint_bytes} or more",
         )
     # Ray keeps weights on their way to the engines in shared memory, else in its temp folder.
-    shared, spill = Path("/dev/shm"), Path(tempfile.gettempdir())
-    wanted = _VERSIONS_IN_FLIGHT * compute_width(config) * shape.num_parameters
+    shared = Path("/dev/shm")
+    spill = Path(tempfile.gettempdir())
+    in_flight = _VERSIONS_IN_FLIGHT * compute_width(config) * shape.num_parameters
     free = shutil.disk_usage(shared).free if shared.is_dir() else 0
-    if wanted <= free:
+    if in_flight <= free:
         return
     on_disk = shutil.disk_usage(spill).free
-    yield (warning if wanted <= on_disk else fatal)(
+    yield (warning if in_flight <= on_disk else fatal)(
         "disk plan",
-        f"Ray needs {disk_size(wanted)} for weights on their way, {shared} has {disk_size(free)} "
-        f"free; it will use {spill} ({disk_size(on_disk)} free), which is slower",
+        f"Ray needs {disk_size(in_flight)} for weights on their way, {shared} has "
+        f"{disk_size(free)} free; it will use {spill} ({disk_size(on_disk)} free), which is slower",
         "give the machine (or container: --shm-size) more shared memory",
     )
 
@@ -199,7 +200,8 @@ def model_shape(config: RunConfig) -> ModelShape | None:
 
 def length_findings(config: RunConfig) -> Iterator[Finding]:
     """Refuses rollouts longer than the model reads; else vLLM would refuse them as it loads."""
-    positions, data = _positions(config), config.data
+    positions = _positions(config)
+    data = config.data
     longest = data.max_prompt_length + data.max_response_length
     if positions is None or longest <= positions:
         return

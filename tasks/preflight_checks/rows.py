@@ -31,34 +31,36 @@ _Problem = tuple[str, dict[str, int]]
 
 def row_findings(config: RunConfig) -> Iterator[Finding]:
     """Yields what would stop a run in its rows, with all the settings to change in one line."""
-    own, data = None, config.data
+    own_rows = None
+    data = config.data
     if data.train_files:
         if any(is_hub_name(name) for name in (*data.train_files, *data.test_files)):
             return  # they are not here yet
         try:
-            own = read_own_rows(config.env, data, most=_MOST_ROWS)
+            own_rows = read_own_rows(config.env, data, most=_MOST_ROWS)
         except ValueError as error:
             yield fatal("rows", str(error))
             return
-    stops = [] if own is None else list(_stops(config, own))
-    found = [*stops, *_holds_no_answer(config, [] if own is None else own.rows)]
-    said = "; ".join(message for message, _ in found)
-    if own is not None:
-        said = f"{own} of data.train_files{f': {said}' if said else ''}"
-    overrides = " ".join(f"{key}={value}" for _, sizes in found for key, value in sizes.items())
-    if found:
+    stops = [] if own_rows is None else list(_stops(config, own_rows))
+    problems = [*stops, *_holds_no_answer(config, [] if own_rows is None else own_rows.rows)]
+    text = "; ".join(message for message, _ in problems)
+    if own_rows is not None:
+        text = f"{own_rows} of data.train_files{f': {text}' if text else ''}"
+    overrides = " ".join(f"{key}={value}" for _, sizes in problems for key, value in sizes.items())
+    if problems:
         kind = fatal if stops else warning
-        yield kind("rows", said, f"set {overrides}", overrides)
-    elif own is not None:
-        yield ok("rows", said)
+        yield kind("rows", text, f"set {overrides}", overrides)
+    elif own_rows is not None:
+        yield ok("rows", text)
 
 
-def _stops(config: RunConfig, own: OwnRows) -> Iterator[_Problem]:
+def _stops(config: RunConfig, own_rows: OwnRows) -> Iterator[_Problem]:
     """Yields why no step could be filled, or why the data set's checks would refuse the prompts."""
-    if own.num_train < (batch := config.data.train_batch_size):
-        yield f"no step of data.train_batch_size={batch} could be filled", _sizes(config, own)
-    tokens = _prompt_tokens(config, own.rows)
-    longest, limit = max(tokens, default=0), config.data.max_prompt_length
+    if own_rows.num_train < (batch := config.data.train_batch_size):
+        yield f"no step of data.train_batch_size={batch} could be filled", _sizes(config, own_rows)
+    tokens = _prompt_tokens(config, own_rows.rows)
+    longest = max(tokens, default=0)
+    limit = config.data.max_prompt_length
     if longest > limit:
         yield (
             f"{sum(count > limit for count in tokens):,} of {len(tokens):,} prompts are longer "
@@ -67,15 +69,15 @@ def _stops(config: RunConfig, own: OwnRows) -> Iterator[_Problem]:
         )
 
 
-def _sizes(config: RunConfig, own: OwnRows) -> dict[str, int]:
+def _sizes(config: RunConfig, own_rows: OwnRows) -> dict[str, int]:
     """Returns the sizes with which so few rows make at least one step."""
     batch, mini = config.data.train_batch_size, config.actor.mini_batch_size
     changes: dict[str, int] = {}
-    num_train = own.num_train
-    if own.cuts_tests:
-        num_tests = min(own.num_test, max(1, own.num_distinct // _TEST_SHARE))
-        num_train = own.num_distinct - num_tests
-        if num_tests != own.num_test:
+    num_train = own_rows.num_train
+    if own_rows.cuts_tests:
+        num_tests = min(own_rows.num_test, max(1, own_rows.num_distinct // _TEST_SHARE))
+        num_train = own_rows.num_distinct - num_tests
+        if num_tests != own_rows.num_test:
             changes["data.test_size"] = num_tests
     if num_train < batch:
         smaller = num_train // mini * mini or max(num_train, 1)
@@ -114,13 +116,13 @@ def _prompt_tokens(config: RunConfig, rows: Sequence[Row]) -> Sequence[int]:
         return []
 
 
-def _holds_no_answer(config: RunConfig, own: Sequence[Row]) -> Iterator[_Problem]:
+def _holds_no_answer(config: RunConfig, users_rows: Sequence[Row]) -> Iterator[_Problem]:
     """Yields the shortest right response that is known, if it is longer than a response may be."""
-    env, limit = config.env, config.data.max_response_length
+    limit = config.data.max_response_length
     if limit >= _NO_TEXT_IS_LONGER:
         return
-    rows = own[:_ANSWERS] or _some_rows(env)
-    responses = [text for row in rows if (text := _right_response(env, row)) is not None]
+    rows = users_rows[:_ANSWERS] or _some_rows(config.env)
+    responses = [text for row in rows if (text := _right_response(config.env, row)) is not None]
     # A token is at least a byte, so what has no more bytes fits.
     if not responses or min(len(text.encode()) for text in responses) < limit:
         return
@@ -158,16 +160,16 @@ def _right_response(env: TextEnv, row: Row) -> str | None:
     The shortest work that can be shown in tags is the answer. A reward function of the user is not
     called here.
     """
-    asked = " ".join(message["content"] for message in row.prompt)
-    work = "{} </think> " if "<think>" in asked else ""
-    if work and not asked.rstrip().endswith("<think>"):
+    question = " ".join(message["content"] for message in row.prompt)
+    work = "{} </think> " if "<think>" in question else ""
+    if work and not question.rstrip().endswith("<think>"):
         work = f"<think> {work}"
     with suppress(Exception):  # as above
         solved = row if row.solution else env.with_solutions([row])[0]
         for answer in (shown_truth(row.truth), solved.solution if solved else ""):
             forms = {"<answer>": f"<answer> {answer} </answer>", "####": f"#### {answer}"}
             forms[""] = answer
-            mark = next(mark for mark in forms if mark in asked)
+            mark = next(mark for mark in forms if mark in question)
             for form in (forms.pop(mark), *forms.values()):
                 response = f"{work.format(answer)}{form}"
                 if env.reward is not None or env.score(response, row.truth).verdict == "correct":

@@ -43,8 +43,11 @@ def leftover_findings() -> Iterator[Finding]:
         for process in left:
             with suppress(psutil.Error):
                 held += process.memory_info().rss
-        said = f"{len(left)} processes of a run that was killed hold {held / GIB:.1f} GiB"
-        yield warning("leftovers", said, f"kill {' '.join(str(one.pid) for one in left)}")
+        yield warning(
+            "leftovers",
+            f"{len(left)} processes of a run that was killed hold {held / GIB:.1f} GiB",
+            f"kill {' '.join(str(one.pid) for one in left)}",
+        )
     url = get_current_settings().api.url
     if FlowRunContext.get() is None and url is not None:  # else the server has just answered
         yield from _prefect_server(url)
@@ -58,9 +61,11 @@ def _temporary_folder() -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
     if free >= _TEMP_BYTES and os.access(folder, os.W_OK | os.X_OK):
         return
-    said = f"{folder}, where Ray keeps its sockets and logs, has {disk_size(free)} free"
-    remedy = f"make room for {disk_size(_TEMP_BYTES)}, or set TMPDIR to a folder with a short path"
-    yield fatal("temp", said, remedy)
+    yield fatal(
+        "temp",
+        f"{folder}, where Ray keeps its sockets and logs, has {disk_size(free)} free",
+        f"make room for {disk_size(_TEMP_BYTES)}, or set TMPDIR to a folder with a short path",
+    )
 
 
 def left_processes() -> list[psutil.Process]:
@@ -126,8 +131,11 @@ def _prefect_disk() -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=home):
             pass
     except OSError as error:
-        said = f"Prefect's folder {home} cannot be written ({error.strerror})"
-        yield fatal("prefect", said, "set PREFECT_HOME to a folder of yours")
+        yield fatal(
+            "prefect",
+            f"Prefect's folder {home} cannot be written ({error.strerror})",
+            "set PREFECT_HOME to a folder of yours",
+        )
         return
     folder = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(folder).free
@@ -142,8 +150,9 @@ def _prefect_disk() -> Iterator[Finding]:
 
 def cluster_findings(config: RunConfig) -> Iterator[Finding]:
     """Yields what is wrong with `resources.ray_address`."""
-    wanted, variable = config.resources.ray_address, os.environ.get("RAY_ADDRESS")
-    if wanted is None:
+    setting = config.resources.ray_address
+    variable = os.environ.get("RAY_ADDRESS")
+    if setting is None:
         if variable:
             yield ok(
                 "ray",
@@ -152,31 +161,34 @@ def cluster_findings(config: RunConfig) -> Iterator[Finding]:
             )
         return
     try:
-        finding = _silence(wanted, address_of_auto() if wanted == "auto" else wanted)
+        finding = _silence(setting, address_of_auto() if setting == "auto" else setting)
         if finding is None:
-            mode_for(wanted)
-            finding = _machines(config, wanted)
+            mode_for(setting)
+            finding = _machines(config, setting)
     except ValueError as error:
         finding = refused("ray", error)
     if finding is not None:
         yield finding
 
 
-def _silence(wanted: str, address: str | None) -> Finding | None:
+def _silence(setting: str, address: str | None) -> Finding | None:
     why: str | None = "ray start was not called here"
     if address is not None:
         is_asked = ":" in address and "//" not in address
         why = why_unreachable(f"ray://{address}") if is_asked else None
     if why is None:
         return None
-    if wanted != "auto":
-        said = f"resources.ray_address={wanted} does not answer ({why})"
-        return fatal("ray", said, "start the cluster, or leave it out for a Ray of the run's own")
-    found = f", which means {address}," if address else ""
+    if setting != "auto":
+        return fatal(
+            "ray",
+            f"resources.ray_address={setting} does not answer ({why})",
+            "start the cluster, or leave it out for a Ray of the run's own",
+        )
+    meaning = f", which means {address}," if address else ""
     is_noted = address is not None and "RAY_ADDRESS" not in os.environ
     return fatal(
         "ray",
-        f"resources.ray_address=auto{found} finds no Ray ({why})",
+        f"resources.ray_address=auto{meaning} finds no Ray ({why})",
         "leave it out for a Ray of the run's own, or `ray start --head`"
         + (f" after removing {RAY_CLUSTER_FILE}" if is_noted else ""),
     )
@@ -184,17 +196,21 @@ def _silence(wanted: str, address: str | None) -> Finding | None:
 
 def _machines(config: RunConfig, address: str) -> Finding | None:
     """Returns which machine has other software than this one, or does not see its folders."""
-    folders, model = [config.storage.root], as_path(config.model.path or "-")
+    folders = [config.storage.root]
+    model = as_path(config.model.path or "-")
     if (model / "config.json").is_file():
         folders.append(model)
     seen = [str(folder.resolve()) for folder in folders]
     command = [sys.executable, "-P", "-c", _ASK_MACHINES, address, *seen]
-    own = environment_of_child("ray")
+    environment = environment_of_child("ray")
     try:
-        asked = subprocess.run(
-            command, capture_output=True, text=True, timeout=_WITHIN_S, env=own, check=True
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_WITHIN_S, env=environment, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        said = f"resources.ray_address={address} cannot be joined from here"
-        return fatal("ray", said, "start the run on one of Ray's machines, or use `ray job submit`")
-    return refused("ray", asked.stdout.strip()) if asked.stdout else None
+        return fatal(
+            "ray",
+            f"resources.ray_address={address} cannot be joined from here",
+            "start the run on one of Ray's machines, or use `ray job submit`",
+        )
+    return refused("ray", answer.stdout.strip()) if answer.stdout else None

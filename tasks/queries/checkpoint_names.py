@@ -62,7 +62,8 @@ def find_model(
 def _champion(root: Path, env: str | None) -> NamedModel:
     champions = [c for c in all_champions(root) if env in (None, c.env)]
     if not champions:
-        of, folder = f" of env={env}" if env else "", root / "champions"
+        of = f" of env={env}" if env else ""
+        folder = root / "champions"
         raise ValueError(f"no champion{of} in {folder} yet: a run that learns makes one")
     reign = champions[-1].current
     if not champions[-1].is_there(root):

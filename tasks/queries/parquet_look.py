@@ -20,7 +20,7 @@ from rl_core.system.words import did_you_mean, disk_size
 CountTokens: TypeAlias = Callable[[Sequence[Any]], Sequence[int]]
 """Tokens of each text of a batch; a text is a string, or a conversation (role, content)."""
 
-MOST_TOKENIZED: Final = 20_000  # rows of a file, evenly spread, whose texts are tokenized
+_MOST_TOKENIZED: Final = 20_000  # rows of a file, evenly spread, whose texts are tokenized
 _TEXTS: Final = ("prompt", "question", "response", "text")  # looked for first
 
 
@@ -67,7 +67,7 @@ def text_lengths(
         characters = pl.select(rows.list.eval(contents).list.sum()).to_series()
     units = {"characters": characters.to_numpy()}
     if count_tokens is not None:
-        num = min(len(rows), MOST_TOKENIZED)
+        num = min(len(rows), _MOST_TOKENIZED)
         chosen = np.unique(np.linspace(0, len(rows) - 1, num).astype(int))
         units["tokens"] = np.asarray(count_tokens(rows.gather(chosen).to_list()), dtype=np.int64)
     return [
@@ -83,17 +83,17 @@ def text_lengths(
     ]
 
 
-def _text_column(file: Path, wanted: str | None) -> str:
+def _text_column(file: Path, column: str | None) -> str:
     schema = _schema(file)
     texts = [field.name for field in schema if _is_text(field.type)]
-    if wanted is not None:
-        if wanted in texts:
-            return wanted
-        if wanted in schema.names:
-            kind = schema.field(wanted).type
-            raise ValueError(f"{file}: column {wanted!r} holds {kind}, no text")
-        hint = did_you_mean(wanted, texts)
-        raise ValueError(f"{file}: no column {wanted!r}{hint} (of texts: {', '.join(texts)})")
+    if column is not None:
+        if column in texts:
+            return column
+        if column in schema.names:
+            kind = schema.field(column).type
+            raise ValueError(f"{file}: column {column!r} holds {kind}, no text")
+        hint = did_you_mean(column, texts)
+        raise ValueError(f"{file}: no column {column!r}{hint} (of texts: {', '.join(texts)})")
     if not texts:
         raise ValueError(f"{file}: no column holds texts, it has {', '.join(schema.names)}")
     return next((name for name in _TEXTS if name in texts), texts[0])

@@ -81,12 +81,13 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
     A text that is the same in all rows is shown once above it; names of columns are folded; long
     texts share the remaining width. A few rows that still do not fit are shown one below the other.
     """
-    frame, half = every, most_rows // 2
+    frame = every
+    half = most_rows // 2
     if is_cut := every.height > most_rows:
         frame = pl.concat([every.head(half), every.tail(half)])
     cells = {name: [_cell(value) for value in frame[name]] for name in frame.columns}
     heads = {name: name for name in cells}
-    told = ""
+    shared_texts = ""
     if _width(heads, cells) > width:
         same = {
             name: column[0]
@@ -94,7 +95,7 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
             if frame[name].dtype == pl.String and len(column) > 1 and len(set(column)) == 1
         }
         if len(same) < len(cells):
-            told = "".join(f"{name}: {value}\n" for name, value in same.items())
+            shared_texts = "".join(f"{name}: {value}\n" for name, value in same.items())
             cells = {name: column for name, column in cells.items() if name not in same}
     if _width(heads, cells) > width:
         for name, column in cells.items():
@@ -114,7 +115,7 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
         for name, column in cells.items()
     )
     shown_here = f", the first and last {half} here: --format csv has all" if is_cut else ""
-    return f"{told}{lines}{_count(every)[:-1]}{shown_here})\n".encode()
+    return f"{shared_texts}{lines}{_count(every)[:-1]}{shown_here})\n".encode()
 
 
 def _widths(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> dict[str, int]:

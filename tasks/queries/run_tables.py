@@ -61,14 +61,16 @@ def find_runs(root: Path, run: str | None = None) -> list[Path]:
             raise ValueError(f"no run in {folder} yet: start one with `countdown-train run`")
         return runs[-1:]
     exactly = [path for path in runs if path.name == run]
-    found = exactly or [path for path in runs if run and path.name.startswith(run)]
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[-3:])
-        raise ValueError(f"{len(found)} runs in {folder} begin with {run!r} ({names}): write more")
-    if not found:
+    matches = exactly or [path for path in runs if run and path.name.startswith(run)]
+    if len(matches) > 1:
+        names = ", ".join(path.name for path in matches[-3:])
+        raise ValueError(
+            f"{len(matches)} runs in {folder} begin with {run!r} ({names}): write more"
+        )
+    if not matches:
         hint = did_you_mean(run, (path.name for path in runs))
         raise ValueError(f"no run {run!r} in {folder}{hint} (`countdown-train runs` lists them)")
-    return found
+    return matches
 
 
 @contextmanager
@@ -86,7 +88,7 @@ def sound_files(runs: Sequence[Path], files: Sequence[Path], columns: pa.Schema)
 
     A warning names each of the others: what is wrong with one run stops no question.
     """
-    found: dict[str, list[Path]] = {}
+    sound: dict[str, list[Path]] = {}
     folders = {run: run for run in runs}
     for file in files:
         run = next(folders[parent] for parent in file.parents if parent in folders)
@@ -100,8 +102,8 @@ def sound_files(runs: Sequence[Path], files: Sequence[Path], columns: pa.Schema)
             reason = f"{file} {error.strerror}" if isinstance(error, OSError) else error
             warn_once(f"run {run.name}: {reason}: left out")
         else:
-            found.setdefault(run.name, []).append(file)
-    return found
+            sound.setdefault(run.name, []).append(file)
+    return sound
 
 
 @lru_cache(maxsize=100_000)
@@ -163,7 +165,8 @@ def checkpoint_records(runs: Sequence[Path]) -> pa.Table:
         folder = run / "checkpoints"
         latest, best = (os.path.realpath(folder / link) for link in ("latest", "best"))
         for manifest in sorted(folder.glob("step_*/checkpoint.json")):
-            name, real = manifest.parent.name, os.path.realpath(manifest.parent)
+            name = manifest.parent.name
+            real = os.path.realpath(manifest.parent)
             place = {"run_id": run.name, "name": name, "folder": str(manifest.parent)}
             links = {"is_latest": real == latest, "is_best": real == best}
             rows.append(place | links | {"record": _text(manifest, run)})
@@ -183,8 +186,8 @@ def setting_rows(runs: Sequence[Path]) -> pa.Table:
 @lru_cache(maxsize=1_000)
 def _settings(text: str) -> tuple[tuple[str, str], ...]:
     """Returns keys and values; cached: parsing a config.yaml takes longer than most questions."""
-    found = leaves(parse_settings(text))
-    return tuple((key, "null" if value is None else str(value)) for key, value in found)
+    pairs = leaves(parse_settings(text))
+    return tuple((key, "null" if value is None else str(value)) for key, value in pairs)
 
 
 def dataset_records(root: Path) -> pa.Table:
@@ -195,10 +198,11 @@ def dataset_records(root: Path) -> pa.Table:
             continue
         try:
             with open_plain(file, follow=True) as stream:
-                footer, size = pq.read_metadata(stream), os.fstat(stream.fileno()).st_size
+                footer = pq.read_metadata(stream)
+                size = os.fstat(stream.fileno()).st_size
         except (OSError, pa.ArrowException):
             continue  # a file that is no parquet is no data set
-        said = footer.metadata or {}
+        metadata = footer.metadata or {}
         rows.append(
             {
                 "name": file.parent.name,
@@ -206,9 +210,9 @@ def dataset_records(root: Path) -> pa.Table:
                 "folder": str(file.parent),
                 "num_rows": footer.num_rows,
                 "total_bytes": size,
-                "content_hash": said.get(b"countdown_train.content_sha256"),
-                "seed": said.get(b"countdown_train.seed"),
-                "made_by": said.get(b"countdown_train.generator"),
+                "content_hash": metadata.get(b"countdown_train.content_sha256"),
+                "seed": metadata.get(b"countdown_train.seed"),
+                "made_by": metadata.get(b"countdown_train.generator"),
             }
         )
     return pa.Table.from_pylist(rows, schema=_DATASETS)
@@ -236,9 +240,9 @@ def bytes_by_kind(run: Path) -> dict[str, int]:
     for folder, _, names in os.walk(run):  # skips folders that are deleted meanwhile
         for path in (Path(folder, name) for name in names):
             with suppress(FileNotFoundError):
-                if stat.S_ISREG((found := path.lstat()).st_mode):
+                if stat.S_ISREG((status := path.lstat()).st_mode):
                     kind = path.relative_to(run).parts[0]
-                    sizes[kind] = sizes.get(kind, 0) + found.st_size
+                    sizes[kind] = sizes.get(kind, 0) + status.st_size
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 

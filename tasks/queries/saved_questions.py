@@ -86,7 +86,8 @@ def load_query(name: str) -> Query:
 
 def load_check(path: Path) -> Query:
     """Returns a file of `sql/`: lines of comment, then parameter lines, then the SELECT."""
-    sql, example = path.read_text(encoding="utf-8"), ""
+    sql = path.read_text(encoding="utf-8")
+    example = ""
     description: list[str] = []
     parameters: list[Parameter] = []
     for line in takewhile(lambda line: line.startswith("--"), sql.splitlines()):
@@ -98,7 +99,7 @@ def load_check(path: Path) -> Query:
         elif (match := _HEADER_PARAMETER.match(text)) is None:
             raise ValueError(f"{path}: {line!r} does not read as `-- $name: kind = default (help)`")
         else:
-            said = Parameter(match["name"], match["kind"], match["default"])
-            parameters.append(replace(said, default=said.read(said.default)))
-    said_of_it = " ".join(description)
-    return Query(path.stem, path.parent.name, said_of_it, example, tuple(parameters), sql)
+            parameter = Parameter(match["name"], match["kind"], match["default"])
+            parameters.append(replace(parameter, default=parameter.read(parameter.default)))
+    topic = path.parent.name
+    return Query(path.stem, topic, " ".join(description), example, tuple(parameters), sql)

@@ -30,8 +30,17 @@ if TYPE_CHECKING:
     import pyarrow.dataset as pads
 
 VIEWS = (
-    *("rollouts", "turns", "rescores", "metrics", "all_evaluations", "evaluations", "held_out"),
-    *("checkpoints", "settings", "runs", "datasets"),
+    "rollouts",
+    "turns",
+    "rescores",
+    "metrics",
+    "all_evaluations",
+    "evaluations",
+    "held_out",
+    "checkpoints",
+    "settings",
+    "runs",
+    "datasets",
 )
 """In order: each selects only from earlier ones."""
 _RECORDS = {
@@ -146,12 +155,14 @@ def _answer_of(
             for name, (view, pattern, _) in _FILES.items()
         } | {"rollout_rows": rollouts}
         sound = {name: run_files.sound_files(runs, files[name], _FILES[name][2]) for name in files}
-        own = {name: (found, _FILES[name][2]) for name, found in sound.items() if found and is_ours}
-        others = (name for name in sound if name not in own)
+        read_by_duckdb = {
+            name: (some, _FILES[name][2]) for name, some in sound.items() if some and is_ours
+        }
+        others = (name for name in sound if name not in read_by_duckdb)
         tables = {name: _dataset(sound[name], _FILES[name][2]) for name in others}
         tables |= {name: read(of[view]) for name, (view, read) in _RECORDS.items()}
         tables["dataset_records"] = run_files.dataset_records(root)
-        with connect(tables, own) as connection:
+        with connect(tables, read_by_duckdb) as connection:
             for view in VIEWS:
                 if view in needed or not is_ours:
                     connection.execute(f"create view {view} as {_select_of(view)}")

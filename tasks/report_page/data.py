@@ -218,12 +218,13 @@ def _best_elsewhere(
 ) -> str | None:
     if trained is None or best is None or trained["step"] == best["step"]:
         return None
-    asked = f" on {tested} problems" if tested else ""
+    on_problems = f" on {tested} problems" if tested else ""
     return (
         f"Accuracy is of the last step ({trained['step']}): choosing the best by its test score "
         f"would overstate it. `best` is step {best['step']}, with a test accuracy of "
-        f"{best['accuracy']:.3f}{asked} during training; `countdown-train evaluate {run_id}/best` "
-        f"measures it on the same {trained['problems']} problems."
+        f"{best['accuracy']:.3f}{on_problems} during training; "
+        f"`countdown-train evaluate {run_id}/best` measures it on the same "
+        f"{trained['problems']} problems."
     )
 
 

@@ -74,7 +74,7 @@ _CAUSES: Final = [
     )
     for row in _TABLE["ended"]
 ]
-SURVIVED: Final = [
+_SURVIVED: Final = [
     (re.compile(row["pattern"]), row["what"], row["how"]) for row in _TABLE["survived"]
 ]
 """A pattern of log lines, with the step; what went wrong; how the run went on."""
@@ -143,11 +143,11 @@ def _in_detail(cause: Cause, line: str, lines: list[str]) -> str:
     """Returns what a cause says; for memory, with bytes and phase if the log has them."""
     if "memory is full" not in cause.says:
         return cause.says
-    asked = _GIB.search(line)
-    said = " ".join(other for other in lines if other.lstrip().startswith("File "))
-    phase = next((name for name, pattern in _PHASES.items() if re.search(pattern, said)), None)
+    requested = _GIB.search(line)
+    frames = " ".join(other for other in lines if other.lstrip().startswith("File "))
+    phase = next((name for name, pattern in _PHASES.items() if re.search(pattern, frames)), None)
     during = f" during {phase}" if phase else ""
-    return f"{cause.says}{during}{f', {asked[1]} more were asked for' if asked else ''}"
+    return f"{cause.says}{during}{f', {requested[1]} more were asked for' if requested else ''}"
 
 
 def _short(line: str) -> str:
@@ -157,23 +157,23 @@ def _short(line: str) -> str:
 def faults(run: Path, record: RunRecord) -> list[Fault]:
     """Returns what the run's record, metrics, log and checkpoints say went wrong."""
     rows = RunFolder(run).metrics.read()
-    found = [*later_attempts(record), *_out_of_memory(rows)]
+    survived = [*later_attempts(record), *_out_of_memory(rows)]
     if died := {row["step"]: int(n) for row in rows if (n := row.get("rollout/engine_restarts"))}:
         what = f"a rollout engine died, {counted(sum(died.values()), 'time')}"
         how = "started again, its responses asked once more, the result unchanged"
-        found.append(Fault(f"step {next(iter(died))}", what, how))
+        survived.append(Fault(f"step {next(iter(died))}", what, how))
     # From the log: on a full disk the metrics may not have been written.
-    return found + [
+    return survived + [
         Fault(f"step {match[1]}", f"{what}, {counted(line.count, 'time')}", how)
         for line in warnings(run)
-        for pattern, what, how in SURVIVED
+        for pattern, what, how in _SURVIVED
         if (match := pattern.search(line.message)) is not None
     ]
 
 
 def later_attempts(record: RunRecord) -> list[Fault]:
     """Returns why the run was started again, each time, and what was changed for it."""
-    found = []
+    attempts = []
     for number, attempt in enumerate(record.attempts[1:], start=2):
         what, how = attempt.reason, "retried"
         if what == "continued":
@@ -182,8 +182,8 @@ def later_attempts(record: RunRecord) -> list[Fault]:
             what, how = what.removeprefix(AFTER), "continued"
         changes = f" with {attempt.changed}" if attempt.changed else ""
         how = f"{how} from step {attempt.from_step}{changes}"
-        found.append(Fault(f"attempt {number}", what, how))
-    return found
+        attempts.append(Fault(f"attempt {number}", what, how))
+    return attempts
 
 
 def warnings(run: Path) -> list[LoggedWarning]:
@@ -196,7 +196,9 @@ def warnings(run: Path) -> list[LoggedWarning]:
     lines = (line[:_LONGEST_LINE] for line in log.decode(errors="replace").splitlines())
     for match in filter(None, map(_WARNING.fullmatch, lines)):
         key = re.sub(r"\d+", "0", match["message"])  # the same in every step
-        time, level, message = match["time"].replace("T", " "), match["level"], match["message"]
+        time = match["time"].replace("T", " ")
+        level = match["level"]
+        message = match["message"]
         before = seen.get(key, LoggedWarning(time, level, message, 0))
         seen[key] = replace(before, level=level, count=before.count + 1)
     return list(seen.values())[:_MOST_WARNINGS]

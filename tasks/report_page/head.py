@@ -1,5 +1,6 @@
 """The head of a report: which algorithm trained which model, by which command."""
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,10 +69,7 @@ def _num_parameters(run: RunFolder) -> int:
         for file in (run.path / "checkpoints" / "latest").glob("model*.safetensors"):
             with safe_open(file, framework="numpy") as tensors:
                 for name in tensors.keys():  # noqa: SIM118  # it is no mapping
-                    size = 1
-                    for length in tensors.get_slice(name).get_shape():
-                        size *= length
-                    total += size
+                    total += math.prod(tensors.get_slice(name).get_shape())
     except (OSError, SafetensorError):
         return 0
     return total

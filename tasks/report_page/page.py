@@ -106,7 +106,8 @@ def _code(text: object) -> Markup:
 
 def charts(data: ReportData) -> dict[str, str]:
     """Returns the charts that have data, by title."""
-    curve, rows = data.curve, data.rows
+    curve = data.curve
+    rows = data.rows
     sft = [
         Series("learned", "train", _of_rows(rows["sft"], "loss")),
         Series("held out", "test", _of_rows(rows["sft"], "held_out_loss"), "dots"),
@@ -115,7 +116,8 @@ def charts(data: ReportData) -> dict[str, str]:
         Series("train, sampled", "train", _points(curve, "accuracy")),
         Series("test, greedy", "test", _points(curve, "test_accuracy"), "dots"),
     ]
-    solutions, numbers = "solutions that a problem has", "numbers that a problem has"
+    solutions = "solutions that a problem has"
+    numbers = "numbers that a problem has"
     by_solutions = _before_and_after(rows["by_num_solutions"], "solutions", solutions)
     by_count = _before_and_after(rows["by_num_operands"], "num_operands", numbers)
     return _drawn(
@@ -225,9 +227,9 @@ def _pass_at_k(rows: Sequence[Row]) -> str | None:
         return None
     series = []
     for label, colour, is_base in (("before", "base", True), ("after", "test", False)):
-        own = [row for row in rows if (row["model"] == "base") == is_base]
-        points = [(log2(row["k"]), row["pass_at_k"]) for row in own]
-        band = [(row["low"], row["high"]) for row in own]
+        of_model = [row for row in rows if (row["model"] == "base") == is_base]
+        points = [(log2(row["k"]), row["pass_at_k"]) for row in of_model]
+        band = [(row["low"], row["high"]) for row in of_model]
         series.append(Series(label, colour, points, "dots", band=band))
     return draw(series, "pass@k", x_label="k samples", x_ticks={log2(k): str(k) for k in ks})
 

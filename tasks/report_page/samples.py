@@ -51,7 +51,7 @@ _TAGS = re.compile(r"<\|[^|<>]*\|>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>|<bos
 """What chat templates put around a message."""
 _BEST = "score desc, advantage_mean desc nulls last"
 _WORST = "score asc, advantage_mean asc nulls last"
-IN_TERMINAL: Final = 3  # right answers shown, and as many wrong ones
+_IN_TERMINAL: Final = 3  # right answers shown, and as many wrong ones
 ON_PAGE: Final = 12
 IN_ARTIFACT: Final = 4
 _MOST_CELLS: Final = 2_000  # of the picture, one per problem
@@ -92,7 +92,7 @@ def won_and_lost(run: RunFolder, model: str | None) -> list[Change]:
     rows = sql.run_query(_CHANGES_QUERY, query, root=run.root, run=run.run_id).to_dicts()
     changes = []
     for base, trained in zip(rows[::2], rows[1::2], strict=True):
-        before, after = map(as_sample, (base, trained))
+        before, after = map(_as_sample, (base, trained))
         changes.append(Change(after.problem, trained["is_won"], before, after))
     return changes
 
@@ -108,20 +108,20 @@ def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
     )
     rows: list[Row] = []
     for verdict in counts["verdict"]:
-        asked = {"verdict": verdict, "from_step": from_step, "limit": 1}
-        rows += sql.ask("samples_of_a_verdict", asked, root=run.root, run=run.run_id).to_dicts()
-    return list(map(as_sample, rows))
+        arguments = {"verdict": verdict, "from_step": from_step, "limit": 1}
+        rows += sql.ask("samples_of_a_verdict", arguments, root=run.root, run=run.run_id).to_dicts()
+    return list(map(_as_sample, rows))
 
 
 def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], list[Sample]]:
     """Returns the rollouts of the highest and of the lowest score; equal ones by advantage."""
 
-    def asked(order: str) -> list[Sample]:
+    def rollouts_by(order: str) -> list[Sample]:
         query = _EXTREMES_QUERY.format(order=order)
         rows = sql.run_query(query, {"from_step": from_step}, root=run.root, run=run.run_id)
-        return [as_sample(row) for row in rows.to_dicts()]
+        return [_as_sample(row) for row in rows.to_dicts()]
 
-    best, worst = asked(_BEST), asked(_WORST)
+    best, worst = rollouts_by(_BEST), rollouts_by(_WORST)
     return best, [sample for sample in worst if sample not in best]
 
 
@@ -142,7 +142,7 @@ def _asked_in(prompt: str) -> str:
     return question_in(text if line_end and role in ("user", "human") else "\n".join(texts[-1:]))
 
 
-def as_sample(row: Row) -> Sample:
+def _as_sample(row: Row) -> Sample:
     """Returns a rollout or an evaluated response as a sample."""
     response = row["response"] or ""
     before, answer, after = cut_around_answer(response, row["answer"])
@@ -167,12 +167,12 @@ def cut_around_answer(response: str, answer: str | None) -> tuple[str, str, str]
     """
     closing = response.rfind("</answer>")
     opening = response.rfind("<answer>", 0, max(closing, 0))
-    found = response.rfind(answer) if answer else -1
+    last = response.rfind(answer) if answer else -1
     start = end = len(response)
     if answer and opening >= 0:
         start, end = opening + len("<answer>"), closing
-    elif answer and found >= 0:
-        start, end = found, found + len(answer)
+    elif answer and last >= 0:
+        start, end = last, last + len(answer)
     before = response[max(0, start - _LONGEST_SAMPLE) : start]
     return before, response[start:end], response[end : end + _LONGEST_SAMPLE]
 
@@ -209,14 +209,14 @@ class Answers:
 
 def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: int) -> Answers:
     """Returns some of a model's right and wrong answers, `most` each, the same ones each time."""
-    asked = {problem.index: problem for problem in problems}
+    by_index = {problem.index: problem for problem in problems}
     greedy = [row for row in rows if row["mode"] == "greedy"]
     right = [row for row in greedy if row["verdict"] == "correct"]
     wrong = [row for row in greedy if row["verdict"] != "correct"]
 
     def shown(chosen: Sequence[Row]) -> tuple[Sample, ...]:
         rows = in_turns(chosen, most)
-        return tuple(replace(as_sample(row), problem=_in_words(row, asked)) for row in rows)
+        return tuple(replace(_as_sample(row), problem=_in_words(row, by_index)) for row in rows)
 
     return Answers(
         model=greedy[0]["model"],
@@ -233,7 +233,7 @@ def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: in
 def as_table(answers: Answers) -> list[dict[str, str]]:
     """Returns a few answers for a terminal, without control characters, right ones first."""
     rows = []
-    for one in (*answers.right[:IN_TERMINAL], *answers.wrong[:IN_TERMINAL]):
+    for one in (*answers.right[:_IN_TERMINAL], *answers.wrong[:_IN_TERMINAL]):
         answer = _line(one.answer.strip()) or f"... {in_one_line(one.before)[-_LONGEST_LINE:]}"
         row = {"verdict": one.verdict, "problem": printable(_line(one.problem))}
         rows.append(row | {"answer": printable(answer), "tokens": str(one.tokens)})
@@ -242,8 +242,9 @@ def as_table(answers: Answers) -> list[dict[str, str]]:
 
 def show_answers(several: Sequence[Answers], pages: Sequence[Path]) -> None:
     """Shows some answers of each model in the Prefect UI."""
-    said = "Some right and wrong answers."
-    create_markdown_artifact(as_markdown(several, pages), key="answers", description=said)
+    create_markdown_artifact(
+        as_markdown(several, pages), key="answers", description="Some right and wrong answers."
+    )
 
 
 def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
@@ -253,21 +254,25 @@ def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
         parts.append(f"## {one.name}: {one.num_right} of {one.summary.num_problems} right")
         for some in (*one.right[:IN_ARTIFACT], *one.wrong[:IN_ARTIFACT]):
             before, after = some.before[-_LONGEST_IN_ARTIFACT:], some.after[:_LONGEST_IN_ARTIFACT]
-            head = f"{some.verdict}, {some.tokens} tokens"
-            parts.append(dialogue(head, some.problem, before + some.answer + after))
+            parts.append(
+                dialogue(
+                    f"{some.verdict}, {some.tokens} tokens",
+                    some.problem,
+                    before + some.answer + after,
+                )
+            )
     parts += [f"More of them: {page.resolve()}" for page in pages]
     return "\n\n".join(parts) + "\n"
 
 
-def _in_words(row: Row, asked: Mapping[int, Problem]) -> str:
-    problem = asked.get(row["prompt_index"])
+def _in_words(row: Row, by_index: Mapping[int, Problem]) -> str:
+    problem = by_index.get(row["prompt_index"])
     if problem is None:
         return f"problem {row['prompt_index']}"
-    truth = problem.ground_truth
-    if (numbers := _numbers_in(truth)) is not None:
+    if (numbers := _numbers_in(problem.ground_truth)) is not None:
         return numbers
     question = _line(question_in(problem.messages[-1]["content"]), _LONGEST_QUESTION)
-    return f"{question} -> {_line(shown_truth(truth), _LONGEST_QUESTION)}"
+    return f"{question} -> {_line(shown_truth(problem.ground_truth), _LONGEST_QUESTION)}"
 
 
 def _numbers_in(truth: Any) -> str | None:

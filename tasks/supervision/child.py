@@ -31,7 +31,7 @@ class Reporter(logging.Handler):
     def __init__(self, parent: Channel) -> None:
         super().__init__(logging.INFO)
         self._parent = parent
-        self._told: tuple[str, float] = ("", 0.0)
+        self._progress: tuple[str, float] = ("", 0.0)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Sends one log record."""
@@ -43,9 +43,9 @@ class Reporter(logging.Handler):
 
     def progress(self, phase: str) -> None:
         """Sends that a phase has begun or moved on; of one phase, at most every half second."""
-        told, told_at = self._told
-        if phase != told or time.monotonic() - told_at > _PROGRESS_INTERVAL_S:
-            self._told = phase, time.monotonic()
+        last_phase, sent_at = self._progress
+        if phase != last_phase or time.monotonic() - sent_at > _PROGRESS_INTERVAL_S:
+            self._progress = phase, time.monotonic()
             self._send(progress=phase)
 
     def done(self, result: object) -> None:
@@ -72,19 +72,20 @@ def main() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     dump_stacks_on_request()
-    asked = parent.receive()
-    borrow(asked["lent"])
-    leaving = (parent, asked["grace_s"] + LEAVING_S)
+    request = parent.receive()
+    borrow(request["lent"])
+    leaving = (parent, request["grace_s"] + LEAVING_S)
     threading.Thread(target=_leave_with_parent, args=leaving, daemon=True).start()
-    reporter, own = Reporter(parent), logging.StreamHandler()
-    own.setFormatter(RedactingFormatter())
+    reporter = Reporter(parent)
+    to_file = logging.StreamHandler()
+    to_file.setFormatter(RedactingFormatter())
     for logger in map(logging.getLogger, ("rl_core", "tasks")):
         logger.setLevel(logging.INFO)
         logger.addHandler(reporter)
-        logger.addHandler(own)
+        logger.addHandler(to_file)
         logger.propagate = False
     try:
-        function, arguments = unpack(asked["job"])
+        function, arguments = unpack(request["job"])
         result = function(reporter, **arguments)
     except Exception as error:  # whatever it is, the parent raises it
         _logger.exception("%s failed:", sys.argv[1])

@@ -6,10 +6,13 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
+from rl_core.config.run import RunConfig
 from rl_core.errors import Stalled, WorkerDied
+from rl_core.runs.run_folder import RunFolder
 from rl_core.system import process_group
 from rl_core.system.atomic import open_own
 from rl_core.system.child_process import Child, how_it_ended, pack, unpack
@@ -33,56 +36,79 @@ _LINES_SHOWN: Final = 3
 _Result = TypeVar("_Result")
 
 
+@dataclass(frozen=True)
+class Watched:
+    """A process that is watched, and the only credentials that it gets."""
+
+    name: str
+    log_folder: Path
+    """Its output is in `<name>.log` there, beside the files of its workers."""
+    stall_s: float
+    grace_s: float = GRACE_S
+    """In which it saves and ends after SIGINT or SIGTERM."""
+    joins_ray: bool = False
+    logs_to_wandb: bool = False
+    lends: Collection[str] = ()
+    """Variables for a reward function."""
+
+    @classmethod
+    def of_run(cls, name: str, config: RunConfig, run: RunFolder) -> Self:
+        """Returns a process of a run, which does not log to wandb."""
+        return cls(
+            name,
+            run.path / "workers",
+            config.watchdog.stall_s,
+            grace_s=config.trainer.stop_grace_s,
+            joins_ray=config.resources.ray_address is not None,
+            lends=config.env.reward_env,
+        )
+
+    @property
+    def log_file(self) -> Path:
+        """Where its output is."""
+        return self.log_folder / f"{self.name}.log"
+
+
 def call_supervised(
+    process: Watched,
     function: Callable[..., _Result],
     arguments: Mapping[str, Any],
-    *,
-    name: str,
-    log_folder: Path,
-    stall_s: float,
     logger: Log,
-    grace_s: float = GRACE_S,
     on_step: Callable[[int, int, dict[str, float]], None] = lambda step, last_step, metrics: None,
-    joins_ray: bool = False,
-    lends: Collection[str] = (),
-    logs_to_wandb: bool = False,
 ) -> _Result | None:
     """Returns `function(reporter, **arguments)`, called in a child process; None if it was stopped.
 
-    SIGINT and SIGTERM are handed to the child, which saves and ends within `grace_s`; then they
+    SIGINT and SIGTERM are handed to the child, which saves and ends within its `grace_s`; then they
     have their usual effect here. However this function ends, no process that the child
     started outlives it. If this process dies, the child leaves by itself.
 
-    The child's output is in `<name>.log` of `log_folder`, beside the files of its workers; their
-    warnings and errors also go to `logger`. `on_step` is called with what the child sends by
-    `Reporter.step`. The child gets only the credentials that `joins_ray` and `logs_to_wandb` need,
-    and those that `lends` names for a reward function.
+    Warnings and errors of its workers also go to `logger`. `on_step` is called with what the child
+    sends by `Reporter.step`.
 
     WorkerDied if the child was killed, Stalled if nothing moved for `stall_s` seconds, else the
     error that `function` raised.
     """
-    log_file = log_folder / f"{name}.log"
-    log_folder.mkdir(exist_ok=True)
+    process.log_folder.mkdir(exist_ok=True)
     group = process_group.new_group()
     outcome: dict[str, Any] = {}
-    with StopSignals(grace_s + _SHUTDOWN_S) as stop:
-        with open_own(log_file, "a") as log:
+    with StopSignals(process.grace_s + _SHUTDOWN_S) as stop:
+        with open_own(process.log_file, "a") as log:
             child = Child(
                 "tasks.supervision.child",
-                name,
+                process.name,
                 output=log,
-                needs=["ray"] if joins_ray else [],
+                needs=["ray"] if process.joins_ray else [],
                 environment={process_group.PROCESS_GROUP: group},
             )
         try:
-            with worker_logs(log_folder, logger):
+            with worker_logs(process.log_folder, logger):
                 with suppress(OSError):  # it died at once: the end of its messages shows that
-                    lent = credentials_for(names=lends)
-                    if logs_to_wandb:
+                    lent = credentials_for(names=process.lends)
+                    if process.logs_to_wandb:
                         lent |= credentials_for("wandb")
                     job = pack((function, dict(arguments)))
-                    child.send({"job": job, "grace_s": grace_s, "lent": lent})
-                for message in _messages(child, stop, stall_s, group, logger):
+                    child.send({"job": job, "grace_s": process.grace_s, "lent": lent})
+                for message in _messages(child, stop, process.stall_s, group, logger):
                     if not _tell(message, on_step, logger):
                         outcome = message
             with suppress(subprocess.TimeoutExpired):
@@ -97,14 +123,15 @@ def call_supervised(
         code = child.process.returncode
         if stop.requested():
             if "done" not in outcome and code not in _STOPPED:
-                logger.warning("%s failed while it was stopping: %s", name, _how(code, log_file))
+                ending = _how(code, process.log_file)
+                logger.warning("%s failed while it was stopping: %s", process.name, ending)
             return None
         if "error" in outcome:
             error = unpack(outcome["error"])
             redact_error(error)  # before Prefect stores its text as the task run's state
             raise error
         if "done" not in outcome:
-            raise WorkerDied(name, _how(code, log_file))
+            raise WorkerDied(process.name, _how(code, process.log_file))
         return cast("_Result", unpack(outcome["done"]))
 
 
@@ -112,11 +139,12 @@ def _messages(
     child: Child, stop: StopSignals, stall_s: float, group: str, logger: Log
 ) -> Iterator[dict[str, Any]]:
     """Yields the child's messages until it ends; passes on a stop that is requested meanwhile."""
-    told: signal.Signals | None = None
-    phase, moved_at = "start", time.monotonic()
+    passed_on: signal.Signals | None = None
+    phase = "start"
+    moved_at = time.monotonic()
     while True:
-        if stop.asked_by not in (None, told):
-            told = _pass_on(stop, child, logger)
+        if stop.asked_by not in (None, passed_on):
+            passed_on = _pass_on(stop, child, logger)
         lives = child.process.poll() is None  # before receive(): its last messages are still read
         try:
             message = child.receive(_POLL_S if lives else _EXIT_S)
@@ -174,5 +202,5 @@ def _tell(
 
 def _how(code: int, log_file: Path) -> str:
     lines = log_file.read_text(errors="replace").splitlines()
-    said = [line.strip() for line in lines if line.strip()][-_LINES_SHOWN:]
-    return f"{how_it_ended(code)}; {log_file} ends with: {' | '.join(said) or '(nothing)'}"
+    last = [line.strip() for line in lines if line.strip()][-_LINES_SHOWN:]
+    return f"{how_it_ended(code)}; {log_file} ends with: {' | '.join(last) or '(nothing)'}"

@@ -67,7 +67,7 @@ class _Tail:
     def __init__(self, path: Path, *, from_start: bool) -> None:
         self.path = path
         self._offset = 0 if from_start else path.stat().st_size
-        self._told: set[str] = set()
+        self._kinds: set[str] = set()
 
     def look(self, logger: Log, *, at_end: bool) -> None:
         """Passes on new lines; of those that differ only in their numbers, only the first."""
@@ -80,11 +80,11 @@ class _Tail:
         self._offset = start + end
         new = []
         for line in data[:end].decode(errors="replace").splitlines():
-            found = worth_telling(line)
-            kind = _NUMBERS.sub("0", found[1]) if found else ""
-            if found and kind not in self._told and len(self._told) < _REMEMBERED:
-                self._told.add(kind)
-                new.append(found)
+            finding = worth_telling(line)
+            kind = _NUMBERS.sub("0", finding[1]) if finding else ""
+            if finding and kind not in self._kinds and len(self._kinds) < _REMEMBERED:
+                self._kinds.add(kind)
+                new.append(finding)
         for level, text in new[:_LINES]:
             shown = cut(printable(redact(text)), _LINE_CHARACTERS)
             logger.log(level, "%s: %s", self.path.stem, shown)

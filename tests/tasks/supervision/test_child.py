@@ -7,7 +7,7 @@ import pytest
 from rl_core.errors import OutOfMemory
 from rl_core.system.child_process import Channel, unpack
 from tasks.supervision.child import Reporter
-from tasks.supervision.supervisor import call_supervised
+from tasks.supervision.supervisor import Watched, call_supervised
 from tests.support.traps import SECRETS, WANDB_KEY, set_traps, sprung, what_is_seen
 
 
@@ -62,9 +62,7 @@ def test_a_watched_process_has_no_secrets_but_wandbs(tmp_path, monkeypatch, logs
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(traps := set_traps(tmp_path / "cwd"))
-    where = {"log_folder": tmp_path, "logger": logging.getLogger("test")}
-    seen = call_supervised(
-        what_is_seen, {}, name="spy", stall_s=120, logs_to_wandb=logs_to_wandb, **where
-    )
+    process = Watched("spy", tmp_path, stall_s=120, logs_to_wandb=logs_to_wandb)
+    seen = call_supervised(process, what_is_seen, {}, logging.getLogger("test"))
     assert seen == (set(), {WANDB_KEY} if logs_to_wandb else set())
     assert sprung(traps) == ""
