@@ -57,6 +57,8 @@ class Estimator:
     needs_critic: bool = False
     needs_groups: bool = False
     """It compares the responses to one prompt, so there must be several; `outcome_gate` applies."""
+    ignores_rewards: bool = False
+    """Only verdicts count, so a penalty in the reward would not."""
     aggregation: Aggregation = "token-mean"
     """If neither `actor.loss_aggregation` nor the policy loss says otherwise."""
 
@@ -197,6 +199,31 @@ def reinforce_plus_plus_baseline_advantages(given: GivenRewards) -> Tensor:
     return whiten(dr_grpo_advantages(given), given.mask)
 
 
+def maxrl_advantages(given: GivenRewards) -> Tensor:
+    """Returns (c - m) / m at each token, float [B, T]: c is 1 if correct, m its group's mean.
+
+    0 if all of a group fail. It follows the gradient of log P(correct), to the order of the group's
+    size: a hard problem's rare success weighs 1 / m times as much as in RLOO. The verdict and not
+    the score: with format credit a group that fails would get full-size advantages. A group of one
+    response has no mean: c. When: pass rates below 0.2, groups of 8 or more; `actor.grad_clip`
+    matters.
+
+    Raises:
+        ValueError: there are rewards of turns, which no verdict holds.
+
+    Source: Maximum Likelihood RL (arXiv:2602.02710), algorithm 1.
+    """
+    if bool(((given.token_rewards != 0) & given.mask).sum(dim=-1).gt(1).any()):
+        raise ValueError(
+            "algorithm.estimator=maxrl counts verdicts, and the env rewards turns: use grpo or gae"
+        )
+    centred, index, sizes = _centre(given.correct.double(), given.group_ids)
+    means = given.correct.double() - centred
+    per_response = centred / means.where(means > 0, 1.0)
+    per_response = per_response.where(sizes[index] > 1, given.correct.double())
+    return _spread_over_tokens(per_response, given.rewards, given.mask)
+
+
 def outcome_gate(correct: Tensor, group_ids: Tensor) -> Tensor:
     """Returns which responses are in a group with at least one correct response, bool [B].
 
@@ -249,6 +276,12 @@ ESTIMATORS: Final[dict[str, Estimator]] = {
     "reinforce_plus_plus": Estimator(reinforce_plus_plus_advantages, settings=("gamma",)),
     "reinforce_plus_plus_baseline": Estimator(
         reinforce_plus_plus_baseline_advantages, needs_groups=True
+    ),
+    "maxrl": Estimator(
+        maxrl_advantages,
+        needs_groups=True,
+        ignores_rewards=True,
+        aggregation="seq-mean-token-sum-norm",
     ),
 }
 """By the name that `algorithm.estimator` chooses."""

@@ -140,7 +140,7 @@ class ActorConfig(Section):
     loss_aggregation: Aggregation | None = None
     """What has equal weight: all tokens, or all responses (their tokens summed, averaged, or summed
     and divided by `data.max_response_length`). null is the algorithm's own: `seq-mean-token-mean`
-    for `gspo`, `seq-mean-token-sum-norm` for `dr_grpo`, else `token-mean`."""
+    for `gspo`, `seq-mean-token-sum-norm` for `dr_grpo` and `maxrl`, else `token-mean`."""
 
     @property
     def formula(self) -> Loss:

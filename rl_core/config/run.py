@@ -250,6 +250,12 @@ class RunConfig(Section):
                 f"algorithm.resample_rounds={self.algorithm.resample_rounds} replaces groups "
                 f"without spread, which algorithm.estimator={estimator} does not know: use 0"
             )
+        in_reward = self.algorithm.has_reference and self.algorithm.kl_mode == "reward"
+        if formula.ignores_rewards and in_reward:
+            raise ValueError(
+                f"algorithm.estimator={estimator} counts verdicts, which hold no penalty: "
+                "algorithm.kl_mode=reward must be none (or loss, with kl_estimator=k2)"
+            )
         if self.algorithm.options and not self.own_algorithms:
             raise ValueError(
                 f"algorithm.options={self.algorithm.options} are for a function of yours, and none "

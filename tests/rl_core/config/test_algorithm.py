@@ -40,3 +40,12 @@ def test_what_makes_nothing_of_gspo_is_refused(actor):
     with pytest.raises(ValueError, match=f"actor.{key}={value}"):
         settings(policy_loss="gspo", **actor)
     settings(policy_loss="gspo", clip_eps_high=0.02, loss_aggregation="seq-mean-token-sum")
+
+
+def test_maxrl_has_no_penalty_in_the_reward():
+    with pytest.raises(ValueError, match=r"algorithm.kl_mode=reward must be none"):
+        settings("maxrl")
+    for kl in ({"kl_mode": "none"}, {"kl_coef": 0}, {"kl_mode": "loss", "kl_estimator": "k2"}):
+        algorithm = {"estimator": "maxrl", "group_size": 2} | kl
+        config = RunConfig.model_validate({"algorithm": algorithm})
+        assert config.loss_aggregation == "seq-mean-token-sum-norm"
