@@ -58,8 +58,8 @@ class AlgorithmConfig(Section):
     """How rewards become advantages."""
 
     estimator: EstimatorName = "gae"
-    """How advantages are computed: `gae` is PPO with a critic, the others do without one;
-    `module:function` is one of your own."""
+    """How advantages are computed: `gae` is PPO with a critic, the others do without one; `distill`
+    has none, and only `teacher.path` teaches; `module:function` is one of your own."""
     options: dict[str, Any] = Field({})
     """Keywords for an estimator or a policy loss of your own: {NAME: VALUE}."""
     gamma: float = Field(1.0, gt=0, le=1)
@@ -96,7 +96,10 @@ class AlgorithmConfig(Section):
     @property
     def has_reference(self) -> bool:
         """Whether the policy is compared with the model that it started from."""
-        return self.kl_mode != "none" and self.kl_coef > 0
+        counts = self.kl_mode == "loss" or (
+            self.kl_mode == "reward" and self.estimator != "distill"
+        )
+        return counts and self.kl_coef > 0
 
 
 class ActorConfig(Section):
@@ -179,6 +182,17 @@ class ActorConfig(Section):
                 f"actor.policy_loss={name} has one ratio for it: use {self.formula.aggregation}"
             )
         return self
+
+
+class TeacherConfig(Section):
+    """On-policy distillation: a model that says of each token of the policy's how likely it is."""
+
+    path: str | None = None
+    """The teacher, as `model.path` or `RUN/best`; it must have the policy's tokens. null: none."""
+    coef: float = Field(1.0, gt=0)
+    """Weight of what it teaches beside the reward's advantage (of 0 with `estimator=distill`)."""
+    bound: float = Field(10.0, gt=0)
+    """Largest difference of the two models' log-probs that counts, in nats per token."""
 
 
 class CriticConfig(Section):

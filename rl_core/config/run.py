@@ -8,6 +8,7 @@ setting in mid-run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -20,7 +21,7 @@ from pydantic import (
 )
 
 from rl_core.algos.masking import Aggregation
-from rl_core.config.algorithm import ActorConfig, AlgorithmConfig, CriticConfig
+from rl_core.config.algorithm import ActorConfig, AlgorithmConfig, CriticConfig, TeacherConfig
 from rl_core.config.model import BaseModelConfig, ModelConfig, SftConfig
 from rl_core.config.operations import (
     BudgetConfig,
@@ -37,6 +38,7 @@ from rl_core.envs.text_env import TextEnv
 from rl_core.section import MAX_INT, Section
 from rl_core.system.devices import has_fast_bfloat16
 from rl_core.system.named_code import names_code
+from rl_core.system.words import as_path
 
 LrSchedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
@@ -128,6 +130,7 @@ class RunConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     actor: ActorConfig = ActorConfig()
     critic: CriticConfig = CriticConfig()
+    teacher: TeacherConfig = TeacherConfig()
     sft: SftConfig = SftConfig()
     rollout: RolloutConfig = RolloutConfig()
     resources: ResourcesConfig = ResourcesConfig()
@@ -149,6 +152,16 @@ class RunConfig(Section):
         if self.model.dtype != "auto":
             return self.model.dtype
         return "bfloat16" if self.resources.learner_gpus or has_fast_bfloat16() else "float32"
+
+    @property
+    def teacher_folder(self) -> Path | None:
+        """Where the teacher is, if `teacher.path` names a folder or a run's checkpoint."""
+        if self.teacher.path is None:
+            return None
+        run, _, what = self.teacher.path.partition("/")
+        of_run = self.storage.root / "runs" / run / "checkpoints" / (what or "best")
+        folders = (as_path(self.teacher.path), of_run)
+        return next((folder.resolve() for folder in folders if folder.is_dir()), None)
 
     @property
     def own_algorithms(self) -> dict[str, str]:
@@ -279,6 +292,21 @@ class RunConfig(Section):
                     f"{name}.lr_schedule={section.lr_schedule} ends with the run: "
                     "trainer.total_steps must say when that is"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_teacher(self) -> RunConfig:
+        path, algorithm = self.teacher.path, self.algorithm
+        if path is None and algorithm.estimator == "distill":
+            raise ValueError(
+                "algorithm.estimator=distill learns only from a teacher: set teacher.path to a "
+                "model with the policy's tokens, such as teacher.path=RUN/best"
+            )
+        if path is not None and algorithm.resample_rounds:
+            raise ValueError(
+                f"algorithm.resample_rounds={algorithm.resample_rounds} replaces groups that teach "
+                f"nothing, and with teacher.path={path} every group teaches: use 0"
+            )
         return self
 
     @model_validator(mode="after")

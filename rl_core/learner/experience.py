@@ -47,6 +47,7 @@ class Experience:
     """None until there are values, if the estimator needs them."""
     returns: Tensor | None
     """The critic's targets."""
+    teacher_logprobs: Tensor | None = None
 
     @property
     def kl(self) -> Tensor | None:
@@ -84,8 +85,8 @@ class Experience:
 class ExperienceMaker:
     """Computes what a step's update needs, by forward passes without gradient; changes no model.
 
-    `forward` has the run's temperature and type. Between uses the reference is on `offload_to`,
-    if that is given. Each of the `ranks` computes its own rows.
+    `forward` has the run's temperature and type. Between uses reference and teacher are on
+    `offload_to`, if that is given. Each of the `ranks` computes its own rows.
     """
 
     def __init__(
@@ -103,10 +104,11 @@ class ExperienceMaker:
         self._microbatching, self._device = microbatching, microbatching.device
         # With adapters the reference is the actor without them, and is not moved. A sharded one
         # comes to the device as it is gathered, by FSDP's own offloading.
-        moves_whole = ranks.is_alone and not config.model.lora_rank
-        self._offload_to = offload_to if moves_whole else None
-        if models.reference is not None and self._offload_to is not None:
-            models.reference.to(self._offload_to)
+        frozen = [models.teacher] if config.model.lora_rank else [models.teacher, models.reference]
+        self._offload_to = offload_to if ranks.is_alone else None
+        self._away = [one for one in frozen if one is not None and self._offload_to is not None]
+        for model in self._away:
+            model.to(self._offload_to)
 
     def make(
         self, batch: TrainBatch, *, kl_coef: float, is_on_policy: bool
@@ -117,17 +119,18 @@ class ExperienceMaker:
         are no `old_logprobs`, and if the critic has one update, no values.
         """
         costs: dict[str, float] = {}
-        old = ref = values = None
+        old = ref = values = taught = None
         critic, reference = self._models.critic, self._models.reference
+        teacher = self._models.teacher
         if not is_on_policy:
             with measured("old_log_prob", self._device, costs):
                 old = self._read("old_log_prob", batch, actor=self._models.actor)
         if reference is not None:
-            at_hand: AbstractContextManager[None] = nullcontext()
-            if self._offload_to is not None:
-                at_hand = on_device(reference, self._device, self._offload_to)
-            with measured("ref", self._device, costs), at_hand:
+            with measured("ref", self._device, costs), self._at_hand(reference):
                 ref = self._read("ref", batch, actor=reference)
+        if teacher is not None:
+            with measured("teacher", self._device, costs), self._at_hand(teacher):
+                taught = self._read("teacher", batch, actor=teacher)
         if critic is not None and not self._config.has_one_critic_update:
             with measured("values", self._device, costs):
                 values = self._read("values", batch, critic=critic)
@@ -140,7 +143,13 @@ class ExperienceMaker:
                 algorithm=self._config.algorithm,
                 kl_coef=kl_coef,
             )
-        return experience, costs
+        return replace(experience, teacher_logprobs=taught), costs
+
+    def _at_hand(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Has a model on the device for the block, if it is elsewhere between its uses."""
+        if self._offload_to is None or model not in self._away:
+            return nullcontext()
+        return on_device(model, self._device, self._offload_to)
 
     @torch.no_grad()
     def _read(self, phase: str, batch: TrainBatch, **model: nn.Module | None) -> Tensor:

@@ -84,6 +84,20 @@ def policy_metrics(experience: Experience, *, kl_coef: float) -> dict[str, float
     return metrics
 
 
+def teacher_metrics(experience: Experience, *, bound: float) -> dict[str, float]:
+    """Returns how far the policy is from its teacher, in nats per sampled token; falls to 0."""
+    mask, taught, old = experience.loss_mask, experience.teacher_logprobs, experience.old_logprobs
+    if taught is None or not bool(mask.any()):
+        return {}
+    assert old is not None, "known after the update"
+    gap = (old - taught)[mask]
+    return {
+        "teacher/kl": float(gap.mean()),
+        "teacher/kl_max": float(gap.max()),
+        "teacher/bounded_frac": float((gap.abs() > bound).float().mean()),
+    }
+
+
 def _gap(experience: Experience) -> Tensor:
     """Returns how far learner and engine disagree at each token, in nats, [B, T]."""
     assert experience.old_logprobs is not None, "known after the update"

@@ -14,6 +14,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from rl_core.algos.distillation import teacher_advantages
 from rl_core.algos.kl import kl_estimate
 from rl_core.algos.losses import (
     GivenTokens,
@@ -145,6 +146,7 @@ class Updater:
             actor.entropy_coef > 0
             or algorithm.kl_mode == "loss"
             or not actor.formula.needs_advantages
+            or self._models.teacher is not None
         )
         return mini.teaches | has_other_terms
 
@@ -224,11 +226,16 @@ class Updater:
             weights = truncated_importance_weights(
                 old_logprobs, micro.batch.rollout_logprobs, mask, cap=actor.importance_cap
             )
+        advantages, teacher = micro.advantages, self._config.teacher
+        if micro.teacher_logprobs is not None:
+            advantages = advantages + teacher_advantages(
+                logprobs, micro.teacher_logprobs, mask, coef=teacher.coef, bound=teacher.bound
+            )
         given = GivenTokens(
             logprobs=logprobs,
             old_logprobs=old_logprobs,
             rollout_logprobs=micro.batch.rollout_logprobs,
-            advantages=micro.advantages,
+            advantages=advantages,
             mask=mask,
             ref_logprobs=micro.ref_logprobs,
         )

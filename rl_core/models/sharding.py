@@ -66,7 +66,7 @@ def shard(models: Models, device: torch.device, *, offloads: bool) -> dict[nn.Mo
     With adapters the frozen weights stay whole: all models share them, and a reference is the actor
     without adapters. The models must be the same on all ranks, and have no optimizers yet. Models
     on the CPU go to the device a layer at a time, as they are cut. If it `offloads`, the
-    reference's shares are in the machine's memory.
+    shares of reference and teacher are in the machine's memory.
     """
     mesh = _mesh_of_all(device.type)
     actor, reference, critic = models.actor, models.reference, models.critic
@@ -74,6 +74,8 @@ def shard(models: Models, device: torch.device, *, offloads: bool) -> dict[nn.Mo
     for weight in still:
         weight.data = weight.data.to(device)
     roots: dict[nn.Module, ShardedModel] = {actor: ShardedModel(actor, mesh, still)}
+    if models.teacher is not None:
+        roots[models.teacher] = ShardedModel(models.teacher, mesh, set(), offloads=offloads)
     if reference is not None and not still:
         roots[reference] = ShardedModel(reference, mesh, set(), offloads=offloads)
     elif reference is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -192,11 +193,12 @@ def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
     frozen = frozen_bytes(shape, config)
     resident = {
         "weights": _FLOAT32 * learning
-        + (frozen if config.model.lora_rank else math.ceil(frozen / ranks)),
+        + (frozen if config.model.lora_rank else math.ceil(frozen / ranks))
+        + math.ceil(_FLOAT32 * models.teacher / ranks),
         "optimizer": moment_bytes(learning, config),
     }
     if _offloads(config):
-        away = math.ceil(_offloaded_reference(models, config) / ranks)
+        away = math.ceil(sum(_offloaded_frozen(models, config)) / ranks)
         resident = {"weights": resident["weights"] - away}
     # With a learner on a card, the snapshot is in the machine's memory.
     if config.checkpoints.in_background and not config.resources.learner_gpus:
@@ -219,7 +221,7 @@ def offloaded_bytes(shape: ModelShape, config: RunConfig) -> int:
     """Returns what `resources.offload` keeps in the machine's memory: of all ranks, at rest."""
     models = model_sizes(shape, config)
     moments = moment_bytes(models.actor + models.critic, config) if _offloads(config) else 0
-    return moments + _offloaded_reference(models, config)
+    return moments + sum(_offloaded_frozen(models, config))
 
 
 def moment_bytes(num_parameters: int, config: RunConfig) -> int:
@@ -247,6 +249,8 @@ class ModelSizes(NamedTuple):
     actor: int
     critic: int
     frozen: int
+    teacher: int = 0
+    """Does not learn either, and shares nothing with the others."""
 
 
 def model_sizes(shape: ModelShape, config: RunConfig) -> ModelSizes:
@@ -258,22 +262,37 @@ def model_sizes(shape: ModelShape, config: RunConfig) -> ModelSizes:
         actor=adapters if rank else shape.num_parameters,
         critic=critic if has_critic else 0,
         frozen=shape.num_parameters if rank or config.algorithm.has_reference else 0,
+        teacher=0 if config.teacher.path is None else teacher_shape(shape, config).num_parameters,
     )
+
+
+def teacher_shape(shape: ModelShape, config: RunConfig) -> ModelShape:
+    """Returns the teacher's shape; one that is not on this machine counts as the actor's."""
+    if config.teacher_folder is not None:
+        with suppress(OSError, ValueError):
+            return ModelShape.from_folder(config.teacher_folder)
+    return shape
 
 
 def _offloads(config: RunConfig) -> bool:
     return config.resources.learner_gpus > 0 and config.resources.offload
 
 
-def _offloaded_reference(models: ModelSizes, config: RunConfig) -> int:
-    """Returns the bytes of a reference that is on the card only for a pass; adapters have none."""
-    return _FLOAT32 * models.frozen if _offloads(config) and not config.model.lora_rank else 0
+def _offloaded_frozen(models: ModelSizes, config: RunConfig) -> tuple[int, int]:
+    """Returns the bytes of reference and teacher, if they are on the card only for a pass.
+
+    With adapters the reference is the actor, which stays.
+    """
+    if not _offloads(config):
+        return 0, 0
+    reference = 0 if config.model.lora_rank else models.frozen
+    return _FLOAT32 * reference, _FLOAT32 * models.teacher
 
 
 def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     models, rank = model_sizes(shape, config), config.model.lora_rank
     resident = resting_learner(shape, config).parts
-    reference = _offloaded_reference(models, config)
+    at_hand = max(_offloaded_frozen(models, config))  # one after the other
     on_gpu, ranks = config.resources.learner_gpus > 0, config.resources.learner_ranks
     threads = 1 if on_gpu or ranks > 1 else config.resources.learner_threads
     tokens, checkpoints = micro_batch_tokens(config), config.model.gradient_checkpointing
@@ -285,7 +304,10 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     # Copies of the weights for all micro-batches; without checkpoints, `kept` includes them.
     is_cast = adds and checkpoints and config.compute_dtype != "float32" and ranks == 1
     # The widest moment of a layer: an MLP's gate, up, activation and product, or their gradients.
-    passing = tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
+    passing, of_teacher = (
+        tokens * _FLOAT32 * (4 * one.intermediate_size + 4 * one.hidden_size)
+        for one in (shape, shape if config.teacher.path is None else teacher_shape(shape, config))
+    )
     if rank:  # beside a product: B A x, that scaled, the sum, and peft's float32 copy of x
         copies = 3 if config.compute_dtype == "float32" else 4
         passing += copies * tokens * _FLOAT32 * shape.intermediate_size
@@ -316,8 +338,8 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     block = _LIVE_BLOCKS * (_CARD_LOGIT_BLOCK if on_gpu else _LOGIT_BLOCK)
     forward = {
         # A sharded reference is gathered from the machine's memory.
-        "weights": resident["weights"] + (reference if ranks == 1 else 0),
-        "activations": threads * passing,
+        "weights": resident["weights"] + (at_hand if ranks == 1 else 0),
+        "activations": threads * max(passing, of_teacher),
         "logits": threads * block,
     }
     if ranks > 1:

@@ -49,3 +49,14 @@ def test_maxrl_has_no_penalty_in_the_reward():
         algorithm = {"estimator": "maxrl", "group_size": 2} | kl
         config = RunConfig.model_validate({"algorithm": algorithm})
         assert config.loss_aggregation == "seq-mean-token-sum-norm"
+
+
+def test_distillation_needs_a_teacher_and_no_spread():
+    with pytest.raises(ValueError, match=r"estimator=distill .* set teacher.path"):
+        settings("distill")
+    teacher = {"path": "strong/best"}
+    config = RunConfig.model_validate({"algorithm": {"estimator": "distill"}, "teacher": teacher})
+    assert not config.algorithm.has_reference  # a penalty in no reward
+    algorithm = {"estimator": "grpo", "group_size": 2, "resample_rounds": 1}
+    with pytest.raises(ValueError, match=r"resample_rounds=1 .* teacher.path=strong/best"):
+        RunConfig.model_validate({"algorithm": algorithm, "teacher": teacher})
