@@ -22,7 +22,7 @@ from pydantic import (
 from rl_core.algos.advantages import ESTIMATORS, Estimator
 from rl_core.algos.losses import LOSSES, Loss
 from rl_core.algos.masking import Aggregation
-from rl_core.algos.own import own_advantages, own_loss
+from rl_core.config.own_algorithms import own_advantages, own_loss
 from rl_core.section import Section
 from rl_core.system.named_code import names_code
 

@@ -46,8 +46,9 @@ from rl_core.models.forward import ForwardPass, forward_pass
 from rl_core.models.loading import complete_weights, load_models
 from rl_core.models.lora import merged_state
 from rl_core.models.saving import save_actor, save_beside_parts, save_part, tokenizer_bytes
-from rl_core.models.sharding import shard, sharded_pass, whole_tensor
+from rl_core.models.sharding import shard, sharded_pass
 from rl_core.models.shared_prefix import can_share_prompts
+from rl_core.models.shares import whole_tensor
 from rl_core.system.heap import give_back_heap
 
 _KL_CONTROLLERS = {"fixed": fixed_kl_coef, "adaptive": adaptive_kl_coef}

@@ -11,9 +11,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
 from rl_core.batch import TrainBatch
 from rl_core.models.loading import Critic
+from rl_core.models.logprobs import token_logprobs, token_logprobs_and_entropy
 from rl_core.models.packing import select_rows
 from rl_core.models.shared_prefix import response_states
 

@@ -20,7 +20,7 @@ from rl_core.models.folder_check import check_model_folder, refuse_not_finite
 from rl_core.models.linear_4bit import pack_linear_layers
 from rl_core.models.lora import add_adapters, merged_state
 from rl_core.models.packing import allow_packing
-from rl_core.models.sharding import whole_tensor
+from rl_core.models.shares import whole_tensor
 
 _PROBE_TOKENS = 4
 Module = TypeVar("Module", bound=nn.Module)

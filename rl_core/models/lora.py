@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 
 from rl_core.models.linear_4bit import Linear4bit
-from rl_core.models.sharding import whole_tensor
+from rl_core.models.shares import whole_tensor
 
 _ADAPTER = "default"
 """peft's name for the only adapter of a layer."""

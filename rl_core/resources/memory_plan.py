@@ -20,7 +20,7 @@ from rl_core.system.model_folder import CONFIG, read_object
 
 _FLOAT32 = 4
 _LOGIT_BLOCK, _CARD_LOGIT_BLOCK = 2**21 * _FLOAT32, 2**25 * _FLOAT32
-_KEPT_LOGITS = 2**25 * _FLOAT32  # these three as in algos/logprobs.py
+_KEPT_LOGITS = 2**25 * _FLOAT32  # these three as in models/logprobs.py
 _MOMENT_BLOCK, _4BIT_BLOCK = 256, 64
 """Numbers that share one scale: learner/adamw_8bit.py, models/linear_4bit.py."""
 _LIVE_BLOCKS = 4  # logits, their exponentials, and what an operation makes of them
