@@ -189,10 +189,13 @@ class TeacherConfig(Section):
 
     path: str | None = None
     """The teacher, as `model.path` or `RUN/best`; it must have the policy's tokens. null: none."""
+    signal: Literal["tokens", "full"] = "tokens"
+    """`tokens`: its log-probs of the sampled tokens, as advantages; `full`: the KL to it over the
+    whole vocabulary, as a loss, which has less noise and costs a second output embedding."""
     coef: float = Field(1.0, gt=0)
     """Weight of what it teaches beside the reward's advantage (of 0 with `estimator=distill`)."""
     bound: float = Field(10.0, gt=0)
-    """Largest difference of the two models' log-probs that counts, in nats per token."""
+    """With `tokens`, the largest difference of log-probs that counts, in nats per token."""
 
 
 class CriticConfig(Section):

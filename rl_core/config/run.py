@@ -307,6 +307,11 @@ class RunConfig(Section):
                 f"algorithm.resample_rounds={algorithm.resample_rounds} replaces groups that teach "
                 f"nothing, and with teacher.path={path} every group teaches: use 0"
             )
+        if path is not None and self.teacher.signal == "full" and self.resources.learner_ranks > 1:
+            raise ValueError(
+                "teacher.signal=full needs the teacher's whole output embedding in each update, "
+                f"which resources.learner_ranks={self.resources.learner_ranks} share: use tokens"
+            )
         return self
 
     @model_validator(mode="after")

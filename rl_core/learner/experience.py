@@ -48,6 +48,8 @@ class Experience:
     returns: Tensor | None
     """The critic's targets."""
     teacher_logprobs: Tensor | None = None
+    teacher_states: Tensor | None = None
+    """[B, T, H] in the type of the teacher's pass, for `teacher.signal=full`."""
 
     @property
     def kl(self) -> Tensor | None:
@@ -119,21 +121,23 @@ class ExperienceMaker:
         are no `old_logprobs`, and if the critic has one update, no values.
         """
         costs: dict[str, float] = {}
-        old = ref = values = taught = None
+        old = ref = values = None
+        taught: list[Tensor] = []
+        needs_states = self._config.teacher.signal == "full"
         critic, reference = self._models.critic, self._models.reference
         teacher = self._models.teacher
         if not is_on_policy:
             with measured("old_log_prob", self._device, costs):
-                old = self._read("old_log_prob", batch, actor=self._models.actor)
+                (old,) = self._read("old_log_prob", batch, actor=self._models.actor)
         if reference is not None:
             with measured("ref", self._device, costs), self._at_hand(reference):
-                ref = self._read("ref", batch, actor=reference)
+                (ref,) = self._read("ref", batch, actor=reference)
         if teacher is not None:
             with measured("teacher", self._device, costs), self._at_hand(teacher):
-                taught = self._read("teacher", batch, actor=teacher)
+                taught = self._read("teacher", batch, actor=teacher, with_states=needs_states)
         if critic is not None and not self._config.has_one_critic_update:
             with measured("values", self._device, costs):
-                values = self._read("values", batch, critic=critic)
+                (values,) = self._read("values", batch, critic=critic)
         with measured("adv", self._device, costs):
             experience = assemble(
                 batch,
@@ -143,7 +147,8 @@ class ExperienceMaker:
                 algorithm=self._config.algorithm,
                 kl_coef=kl_coef,
             )
-        return replace(experience, teacher_logprobs=taught), costs
+        names = ("teacher_logprobs", "teacher_states")
+        return replace(experience, **dict(zip(names, taught, strict=False))), costs
 
     def _at_hand(self, model: nn.Module) -> AbstractContextManager[None]:
         """Has a model on the device for the block, if it is elsewhere between its uses."""
@@ -152,19 +157,30 @@ class ExperienceMaker:
         return on_device(model, self._device, self._offload_to)
 
     @torch.no_grad()
-    def _read(self, phase: str, batch: TrainBatch, **model: nn.Module | None) -> Tensor:
-        """Returns a model's log-probs or values, [B, T], computed by ranks and micro-batches."""
+    def _read(self, phase: str, batch: TrainBatch, **model: Any) -> list[Tensor]:
+        """Returns a model's log-probs or values, [B, T], and its states if `model` says so.
 
-        def attempt(micro_batches: list[Tensor]) -> Tensor:
+        They are computed by ranks and micro-batches.
+        """
+
+        def attempt(micro_batches: list[Tensor]) -> list[Tensor]:
             number = len(micro_batches)
             passes = [rows for rows, _ in self._ranks.same_passes(micro_batches, [False] * number)]
-            computed = self._microbatching.threads.map(
-                lambda rows: self._forward(batch.select(rows), **model).per_token, passes
+            outputs = list(
+                self._microbatching.threads.map(
+                    lambda rows: self._forward(batch.select(rows), **model), passes
+                )
             )
+            kinds = [[one.per_token for one in outputs], [one.states for one in outputs]]
             # The passes after the last micro-batch are only for other ranks.
-            return in_rows(zip(micro_batches, list(computed), strict=False), batch.rollout_logprobs)
+            return [
+                in_rows(zip(micro_batches, kind, strict=False), batch.rollout_logprobs)
+                for kind in kinds
+                if kind[0] is not None
+            ]
 
-        return self._ranks.add(self._microbatching.run(phase, batch, attempt))
+        tensors = self._microbatching.run(phase, batch, attempt)
+        return [self._ranks.add(tensor) for tensor in tensors]
 
 
 def assemble(

@@ -211,10 +211,16 @@ class Updater:
     ) -> tuple[Tensor, Pass]:
         """Returns a micro-batch's share of the policy's loss, its metrics and its log-probs.
 
-        The loss is the policy loss, less the entropy bonus, plus the KL penalty (`kl_mode=loss`).
+        The loss is the policy loss, less the entropy bonus, plus the KL penalty (`kl_mode=loss`)
+        and the KL to the teacher (`teacher.signal=full`).
         """
         actor, algorithm = self._config.actor, self._config.algorithm
-        outputs = self._forward(micro.batch, actor=self._models.actor, with_entropy=True)
+        outputs = self._forward(
+            micro.batch,
+            actor=self._models.actor,
+            with_entropy=True,
+            teacher=self._teacher_of(micro),
+        )
         logprobs, entropy = outputs.logprobs, outputs.entropy
         assert logprobs is not None
         assert entropy is not None
@@ -227,7 +233,7 @@ class Updater:
                 old_logprobs, micro.batch.rollout_logprobs, mask, cap=actor.importance_cap
             )
         advantages, teacher = micro.advantages, self._config.teacher
-        if micro.teacher_logprobs is not None:
+        if micro.teacher_logprobs is not None and teacher.signal == "tokens":
             advantages = advantages + teacher_advantages(
                 logprobs, micro.teacher_logprobs, mask, coef=teacher.coef, bound=teacher.bound
             )
@@ -261,7 +267,19 @@ class Updater:
             kl_loss = aggregate(kl, mask, aggregation, denominators)
             metrics["actor/kl_loss"] = kl_loss.detach()
             loss = loss + kl_coef * kl_loss
+        if outputs.teacher_kl is not None:
+            teacher_loss = aggregate(outputs.teacher_kl, mask, aggregation, denominators)
+            metrics["actor/teacher_loss"] = teacher_loss.detach()
+            loss = loss + teacher.coef * teacher_loss
         return loss, Pass(metrics, logprobs.detach())
+
+    def _teacher_of(self, micro: Experience) -> tuple[Tensor, Tensor] | None:
+        """Returns the teacher's states of a micro-batch and its output embedding, if needed."""
+        if micro.teacher_states is None:
+            return None
+        assert self._models.teacher is not None, "it has computed the states"
+        head = self._models.teacher.get_output_embeddings().weight
+        return micro.teacher_states, head.to(micro.teacher_states.device)
 
     def _critic_pass(self, micro: Experience, denominators: Denominators) -> tuple[Tensor, Pass]:
         """Returns a micro-batch's share of the critic's loss, its metrics and its values."""

@@ -291,7 +291,11 @@ def _offloaded_frozen(models: ModelSizes, config: RunConfig) -> tuple[int, int]:
 
 def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     models, rank = model_sizes(shape, config), config.model.lora_rank
-    resident = resting_learner(shape, config).parts
+    resident = dict(resting_learner(shape, config).parts)
+    if config.teacher.path is not None and config.teacher.signal == "full":
+        num_rows = config.data.train_batch_size * config.algorithm.group_size
+        of_token = teacher_shape(shape, config).hidden_size * compute_width(config)
+        resident["teacher_states"] = num_rows * config.data.max_response_length * of_token
     at_hand = max(_offloaded_frozen(models, config))  # one after the other
     on_gpu, ranks = config.resources.learner_gpus > 0, config.resources.learner_ranks
     threads = 1 if on_gpu or ranks > 1 else config.resources.learner_threads

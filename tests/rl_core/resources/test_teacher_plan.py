@@ -26,3 +26,12 @@ def test_a_teachers_weights_are_planned_by_its_own_shape(settings, tmp_path):
     assert in_pass == more
     kept = settings(resources=resources | {"offload": True})
     assert offloaded_bytes(shape, away) - offloaded_bytes(shape, kept) == more
+
+
+def test_the_full_signal_keeps_the_teachers_states(settings):
+    shape = ModelShape.from_config(QWEN_05B)
+    teacher = {"path": "OWNER/NAME", "signal": "full"}
+    data = {"train_batch_size": 8, "max_response_length": 100}
+    config = settings(teacher=teacher, data=data, algorithm={"group_size": 4})
+    for phase in memory_plan(shape, config)[:-1]:
+        assert phase.parts["teacher_states"] == 8 * 4 * 100 * QWEN_05B["hidden_size"] * 4
