@@ -289,13 +289,24 @@ def _offloaded_frozen(models: ModelSizes, config: RunConfig) -> tuple[int, int]:
     return _FLOAT32 * reference, _FLOAT32 * models.teacher
 
 
-def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
-    models, rank = model_sizes(shape, config), config.model.lora_rank
-    resident = dict(resting_learner(shape, config).parts)
+def _held_while_learning(shape: ModelShape, config: RunConfig) -> dict[str, int]:
+    """Returns what a learner holds at rest, and a teacher's states of a step's tokens."""
+    held = dict(resting_learner(shape, config).parts)
     if config.teacher.path is not None and config.teacher.signal == "full":
         num_rows = config.data.train_batch_size * config.algorithm.group_size
         of_token = teacher_shape(shape, config).hidden_size * compute_width(config)
-        resident["teacher_states"] = num_rows * config.data.max_response_length * of_token
+        held["teacher_states"] = num_rows * config.data.max_response_length * of_token
+    return held
+
+
+def _layer_bytes(shape: ModelShape, tokens: int) -> int:
+    """Returns a layer's widest moment: an MLP's gate, up, activation, product, or gradients."""
+    return tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
+
+
+def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
+    models, rank = model_sizes(shape, config), config.model.lora_rank
+    resident = _held_while_learning(shape, config)
     at_hand = max(_offloaded_frozen(models, config))  # one after the other
     on_gpu, ranks = config.resources.learner_gpus > 0, config.resources.learner_ranks
     threads = 1 if on_gpu or ranks > 1 else config.resources.learner_threads
@@ -307,11 +318,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     )
     # Copies of the weights for all micro-batches; without checkpoints, `kept` includes them.
     is_cast = adds and checkpoints and config.compute_dtype != "float32" and ranks == 1
-    # The widest moment of a layer: an MLP's gate, up, activation and product, or their gradients.
-    passing, of_teacher = (
-        tokens * _FLOAT32 * (4 * one.intermediate_size + 4 * one.hidden_size)
-        for one in (shape, shape if config.teacher.path is None else teacher_shape(shape, config))
-    )
+    passing = _layer_bytes(shape, tokens)
     if rank:  # beside a product: B A x, that scaled, the sum, and peft's float32 copy of x
         copies = 3 if config.compute_dtype == "float32" else 4
         passing += copies * tokens * _FLOAT32 * shape.intermediate_size
@@ -343,7 +350,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     forward = {
         # A sharded reference is gathered from the machine's memory.
         "weights": resident["weights"] + (at_hand if ranks == 1 else 0),
-        "activations": threads * max(passing, of_teacher),
+        "activations": threads * max(passing, _layer_bytes(teacher_shape(shape, config), tokens)),
         "logits": threads * block,
     }
     if ranks > 1:
