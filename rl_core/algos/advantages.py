@@ -272,6 +272,17 @@ def end_rewards(rewards: Tensor, response_mask: Tensor) -> Tensor:
     return torch.where(positions == last, rewards.unsqueeze(-1), 0.0)
 
 
+def overlong_penalties(lengths: Tensor, *, num_tokens: int, max_length: int) -> Tensor:
+    """Returns what long responses lose, float [B]: from 0 linearly to -1 over the last tokens.
+
+    (max_length - num_tokens - length) / num_tokens beyond max_length - num_tokens. A response near
+    the limit learns to end before it is cut.
+
+    Source: DAPO (arXiv:2503.14476), equation 13.
+    """
+    return ((max_length - num_tokens - lengths) / num_tokens).clamp(-1.0, 0.0)
+
+
 def response_sums(token_rewards: Tensor, response_mask: Tensor) -> Tensor:
     """Returns each response's summed token rewards, float [B]: its outcome."""
     return masked_sum(token_rewards, response_mask, dim=-1)

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from rl_core.algos.advantages import ESTIMATORS, Estimator
+from rl_core.algos.importance import Level, Outside, importance_weights, off_policy_kept
 from rl_core.algos.losses import LOSSES, Loss
 from rl_core.algos.masking import Aggregation
 from rl_core.config.own_algorithms import own_advantages, own_loss
@@ -47,6 +48,8 @@ def _one_of(table: Mapping[str, Any]) -> Any:
 
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     EstimatorName = str
     LossName = str
 else:
@@ -82,6 +85,9 @@ class AlgorithmConfig(Section):
     """Adaptive controller: the more rollouts, the slower the coefficient follows."""
     resample_rounds: int = Field(0, ge=0)
     """Group estimators: most rounds to replace groups without spread by other problems' groups."""
+    overlong_tokens: int = Field(0, ge=0)
+    """The reward falls over so many of the last tokens up to the longest response, by 1 at its end
+    (DAPO); 0: it does not. `critic/score` and accuracy stay as they are."""
     mask_truncated: bool = False
     """Responses cut off at the length limit teach nothing (overlong filtering)."""
     outcome_gate: bool = True
@@ -127,19 +133,31 @@ class ActorConfig(Section):
     """Passes over a step's rollouts."""
     policy_loss: LossName = "ppo"
     """`gspo` has one ratio per response; `cispo` clips weights, so every token has a gradient;
-    `module:function` is one of your own."""
+    `dppo` bounds how far a token's probability moves from the engine's; `module:function` is one of
+    your own."""
     clip_eps_low: float | None = Field(None, gt=0, le=1)
     """How far a ratio may fall below 1 before it is clipped; null is the loss's own: 0.2 for `ppo`,
-    3e-4 for `gspo`, 1 for `cispo`."""
+    3e-4 for `gspo`, 1 for `cispo`, 0.2 (of probability) for `dppo`."""
     clip_eps_high: float | None = Field(None, gt=0)
     """How far a ratio may rise above 1, with 0.28 DAPO's clip-higher; null is the loss's own: 0.2
-    for `ppo`, 4e-4 for `gspo`, 4 for `cispo`."""
+    for `ppo`, 4e-4 for `gspo`, 4 for `cispo`, 0.2 (of probability) for `dppo`."""
     entropy_coef: float = Field(0.001, ge=0)
     """Weight of the entropy bonus: more keeps responses more varied."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest norm of the policy's gradient; a longer one is scaled down."""
     importance_cap: float | None = Field(2.0, ge=1)
     """Largest importance weight of a token (learner over rollout); null: no correction."""
+    importance_low: float | None = Field(None, gt=0, le=1)
+    """Smallest importance weight; null: none."""
+    importance_level: Level = "token"
+    """What has a weight: each `token`; a whole response (`sequence`: the product of its tokens',
+    with a cap of 3 or so); or `geometric`: a response is kept or dropped by their mean, within
+    bounds such as 0.99 and 1.01."""
+    importance_outside: Outside = "clip"
+    """A weight outside its bounds is set to the bound, or its tokens teach nothing (`drop`)."""
+    offpolicy_mask: float | None = Field(None, gt=0)
+    """A response with a negative advantage teaches nothing if the policy gives its tokens less
+    than the engine did, by more than this on average, in nats (0.05, say); null: all teach."""
     loss_aggregation: Aggregation | None = None
     """What has equal weight: all tokens, or all responses (their tokens summed, averaged, or summed
     and divided by `data.max_response_length`). null is the algorithm's own: `seq-mean-token-mean`
@@ -150,6 +168,29 @@ class ActorConfig(Section):
         """The policy loss's row in the table; of one of your own, a row like those."""
         own = Loss(partial(own_loss, self.policy_loss), needs_advantages=False)
         return LOSSES.get(self.policy_loss, own)
+
+    def token_weights(
+        self, old: Tensor, current: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor
+    ) -> Tensor | None:
+        """Returns what each token's loss is multiplied by, float [B, T]; None: by 1.
+
+        Log-probs from before the update, of now and of the engine; see algos/importance.py.
+        """
+        weights = None
+        if self.importance_cap is not None:
+            weights = importance_weights(
+                old,
+                rollout,
+                mask,
+                level=self.importance_level,
+                low=self.importance_low,
+                cap=self.importance_cap,
+                outside=self.importance_outside,
+            )
+        if self.offpolicy_mask is not None:
+            kept = off_policy_kept(current, rollout, advantages, mask, delta=self.offpolicy_mask)
+            weights = kept if weights is None else weights * kept
+        return weights
 
     @property
     def clips(self) -> dict[str, float]:
@@ -176,6 +217,16 @@ class ActorConfig(Section):
                     f"actor.{key}={clip:g} would clip nothing with actor.policy_loss={name}, whose "
                     f"ratio is the mean of a response's: use at most {limit:g}, or null for its own"
                 )
+        if self.formula.ratio_to_engine and self.importance_cap is not None:
+            raise ValueError(
+                f"actor.importance_cap={self.importance_cap:g} would correct for the engine twice, "
+                f"as actor.policy_loss={name} does it already: use null"
+            )
+        if self.importance_level == "geometric" and self.importance_outside == "clip":
+            raise ValueError(
+                "actor.importance_level=geometric keeps or drops a response: set "
+                "actor.importance_outside=drop importance_low=0.99 importance_cap=1.01"
+            )
         if self.formula.aggregation is not None and self.loss_aggregation == "token-mean":
             raise ValueError(
                 "actor.loss_aggregation=token-mean weighs a response by its length, and "

@@ -195,7 +195,8 @@ class RunConfig(Section):
         in_reward = algorithm.kl_mode == "reward" and algorithm.kl_coef > 0
         needed_before = in_reward or "algorithm.estimator" in self.own_algorithms
         engines_agree = self.compute_dtype == "float32" and not self.rollout.staleness
-        return self._updates_once and (engines_agree or not needed_before)
+        never_needed = self._updates_once or self.actor.formula.ratio_to_engine
+        return never_needed and (engines_agree or not needed_before)
 
     @property
     def has_one_critic_update(self) -> bool:
@@ -263,12 +264,6 @@ class RunConfig(Section):
                 f"algorithm.resample_rounds={self.algorithm.resample_rounds} replaces groups "
                 f"without spread, which algorithm.estimator={estimator} does not know: use 0"
             )
-        in_reward = self.algorithm.has_reference and self.algorithm.kl_mode == "reward"
-        if formula.ignores_rewards and in_reward:
-            raise ValueError(
-                f"algorithm.estimator={estimator} counts verdicts, which hold no penalty: "
-                "algorithm.kl_mode=reward must be none (or loss, with kl_estimator=k2)"
-            )
         if self.algorithm.options and not self.own_algorithms:
             raise ValueError(
                 f"algorithm.options={self.algorithm.options} are for a function of yours, and none "
@@ -292,6 +287,28 @@ class RunConfig(Section):
                     f"{name}.lr_schedule={section.lr_schedule} ends with the run: "
                     "trainer.total_steps must say when that is"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _penalises_what_counts(self) -> RunConfig:
+        estimator, formula = self.algorithm.estimator, self.algorithm.formula
+        in_reward = self.algorithm.has_reference and self.algorithm.kl_mode == "reward"
+        if formula.ignores_rewards and in_reward:
+            raise ValueError(
+                f"algorithm.estimator={estimator} counts verdicts, which hold no penalty: "
+                "algorithm.kl_mode=reward must be none (or loss, with kl_estimator=k2)"
+            )
+        overlong, longest = self.algorithm.overlong_tokens, self.data.max_response_length
+        if overlong >= longest:
+            raise ValueError(
+                f"algorithm.overlong_tokens={overlong} are the last of a longest response: use "
+                f"fewer than data.max_response_length={longest}"
+            )
+        if overlong and formula.ignores_rewards:
+            raise ValueError(
+                f"algorithm.overlong_tokens={overlong} is a penalty in the reward, which "
+                f"algorithm.estimator={estimator} ignores: use 0"
+            )
         return self
 
     @model_validator(mode="after")
@@ -322,7 +339,8 @@ class RunConfig(Section):
                 "rollout.sleep=true frees a GPU while the learner works: it needs "
                 "resources.rollout_gpus above 0 and rollout.staleness=0"
             )
-        if staleness and self.actor.importance_cap is None:
+        corrects = self.actor.importance_cap is not None or self.actor.formula.ratio_to_engine
+        if staleness and not corrects:
             raise ValueError(
                 f"rollout.staleness={staleness} learns from the responses of an older policy: "
                 "actor.importance_cap=null must be a number, so that this is corrected"

@@ -70,7 +70,12 @@ class Experience:
     def with_values(self, values: Tensor, algorithm: AlgorithmConfig) -> Experience:
         """Returns it with values of the critic's only update, and with their advantages."""
         advantages, returns = _advantages(
-            self.batch, self.token_rewards, values, self.old_logprobs, algorithm
+            self.batch,
+            self.batch.outcomes,
+            self.token_rewards,
+            values,
+            self.old_logprobs,
+            algorithm,
         )
         return replace(self, values=values, advantages=advantages, returns=returns)
 
@@ -146,6 +151,7 @@ class ExperienceMaker:
                 values=values,
                 algorithm=self._config.algorithm,
                 kl_coef=kl_coef,
+                max_response_length=self._config.data.max_response_length,
             )
         names = ("teacher_logprobs", "teacher_states")
         return replace(experience, **dict(zip(names, taught, strict=False))), costs
@@ -191,6 +197,7 @@ def assemble(
     values: Tensor | None,
     algorithm: AlgorithmConfig,
     kl_coef: float,
+    max_response_length: int = 0,
 ) -> Experience:
     """Returns the batch, whose groups must be whole, with token rewards and advantages.
 
@@ -200,6 +207,14 @@ def assemble(
     """
     mask = batch.sampled_mask
     token_rewards = adv.end_rewards(batch.rewards, mask)
+    penalties = torch.zeros_like(batch.rewards)
+    if algorithm.overlong_tokens:
+        penalties = adv.overlong_penalties(
+            batch.response_lengths,
+            num_tokens=algorithm.overlong_tokens,
+            max_length=max_response_length,
+        )
+        token_rewards = token_rewards + adv.end_rewards(penalties, mask)
     if batch.turn_rewards is not None:
         token_rewards = token_rewards + batch.turn_rewards
     if ref_logprobs is not None and algorithm.kl_mode == "reward":
@@ -208,7 +223,10 @@ def assemble(
         token_rewards = token_rewards - kl_coef * torch.where(mask, kl, 0.0)
     advantages = returns = None
     if values is not None or not algorithm.formula.needs_critic:
-        advantages, returns = _advantages(batch, token_rewards, values, old_logprobs, algorithm)
+        outcomes = batch.outcomes + penalties
+        advantages, returns = _advantages(
+            batch, outcomes, token_rewards, values, old_logprobs, algorithm
+        )
     # Masked only in the loss: a truncated response still counts in its group's mean.
     is_learned = ~batch.truncated if algorithm.mask_truncated else torch.ones_like(batch.truncated)
     return Experience(
@@ -226,19 +244,23 @@ def assemble(
 
 def _advantages(
     batch: TrainBatch,
+    outcomes: Tensor,
     token_rewards: Tensor,
     values: Tensor | None,
     old_logprobs: Tensor | None,
     algorithm: AlgorithmConfig,
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns advantages, and the critic's targets if there is a critic."""
+    """Returns advantages, and the critic's targets if there is a critic.
+
+    `outcomes` are rewards without the KL penalty, for estimators that compare a group's, float [B].
+    """
     formula, mask = algorithm.formula, batch.sampled_mask
     rewards = adv.response_sums(token_rewards, mask)
     if formula.needs_groups and algorithm.outcome_gate:
         mask = mask & adv.outcome_gate(batch.correct, batch.group_ids).unsqueeze(-1)
     given = adv.GivenRewards(
         rewards=rewards,
-        outcomes=batch.outcomes,
+        outcomes=outcomes,
         correct=batch.correct,
         group_ids=batch.group_ids,
         token_rewards=token_rewards,

@@ -27,6 +27,7 @@ from rl_core.learner.metrics import (
     policy_metrics,
     rollout_columns,
     teacher_metrics,
+    weight_metrics,
 )
 from rl_core.learner.microbatching import Microbatching
 from rl_core.learner.optimizer import make_optimizers, offload_device
@@ -153,6 +154,7 @@ class Learner:
             num_ranks=config.resources.learner_ranks,
         )
         metrics |= policy_metrics(experience, kl_coef=self._kl_coef) | self.microbatching.end_step()
+        metrics |= weight_metrics(experience, config.actor)
         metrics |= teacher_metrics(experience, bound=config.teacher.bound)
         teaches = self.updater.teaches("actor", experience)
         metrics |= self._utilisation.shares(experience.batch, teaches, metrics)

@@ -12,7 +12,7 @@ from torch import Tensor
 from rl_core.algos import advantages as adv
 from rl_core.algos.masking import masked_mean, masked_sum
 from rl_core.batch import TrainBatch, balanced_rows
-from rl_core.config.algorithm import AlgorithmConfig
+from rl_core.config.algorithm import ActorConfig, AlgorithmConfig
 from rl_core.learner.experience import Experience
 
 
@@ -64,6 +64,25 @@ def batch_metrics(
             ),
         }
     return metrics
+
+
+def weight_metrics(experience: Experience, actor: ActorConfig) -> dict[str, float]:
+    """Returns what the tokens' weights leave of a step; without weights nothing.
+
+    `rollout/ess_frac` is the effective sample size, (sum w)^2 / (n sum w^2): 1 if all are equal.
+    """
+    mask, old, advantages = experience.loss_mask, experience.old_logprobs, experience.advantages
+    assert old is not None, "known after the update"
+    assert advantages is not None, "known after the update"
+    weights = actor.token_weights(old, old, experience.batch.rollout_logprobs, advantages, mask)
+    if weights is None or not bool(mask.any()):
+        return {}
+    kept = weights[mask].double()
+    squares = kept.square().sum().clamp(min=1e-30)
+    return {
+        "rollout/ess_frac": float(kept.sum().square() / (len(kept) * squares)),
+        "rollout/dropped_frac": float((kept == 0).double().mean()),
+    }
 
 
 def policy_metrics(experience: Experience, *, kl_coef: float) -> dict[str, float]:

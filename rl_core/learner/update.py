@@ -20,7 +20,6 @@ from rl_core.algos.losses import (
     GivenTokens,
     clipped_value_loss,
     share_of_loss,
-    truncated_importance_weights,
 )
 from rl_core.algos.masking import Denominators, aggregate, count_denominators
 from rl_core.batch import mini_batches
@@ -227,11 +226,6 @@ class Updater:
         assert micro.advantages is not None
         mask = micro.loss_mask
         old_logprobs = logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
-        weights = None
-        if actor.importance_cap is not None:
-            weights = truncated_importance_weights(
-                old_logprobs, micro.batch.rollout_logprobs, mask, cap=actor.importance_cap
-            )
         advantages, teacher = micro.advantages, self._config.teacher
         if micro.teacher_logprobs is not None and teacher.signal == "tokens":
             advantages = advantages + teacher_advantages(
@@ -244,6 +238,9 @@ class Updater:
             advantages=advantages,
             mask=mask,
             ref_logprobs=micro.ref_logprobs,
+        )
+        weights = actor.token_weights(
+            old_logprobs, logprobs, micro.batch.rollout_logprobs, advantages, mask
         )
         aggregation = self._config.loss_aggregation
         policy = share_of_loss(

@@ -286,3 +286,9 @@ def test_rewards_stand_at_the_last_token_and_sum_up_again():
     placed = adv.end_rewards(rewards, mask)
     assert placed.tolist() == [[0.0, 0.0, 2.0], [-1.0, 0.0, 0.0]]
     assert adv.response_sums(placed, mask).tolist() == [2.0, -1.0]
+
+
+def test_overlong_penalties_by_hand():
+    lengths = torch.tensor([10, 80, 85, 100])
+    penalties = adv.overlong_penalties(lengths, num_tokens=20, max_length=100)
+    assert penalties.tolist() == [0.0, 0.0, -0.25, -1.0]
