@@ -127,7 +127,7 @@ class ExperienceMaker:
         """
         costs: dict[str, float] = {}
         old = ref = values = None
-        taught: list[Tensor] = []
+        taught: list[Tensor | None] = [None, None]
         needs_states = self._config.teacher.signal == "full"
         critic, reference = self._models.critic, self._models.reference
         teacher = self._models.teacher
@@ -139,7 +139,8 @@ class ExperienceMaker:
                 (ref,) = self._read("ref", batch, actor=reference)
         if teacher is not None:
             with measured("teacher", self._device, costs), self._at_hand(teacher):
-                taught = self._read("teacher", batch, actor=teacher, with_states=needs_states)
+                read = self._read("teacher", batch, actor=teacher, with_states=needs_states)
+            taught = [*read, None]
         if critic is not None and not self._config.has_one_critic_update:
             with measured("values", self._device, costs):
                 (values,) = self._read("values", batch, critic=critic)
@@ -153,8 +154,8 @@ class ExperienceMaker:
                 kl_coef=kl_coef,
                 max_response_length=self._config.data.max_response_length,
             )
-        names = ("teacher_logprobs", "teacher_states")
-        return replace(experience, **dict(zip(names, taught, strict=False))), costs
+        logprobs, states = taught[:2]
+        return replace(experience, teacher_logprobs=logprobs, teacher_states=states), costs
 
     def _at_hand(self, model: nn.Module) -> AbstractContextManager[None]:
         """Has a model on the device for the block, if it is elsewhere between its uses."""
@@ -177,12 +178,12 @@ class ExperienceMaker:
                     lambda rows: self._forward(batch.select(rows), **model), passes
                 )
             )
-            kinds = [[one.per_token for one in outputs], [one.states for one in outputs]]
+            states = [one.states for one in outputs if one.states is not None]
+            kinds = [[one.per_token for one in outputs], *([states] if states else [])]
             # The passes after the last micro-batch are only for other ranks.
             return [
                 in_rows(zip(micro_batches, kind, strict=False), batch.rollout_logprobs)
                 for kind in kinds
-                if kind[0] is not None
             ]
 
         tensors = self._microbatching.run(phase, batch, attempt)

@@ -83,22 +83,20 @@ class _BlockwiseKl(torch.autograd.Function):
             teacher_highest = new_highest
         log_sums = highest + total.log()
         teacher_log_sums = teacher_highest + teacher_total.log()
-        kl = moment / total - log_sums + teacher_log_sums
+        kl: Tensor = moment / total - log_sums + teacher_log_sums
         ctx.save_for_backward(*inputs[:4], log_sums, teacher_log_sums, kl)
         ctx.temperature, ctx.block_size = temperature, block_size
         return kl
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *models, log_sums, teacher_log_sums, kl = ctx.saved_tensors
-        hidden, head = models[:2]
+        hidden, head, taught, taught_head, log_sums, teacher_log_sums, kl = ctx.saved_tensors
         states = product_operand(hidden)
         hidden_grad = torch.zeros_like(hidden, dtype=torch.float32)
         weight_grad = torch.empty_like(head) if ctx.needs_input_grad[1] else None
         factor = (grads[0] / ctx.temperature).unsqueeze(-1)
-        for first, weight, logits, teacher_logits in _blocks(
-            *models, ctx.temperature, ctx.block_size
-        ):
+        blocks = _blocks(hidden, head, taught, taught_head, ctx.temperature, ctx.block_size)
+        for first, weight, logits, teacher_logits in blocks:
             logprobs = logits.sub_(log_sums.unsqueeze(-1))
             gap = teacher_logits.neg_().add_((teacher_log_sums - kl).unsqueeze(-1)).add_(logprobs)
             grad = logprobs.exp_().mul_(gap).mul_(factor).to(states.dtype)
