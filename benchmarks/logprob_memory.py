@@ -31,7 +31,7 @@ apply_defaults()
 import torch  # noqa: E402  # reads its settings from the environment on import
 from torch import Tensor  # noqa: E402
 
-from rl_core.algos.logprobs import token_logprobs_and_entropy  # noqa: E402
+from rl_core.models.logprobs import token_logprobs_and_entropy  # noqa: E402
 
 HIDDEN, VOCAB = 896, 151_936
 TEMPERATURE = 0.9

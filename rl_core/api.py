@@ -280,7 +280,9 @@ def _train(
     from rl_core.training import train_model
 
     @contextmanager
-    def start(resume_from: Path | None, policy_version: int) -> Iterator[Workers]:
+    def start(
+        config: RunConfig, resume_from: Path | None, policy_version: int
+    ) -> Iterator[Workers]:
         from rl_core.workers.in_process import InProcess
 
         workers = InProcess(config, model_path, resume_from, policy_version)

@@ -12,6 +12,7 @@ Left out, and where it is:
 From Python you train by `rl_core.train`, which keeps all that (docs/from-python.md).
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from rl_core.learner.learner import Learner
 from rl_core.rollout.adaptive_engine import build_engine
 from rl_core.rollout.collector import build_requests
 from rl_core.rollout.protocol import in_order
+from rl_core.runs.teacher import with_teacher
 from rl_core.types import (
     Completion,
     Problem,
@@ -55,6 +57,7 @@ def steps(
     config: RunConfig, model_path: Path, problems: Sequence[Problem], score: Score
 ) -> Iterator[Step]:
     """Yields `trainer.total_steps` steps of training (without that setting, steps without end)."""
+    config = with_teacher(config, model_path, logging.getLogger(__name__).warning)
     tokenizer = load_tokenizer(str(model_path))
     asked = prompted(problems, tokenizer, chat_template=config.env.prompt_template == "chat")
     decode, _ = text_codec(tokenizer)

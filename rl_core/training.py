@@ -20,6 +20,7 @@ from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import Rewards, start_rewards
 from rl_core.runs.resume import check_same_code, check_same_model, checkpoint_to_resume
 from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.teacher import with_teacher
 from rl_core.system.log_file import Log
 from rl_core.system.signals import StopAsked, StopSignals
 from rl_core.tracking.host_memory import HostMemory
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
     from rl_core.workers.cluster import Workers
     from rl_core.workers.engines import Engines
 
-StartWorkers: TypeAlias = "Callable[[Path | None, int], AbstractContextManager[Workers]]"
-"""Starts learner and engines from a checkpoint's folder, or the base model's, after a step."""
+StartWorkers: TypeAlias = "Callable[[RunConfig, Path | None, int], AbstractContextManager[Workers]]"
+"""Starts learner and engines with these settings, from a checkpoint's folder, or the base model's,
+after a step."""
 
 
 def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
@@ -86,6 +88,11 @@ def train_model(
     if checkpoint is not None:
         check_same_model(run, checkpoint.path, model_path)
     check_same_code(run, config, goes_on=checkpoint is not None)
+    named = config.teacher.path
+    known = run.read().teacher if checkpoint else {}
+    config = with_teacher(config, model_path, logger.warning, known)
+    if named is not None:
+        run.update(teacher={named: str(config.teacher.path)})
     run.cut_after(start_step)
     budget = BudgetLimit(config.budget, run)
     if not budget.allows_a_step():
@@ -98,7 +105,7 @@ def train_model(
     curriculum = load_curriculum(config, data, start_step, resume_from)
 
     def start_in_ray(
-        resume_from: Path | None, policy_version: int
+        config: RunConfig, resume_from: Path | None, policy_version: int
     ) -> AbstractContextManager[Workers]:
         from rl_core.workers.cluster import Workers
 
@@ -117,7 +124,7 @@ def train_model(
         start_rewards(config.env) if rewards is None else nullcontext(rewards) as scorer,
         wandb_tracking(config, run.path),
         TensorBoardTracker(config, run.path, start_step) as tensorboard,
-        (start_workers or start_in_ray)(resume_from, start_step) as workers,
+        (start_workers or start_in_ray)(config, resume_from, start_step) as workers,
         StopSignals(config.trainer.stop_grace_s) as signals,
     ):
         observers = (

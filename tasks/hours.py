@@ -23,6 +23,7 @@ _SHAPE: Final = {
     "model": None,
     "base_model": {"vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads"},
     "algorithm": {"estimator", "group_size", "kl_mode", "resample_rounds"},
+    "teacher": {"path", "signal"},
     "actor": {"mini_batch_size", "micro_batch_tokens", "ppo_epochs"},
     "data": {"train_batch_size", "max_prompt_length", "max_response_length"},
     "rollout": {"engine", "num_engines", "staleness", "sleep"},

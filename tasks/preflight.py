@@ -26,7 +26,7 @@ from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.preflight_checks import Finding, PreflightError, fatal, ok, plans, warning
 from tasks.preflight_checks.device import device_findings, quantization_findings
 from tasks.preflight_checks.hours import time_findings
-from tasks.preflight_checks.model import model_findings, reads_as_hub_name
+from tasks.preflight_checks.model import model_findings, reads_as_hub_name, teacher_findings
 from tasks.preflight_checks.own_algorithms import own_algorithm_findings
 from tasks.preflight_checks.rows import row_findings
 from tasks.preflight_checks.surroundings import cluster_findings, leftover_findings
@@ -44,6 +44,7 @@ def preflight(config: RunConfig) -> list[Finding]:
         *device_findings(config),
         *quantization_findings(config),
         *model_findings(config),
+        *teacher_findings(config),
         *plans.length_findings(config),
         *plans.memory_findings(config),
         *plans.machine_findings(config),

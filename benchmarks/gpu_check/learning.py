@@ -41,7 +41,13 @@ _BASE: Sections = {
     "algorithm": {"kl_coef": 0.05, "gae_lambda": 0.95, "group_size": 4},
 }
 _CASES: dict[str, Sections] = {
-    **{name: {"algorithm": {"estimator": name}} for name in ESTIMATORS if name != "gae"},
+    **{
+        name: {
+            "algorithm": {"estimator": name} | ({"kl_mode": "none"} if row.ignores_rewards else {})
+        }
+        for name, row in ESTIMATORS.items()
+        if name not in ("gae", "distill")
+    },
     "gspo": {"algorithm": {"estimator": "grpo"}, "actor": {"policy_loss": "gspo"}},
     "cispo": {"algorithm": {"estimator": "grpo"}, "actor": {"policy_loss": "cispo"}},
     "KL in the loss": {

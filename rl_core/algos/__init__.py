@@ -1,1 +1,1 @@
-"""Pure functions of tensors: advantages, losses, KL, log-probs."""
+"""Pure functions of tensors: advantages, losses, KL."""

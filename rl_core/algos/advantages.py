@@ -57,6 +57,8 @@ class Estimator:
     needs_critic: bool = False
     needs_groups: bool = False
     """It compares the responses to one prompt, so there must be several; `outcome_gate` applies."""
+    ignores_rewards: bool = False
+    """Rewards do not count, so a penalty in them would not."""
     aggregation: Aggregation = "token-mean"
     """If neither `actor.loss_aggregation` nor the policy loss says otherwise."""
 
@@ -197,6 +199,42 @@ def reinforce_plus_plus_baseline_advantages(given: GivenRewards) -> Tensor:
     return whiten(dr_grpo_advantages(given), given.mask)
 
 
+def maxrl_advantages(given: GivenRewards) -> Tensor:
+    """Returns (c - m) / m at each token, float [B, T]: c is 1 if correct, m its group's mean.
+
+    0 if all of a group fail. It follows the gradient of log P(correct), to the order of the group's
+    size: a hard problem's rare success weighs 1 / m times as much as in RLOO. The verdict and not
+    the score: with format credit a group that fails would get full-size advantages. A group of one
+    response has no mean: c. When: pass rates below 0.2, groups of 8 or more; `actor.grad_clip`
+    matters.
+
+    Raises:
+        ValueError: there are rewards of turns, which no verdict holds.
+
+    Source: Maximum Likelihood RL (arXiv:2602.02710), algorithm 1.
+    """
+    if bool(((given.token_rewards != 0) & given.mask).sum(dim=-1).gt(1).any()):
+        raise ValueError(
+            "algorithm.estimator=maxrl counts verdicts, and the env rewards turns: use grpo or gae"
+        )
+    centred, index, sizes = _centre(given.correct.double(), given.group_ids)
+    means = given.correct.double() - centred
+    per_response = centred / means.where(means > 0, 1.0)
+    per_response = per_response.where(sizes[index] > 1, given.correct.double())
+    return _spread_over_tokens(per_response, given.rewards, given.mask)
+
+
+def distill_advantages(given: GivenRewards) -> Tensor:
+    """Returns 0 at each token, float [B, T]: only the teacher teaches, no reward does.
+
+    When: a stronger model has the same tokenizer. It learns in a fraction of RL's steps, with
+    groups of 1 to 4 and a learning rate 5 to 10 times RL's, and gets no better than its teacher.
+
+    Source: On-Policy Distillation (Thinking Machines Lab, October 2025).
+    """
+    return given.token_rewards.new_zeros(given.mask.shape)
+
+
 def outcome_gate(correct: Tensor, group_ids: Tensor) -> Tensor:
     """Returns which responses are in a group with at least one correct response, bool [B].
 
@@ -234,6 +272,17 @@ def end_rewards(rewards: Tensor, response_mask: Tensor) -> Tensor:
     return torch.where(positions == last, rewards.unsqueeze(-1), 0.0)
 
 
+def overlong_penalties(lengths: Tensor, *, num_tokens: int, max_length: int) -> Tensor:
+    """Returns what long responses lose, float [B]: from 0 linearly to -1 over the last tokens.
+
+    (max_length - num_tokens - length) / num_tokens beyond max_length - num_tokens. A response near
+    the limit learns to end before it is cut.
+
+    Source: DAPO (arXiv:2503.14476), equation 13.
+    """
+    return ((max_length - num_tokens - lengths) / num_tokens).clamp(-1.0, 0.0)
+
+
 def response_sums(token_rewards: Tensor, response_mask: Tensor) -> Tensor:
     """Returns each response's summed token rewards, float [B]: its outcome."""
     return masked_sum(token_rewards, response_mask, dim=-1)
@@ -250,5 +299,12 @@ ESTIMATORS: Final[dict[str, Estimator]] = {
     "reinforce_plus_plus_baseline": Estimator(
         reinforce_plus_plus_baseline_advantages, needs_groups=True
     ),
+    "maxrl": Estimator(
+        maxrl_advantages,
+        needs_groups=True,
+        ignores_rewards=True,
+        aggregation="seq-mean-token-sum-norm",
+    ),
+    "distill": Estimator(distill_advantages, ignores_rewards=True),
 }
 """By the name that `algorithm.estimator` chooses."""

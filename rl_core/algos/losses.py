@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _MAX_LOG_RATIO = 20.0
+_MAX_RATIO = 20.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Loss:
     """A larger one would clip nothing."""
     aggregation: Aggregation | None = None
     """None: that of the estimator."""
+    ratio_to_engine: bool = False
+    """It corrects for the engine by itself: no importance weight, and no log-probs of before."""
     needs_advantages: bool = True
     """A token without an advantage has a loss of 0."""
 
@@ -143,6 +146,26 @@ def cispo_policy_loss(
     return TokenLoss(per_token, is_clipped=ratio != weight)
 
 
+def dppo_policy_loss(given: GivenTokens, *, clip_eps_low: float, clip_eps_high: float) -> TokenLoss:
+    """Returns -A min(r, 20) per token, whose gradient is that times the log-prob's.
+
+    r = exp(logprobs - rollout_logprobs), a constant. A token teaches nothing if its PROBABILITY
+    has moved too far in the advantage's direction: by more than `clip_eps_high` above the engine's
+    if A > 0, by more than `clip_eps_low` below it if A < 0 (binary total variation). PPO's clip of
+    the ratio stops rare tokens early and common ones late. When: stale rollouts, rare tokens.
+
+    Source: DPPO (arXiv:2602.04879), equation 13.
+    """
+    log_ratio = (given.logprobs - given.rollout_logprobs).where(given.mask, 0.0)
+    moved = given.logprobs.detach().exp() - given.rollout_logprobs.exp()
+    too_far = (given.advantages > 0) & (moved > clip_eps_high)
+    too_far |= (given.advantages < 0) & (moved < -clip_eps_low)
+    weight = _exp(log_ratio.detach()).clamp(max=_MAX_RATIO)
+    unity = (log_ratio - log_ratio.detach()).exp()  # its gradient is the log-prob's
+    per_token = (-given.advantages * weight * unity).where(~too_far, 0.0)
+    return TokenLoss(per_token, is_clipped=too_far)
+
+
 def _exp(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
 
@@ -157,8 +180,7 @@ def share_of_loss(
 ) -> PolicyLoss:
     """Returns the aggregated loss of a micro-batch's tokens, with its metrics.
 
-    `importance_weights`, see `truncated_importance_weights`, are constants that multiply each
-    token's loss.
+    `importance_weights`, see importance.py, are constants that multiply each token's loss.
     """
     per_token = tokens.per_token
     if importance_weights is not None:
@@ -202,28 +224,12 @@ def clipped_value_loss(
     return ValueLoss(loss=loss, clip_frac=clip_frac, prediction_mean=prediction_mean)
 
 
-def truncated_importance_weights(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, *, cap: float
-) -> Tensor:
-    """Returns min(exp(old_logprobs - rollout_logprobs), cap) per token, float [B, T], 0 outside.
-
-    Corrects for tokens that were sampled by an engine whose probabilities differ from the learner's
-    (kernels, dtype): `old_logprobs` are the learner's, `rollout_logprobs` as the engine returned
-    them. The cap bounds the variance. Constants: no gradient flows.
-
-    Source: Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings you
-        off-policy RL training".
-    """
-    log_ratio = (old_logprobs - rollout_logprobs).detach().where(response_mask, 0.0)
-    weights = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp().clamp(max=cap)
-    return weights.where(response_mask, 0.0)
-
-
 LOSSES: Final[dict[str, Loss]] = {
     "ppo": Loss(ppo_policy_loss),
     "gspo": Loss(
         gspo_policy_loss, 3e-4, 4e-4, largest_clip=0.02, aggregation="seq-mean-token-mean"
     ),
     "cispo": Loss(cispo_policy_loss, clip_eps_low=1.0, clip_eps_high=4.0),
+    "dppo": Loss(dppo_policy_loss, ratio_to_engine=True),
 }
 """By the name that `actor.policy_loss` chooses."""

@@ -20,9 +20,10 @@ from pydantic import (
 )
 
 from rl_core.algos.advantages import ESTIMATORS, Estimator
+from rl_core.algos.importance import Level, Outside, importance_weights, off_policy_kept
 from rl_core.algos.losses import LOSSES, Loss
 from rl_core.algos.masking import Aggregation
-from rl_core.algos.own import own_advantages, own_loss
+from rl_core.config.own_algorithms import own_advantages, own_loss
 from rl_core.section import Section
 from rl_core.system.named_code import names_code
 
@@ -47,6 +48,8 @@ def _one_of(table: Mapping[str, Any]) -> Any:
 
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     EstimatorName = str
     LossName = str
 else:
@@ -58,8 +61,8 @@ class AlgorithmConfig(Section):
     """How rewards become advantages."""
 
     estimator: EstimatorName = "gae"
-    """How advantages are computed: `gae` is PPO with a critic, the others do without one;
-    `module:function` is one of your own."""
+    """How advantages are computed: `gae` is PPO with a critic, the others do without one; `distill`
+    has none, and only `teacher.path` teaches; `module:function` is one of your own."""
     options: dict[str, Any] = Field({})
     """Keywords for an estimator or a policy loss of your own: {NAME: VALUE}."""
     gamma: float = Field(1.0, gt=0, le=1)
@@ -82,6 +85,9 @@ class AlgorithmConfig(Section):
     """Adaptive controller: the more rollouts, the slower the coefficient follows."""
     resample_rounds: int = Field(0, ge=0)
     """Group estimators: most rounds to replace groups without spread by other problems' groups."""
+    overlong_tokens: int = Field(0, ge=0)
+    """The reward falls over so many of the last tokens up to the longest response, by 1 at its end
+    (DAPO); 0: it does not. `critic/score` and accuracy stay as they are."""
     mask_truncated: bool = False
     """Responses cut off at the length limit teach nothing (overlong filtering)."""
     outcome_gate: bool = True
@@ -96,7 +102,10 @@ class AlgorithmConfig(Section):
     @property
     def has_reference(self) -> bool:
         """Whether the policy is compared with the model that it started from."""
-        return self.kl_mode != "none" and self.kl_coef > 0
+        counts = self.kl_mode == "loss" or (
+            self.kl_mode == "reward" and self.estimator != "distill"
+        )
+        return counts and self.kl_coef > 0
 
 
 class ActorConfig(Section):
@@ -124,29 +133,64 @@ class ActorConfig(Section):
     """Passes over a step's rollouts."""
     policy_loss: LossName = "ppo"
     """`gspo` has one ratio per response; `cispo` clips weights, so every token has a gradient;
-    `module:function` is one of your own."""
+    `dppo` bounds how far a token's probability moves from the engine's; `module:function` is one of
+    your own."""
     clip_eps_low: float | None = Field(None, gt=0, le=1)
     """How far a ratio may fall below 1 before it is clipped; null is the loss's own: 0.2 for `ppo`,
-    3e-4 for `gspo`, 1 for `cispo`."""
+    3e-4 for `gspo`, 1 for `cispo`, 0.2 (of probability) for `dppo`."""
     clip_eps_high: float | None = Field(None, gt=0)
     """How far a ratio may rise above 1, with 0.28 DAPO's clip-higher; null is the loss's own: 0.2
-    for `ppo`, 4e-4 for `gspo`, 4 for `cispo`."""
+    for `ppo`, 4e-4 for `gspo`, 4 for `cispo`, 0.2 (of probability) for `dppo`."""
     entropy_coef: float = Field(0.001, ge=0)
     """Weight of the entropy bonus: more keeps responses more varied."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest norm of the policy's gradient; a longer one is scaled down."""
     importance_cap: float | None = Field(2.0, ge=1)
     """Largest importance weight of a token (learner over rollout); null: no correction."""
+    importance_low: float | None = Field(None, gt=0, le=1)
+    """Smallest importance weight; null: none."""
+    importance_level: Level = "token"
+    """What has a weight: each `token`; a whole response (`sequence`: the product of its tokens',
+    with a cap of 3 or so); or `geometric`: a response is kept or dropped by their mean, within
+    bounds such as 0.99 and 1.01."""
+    importance_outside: Outside = "clip"
+    """A weight outside its bounds is set to the bound, or its tokens teach nothing (`drop`)."""
+    offpolicy_mask: float | None = Field(None, gt=0)
+    """A response with a negative advantage teaches nothing if the policy gives its tokens less
+    than the engine did, by more than this on average, in nats (0.05, say); null: all teach."""
     loss_aggregation: Aggregation | None = None
     """What has equal weight: all tokens, or all responses (their tokens summed, averaged, or summed
     and divided by `data.max_response_length`). null is the algorithm's own: `seq-mean-token-mean`
-    for `gspo`, `seq-mean-token-sum-norm` for `dr_grpo`, else `token-mean`."""
+    for `gspo`, `seq-mean-token-sum-norm` for `dr_grpo` and `maxrl`, else `token-mean`."""
 
     @property
     def formula(self) -> Loss:
         """The policy loss's row in the table; of one of your own, a row like those."""
         own = Loss(partial(own_loss, self.policy_loss), needs_advantages=False)
         return LOSSES.get(self.policy_loss, own)
+
+    def token_weights(
+        self, old: Tensor, current: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor
+    ) -> Tensor | None:
+        """Returns what each token's loss is multiplied by, float [B, T]; None: by 1.
+
+        Log-probs from before the update, of now and of the engine; see algos/importance.py.
+        """
+        weights = None
+        if self.importance_cap is not None:
+            weights = importance_weights(
+                old,
+                rollout,
+                mask,
+                level=self.importance_level,
+                low=self.importance_low,
+                cap=self.importance_cap,
+                outside=self.importance_outside,
+            )
+        if self.offpolicy_mask is not None:
+            kept = off_policy_kept(current, rollout, advantages, mask, delta=self.offpolicy_mask)
+            weights = kept if weights is None else weights * kept
+        return weights
 
     @property
     def clips(self) -> dict[str, float]:
@@ -173,12 +217,36 @@ class ActorConfig(Section):
                     f"actor.{key}={clip:g} would clip nothing with actor.policy_loss={name}, whose "
                     f"ratio is the mean of a response's: use at most {limit:g}, or null for its own"
                 )
+        if self.formula.ratio_to_engine and self.importance_cap is not None:
+            raise ValueError(
+                f"actor.importance_cap={self.importance_cap:g} would correct for the engine twice, "
+                f"as actor.policy_loss={name} does it already: use null"
+            )
+        if self.importance_level == "geometric" and self.importance_outside == "clip":
+            raise ValueError(
+                "actor.importance_level=geometric keeps or drops a response: set "
+                "actor.importance_outside=drop importance_low=0.99 importance_cap=1.01"
+            )
         if self.formula.aggregation is not None and self.loss_aggregation == "token-mean":
             raise ValueError(
                 "actor.loss_aggregation=token-mean weighs a response by its length, and "
                 f"actor.policy_loss={name} has one ratio for it: use {self.formula.aggregation}"
             )
         return self
+
+
+class TeacherConfig(Section):
+    """On-policy distillation: a model that says of each token of the policy's how likely it is."""
+
+    path: str | None = None
+    """The teacher, as `model.path` or `RUN/best`; it must have the policy's tokens. null: none."""
+    signal: Literal["tokens", "full"] = "tokens"
+    """`tokens`: its log-probs of the sampled tokens, as advantages; `full`: the KL to it over the
+    whole vocabulary, as a loss, which has less noise and costs a second output embedding."""
+    coef: float = Field(1.0, gt=0)
+    """Weight of what it teaches beside the reward's advantage (of 0 with `estimator=distill`)."""
+    bound: float = Field(10.0, gt=0)
+    """With `tokens`, the largest difference of log-probs that counts, in nats per token."""
 
 
 class CriticConfig(Section):

@@ -8,6 +8,7 @@ setting in mid-run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -20,7 +21,7 @@ from pydantic import (
 )
 
 from rl_core.algos.masking import Aggregation
-from rl_core.config.algorithm import ActorConfig, AlgorithmConfig, CriticConfig
+from rl_core.config.algorithm import ActorConfig, AlgorithmConfig, CriticConfig, TeacherConfig
 from rl_core.config.model import BaseModelConfig, ModelConfig, SftConfig
 from rl_core.config.operations import (
     BudgetConfig,
@@ -37,6 +38,7 @@ from rl_core.envs.text_env import TextEnv
 from rl_core.section import MAX_INT, Section
 from rl_core.system.devices import has_fast_bfloat16
 from rl_core.system.named_code import names_code
+from rl_core.system.words import as_path
 
 LrSchedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
@@ -128,6 +130,7 @@ class RunConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     actor: ActorConfig = ActorConfig()
     critic: CriticConfig = CriticConfig()
+    teacher: TeacherConfig = TeacherConfig()
     sft: SftConfig = SftConfig()
     rollout: RolloutConfig = RolloutConfig()
     resources: ResourcesConfig = ResourcesConfig()
@@ -149,6 +152,16 @@ class RunConfig(Section):
         if self.model.dtype != "auto":
             return self.model.dtype
         return "bfloat16" if self.resources.learner_gpus or has_fast_bfloat16() else "float32"
+
+    @property
+    def teacher_folder(self) -> Path | None:
+        """Where the teacher is, if `teacher.path` names a folder or a run's checkpoint."""
+        if self.teacher.path is None:
+            return None
+        run, _, what = self.teacher.path.partition("/")
+        of_run = self.storage.root / "runs" / run / "checkpoints" / (what or "best")
+        folders = (as_path(self.teacher.path), of_run)
+        return next((folder.resolve() for folder in folders if folder.is_dir()), None)
 
     @property
     def own_algorithms(self) -> dict[str, str]:
@@ -182,7 +195,8 @@ class RunConfig(Section):
         in_reward = algorithm.kl_mode == "reward" and algorithm.kl_coef > 0
         needed_before = in_reward or "algorithm.estimator" in self.own_algorithms
         engines_agree = self.compute_dtype == "float32" and not self.rollout.staleness
-        return self._updates_once and (engines_agree or not needed_before)
+        never_needed = self._updates_once or self.actor.formula.ratio_to_engine
+        return never_needed and (engines_agree or not needed_before)
 
     @property
     def has_one_critic_update(self) -> bool:
@@ -276,6 +290,48 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _penalises_what_counts(self) -> RunConfig:
+        estimator, formula = self.algorithm.estimator, self.algorithm.formula
+        in_reward = self.algorithm.has_reference and self.algorithm.kl_mode == "reward"
+        if formula.ignores_rewards and in_reward:
+            raise ValueError(
+                f"algorithm.estimator={estimator} counts verdicts, which hold no penalty: "
+                "algorithm.kl_mode=reward must be none (or loss, with kl_estimator=k2)"
+            )
+        overlong, longest = self.algorithm.overlong_tokens, self.data.max_response_length
+        if overlong >= longest:
+            raise ValueError(
+                f"algorithm.overlong_tokens={overlong} are the last of a longest response: use "
+                f"fewer than data.max_response_length={longest}"
+            )
+        if overlong and formula.ignores_rewards:
+            raise ValueError(
+                f"algorithm.overlong_tokens={overlong} is a penalty in the reward, which "
+                f"algorithm.estimator={estimator} ignores: use 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_teacher(self) -> RunConfig:
+        path, algorithm = self.teacher.path, self.algorithm
+        if path is None and algorithm.estimator == "distill":
+            raise ValueError(
+                "algorithm.estimator=distill learns only from a teacher: set teacher.path to a "
+                "model with the policy's tokens, such as teacher.path=RUN/best"
+            )
+        if path is not None and algorithm.resample_rounds:
+            raise ValueError(
+                f"algorithm.resample_rounds={algorithm.resample_rounds} replaces groups that teach "
+                f"nothing, and with teacher.path={path} every group teaches: use 0"
+            )
+        if path is not None and self.teacher.signal == "full" and self.resources.learner_ranks > 1:
+            raise ValueError(
+                "teacher.signal=full needs the teacher's whole output embedding in each update, "
+                f"which resources.learner_ranks={self.resources.learner_ranks} share: use tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _knows_when_to_generate(self) -> RunConfig:
         staleness = self.rollout.staleness
         if self.rollout.sleep and (staleness or self.resources.rollout_gpus == 0):
@@ -283,7 +339,8 @@ class RunConfig(Section):
                 "rollout.sleep=true frees a GPU while the learner works: it needs "
                 "resources.rollout_gpus above 0 and rollout.staleness=0"
             )
-        if staleness and self.actor.importance_cap is None:
+        corrects = self.actor.importance_cap is not None or self.actor.formula.ratio_to_engine
+        if staleness and not corrects:
             raise ValueError(
                 f"rollout.staleness={staleness} learns from the responses of an older policy: "
                 "actor.importance_cap=null must be a number, so that this is corrected"

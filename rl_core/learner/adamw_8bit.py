@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rl_core.models.bitsandbytes import load_bitsandbytes
-from rl_core.models.sharding import cut_as, own_part
+from rl_core.models.shares import cut_as, own_part
 
 CONSTANTS = ("qmap1", "qmap2")
 """The number of each byte: the same in every tensor's state, and no part of a checkpoint."""

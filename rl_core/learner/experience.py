@@ -47,6 +47,9 @@ class Experience:
     """None until there are values, if the estimator needs them."""
     returns: Tensor | None
     """The critic's targets."""
+    teacher_logprobs: Tensor | None = None
+    teacher_states: Tensor | None = None
+    """[B, T, H] in the type of the teacher's pass, for `teacher.signal=full`."""
 
     @property
     def kl(self) -> Tensor | None:
@@ -67,7 +70,12 @@ class Experience:
     def with_values(self, values: Tensor, algorithm: AlgorithmConfig) -> Experience:
         """Returns it with values of the critic's only update, and with their advantages."""
         advantages, returns = _advantages(
-            self.batch, self.token_rewards, values, self.old_logprobs, algorithm
+            self.batch,
+            self.batch.outcomes,
+            self.token_rewards,
+            values,
+            self.old_logprobs,
+            algorithm,
         )
         return replace(self, values=values, advantages=advantages, returns=returns)
 
@@ -84,8 +92,8 @@ class Experience:
 class ExperienceMaker:
     """Computes what a step's update needs, by forward passes without gradient; changes no model.
 
-    `forward` has the run's temperature and type. Between uses the reference is on `offload_to`,
-    if that is given. Each of the `ranks` computes its own rows.
+    `forward` has the run's temperature and type. Between uses reference and teacher are on
+    `offload_to`, if that is given. Each of the `ranks` computes its own rows.
     """
 
     def __init__(
@@ -103,10 +111,11 @@ class ExperienceMaker:
         self._microbatching, self._device = microbatching, microbatching.device
         # With adapters the reference is the actor without them, and is not moved. A sharded one
         # comes to the device as it is gathered, by FSDP's own offloading.
-        moves_whole = ranks.is_alone and not config.model.lora_rank
-        self._offload_to = offload_to if moves_whole else None
-        if models.reference is not None and self._offload_to is not None:
-            models.reference.to(self._offload_to)
+        frozen = [models.teacher] if config.model.lora_rank else [models.teacher, models.reference]
+        self._offload_to = offload_to if ranks.is_alone else None
+        self._away = [one for one in frozen if one is not None and self._offload_to is not None]
+        for model in self._away:
+            model.to(self._offload_to)
 
     def make(
         self, batch: TrainBatch, *, kl_coef: float, is_on_policy: bool
@@ -118,19 +127,23 @@ class ExperienceMaker:
         """
         costs: dict[str, float] = {}
         old = ref = values = None
+        taught: list[Tensor | None] = [None, None]
+        needs_states = self._config.teacher.signal == "full"
         critic, reference = self._models.critic, self._models.reference
+        teacher = self._models.teacher
         if not is_on_policy:
             with measured("old_log_prob", self._device, costs):
-                old = self._read("old_log_prob", batch, actor=self._models.actor)
+                (old,) = self._read("old_log_prob", batch, actor=self._models.actor)
         if reference is not None:
-            at_hand: AbstractContextManager[None] = nullcontext()
-            if self._offload_to is not None:
-                at_hand = on_device(reference, self._device, self._offload_to)
-            with measured("ref", self._device, costs), at_hand:
-                ref = self._read("ref", batch, actor=reference)
+            with measured("ref", self._device, costs), self._at_hand(reference):
+                (ref,) = self._read("ref", batch, actor=reference)
+        if teacher is not None:
+            with measured("teacher", self._device, costs), self._at_hand(teacher):
+                read = self._read("teacher", batch, actor=teacher, with_states=needs_states)
+            taught = [*read, None]
         if critic is not None and not self._config.has_one_critic_update:
             with measured("values", self._device, costs):
-                values = self._read("values", batch, critic=critic)
+                (values,) = self._read("values", batch, critic=critic)
         with measured("adv", self._device, costs):
             experience = assemble(
                 batch,
@@ -139,23 +152,42 @@ class ExperienceMaker:
                 values=values,
                 algorithm=self._config.algorithm,
                 kl_coef=kl_coef,
+                max_response_length=self._config.data.max_response_length,
             )
-        return experience, costs
+        logprobs, states = taught[:2]
+        return replace(experience, teacher_logprobs=logprobs, teacher_states=states), costs
+
+    def _at_hand(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Has a model on the device for the block, if it is elsewhere between its uses."""
+        if self._offload_to is None or model not in self._away:
+            return nullcontext()
+        return on_device(model, self._device, self._offload_to)
 
     @torch.no_grad()
-    def _read(self, phase: str, batch: TrainBatch, **model: nn.Module | None) -> Tensor:
-        """Returns a model's log-probs or values, [B, T], computed by ranks and micro-batches."""
+    def _read(self, phase: str, batch: TrainBatch, **model: Any) -> list[Tensor]:
+        """Returns a model's log-probs or values, [B, T], and its states if `model` says so.
 
-        def attempt(micro_batches: list[Tensor]) -> Tensor:
+        They are computed by ranks and micro-batches.
+        """
+
+        def attempt(micro_batches: list[Tensor]) -> list[Tensor]:
             number = len(micro_batches)
             passes = [rows for rows, _ in self._ranks.same_passes(micro_batches, [False] * number)]
-            computed = self._microbatching.threads.map(
-                lambda rows: self._forward(batch.select(rows), **model).per_token, passes
+            outputs = list(
+                self._microbatching.threads.map(
+                    lambda rows: self._forward(batch.select(rows), **model), passes
+                )
             )
+            states = [one.states for one in outputs if one.states is not None]
+            kinds = [[one.per_token for one in outputs], *([states] if states else [])]
             # The passes after the last micro-batch are only for other ranks.
-            return in_rows(zip(micro_batches, list(computed), strict=False), batch.rollout_logprobs)
+            return [
+                in_rows(zip(micro_batches, kind, strict=False), batch.rollout_logprobs)
+                for kind in kinds
+            ]
 
-        return self._ranks.add(self._microbatching.run(phase, batch, attempt))
+        tensors = self._microbatching.run(phase, batch, attempt)
+        return [self._ranks.add(tensor) for tensor in tensors]
 
 
 def assemble(
@@ -166,6 +198,7 @@ def assemble(
     values: Tensor | None,
     algorithm: AlgorithmConfig,
     kl_coef: float,
+    max_response_length: int = 0,
 ) -> Experience:
     """Returns the batch, whose groups must be whole, with token rewards and advantages.
 
@@ -175,6 +208,14 @@ def assemble(
     """
     mask = batch.sampled_mask
     token_rewards = adv.end_rewards(batch.rewards, mask)
+    penalties = torch.zeros_like(batch.rewards)
+    if algorithm.overlong_tokens:
+        penalties = adv.overlong_penalties(
+            batch.response_lengths,
+            num_tokens=algorithm.overlong_tokens,
+            max_length=max_response_length,
+        )
+        token_rewards = token_rewards + adv.end_rewards(penalties, mask)
     if batch.turn_rewards is not None:
         token_rewards = token_rewards + batch.turn_rewards
     if ref_logprobs is not None and algorithm.kl_mode == "reward":
@@ -183,7 +224,10 @@ def assemble(
         token_rewards = token_rewards - kl_coef * torch.where(mask, kl, 0.0)
     advantages = returns = None
     if values is not None or not algorithm.formula.needs_critic:
-        advantages, returns = _advantages(batch, token_rewards, values, old_logprobs, algorithm)
+        outcomes = batch.outcomes + penalties
+        advantages, returns = _advantages(
+            batch, outcomes, token_rewards, values, old_logprobs, algorithm
+        )
     # Masked only in the loss: a truncated response still counts in its group's mean.
     is_learned = ~batch.truncated if algorithm.mask_truncated else torch.ones_like(batch.truncated)
     return Experience(
@@ -201,19 +245,23 @@ def assemble(
 
 def _advantages(
     batch: TrainBatch,
+    outcomes: Tensor,
     token_rewards: Tensor,
     values: Tensor | None,
     old_logprobs: Tensor | None,
     algorithm: AlgorithmConfig,
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns advantages, and the critic's targets if there is a critic."""
+    """Returns advantages, and the critic's targets if there is a critic.
+
+    `outcomes` are rewards without the KL penalty, for estimators that compare a group's, float [B].
+    """
     formula, mask = algorithm.formula, batch.sampled_mask
     rewards = adv.response_sums(token_rewards, mask)
     if formula.needs_groups and algorithm.outcome_gate:
         mask = mask & adv.outcome_gate(batch.correct, batch.group_ids).unsqueeze(-1)
     given = adv.GivenRewards(
         rewards=rewards,
-        outcomes=batch.outcomes,
+        outcomes=outcomes,
         correct=batch.correct,
         group_ids=batch.group_ids,
         token_rewards=token_rewards,

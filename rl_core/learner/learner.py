@@ -27,6 +27,8 @@ from rl_core.learner.metrics import (
     kl_per_response,
     policy_metrics,
     rollout_columns,
+    teacher_metrics,
+    weight_metrics,
 )
 from rl_core.learner.microbatching import Microbatching
 from rl_core.learner.optimizer import make_optimizers, offload_device
@@ -52,8 +54,9 @@ from rl_core.models.lora import (
     save_adapter,
 )
 from rl_core.models.saving import save_actor, save_beside_parts, save_part, tokenizer_bytes
-from rl_core.models.sharding import cut_as, shard, sharded_pass, whole_tensor
+from rl_core.models.sharding import shard, sharded_pass
 from rl_core.models.shared_prefix import can_share_prompts
+from rl_core.models.shares import cut_as, whole_tensor
 from rl_core.system.heap import give_back_heap
 
 _KL_CONTROLLERS = {"fixed": fixed_kl_coef, "adaptive": adaptive_kl_coef}
@@ -160,6 +163,8 @@ class Learner:
             num_ranks=config.resources.learner_ranks,
         )
         metrics |= policy_metrics(experience, kl_coef=self._kl_coef) | self.microbatching.end_step()
+        metrics |= weight_metrics(experience, config.actor)
+        metrics |= teacher_metrics(experience, bound=config.teacher.bound)
         teaches = self.updater.teaches("actor", experience)
         metrics |= self._utilisation.shares(experience.batch, teaches, metrics)
         if actor_learns:

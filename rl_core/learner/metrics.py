@@ -12,7 +12,7 @@ from torch import Tensor
 from rl_core.algos import advantages as adv
 from rl_core.algos.masking import masked_mean, masked_sum
 from rl_core.batch import TrainBatch, balanced_rows
-from rl_core.config.algorithm import AlgorithmConfig
+from rl_core.config.algorithm import ActorConfig, AlgorithmConfig
 from rl_core.learner.experience import Experience
 
 
@@ -66,6 +66,25 @@ def batch_metrics(
     return metrics
 
 
+def weight_metrics(experience: Experience, actor: ActorConfig) -> dict[str, float]:
+    """Returns what the tokens' weights leave of a step; without weights nothing.
+
+    `rollout/ess_frac` is the effective sample size, (sum w)^2 / (n sum w^2): 1 if all are equal.
+    """
+    mask, old, advantages = experience.loss_mask, experience.old_logprobs, experience.advantages
+    assert old is not None, "known after the update"
+    assert advantages is not None, "known after the update"
+    weights = actor.token_weights(old, old, experience.batch.rollout_logprobs, advantages, mask)
+    if weights is None or not bool(mask.any()):
+        return {}
+    kept = weights[mask].double()
+    squares = kept.square().sum().clamp(min=1e-30)
+    return {
+        "rollout/ess_frac": float(kept.sum().square() / (len(kept) * squares)),
+        "rollout/dropped_frac": float((kept == 0).double().mean()),
+    }
+
+
 def policy_metrics(experience: Experience, *, kl_coef: float) -> dict[str, float]:
     """Returns how far the policy is from the engines' and from the reference.
 
@@ -82,6 +101,20 @@ def policy_metrics(experience: Experience, *, kl_coef: float) -> dict[str, float
         per_response = masked_sum(kl, mask, dim=-1) / batch.num_sampled
         metrics |= {"critic/kl": float(per_response.mean()), "critic/kl_coeff": kl_coef}
     return metrics
+
+
+def teacher_metrics(experience: Experience, *, bound: float) -> dict[str, float]:
+    """Returns how far the policy is from its teacher, in nats per sampled token; falls to 0."""
+    mask, taught, old = experience.loss_mask, experience.teacher_logprobs, experience.old_logprobs
+    if taught is None or not bool(mask.any()):
+        return {}
+    assert old is not None, "known after the update"
+    gap = (old - taught)[mask]
+    return {
+        "teacher/kl": float(gap.mean()),
+        "teacher/kl_max": float(gap.max()),
+        "teacher/bounded_frac": float((gap.abs() > bound).float().mean()),
+    }
 
 
 def _gap(experience: Experience) -> Tensor:

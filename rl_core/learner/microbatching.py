@@ -25,8 +25,13 @@ Result = TypeVar("Result")
 
 
 def in_rows(parts: Iterable[tuple[Tensor, Tensor]], like: Tensor) -> Tensor:
-    """Returns (rows, [b, T] of them) as one tensor shaped [B, T] as `like`, 0 in all other rows."""
-    whole = torch.zeros_like(like)
+    """Returns (rows, [b, T] of them) as one tensor shaped [B, T] as `like`, 0 in all other rows.
+
+    Parts may have more dimensions, [b, T, H].
+    """
+    parts = list(parts)
+    first = parts[0][1]
+    whole = torch.zeros(*like.shape, *first.shape[2:], dtype=first.dtype, device=like.device)
     for rows, part in parts:
         whole[rows.to(like.device), : part.shape[1]] = part
     return whole

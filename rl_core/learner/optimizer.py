@@ -21,7 +21,7 @@ from rl_core.learner.adamw_8bit import (
     step_without_numbers,
 )
 from rl_core.models.loading import Models
-from rl_core.models.sharding import as_shares, cut_as, own_part, own_share, whole_tensor
+from rl_core.models.shares import as_shares, cut_as, own_part, own_share, whole_tensor
 
 _DECAYS: dict[LrSchedule, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,

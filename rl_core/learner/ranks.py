@@ -18,7 +18,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # torch e
 
 from rl_core.batch import TrainBatch, balanced_rows
 from rl_core.errors import RankLost, first_line, is_out_of_memory
-from rl_core.models.sharding import whole_in
+from rl_core.models.shares import whole_in
 from rl_core.system.peers import listening_ports, refuse_strangers_at
 
 _LOST_RANK_WORDS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")

@@ -14,12 +14,12 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from rl_core.algos.distillation import teacher_advantages
 from rl_core.algos.kl import kl_estimate
 from rl_core.algos.losses import (
     GivenTokens,
     clipped_value_loss,
     share_of_loss,
-    truncated_importance_weights,
 )
 from rl_core.algos.masking import Denominators, aggregate, count_denominators
 from rl_core.batch import mini_batches
@@ -145,6 +145,7 @@ class Updater:
             actor.entropy_coef > 0
             or algorithm.kl_mode == "loss"
             or not actor.formula.needs_advantages
+            or self._models.teacher is not None
         )
         return mini.teaches | has_other_terms
 
@@ -209,28 +210,37 @@ class Updater:
     ) -> tuple[Tensor, Pass]:
         """Returns a micro-batch's share of the policy's loss, its metrics and its log-probs.
 
-        The loss is the policy loss, less the entropy bonus, plus the KL penalty (`kl_mode=loss`).
+        The loss is the policy loss, less the entropy bonus, plus the KL penalty (`kl_mode=loss`)
+        and the KL to the teacher (`teacher.signal=full`).
         """
         actor, algorithm = self._config.actor, self._config.algorithm
-        outputs = self._forward(micro.batch, actor=self._models.actor, with_entropy=True)
+        outputs = self._forward(
+            micro.batch,
+            actor=self._models.actor,
+            with_entropy=True,
+            teacher=self._teacher_of(micro),
+        )
         logprobs, entropy = outputs.logprobs, outputs.entropy
         assert logprobs is not None
         assert entropy is not None
         assert micro.advantages is not None
         mask = micro.loss_mask
         old_logprobs = logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
-        weights = None
-        if actor.importance_cap is not None:
-            weights = truncated_importance_weights(
-                old_logprobs, micro.batch.rollout_logprobs, mask, cap=actor.importance_cap
+        advantages, teacher = micro.advantages, self._config.teacher
+        if micro.teacher_logprobs is not None and teacher.signal == "tokens":
+            advantages = advantages + teacher_advantages(
+                logprobs, micro.teacher_logprobs, mask, coef=teacher.coef, bound=teacher.bound
             )
         given = GivenTokens(
             logprobs=logprobs,
             old_logprobs=old_logprobs,
             rollout_logprobs=micro.batch.rollout_logprobs,
-            advantages=micro.advantages,
+            advantages=advantages,
             mask=mask,
             ref_logprobs=micro.ref_logprobs,
+        )
+        weights = actor.token_weights(
+            old_logprobs, logprobs, micro.batch.rollout_logprobs, advantages, mask
         )
         aggregation = self._config.loss_aggregation
         policy = share_of_loss(
@@ -254,7 +264,19 @@ class Updater:
             kl_loss = aggregate(kl, mask, aggregation, denominators)
             metrics["actor/kl_loss"] = kl_loss.detach()
             loss = loss + kl_coef * kl_loss
+        if outputs.teacher_kl is not None:
+            teacher_loss = aggregate(outputs.teacher_kl, mask, aggregation, denominators)
+            metrics["actor/teacher_loss"] = teacher_loss.detach()
+            loss = loss + teacher.coef * teacher_loss
         return loss, Pass(metrics, logprobs.detach())
+
+    def _teacher_of(self, micro: Experience) -> tuple[Tensor, Tensor] | None:
+        """Returns the teacher's states of a micro-batch and its output embedding, if needed."""
+        if micro.teacher_states is None:
+            return None
+        assert self._models.teacher is not None, "it has computed the states"
+        head = self._models.teacher.get_output_embeddings().weight
+        return micro.teacher_states, head.to(micro.teacher_states.device)
 
     def _critic_pass(self, micro: Experience, denominators: Denominators) -> tuple[Tensor, Pass]:
         """Returns a micro-batch's share of the critic's loss, its metrics and its values."""

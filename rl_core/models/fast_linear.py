@@ -1,4 +1,4 @@
-"""Linear layers whose float32 products use the fastest library on this CPU (`algos.matmul`)."""
+"""Linear layers whose float32 products use the fastest library on this CPU (`matmul.py`)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rl_core.algos.matmul import prefers_onednn, product
+from rl_core.models.matmul import prefers_onednn, product
 
 
 def use_fast_products(model: nn.Module) -> None:

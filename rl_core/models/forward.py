@@ -11,9 +11,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
 from rl_core.batch import TrainBatch
+from rl_core.models.full_kl import full_reverse_kl
 from rl_core.models.loading import Critic
+from rl_core.models.logprobs import token_logprobs, token_logprobs_and_entropy
 from rl_core.models.packing import select_rows
 from rl_core.models.shared_prefix import response_states
 
@@ -31,6 +32,10 @@ class TokenOutputs:
     """Of that policy before each token, in nats."""
     values: Tensor | None = None
     """Of the state before each token."""
+    states: Tensor | None = None
+    """The states before each token, [B, T, H] in the type of the pass."""
+    teacher_kl: Tensor | None = None
+    """From that policy to its teacher's, over the whole vocabulary, in nats."""
 
     @property
     def per_token(self) -> Tensor:
@@ -50,12 +55,15 @@ def forward_pass(
     actor: transformers.PreTrainedModel | None = None,
     critic: Critic | None = None,
     with_entropy: bool = False,
+    with_states: bool = False,
+    teacher: tuple[Tensor, Tensor] | None = None,
     temperature: float = 1.0,
     compute_dtype: torch.dtype,
 ) -> TokenOutputs:
     """Reads a batch once; returns log-probs (and entropy) of an actor, or values of a critic.
 
-    `temperature` is that of sampling; `compute_dtype` is float32, or bfloat16 for autocast.
+    `teacher` has its `states` and its output embedding, for the KL to it. `temperature` is that of
+    sampling; `compute_dtype` is float32, or bfloat16 for autocast.
     """
     mask = batch.sampled_mask
     if actor is None:
@@ -69,11 +77,24 @@ def forward_pass(
         logprobs = token_logprobs(
             hidden, head, targets, temperature=temperature, compute_dtype=compute_dtype
         )
-        return TokenOutputs(_padded(logprobs, mask))
+        states = _padded(hidden.to(compute_dtype), mask) if with_states else None
+        return TokenOutputs(_padded(logprobs, mask), states=states)
     logprobs, entropy = token_logprobs_and_entropy(
         hidden, head, targets, temperature=temperature, compute_dtype=compute_dtype
     )
-    return TokenOutputs(_padded(logprobs, mask), _padded(entropy, mask))
+    kl = None
+    if teacher is not None:
+        states, teacher_head = teacher
+        per_token = full_reverse_kl(
+            hidden,
+            head,
+            states[mask],
+            teacher_head,
+            temperature=temperature,
+            compute_dtype=compute_dtype,
+        )
+        kl = _padded(per_token, mask)
+    return TokenOutputs(_padded(logprobs, mask), _padded(entropy, mask), teacher_kl=kl)
 
 
 def sampled_states(trunk: nn.Module, batch: TrainBatch, *, compute_dtype: torch.dtype) -> Tensor:
@@ -93,5 +114,7 @@ def sampled_states(trunk: nn.Module, batch: TrainBatch, *, compute_dtype: torch.
 
 
 def _padded(per_token: Tensor, mask: Tensor) -> Tensor:
-    """Returns [M] as [B, T], 0 outside the mask; differentiable."""
-    return per_token.new_zeros(mask.shape).masked_scatter(mask, per_token)
+    """Returns [M] (or [M, H]) as [B, T] (or [B, T, H]), 0 outside the mask; differentiable."""
+    sizes = per_token.shape[1:]
+    whole = per_token.new_zeros(*mask.shape, *sizes)
+    return whole.masked_scatter(mask.reshape(*mask.shape, *[1] * len(sizes)), per_token)

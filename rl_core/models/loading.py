@@ -20,7 +20,7 @@ from rl_core.models.folder_check import check_model_folder, refuse_not_finite
 from rl_core.models.linear_4bit import pack_linear_layers
 from rl_core.models.lora import add_adapters, merged_state
 from rl_core.models.packing import allow_packing
-from rl_core.models.sharding import whole_tensor
+from rl_core.models.shares import whole_tensor
 
 _PROBE_TOKENS = 4
 Module = TypeVar("Module", bound=nn.Module)
@@ -132,6 +132,8 @@ class Models:
     """The frozen base model, if there is a KL."""
     critic: Critic | None
     """If the estimator needs one."""
+    teacher: transformers.PreTrainedModel | None = None
+    """Frozen, of another folder and maybe another shape."""
 
 
 def load_models(
@@ -152,16 +154,24 @@ def load_models(
     allow_packing(actor)
     reference = None
     if config.algorithm.has_reference:
-        reference = copy_sharing_frozen(actor) if rank else load_actor(model_path, device)
+        reference = copy_sharing_frozen(actor) if rank else _load_frozen(model_path, device)
         reference.requires_grad_(False)
-        if not rank:
-            allow_packing(reference)
     if rank:
         add_adapters(actor, rank=rank, alpha=config.model.lora_alpha)
     if config.model.gradient_checkpointing:
         checkpoint_gradients(actor)
     critic = make_critic(actor) if config.algorithm.formula.needs_critic else None
-    return Models(actor, reference, critic)
+    teacher = config.teacher.path
+    return Models(
+        actor, reference, critic, None if teacher is None else _load_frozen(Path(teacher), device)
+    )
+
+
+def _load_frozen(folder: Path, device: torch.device) -> transformers.PreTrainedModel:
+    model = load_actor(folder, device)
+    model.requires_grad_(False)
+    allow_packing(model)
+    return model
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rl_core.models.linear_4bit import Linear4bit
-from rl_core.models.sharding import whole_tensor
+from rl_core.models.shares import whole_tensor
 
 ADAPTER_FOLDER: Final = "adapter"
 """Inside a checkpoint. Beside `config.json` transformers would load it on top of what is merged."""

@@ -8,21 +8,20 @@ same passes, in the same order: one that leaves a pass early leaves the others w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-if TYPE_CHECKING:
-    from rl_core.batch import TrainBatch
-    from rl_core.models.forward import ForwardPass, TokenOutputs
-    from rl_core.models.loading import Models
+from rl_core.batch import TrainBatch
+from rl_core.models.forward import ForwardPass, TokenOutputs
+from rl_core.models.loading import Models
+from rl_core.models.shares import mesh_of_all
 
 Result = TypeVar("Result")
 
@@ -66,14 +65,16 @@ def shard(models: Models, device: torch.device, *, offloads: bool) -> dict[nn.Mo
     With adapters the frozen weights stay whole: all models share them, and a reference is the actor
     without adapters. The models must be the same on all ranks, and have no optimizers yet. Models
     on the CPU go to the device a layer at a time, as they are cut. If it `offloads`, the
-    reference's shares are in the machine's memory.
+    shares of reference and teacher are in the machine's memory.
     """
-    mesh = _mesh_of_all(device.type)
+    mesh = mesh_of_all(device.type)
     actor, reference, critic = models.actor, models.reference, models.critic
     still = {weight for weight in actor.parameters() if not weight.requires_grad}
     for weight in still:
         weight.data = weight.data.to(device)
     roots: dict[nn.Module, ShardedModel] = {actor: ShardedModel(actor, mesh, still)}
+    if models.teacher is not None:
+        roots[models.teacher] = ShardedModel(models.teacher, mesh, set(), offloads=offloads)
     if reference is not None and not still:
         roots[reference] = ShardedModel(reference, mesh, set(), offloads=offloads)
     elif reference is not None:
@@ -98,81 +99,3 @@ def sharded_pass(
         # Else FSDP keeps the root's weights, and a list of all passes until one has a backward.
         cast("FSDPModule", root).reset_iter_state()
     return outputs
-
-
-def whole_tensor(tensor: Tensor) -> Tensor:
-    """Returns the whole tensor; if it is sharded, all ranks gather it by a collective."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def whole_in(rank: int, tensor: Tensor) -> Tensor | None:
-    """Returns the whole tensor on one rank and None on the others; all ranks must call this.
-
-    Each shard is sent only to that rank; `whole_tensor` sends it to all.
-    """
-    if not isinstance(tensor, DTensor):
-        return tensor if distributed.get_rank() == rank else None
-    shard = tensor.to_local()
-    if distributed.get_rank() != rank:
-        if shard.numel():
-            distributed.send(shard.contiguous(), rank)
-        return None
-    whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=shard.device)
-    # As FSDP cuts: a tensor with fewer rows than there are ranks leaves the last ones none.
-    for source, part in enumerate(whole.chunk(tensor.device_mesh.size())):
-        if source == rank:
-            part.copy_(shard)
-        else:
-            distributed.recv(part, source)
-    return whole
-
-
-def cut_as(like: Tensor, tensor: Tensor) -> Tensor:
-    """Returns this rank's share of a tensor that is the same on all ranks; no collective.
-
-    It is cut as `like`, which has the same shape; if `like` is whole, it stays whole.
-    """
-    tensor = tensor.to(like.device)
-    if not isinstance(like, DTensor):
-        return tensor
-    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
-
-
-def own_share(parameter: nn.Parameter) -> nn.Parameter:
-    """Returns the part of a parameter that an optimizer updates; if sharded, only this rank's."""
-    if not isinstance(parameter, DTensor):
-        return parameter
-    return nn.Parameter(own_part(parameter.detach()))
-
-
-def own_part(tensor: Tensor) -> Tensor:
-    """Returns this rank's part of a tensor that is cut, in the same memory; else the tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def as_shares(part: Tensor, like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Returns this rank's part of a tensor as a DTensor, so that all ranks' parts can be joined.
-
-    `shape` is that of the whole tensor, which is cut as `like` is, maybe on another device; if
-    `like` is not cut, `part` is returned.
-    """
-    if not isinstance(like, DTensor):
-        return part
-    part = part.reshape(-1, *shape[1:])
-    whole = torch.empty(shape, device="meta")
-    mesh = like.device_mesh
-    if part.device.type not in (mesh.device_type, "meta"):  # else the whole would come to the card
-        mesh = _mesh_of_all(part.device.type)
-    return DTensor.from_local(
-        part,
-        mesh,
-        like.placements,
-        run_check=False,
-        shape=whole.shape,
-        stride=whole.stride(),
-    )
-
-
-@cache
-def _mesh_of_all(device_type: str) -> DeviceMesh:
-    return init_device_mesh(device_type, (distributed.get_world_size(),))

@@ -282,7 +282,7 @@ _UPDATE: Final[Ladder] = ((_SMALLER,), (CHECKPOINTING,), *_PASS[1:])
 _GENERATE: Final[Ladder] = (_CACHE, (_ENGINES,), (OFFLOAD,))
 HELPS: Final[Mapping[str, tuple[Owner, Ladder]]] = {
     "load_learner": ("learner", (_CACHE,)),
-    **dict.fromkeys(("prepare", "old_log_prob", "ref", "values"), ("learner", _PASS)),
+    **dict.fromkeys(("prepare", "old_log_prob", "ref", "teacher", "values"), ("learner", _PASS)),
     **dict.fromkeys(("update", "update_critic", "update_actor"), ("learner", _UPDATE)),
     **dict.fromkeys(("weights", "save"), ("machine", ((_SNAPSHOT,), _CACHE))),
     **dict.fromkeys(("load_engine", "gen", "sync", "evaluate"), ("engine", _GENERATE)),

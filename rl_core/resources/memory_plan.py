@@ -8,150 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rl_core.config.model import BaseModelConfig
 from rl_core.config.run import RunConfig
+from rl_core.resources.model_shape import ModelShape as ModelShape  # it is looked for here
 from rl_core.resources.placement import asked_at_a_time
-from rl_core.system.model_folder import CONFIG, read_object
 
 _FLOAT32 = 4
 _LOGIT_BLOCK, _CARD_LOGIT_BLOCK = 2**21 * _FLOAT32, 2**25 * _FLOAT32
-_KEPT_LOGITS = 2**25 * _FLOAT32  # these three as in algos/logprobs.py
+_KEPT_LOGITS = 2**25 * _FLOAT32  # these three as in models/logprobs.py
 _MOMENT_BLOCK, _4BIT_BLOCK = 256, 64
 """Numbers that share one scale: learner/adamw_8bit.py, models/linear_4bit.py."""
 _LIVE_BLOCKS = 4  # logits, their exponentials, and what an operation makes of them
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The sizes of a decoder with gated MLPs and grouped attention (Qwen, Llama)."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    vocab_size: int
-    tied: bool
-    """Whether input and output embedding are one tensor."""
-    attention_bias: bool
-    qk_norm: bool = False
-    """Whether queries and keys are normalised, head by head (Qwen3)."""
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
-        """Returns the shape that a Hugging Face `config.json` describes.
-
-        Raises:
-            ValueError: if it describes no such decoder.
-        """
-        try:
-            heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-            kind = config.get("model_type")
-            return cls(
-                hidden_size=hidden,
-                intermediate_size=int(config["intermediate_size"]),
-                num_layers=int(config["num_hidden_layers"]),
-                num_heads=heads,
-                num_kv_heads=int(config.get("num_key_value_heads") or heads),
-                head_size=int(config.get("head_dim") or hidden // heads),
-                vocab_size=int(config["vocab_size"]),
-                tied=bool(config.get("tie_word_embeddings", False)),
-                attention_bias=bool(config.get("attention_bias", kind == "qwen2")),
-                qk_norm=kind == "qwen3",
-            )
-        except KeyError as error:
-            raise ValueError(f"config.json has no {error}: its memory cannot be planned") from None
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> ModelShape:
-        """Returns the shape of a model folder, see `from_config`."""
-        return cls.from_config(read_object(folder / CONFIG))
-
-    @classmethod
-    def of_base_model(cls, settings: BaseModelConfig) -> ModelShape:
-        """Returns the shape of the home-made base model."""
-        return cls(
-            hidden_size=settings.hidden_size,
-            intermediate_size=settings.intermediate_size,
-            num_layers=settings.num_layers,
-            num_heads=settings.num_heads,
-            num_kv_heads=settings.num_heads,
-            head_size=settings.hidden_size // settings.num_heads,
-            vocab_size=settings.vocab_size,
-            tied=True,
-            attention_bias=True,
-        )
-
-    @property
-    def _query_size(self) -> int:
-        return self.num_heads * self.head_size
-
-    @property
-    def _kv_size(self) -> int:
-        return self.num_kv_heads * self.head_size
-
-    @property
-    def num_layer_matrices(self) -> int:
-        """Parameters in the matrices of one layer, without biases."""
-        attention = 2 * (self._query_size + self._kv_size)
-        return self.hidden_size * (attention + 3 * self.intermediate_size)
-
-    @property
-    def attention_size(self) -> int:
-        """Numbers that attention keeps per token and layer: query, key, value, output."""
-        return 2 * (self._query_size + self._kv_size)
-
-    @property
-    def num_layer_parameters(self) -> int:
-        """Parameters of one layer."""
-        bias = self._query_size + 2 * self._kv_size if self.attention_bias else 0
-        norms = 2 * self.hidden_size + (2 * self.head_size if self.qk_norm else 0)
-        return self.num_layer_matrices + bias + norms
-
-    @property
-    def num_backbone_parameters(self) -> int:
-        """Parameters without an output embedding: those of a critic without its head."""
-        layers = self.num_layers * self.num_layer_parameters
-        return self.vocab_size * self.hidden_size + layers + self.hidden_size
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of the causal LM; a tied embedding counts once."""
-        head = 0 if self.tied else self.vocab_size * self.hidden_size
-        return self.num_backbone_parameters + head
-
-    def num_adapter_parameters(self, rank: int) -> int:
-        """Parameters of low-rank adapters on all linear layers."""
-        hidden, inner = self.hidden_size, self.intermediate_size
-        attention = 2 * (hidden + self._query_size) + 2 * (hidden + self._kv_size)
-        return self.num_layers * rank * (attention + 3 * (hidden + inner))
-
-    def activation_bytes(self, num_tokens: int, *, dtype: str, checkpointed: bool) -> int:
-        """Returns what a forward pass over a padded micro-batch keeps for its backward pass.
-
-        Under autocast, norms keep float32, and bfloat16 copies of the weights are kept too. With
-        checkpoints each layer keeps only its input; only one layer at a time keeps the rest too.
-        """
-        hidden, inside = self.hidden_size, 4 * self.intermediate_size + self.attention_size
-        if dtype == "float32":
-            per_token, weights = _FLOAT32 * (inside + 6 * hidden + self.num_heads + 2), 0
-        else:
-            in_float32 = 4 * hidden + self.num_heads + 2
-            per_token = 2 * (inside + 5 * hidden) + _FLOAT32 * in_float32
-            weights = 2 * self.num_layer_parameters
-        layer = num_tokens * per_token + weights
-        if checkpointed:
-            return self.num_layers * num_tokens * hidden * _FLOAT32 + layer
-        return self.num_layers * layer
-
-    def kv_bytes(self, width: int) -> int:
-        """Returns the bytes of a token in a KV cache whose numbers have `width` bytes."""
-        return 2 * self.num_layers * self._kv_size * width
 
 
 @dataclass(frozen=True)
@@ -192,11 +62,12 @@ def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
     frozen = frozen_bytes(shape, config)
     resident = {
         "weights": _FLOAT32 * learning
-        + (frozen if config.model.lora_rank else math.ceil(frozen / ranks)),
+        + (frozen if config.model.lora_rank else math.ceil(frozen / ranks))
+        + math.ceil(_FLOAT32 * models.teacher / ranks),
         "optimizer": moment_bytes(learning, config),
     }
     if _offloads(config):
-        away = math.ceil(_offloaded_reference(models, config) / ranks)
+        away = math.ceil(sum(_offloaded_frozen(models, config)) / ranks)
         resident = {"weights": resident["weights"] - away}
     # With a learner on a card, the snapshot is in the machine's memory.
     if config.checkpoints.in_background and not config.resources.learner_gpus:
@@ -219,7 +90,7 @@ def offloaded_bytes(shape: ModelShape, config: RunConfig) -> int:
     """Returns what `resources.offload` keeps in the machine's memory: of all ranks, at rest."""
     models = model_sizes(shape, config)
     moments = moment_bytes(models.actor + models.critic, config) if _offloads(config) else 0
-    return moments + _offloaded_reference(models, config)
+    return moments + sum(_offloaded_frozen(models, config))
 
 
 def moment_bytes(num_parameters: int, config: RunConfig) -> int:
@@ -247,6 +118,8 @@ class ModelSizes(NamedTuple):
     actor: int
     critic: int
     frozen: int
+    teacher: int = 0
+    """Does not learn either, and shares nothing with the others."""
 
 
 def model_sizes(shape: ModelShape, config: RunConfig) -> ModelSizes:
@@ -258,22 +131,52 @@ def model_sizes(shape: ModelShape, config: RunConfig) -> ModelSizes:
         actor=adapters if rank else shape.num_parameters,
         critic=critic if has_critic else 0,
         frozen=shape.num_parameters if rank or config.algorithm.has_reference else 0,
+        teacher=0 if config.teacher.path is None else teacher_shape(shape, config).num_parameters,
     )
+
+
+def teacher_shape(shape: ModelShape, config: RunConfig) -> ModelShape:
+    """Returns the teacher's shape; one that is not on this machine counts as the actor's."""
+    if config.teacher_folder is not None:
+        with suppress(OSError, ValueError):
+            return ModelShape.from_folder(config.teacher_folder)
+    return shape
 
 
 def _offloads(config: RunConfig) -> bool:
     return config.resources.learner_gpus > 0 and config.resources.offload
 
 
-def _offloaded_reference(models: ModelSizes, config: RunConfig) -> int:
-    """Returns the bytes of a reference that is on the card only for a pass; adapters have none."""
-    return _FLOAT32 * models.frozen if _offloads(config) and not config.model.lora_rank else 0
+def _offloaded_frozen(models: ModelSizes, config: RunConfig) -> tuple[int, int]:
+    """Returns the bytes of reference and teacher, if they are on the card only for a pass.
+
+    With adapters the reference is the actor, which stays.
+    """
+    if not _offloads(config):
+        return 0, 0
+    reference = 0 if config.model.lora_rank else models.frozen
+    return _FLOAT32 * reference, _FLOAT32 * models.teacher
+
+
+def _held_while_learning(shape: ModelShape, config: RunConfig) -> dict[str, int]:
+    """Returns what a learner holds at rest, and a teacher's states of a step's tokens."""
+    held = dict(resting_learner(shape, config).parts)
+    if config.teacher.path is not None and config.teacher.signal == "full":
+        num_rows = config.data.train_batch_size * config.algorithm.group_size
+        of_token = teacher_shape(shape, config).hidden_size * compute_width(config)
+        held["teacher_states"] = num_rows * config.data.max_response_length * of_token
+    return held
+
+
+def _layer_bytes(shape: ModelShape, tokens: int) -> int:
+    """Returns a layer's widest moment: an MLP's gate, up, activation, product, or gradients."""
+    return tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
 
 
 def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     models, rank = model_sizes(shape, config), config.model.lora_rank
-    resident = resting_learner(shape, config).parts
-    reference = _offloaded_reference(models, config)
+    resident = _held_while_learning(shape, config)
+    at_hand = max(_offloaded_frozen(models, config))  # one after the other
     on_gpu, ranks = config.resources.learner_gpus > 0, config.resources.learner_ranks
     threads = 1 if on_gpu or ranks > 1 else config.resources.learner_threads
     tokens, checkpoints = micro_batch_tokens(config), config.model.gradient_checkpointing
@@ -284,8 +187,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     )
     # Copies of the weights for all micro-batches; without checkpoints, `kept` includes them.
     is_cast = adds and checkpoints and config.compute_dtype != "float32" and ranks == 1
-    # The widest moment of a layer: an MLP's gate, up, activation and product, or their gradients.
-    passing = tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
+    passing = _layer_bytes(shape, tokens)
     if rank:  # beside a product: B A x, that scaled, the sum, and peft's float32 copy of x
         copies = 3 if config.compute_dtype == "float32" else 4
         passing += copies * tokens * _FLOAT32 * shape.intermediate_size
@@ -316,8 +218,8 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     block = _LIVE_BLOCKS * (_CARD_LOGIT_BLOCK if on_gpu else _LOGIT_BLOCK)
     forward = {
         # A sharded reference is gathered from the machine's memory.
-        "weights": resident["weights"] + (reference if ranks == 1 else 0),
-        "activations": threads * passing,
+        "weights": resident["weights"] + (at_hand if ranks == 1 else 0),
+        "activations": threads * max(passing, _layer_bytes(teacher_shape(shape, config), tokens)),
         "logits": threads * block,
     }
     if ranks > 1:

@@ -277,14 +277,15 @@ def _learn(
         for x in (True, False)
     )
     actor_passes, critic_passes = _passes(config)
-    flops = actor_passes * of_actor + critic_passes * of_critic
+    sizes = model_sizes(shape, config)
+    taught = sizes.teacher / shape.num_parameters  # one pass of a teacher, in passes of the actor
+    flops = (actor_passes + taught) * of_actor + critic_passes * of_critic
     num_updates = actor.ppo_epochs * (data.train_batch_size // actor.mini_batch_size)
     num_tokens = num_rows * (lengths.prompt + lengths.response)
     num_micro = math.ceil(num_tokens / max(actor.micro_batch_tokens, 1))
     # A rank has at least one pass in each update, however small.
     num_micro_of_rank = max(num_micro / ranks, num_updates)
-    launches_s = (actor_passes + critic_passes) * num_micro_of_rank * shape.num_layers
-    sizes = model_sizes(shape, config)
+    launches_s = (actor_passes + taught + critic_passes) * num_micro_of_rank * shape.num_layers
     learning = sizes.actor + sizes.critic
     # Offloaded moments go to the card and back in each update.
     offloads = machine.on_gpu and config.resources.offload

@@ -114,6 +114,8 @@ class RunRecord(BaseModel):
     """Seconds per step as estimated before the first, with bounds."""
     planned_from: str | None = None
     """What the estimate rests on, in words."""
+    teacher: dict[str, str] = {}
+    """The folder of the teacher, by `teacher.path`: `RUN/best` may be another one later."""
     own_code: dict[str, str] = {}
     """sha256 of the files of the user's own algorithms, by `package.module:function`."""
     made_with: dict[str, str] = {}

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from rl_core.algos.logprobs import token_logprobs
 from rl_core.batch import TrainBatch
 from rl_core.models.forward import sampled_states
+from rl_core.models.logprobs import token_logprobs
 from rl_core.system.threads import MicroBatchThreads
 
 _GRAD_CLIP: Final = 1.0

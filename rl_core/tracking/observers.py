@@ -11,7 +11,7 @@ from rl_core.types import Rollout
 OnStep = Callable[[int, int, dict[str, float]], None]
 """Called with (step, last step, all metrics of the step) when the step is done and logged, and its
 save, if due, has begun; step 0 is the test before the first step."""
-_PER_TOKEN = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
+_PER_TOKEN = ("old_log_prob", "ref", "teacher", "values", "adv", "update_critic", "update_actor")
 
 
 @dataclass(frozen=True)

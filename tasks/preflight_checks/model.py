@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from rl_core.config.run import RunConfig
-from rl_core.data.gguf_source import is_unpacked, unpack_model
+from rl_core.data.gguf_source import is_unpacked, local_folder, unpack_model
 from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
 from rl_core.data.template_check import look_at_template
 from rl_core.data.user_files import first_own_problems
@@ -48,6 +48,26 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
         yield refused("model", error)
     else:
         yield ok("model", what)
+
+
+def teacher_findings(config: RunConfig) -> Iterator[Finding]:
+    """Yields whether the teacher is a model, with the policy's tokens if that is here."""
+    if config.teacher.path is None:
+        return
+    from rl_core.runs.teacher import check_teacher
+
+    warnings: list[str] = []
+    try:
+        what, folder = _found(config, str(config.teacher_folder or config.teacher.path))
+        if folder is not None:
+            what = f"{what}; {_check(folder)}"
+            policy = local_folder(config.model.path or "", config.storage.root)
+            if config.model.path is not None and policy.is_dir():
+                check_teacher(config, folder, policy, warnings.append)
+    except ValueError as error:
+        yield refused("teacher", str(error).replace("model.path=", "teacher.path="))
+    else:
+        yield warning("teacher", warnings[0]) if warnings else ok("teacher", what)
 
 
 def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:

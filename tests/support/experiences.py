@@ -20,6 +20,7 @@ def experience_of(
     old: Tensor = OLD,
     ref: Tensor | None = REF,
     values: Tensor | None = VALUES,
+    max_response_length: int = 0,
     **algorithm: Any,
 ) -> Experience:
     width = batch.rollout_logprobs.shape[1]
@@ -30,4 +31,5 @@ def experience_of(
         values=None if values is None else values[:, :width],
         algorithm=AlgorithmConfig.model_validate(algorithm),
         kl_coef=0.1,
+        max_response_length=max_response_length,
     )

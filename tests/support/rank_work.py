@@ -21,7 +21,8 @@ from rl_core.learner import learner as learner_module
 from rl_core.learner.learner import Learner
 from rl_core.learner.optimizer import ModelOptimizer
 from rl_core.learner.ranks import Ranks, reporting_lost_rank
-from rl_core.models.sharding import ShardedModel, cut_as, whole_tensor
+from rl_core.models.sharding import ShardedModel
+from rl_core.models.shares import cut_as, whole_tensor
 from tests.support.learners import without_timings
 from tests.support.memory_faults import out_of_memory
 

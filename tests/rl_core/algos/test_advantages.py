@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -213,6 +214,58 @@ def test_more_padding_changes_nothing(estimator):
     assert (result[:, 3:] == 0).all()
 
 
+# --- maxrl
+
+
+MAXRL = {
+    (1, 0, 0, 0): (3.0, -1.0, -1.0, -1.0),
+    (1, 1, 0, 0): (1.0, 1.0, -1.0, -1.0),
+    (1, 1, 1, 0): (1 / 3, 1 / 3, 1 / 3, -1.0),
+    (1, 1, 1, 1): (0.0, 0.0, 0.0, 0.0),
+    (0, 0, 0, 0): (0.0, 0.0, 0.0, 0.0),
+    (0, 1, 0, 0, 0, 0, 0, 0): (-1.0, 7.0, *[-1.0] * 6),
+    (1,): (1.0,),
+    (0,): (0.0,),
+}
+
+
+def maxrl_of(correct: tuple[int, ...], rewards: Tensor, lengths: list[int]) -> Tensor:
+    groups = torch.full((len(correct),), 3)
+    inputs = given_rewards(rewards, groups, lengths_to_mask(lengths))
+    at_end = adv.end_rewards(rewards, inputs.mask)
+    return adv.maxrl_advantages(
+        replace(inputs, correct=torch.tensor(correct).bool(), token_rewards=at_end)
+    )
+
+
+@pytest.mark.parametrize(("correct", "expected"), MAXRL.items())
+def test_maxrl_by_hand(correct, expected):
+    # Scores with format credit do not matter: the verdict counts.
+    scores = torch.tensor([0.1, 0.0] * len(correct))[: len(correct)]
+    result = maxrl_of(correct, scores, [2] * len(correct))
+    torch.testing.assert_close(result, torch.tensor(expected).unsqueeze(-1).expand(-1, 2))
+
+
+@given(correct=st.lists(st.booleans(), min_size=2, max_size=12).filter(any), seed=st.integers(0, 9))
+def test_maxrl_is_the_mean_over_right_responses_less_that_over_all(correct, seed):
+    gradients = torch.randn(len(correct), generator=torch.Generator().manual_seed(seed)).double()
+    right = torch.tensor(correct)
+    ones = torch.ones(len(correct)).double()
+    actual = (maxrl_of(tuple(correct), ones, [1] * len(correct))[:, 0] * gradients).mean()
+    torch.testing.assert_close(actual, gradients[right].mean() - gradients.mean())
+    rloo = adv.rloo_advantages(
+        given_rewards(right.double(), torch.zeros(len(right)), lengths_to_mask([1] * len(right)))
+    )
+    factor = (len(right) - 1) / len(right) / right.double().mean()
+    torch.testing.assert_close(actual, (rloo[:, 0] * gradients).mean() * factor)
+
+
+def test_maxrl_refuses_rewards_of_turns():
+    inputs = given_rewards(torch.ones(2), torch.zeros(2), lengths_to_mask([3, 2]))
+    with pytest.raises(ValueError, match="estimator=maxrl counts verdicts, and the env rewards"):
+        adv.maxrl_advantages(inputs)  # its helper gives each token the reward
+
+
 # --- gate, spread, token rewards
 
 
@@ -233,3 +286,9 @@ def test_rewards_stand_at_the_last_token_and_sum_up_again():
     placed = adv.end_rewards(rewards, mask)
     assert placed.tolist() == [[0.0, 0.0, 2.0], [-1.0, 0.0, 0.0]]
     assert adv.response_sums(placed, mask).tolist() == [2.0, -1.0]
+
+
+def test_overlong_penalties_by_hand():
+    lengths = torch.tensor([10, 80, 85, 100])
+    penalties = adv.overlong_penalties(lengths, num_tokens=20, max_length=100)
+    assert penalties.tolist() == [0.0, 0.0, -0.25, -1.0]

@@ -13,7 +13,6 @@ from rl_core.algos.losses import (
     PolicyLoss,
     clipped_value_loss,
     share_of_loss,
-    truncated_importance_weights,
 )
 from rl_core.algos.masking import Aggregation, count_denominators
 
@@ -53,6 +52,12 @@ BY_HAND = {
     "cispo": (
         [[2.0, 1.0, 0.5]], [2.0], -2 * (1.3 - 0.8) * math.log(2) / 3, 2 / 3,
         [[-2 * 1.3 / 3, -2 / 3, -2 * 0.8 / 3]],
+    ),
+    # The engine's probability is 1: 1.5 is too far up for a good token, 0.5 too far down for a bad
+    # one; the others have -A r.
+    "dppo": (
+        [[1.5, 0.5], [1.5, 0.5]], [2.0, -2.0], (0.0 - 1.0 + 3.0 + 0.0) / 4, 2 / 4,
+        [[0.0, -0.25], [0.75, 0.0]],
     ),
 }  # fmt: skip
 """Of each kind: ratios, advantages by row, loss, clipped share and gradient."""
@@ -145,7 +150,11 @@ def slow_policy_loss(
     total = 0.0
     for new, old, advantage in tokens:
         ratio = sequence_ratio if kind == "gspo" else math.exp(new - old)
-        if kind == "cispo":
+        if kind == "dppo":
+            moved = math.exp(new) - math.exp(old)
+            is_kept = not (advantage > 0 and moved > high) and not (advantage < 0 and moved < -low)
+            total -= advantage * min(ratio, 20.0) * is_kept
+        elif kind == "cispo":
             total -= _clip(ratio, low, high) * advantage * new
         else:
             total -= min(ratio * advantage, _clip(ratio, low, high) * advantage)
@@ -223,12 +232,31 @@ def test_value_loss_and_gradient_agree_with_verl(golden):
         torch.testing.assert_close(actual, golden[f"out.value.{key}"], atol=1e-6, rtol=1e-6)
 
 
-def test_importance_weights_by_hand_are_capped_constants():
-    old = torch.tensor([[math.log(0.5), math.log(0.9), NAN]], requires_grad=True)
-    rollout = torch.tensor([[math.log(0.4), math.log(0.1), NAN]])
-    mask = torch.tensor([[True, True, False]])
-    weights = truncated_importance_weights(old, rollout, mask, cap=2.0)
-    assert weights.tolist() == [[pytest.approx(1.25), 2.0, 0.0]]
-    assert not weights.requires_grad
-    same = truncated_importance_weights(old.detach(), old.detach(), mask, cap=1.0)
-    assert (same[mask] == 1).all()
+DPPO = {
+    # A: kept, surrogate -A r, gradient at the log-probs. The engine's and our probabilities:
+    +1.0: ([0, 1, 1, 1], [0.0, -0.9, -0.666667, -3.0], [0.0, -0.225, -0.166667, -0.75]),
+    -1.0: ([1, 1, 0, 1], [3.5, 0.9, 0.0, 3.0], [0.875, 0.225, 0.0, 0.75]),
+}
+ENGINE, OURS = torch.tensor([[0.10, 0.50, 0.90, 0.001]]), torch.tensor([[0.35, 0.45, 0.60, 0.003]])
+
+
+@pytest.mark.parametrize(("advantage", "expected"), DPPO.items())
+def test_dppo_by_hand(advantage, expected):
+    kept, surrogate, gradient = (torch.tensor([row]) for row in expected)
+    logprobs = OURS.log().requires_grad_()
+    mask = torch.ones_like(kept).bool()
+    advantages = torch.full(OURS.shape, advantage)
+    given = GivenTokens(logprobs, OURS.log(), ENGINE.log(), advantages, mask)
+    tokens = LOSSES["dppo"].function(given, **CLIP)
+    torch.testing.assert_close(tokens.per_token, surrogate, atol=1e-5, rtol=0)
+    assert (~tokens.is_clipped).tolist() == kept.bool().tolist()
+    (tokens.per_token.sum() / 4).backward()
+    torch.testing.assert_close(logprobs.grad, gradient, atol=1e-5, rtol=0)
+    # What sets it apart: PPO drops the rare token for A = 1, and keeps the common one for A = -1.
+    of_ppo = LOSSES["ppo"].function(
+        GivenTokens(logprobs, ENGINE.log(), ENGINE.log(), advantages, mask), **CLIP
+    )
+    if advantage > 0:
+        assert bool(of_ppo.is_clipped[0, 3])
+    else:
+        assert not bool(tokens.is_clipped[0, 3])

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from rl_core.algos import matmul as products
 from rl_core.models import fast_linear, loading
+from rl_core.models import matmul as products
 from rl_core.models.fast_linear import (
     FastLinear,
     cast_once,

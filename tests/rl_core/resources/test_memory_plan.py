@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rl_core.algos import logprobs
 from rl_core.config.run import RunConfig
+from rl_core.models import logprobs
 from rl_core.resources import memory_plan as memory_plan_module
 from rl_core.resources.memory_need import why_not_split
 from rl_core.resources.memory_plan import (

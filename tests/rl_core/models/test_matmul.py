@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rl_core.algos import matmul as products
+from rl_core.models import matmul as products
 
 
 @pytest.fixture(params=["mkl", "onednn"])

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rl_core.algos.matmul import product, product_in_float32, product_operand
+from rl_core.models.matmul import product, product_in_float32, product_operand
 
 _BLOCK_LOGITS, _CARD_BLOCK_LOGITS = 2**21, 2**25
 """Logits in one block, on a CPU and a card: 8 MiB of float32 fit a CPU's cache; a card needs more.

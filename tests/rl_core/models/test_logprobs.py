@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_core.algos import logprobs
-from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
+from rl_core.models import logprobs
+from rl_core.models.logprobs import token_logprobs, token_logprobs_and_entropy
 
 TOKENS, HIDDEN, VOCAB = 37, 16, 50
 
