@@ -24,7 +24,7 @@ from rl_core.resources import memory_need, roofline
 from rl_core.resources.levers import Value, with_unchecked
 from rl_core.resources.memory_plan import ModelShape, compute_width, memory_plan, model_sizes
 from rl_core.resources.memory_plan import resting_learner as at_rest
-from rl_core.resources.roofline import ON_GPU, Lengths, Machine, decoding_steps, step_time
+from rl_core.resources.roofline import Lengths, Machine, decoding_steps, step_time
 from rl_core.system.devices import CardFigures, named_card
 from tasks.preflight_checks.plans import model_shape
 
@@ -197,8 +197,9 @@ def simulate(
     whole = {"resources.learner_gpus": 1.0, "resources.rollout_gpus": 1.0}
     alone = with_unchecked(planned, {"rollout.max_num_seqs": at_once, **whole})
     flops = card.flops(config.compute_dtype)
-    machine = Machine(card.name, True, split.num_learn * flops, flops, 1e9 * card.bandwidth_gb_s)
-    time = step_time(shape, alone, machine, lengths, ON_GPU[1])
+    learners = split.num_learn * flops / fullest_rank(config, lengths, split.num_learn)
+    machine = Machine(card.name, True, learners, flops, 1e9 * card.bandwidth_gb_s)
+    time = step_time(shape, alone, machine, lengths)
     num_rows = config.data.train_batch_size * config.algorithm.group_size
     per_card = num_rows / split.num_generate
     decodes = decoding_steps(max(per_card, 1.0), lengths, at_once)
@@ -219,6 +220,24 @@ def simulate(
     return Scaled(split, seconds, num_tokens / seconds, fits)
 
 
+def fullest_rank(config: RunConfig, lengths: Lengths, ranks: int) -> float:
+    """Returns the work of the fullest rank in an update, as a multiple of the mean.
+
+    Groups stay whole: a rank has at least one, which may be the longest. If it has more, long
+    groups are paired with short ones. Lengths are exponentially distributed, cut at the longest.
+    """
+    num_groups = config.actor.mini_batch_size
+    if ranks == 1:
+        return 1.0
+    size = config.algorithm.group_size
+    mean = lengths.prompt + size * lengths.response
+    # A group of n responses has sqrt(n) times the standard deviation of one, which is the mean.
+    spread = math.sqrt(size) * lengths.response * math.sqrt(2 * math.log(num_groups))
+    longest = min(mean + spread, lengths.prompt + size * lengths.longest)
+    per_rank = num_groups / ranks
+    return max(math.ceil(per_rank) / per_rank, longest / (per_rank * mean))
+
+
 def best_split(
     shape: ModelShape, config: RunConfig, cluster: Cluster, lengths: Lengths, num_cards: int
 ) -> Scaled:
@@ -237,7 +256,7 @@ def table(config: RunConfig, cluster: Cluster) -> Iterator[str]:
     """Yields the rows of Markdown: the same batch on more nodes, and one that grows with them."""
     shape = model_shape(config)
     assert shape is not None, "name a model whose shape is known here"
-    lengths = roofline.guess_lengths(config)[1]
+    lengths = roofline.guess_lengths(config)
     yield "| nodes | learn + generate | s/step | tokens/s | kept | kept as prompts grow |"
     yield "|---|---|---|---|---|---|"
     first: list[float] = []

@@ -73,7 +73,7 @@ ROLLOUTS = pa.schema(
 `turns` are those of `model` and `env`, null if the env took no part; `response_tokens` counts both,
 a turn's `reward` is not part of `score`, and log-probs are only of the model's tokens. `value` is
 what the answer is equal to, null if it is no number; `truth` is the problem's ground truth, as
-JSON. Both are null in runs that are older than these two columns.
+JSON.
 """
 
 EVALUATION = pa.schema(

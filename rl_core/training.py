@@ -184,7 +184,7 @@ def _problem_order(
 ) -> ProblemOrder:
     """Returns the order of the problems after a checkpoint; warns if data or seed have changed."""
     folder = checkpoint.path / RESUME_FOLDER if checkpoint else None
-    place = read_place(config, num_problems, step, folder)
+    place = read_place(config, num_problems, folder)
     if place.num_problems != num_problems:
         logger.warning(
             "the data set has %d problems, and had %d when the checkpoint was saved: pass %d over "

@@ -13,6 +13,7 @@ from prefect.logging import get_run_logger
 
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import NO_PROBLEMS, count_problems
+from rl_core.data.sampling import total_steps
 from rl_core.data.user_files import first_own_problems, own_files
 from rl_core.rewards.scoring import refusal
 from rl_core.storage.object_store import why_unusable
@@ -21,7 +22,6 @@ from rl_core.system.redaction import redacting_errors
 from rl_core.system.versions import version_of
 from rl_core.system.words import GIB
 from rl_core.types import Problem
-from tasks.hours import epochs_end_first
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.preflight_checks import Finding, PreflightError, fatal, ok, plans, warning
 from tasks.preflight_checks.device import device_findings, quantization_findings
@@ -122,8 +122,13 @@ def _problems(config: RunConfig) -> Iterator[Finding]:
     missing = list(_own_files(config)) or list(row_findings(config))
     yield from missing
     try:
-        is_fatal = any(finding.level == "fatal" for finding in missing)
-        if not is_fatal and (why := epochs_end_first(config, count_problems(config))) is not None:
+        if any(finding.level == "fatal" for finding in missing):
+            return
+        problems, trainer = count_problems(config), config.trainer
+        steps = total_steps(config, problems)
+        if trainer.total_steps not in (None, steps):
+            epochs = f"{steps:,} steps: {trainer.total_epochs} epochs of {problems:,} problems"
+            why = f"{epochs} end before trainer.total_steps={trainer.total_steps}"
             yield warning("steps", why, "raise trainer.total_epochs to train that long")
     except ValueError as error:
         yield fatal("data", str(error))

@@ -19,7 +19,6 @@ from flows.cli.main import run_command
 from flows.settings.compose import compose
 from flows.settings.keys import CHOICES, ENVS, known_keys
 from rl_core.evaluation.statistics import share
-from rl_core.runs.settings_file import REMOVED
 from tasks.importers.verl_table import NAMES, meaning
 from tests.support.learning_curves import NUMBERS, PICTURE, picture
 from tests.support.programs import cli, python
@@ -136,7 +135,7 @@ def test_files_and_folders_that_are_named_are_there():
 
 
 def test_settings_that_are_named_are_there():
-    known = {key for env in ENVS for key in known_keys(env)} | {"env.name", *REMOVED}
+    known = {key for env in ENVS for key in known_keys(env)} | {"env.name"}
     sections = {key.partition(".")[0] for key in known}
     for page, span in code_spans():
         found = SETTING.fullmatch(span)

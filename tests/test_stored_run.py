@@ -1,6 +1,5 @@
-"""A run that an earlier version wrote is still read and resumed (tests/stored_run)."""
+"""A run that an older version wrote: report and sql read it, training does not go on."""
 
-import json
 import re
 import shutil
 from html import escape
@@ -10,6 +9,7 @@ import polars as pl
 import pytest
 
 from flows.cli.main import run_command
+from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from tasks.queries import sql
 from tasks.queries.saved_questions import SQL_FOLDER
@@ -28,11 +28,6 @@ def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(STORED, root, symlinks=True)
     monkeypatch.chdir(tmp_path)
     return root
-
-
-def steps_of(root: Path) -> list[dict[str, float]]:
-    lines = (root / "runs" / "stored" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -107,15 +102,17 @@ def test_it_is_listed_and_reported(outputs, capsys):
     assert all(accuracy in page for accuracy in ("0.438", "0.469"))
 
 
-@pytest.mark.slow
-def test_its_checkpoint_is_evaluated_and_it_is_resumed(outputs, capsys):
-    before = steps_of(outputs)
-    shutil.rmtree(outputs / "evaluations")  # else the rows of that day would answer
-    assert run_command(["evaluate", "run_id=stored"]) == 0
-    assert "0.469" in capsys.readouterr().out
-    command = README.read_text(encoding="utf-8").partition("countdown-train run ")[2]
-    words = command.partition("```")[0].replace("\\\n", "").replace("_steps=4", "_steps=6")
-    assert run_command(["train", *words.split()]) == 0
-    after = steps_of(outputs)
-    assert after[: len(before)] == before
-    assert [row["step"] for row in after[len(before) :]] == [5, 6]
+@pytest.mark.parametrize("words", [["train", "run_id=stored"], ["evaluate", "run_id=stored"]])
+def test_training_does_not_go_on(outputs, capsys, words):
+    before = {file: file.stat().st_mtime_ns for file in outputs.rglob("*")}
+    assert run_command(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "run stored was made by an older version (it has model.attention)" in line
+    assert line.endswith("report and sql read it, training does not go on")
+    assert {file: file.stat().st_mtime_ns for file in outputs.rglob("*")} == before
+
+
+def test_a_start_under_its_name_is_refused_too(outputs):
+    config = RunConfig.model_validate({"run_id": "stored", "storage": {"root": "outputs"}})
+    with pytest.raises(ValueError, match=r"older version .* training does not go on"):
+        RunFolder.create(config)

@@ -16,8 +16,9 @@ from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
 from rl_core.learner.profiling import peak_flops
+from rl_core.resources.cost import Spread
 from rl_core.resources.memory_plan import ModelShape
-from rl_core.resources.roofline import ON_CPU, ON_GPU, Lengths, Machine, step_time
+from rl_core.resources.roofline import Lengths, Machine, step_time, with_bounds
 from rl_core.system.devices import find_card
 
 _PHASES = ("old_log_prob", "ref", "values", "update_critic", "update_actor")
@@ -45,17 +46,17 @@ def checks(bench: Bench) -> Iterator[Row]:
             if f"timing_s/{phase}" in steps[0]
         }
         total = sum(seconds.values())
-        low, typical, high = _planned(bench, model_shape(bench), config, machine, batch)
+        planned = _planned(model_shape(bench), config, machine, batch)
         numbers: dict[str, float | str] = {
             "s": total,
-            "planned": typical,
-            "from": low,
-            "to": high,
+            "planned": planned.typical,
+            "from": planned.low,
+            "to": planned.high,
             "mfu/actor": statistics.median(step["mfu/actor"] for step in steps),
             "mfu/critic": statistics.median(step["mfu/critic"] for step in steps),
         }
         # Tiny shapes cost mostly overhead, and the machine is shared: that is not judged.
-        ok = low <= total <= high or not bench.on_card
+        ok = planned.low <= total <= planned.high or not bench.on_card
         yield Row(f"{name}, {machine.name}", ok, numbers)
         yield Row(f"{name}, s by phase", None, dict(seconds))
         yield _set_up(bench, learner)
@@ -100,16 +101,10 @@ def _batch(config: RunConfig, response: int) -> TrainBatch:
     )
 
 
-def _planned(
-    bench: Bench, shape: ModelShape, config: RunConfig, machine: Machine, batch: TrainBatch
-) -> tuple[float, float, float]:
+def _planned(shape: ModelShape, config: RunConfig, machine: Machine, batch: TrainBatch) -> Spread:
     responses = batch.response_lengths.float()
     lengths = Lengths(_PROMPT, float(responses.mean()), float(responses.max()))
-    low, typical, high = (
-        step_time(shape, config, machine, lengths, shares).learn
-        for shares in (ON_GPU if bench.on_card else ON_CPU)
-    )
-    return low, typical, high
+    return with_bounds(step_time(shape, config, machine, lengths).learn)
 
 
 def _machine(bench: Bench) -> Machine:

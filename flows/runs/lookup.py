@@ -10,7 +10,7 @@ from rl_core.config.run import RunConfig
 from rl_core.data.readers import is_fetched
 from rl_core.runs.lock import close_if_lost
 from rl_core.runs.run_folder import RunFolder
-from rl_core.runs.settings_file import read_settings
+from rl_core.runs.settings_file import read_settings, refuse_older
 from rl_core.system.words import in_one_line
 from tasks.queries.checkpoint_names import NamedModel, find_model
 from tasks.queries.run_tables import find_runs
@@ -130,6 +130,7 @@ def settings_of_run(
         file = run.path / "config.yaml"
         raise BadInputError(f"{file} is missing or damaged: it holds no settings")
     try:
+        refuse_older(run.path)
         if ":" in (env := settings["env"]["name"]) and f"env={env}" in words:
             check_choice("env", env)
         settings["run_id"] = run.run_id

@@ -9,7 +9,6 @@ from rl_core.config.mistakes import known_keys as known_keys
 from rl_core.config.mistakes import nearest as nearest
 from rl_core.config.mistakes import of_another_env as of_another_env
 from rl_core.envs import ENVS, find_env
-from rl_core.runs.settings_file import REMOVED
 from rl_core.system.words import in_one_line
 
 CONF: Final = Path(__file__).parent / "conf"
@@ -41,8 +40,6 @@ def check_key(key: str, arguments: Sequence[str] = ()) -> None:
         return
     if key == "env.name":
         raise BadInputError(f"env.name is chosen by env=NAME (there are: {', '.join(ENVS)})")
-    if key in REMOVED:
-        raise BadInputError(f"{key} is no longer a setting: {REMOVED[key]}")
     if any(name.startswith(f"{key}.") for name in known):
         raise BadInputError(f"{key!r} is a group of settings: write {key}.NAME=VALUE")
     raise BadInputError(f"unknown setting {key!r}{nearest(key, (*arguments, *CHOICES, *known))}")

@@ -7,7 +7,6 @@ import zlib
 from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -47,8 +46,6 @@ class Manifest(BaseModel):
     """Mean score of the same responses, which decides between equal accuracies (graded rewards)."""
     created_at: str
     total_bytes: int
-    resumable: Literal[True] = True
-    """Refused if False: an earlier version saved only the model if the disk was full."""
     files: tuple[ManifestFile, ...]
 
 

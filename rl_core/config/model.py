@@ -11,7 +11,7 @@ from rl_core.section import MAX_INT, Section
 NUM_POSITIONS: Final = 1_024
 """Tokens that the home-made base model reads, prompt and response."""
 GIVE_UP_PROB: Final = 0.3
-"""The default of `sft.give_up_prob`; older runs have 0."""
+"""The default of `sft.give_up_prob`."""
 TRACE_STEPS: Final = 300
 """Steps of `sft.data=traces`, unless `sft.steps` is set."""
 

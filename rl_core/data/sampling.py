@@ -105,16 +105,11 @@ class ProblemOrder:
         (folder / _PLACE).write_text(json.dumps(asdict(self._held)), encoding="utf-8")
 
 
-def read_place(config: RunConfig, num_problems: int, step: int, folder: Path | None) -> Place:
-    """Returns the place that a checkpoint holds or, for a new run, the first one.
-
-    A checkpoint of an older version holds none: then all steps had the present batch size.
-    """
-    if folder is not None and (folder / _PLACE).is_file():
+def read_place(config: RunConfig, num_problems: int, folder: Path | None) -> Place:
+    """Returns the place that a checkpoint holds or, for a new run, the first one."""
+    if folder is not None:
         return Place(**json.loads((folder / _PLACE).read_text(encoding="utf-8")))
-    batch_size = config.data.train_batch_size
-    epoch, steps = divmod(step, steps_per_epoch(num_problems, batch_size))
-    return Place(config.seed, num_problems, step, epoch, steps * batch_size)
+    return Place(config.seed, num_problems)
 
 
 def epoch_order(seed: int, epoch: int, num_problems: int) -> npt.NDArray[np.int64]:

@@ -72,13 +72,9 @@ class Utilisation:
         self._shape: ModelShape | None = None
         with suppress(ValueError):
             self._shape = ModelShape.from_folder(model_path)
-        self._device, self._resources = device, config.resources
-        self._dtype = torch.bfloat16 if config.compute_dtype == "bfloat16" else torch.float32
-        self._peak = self._measured_peak()
-
-    def _measured_peak(self) -> float:
-        one = peak_flops(self._device, self._dtype, self._resources.learner_threads)
-        return self._resources.learner_ranks * one
+        dtype = torch.bfloat16 if config.compute_dtype == "bfloat16" else torch.float32
+        resources = config.resources
+        self._peak = resources.learner_ranks * peak_flops(device, dtype, resources.learner_threads)
 
     def shares(
         self, batch: TrainBatch, teaches: Tensor, seconds: Mapping[str, float]
@@ -90,8 +86,6 @@ class Utilisation:
         """
         if self._shape is None:
             return {}
-        if self._device.type == "cpu":  # if it was busy at the start, it is faster than measured
-            self._peak = max(self._peak, self._measured_peak())
         own_prompt = torch.ones_like(batch.prompt_lengths, dtype=torch.bool)
         if self._shares_prompts:
             own_prompt[:] = False
@@ -144,16 +138,19 @@ def training_flops(
 def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float:
     """Returns the rate of a large matrix product, operations per second: the best of a few.
 
-    On a CPU each thread computes a product of its own, in float32 if that is faster than `dtype`.
+    On a CPU each thread computes a product of its own, in float32 if that is faster than `dtype`,
+    and CPU time counts: other programs distort the clock's.
     """
     on_gpu = device.type == "cuda"
-    size, best = 8192 if on_gpu else 512, 0.0
+    size = 8192 if on_gpu else 512
+    clock = time.perf_counter if on_gpu else time.process_time
+    best = 0.0
     for kind in {dtype, torch.float32}:
         left = torch.ones(size, size, device=device, dtype=kind)
-        for _ in range(4):
-            start = time.perf_counter()
+        for _ in range(4 if on_gpu else 10):
+            start = clock()
             torch.mm(left, left)
             if on_gpu:
                 torch.cuda.synchronize(device)
-            best = max(best, 2 * size**3 / (time.perf_counter() - start))
+            best = max(best, 2 * size**3 / (clock() - start))
     return best * (1 if on_gpu else num_threads)

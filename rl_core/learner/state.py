@@ -17,8 +17,6 @@ STATE_FOLDER = "trainer"
 _TENSORS = "learner.safetensors"
 _NUMBERS = "learner.json"
 _VERSION = 1
-_BEFORE_IT_WAS_SAVED = {"actor.optimizer": "adamw", "model.load_in_4bit": False}
-"""Values of the settings that older states do not name."""
 
 
 def rng_tensors() -> dict[str, Tensor]:
@@ -59,16 +57,10 @@ def check_settings(folder: Path, numbers: Mapping[str, Any], config: RunConfig) 
             f"{folder}: saved without a critic, so algorithm.estimator={name} cannot resume it"
         )
     saved = numbers["settings"]
-    if saved.get("critic.share_trunk"):
-        raise ValueError(
-            f"{folder}: saved with critic.share_trunk=true, which is gone: start a new run with "
-            "model.path=CHECKPOINT"
-        )
     for name, value in model_settings(config).items():
-        found = saved.get(name, _BEFORE_IT_WAS_SAVED.get(name))
-        if found != value:
+        if saved[name] != value:
             raise ValueError(
-                f"{folder}: saved with {name}={json.dumps(found)}, "
+                f"{folder}: saved with {name}={json.dumps(saved[name])}, "
                 f"so {name}={json.dumps(value)} cannot resume it"
             )
 
@@ -102,9 +94,11 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     _demand_file(folder / _NUMBERS)
     numbers: dict[str, Any] = json.loads((folder / _NUMBERS).read_text(encoding="utf-8"))
-    found = numbers.get("version")
-    if found != _VERSION:
-        raise ValueError(f"{folder / _NUMBERS}: version is {found}, this program reads {_VERSION}")
+    if (version := numbers.get("version")) != _VERSION:
+        raise ValueError(
+            f"{folder / _NUMBERS}: its version is {version} and not {_VERSION}: report and sql "
+            "read the run, training does not go on"
+        )
     tensors: dict[str, Tensor] = {}
     for file in numbers.pop("files"):
         _demand_file(folder / file)

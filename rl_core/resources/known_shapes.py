@@ -1,7 +1,4 @@
-"""Shapes of hub models that people train, so that a run is planned before any download.
-
-Source: `config.json` of each model as published by its authors.
-"""
+"""Shapes of hub models that people train, so that a run is planned before any download."""
 
 import re
 from typing import Any, Final
@@ -9,15 +6,10 @@ from typing import Any, Final
 from rl_core.resources.memory_plan import ModelShape
 
 _FIELDS: Final = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-    "tie_word_embeddings",
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "tie_word_embeddings"),
 )
-_SIZES: Final[dict[str, tuple[int, ...]]] = {
+_SIZES: Final = {
     "Qwen2.5-0.5B": (896, 4_864, 24, 14, 2, 151_936, True),
     "Qwen2.5-1.5B": (1_536, 8_960, 28, 12, 2, 151_936, True),
     "Qwen2.5-3B": (2_048, 11_008, 36, 16, 2, 151_936, True),
@@ -27,6 +19,7 @@ _SIZES: Final[dict[str, tuple[int, ...]]] = {
     "Qwen3-4B": (2_560, 9_728, 36, 32, 8, 151_936, True),
     "Qwen3-8B": (4_096, 12_288, 36, 32, 8, 151_936, False),
 }
+"""Source: `config.json` of each model as published by its authors."""
 _SHARED: Final[dict[str, dict[str, Any]]] = {
     "Qwen2.5": {"model_type": "qwen2"},
     "Qwen3": {"model_type": "qwen3", "head_dim": 128, "attention_bias": False},
@@ -34,19 +27,15 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
 
 
 def known_config(name: str) -> dict[str, Any] | None:
-    """Returns what `config.json` of a hub model says of its shape; None if it is not known.
-
-    `name` is OWNER/NAME, of a base or an instruct model. It may begin with `modelscope:` (the same
-    model on ModelScope).
-    """
-    found = re.fullmatch(r"(?:modelscope:)?Qwen/(.+?)(?:-Instruct|-Base)?", name)
-    if found is None or found[1] not in _SIZES:
+    """Returns what `config.json` of a hub model, base or instruct, says of its shape, or None."""
+    match = re.fullmatch(r"(?:modelscope:)?Qwen/(.+?)(?:-Instruct|-Base)?", name)
+    if match is None or match[1] not in _SIZES:
         return None
-    values = dict(zip(_FIELDS, _SIZES[found[1]], strict=True))
-    return _SHARED[found[1].partition("-")[0]] | values
+    sizes = dict(zip(_FIELDS, _SIZES[match[1]], strict=True))
+    return _SHARED[match[1].partition("-")[0]] | sizes
 
 
 def known_shape(name: str) -> ModelShape | None:
-    """Returns the shape of a hub model, see `known_config`."""
+    """Returns the shape of a hub model, or None."""
     config = known_config(name)
     return None if config is None else ModelShape.from_config(config)

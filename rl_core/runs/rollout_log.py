@@ -3,7 +3,7 @@
     rollouts/step_000101.parquet   rows of `rl_core.schema.ROLLOUTS`
     held_out/step_000100.parquet   rows of `rl_core.schema.EVALUATION`, greedy
 
-Earlier versions joined steps in `steps_000001_000100.parquet`: readers read those files as well.
+Older versions joined steps in `steps_000001_000100.parquet`, which SQL reads.
 Not here: the evaluation after training, whose files in `eval/` hold every problem.
 """
 

@@ -30,7 +30,12 @@ from rl_core.resources.cost import Spread, price_in_words
 from rl_core.resources.oom_recovery import Changes, in_words
 from rl_core.runs.metrics_log import MetricsLog, utc_now
 from rl_core.runs.rollout_log import HeldOutLog, RolloutLog
-from rl_core.runs.settings_file import changed_settings, read_settings, settings_as_yaml
+from rl_core.runs.settings_file import (
+    changed_settings,
+    read_settings,
+    refuse_older,
+    settings_as_yaml,
+)
 from rl_core.system.atomic import is_disk_full, locked, refuse_foreign, write_text_atomically
 from rl_core.system.disk_reserve import RESERVE, demand_room, hold_reserve, write_last_words
 from rl_core.system.log_file import log_to_file
@@ -45,7 +50,6 @@ _NOTHING_TO_SAY: dict[str, Any] = {
     "next_step": None,
     "stopped_by": None,
     "last_metrics": {},
-    "memory_gib": {},
 }
 _logger = logging.getLogger(__name__)
 
@@ -76,9 +80,9 @@ class Attempt(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """The content of `run.json`."""
+    """The content of `run.json`; what only an older version knew is left out."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True)
     run_id: str
     preset: str
     status: Literal["running", "finished", "failed", "interrupted"] = "running"
@@ -96,8 +100,6 @@ class RunRecord(BaseModel):
     evaluated and `finished`, and continues if the limit is raised."""
     last_metrics: dict[str, float] = {}
     """If the run failed: the step it reached, and the metrics of its last steps."""
-    memory_gib: dict[str, tuple[float | None, ...]] = {}
-    """If the run failed under an earlier version: `step`, and memory by phase in these steps."""
     started_at: str
     finished_at: str | None = None
     model: str | None = None
@@ -153,10 +155,12 @@ class RunFolder:
         if they differ from the old ones, these move to `config_before_attempt_2.yaml`.
 
         Raises:
-            ValueError: the folder cannot be written, or what is in it is not a run.
+            ValueError: the folder cannot be written, or what is in it is not a run, or is a run of
+                an older version.
         """
         assert config.run_id is not None, "a run has a name"
         run = cls.under(config.storage.root, config.run_id)
+        refuse_older(run.path)
         run.make()
         with run._writing():
             asked = run._write_settings(settings_as_yaml(config))

@@ -1,12 +1,12 @@
 """Reads a run's `config.yaml`, and finds the settings that differ between two of them."""
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from pydantic import ValidationError
 
 from rl_core.config.mistakes import leaves as leaves  # of which its readers need both
 from rl_core.config.run import RunConfig
@@ -14,25 +14,27 @@ from rl_core.section import Section
 from rl_core.system.plain_files import MOST_YAML_BYTES, parse_yaml, read_plain
 from rl_core.system.redaction import redact
 
-REMOVED: Final[Mapping[str, str]] = {
-    "checkpoints.keep_every": "a larger checkpoints.keep_last keeps more of the newest",
-    "critic.loss_coef": "a critic is a model of its own, with a loss of its own",
-    "critic.share_trunk": "a critic is a model of its own; no preset shared the actor's",
-    "model.attention": "attention is SDPA; no card had run FlexAttention",
-    "model.use_torch_compile": "layers are not compiled; no card had run it",
-    "model.use_liger": "layers are transformers' own; no card had run Liger's kernels",
-    "rollout.min_engines": "a run starts with all of its engines",
-    "rollout.weight_sync": "engines get new weights through Ray's object store",
-}
-"""Settings of earlier versions, and what holds now. A stored run may still name them."""
 _SECTIONS: Final = tuple(
     name for name, field in RunConfig.model_fields.items() if isinstance(field.default, Section)
 )
 
 
 def read_settings(run_folder: Path) -> dict[str, Any]:
-    """Returns all settings of a run by section, without the `REMOVED`; none if they are damaged."""
+    """Returns all settings of a run by section; none if they are damaged."""
     return parse_settings(settings_text(run_folder))
+
+
+def refuse_older(run_folder: Path) -> None:
+    """Raises ValueError if a run has settings that are gone: an older version made it."""
+    try:
+        RunConfig.model_validate(read_settings(run_folder))
+    except ValidationError as error:
+        gone = [one["loc"] for one in error.errors() if one["type"] == "extra_forbidden"]
+        if gone:
+            raise ValueError(
+                f"run {run_folder.name} was made by an older version (it has "
+                f"{'.'.join(map(str, gone[0]))}): report and sql read it, training does not go on"
+            ) from None
 
 
 def settings_text(run_folder: Path) -> str:
@@ -54,8 +56,6 @@ def parse_settings(text: str) -> dict[str, Any]:
         return {}
     if not all(isinstance(settings.get(section, {}), dict) for section in _SECTIONS):
         return {}
-    for section, _, name in (key.partition(".") for key in REMOVED):
-        settings.get(section, {}).pop(name, None)
     return settings
 
 

@@ -34,7 +34,7 @@ def check_sft(config: RunConfig) -> None:
         assert config.env.home_made is not None, "it writes searches"
         what, settings = config.env.home_made
         raise ValueError(f"{SETTING}=traces are searches of {what}: {settings}, or name a FILE")
-    gives_up = config.sft.give_up_prob not in (0, GIVE_UP_PROB)
+    gives_up = config.sft.give_up_prob != GIVE_UP_PROB
     if gives_up and (name != TRACES or not config.env.traces_give_up):
         raise ValueError(
             f"sft.give_up_prob={config.sft.give_up_prob:g} is of traces that search "

@@ -10,7 +10,9 @@ from typing import Final
 
 from rl_core.config.model import NUM_POSITIONS
 from rl_core.config.run import RunConfig
+from rl_core.data.dataset import count_problems
 from rl_core.data.gguf_source import local_folder
+from rl_core.data.sampling import total_steps
 from rl_core.resources.disk_plan import disk_plan
 from rl_core.resources.fits import cheapest_fit
 from rl_core.resources.known_shapes import known_shape
@@ -28,7 +30,6 @@ from rl_core.resources.memory_plan import ModelShape, compute_width, memory_plan
 from rl_core.system.model_folder import CONFIG, read_object
 from rl_core.system.words import GIB, disk_size
 from rl_core.tracking.host_memory import memory_left, own_bytes
-from tasks.hours import planned_steps
 from tasks.preflight_checks import Finding, fatal, ok, warning
 from tasks.preflight_checks.device import cards_here
 
@@ -131,7 +132,7 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
     if shape is None:
         return
     try:
-        num_steps = planned_steps(config)
+        num_steps = total_steps(config, count_problems(config))
     except ValueError:
         return  # another check reports it
     plan = disk_plan(shape, config, num_steps)

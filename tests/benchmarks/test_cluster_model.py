@@ -185,3 +185,21 @@ def test_verls_steps_within_a_factor_of_one_and_a_half(most, response, measured)
         split = Split(learn, generate, parts, in_turns=in_turns)
         seconds = model.simulate(shape, settings, cluster, lengths, split).seconds
         assert 1 / 1.5 < seconds / published_s < 1.5, (split, seconds)
+
+
+def test_the_fullest_rank_has_whole_groups_and_perhaps_the_longest():
+    def fullest(ranks: int, lengths: Lengths, size: int = 1) -> float:
+        group = {"estimator": "grpo", "group_size": size} if size > 1 else {}
+        settings = {"data": {"train_batch_size": 8}, "actor": {"mini_batch_size": 8}}
+        result = model.fullest_rank(run_config(**settings, algorithm=group), lengths, ranks)
+        assert isinstance(result, float)
+        return result
+
+    even = Lengths(10, 10, 10)
+    assert fullest(1, even) == fullest(4, even) == fullest(8, even) == 1.0
+    assert fullest(3, even) == pytest.approx(3 / (8 / 3))  # one of three has three of eight
+    # A group alone on each rank: the longest of 8 responses, of 20 tokens where the mean is 10.
+    assert fullest(8, Lengths(10, 10, 20)) == pytest.approx(30 / 20)
+    # Beside a shorter one it is no longer the fullest.
+    assert fullest(2, Lengths(10, 10, 20)) == 1.0
+    assert fullest(8, Lengths(10, 10, 500), size=64) < fullest(8, Lengths(10, 10, 500))

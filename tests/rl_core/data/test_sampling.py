@@ -60,7 +60,7 @@ def test_any_stops_and_batch_sizes_ask_each_problem_once_per_epoch(num_problems,
         for num_steps, batch_size in parts:
             # Another seed is of the responses alone, once the run has begun.
             config = of_batches(batch_size, seed=5 + step)
-            order = ProblemOrder(read_place(config, num_problems, step, checkpoint), batch_size)
+            order = ProblemOrder(read_place(config, num_problems, checkpoint), batch_size)
             for step in range(step + 1, step + num_steps + 1):  # noqa: B020
                 epoch = order.before(step).epoch
                 asked.setdefault(epoch, []).extend(order.choose(step))
@@ -88,19 +88,13 @@ def test_batch_sizes_that_fit_leave_no_problem_out_and_the_last_step_follows(tmp
     asked = [first.choose(step) for step in range(1, 9)]
     first.hold(8)
     first.save(tmp_path)
-    then = ProblemOrder(read_place(of_batches(16), 64, 8, tmp_path), 16)
+    then = ProblemOrder(read_place(of_batches(16), 64, tmp_path), 16)
     assert then.last_step(total_epochs=3, total_steps=None) == 16
     assert then.last_step(total_epochs=3, total_steps=9) == 9
     assert then.last_step(total_epochs=1, total_steps=None) == 8
     asked += [then.choose(step) for step in range(9, 17)]
     assert sorted(itertools.chain(*asked)) == sorted([*range(64)] * 3)
     assert [then.before(step).epoch for step in (9, 12, 13, 16)] == [1, 1, 2, 2]
-
-
-def test_a_checkpoint_without_a_place_goes_on_as_it_did(tmp_path):
-    order = ProblemOrder(read_place(of_batches(4, seed=2), 10, 3, tmp_path), 4)
-    for step in range(4, 12):
-        assert order.choose(step) == by_steps(seed=2, step=step, num_problems=10, batch_size=4)
 
 
 def test_epochs_and_seeds_differ_while_a_repeated_step_does_not():

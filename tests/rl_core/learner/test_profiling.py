@@ -1,11 +1,14 @@
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from rl_core.learner.profiling import measured, peak_flops, training_flops
+from rl_core.batch import TrainBatch
+from rl_core.config.run import RunConfig
+from rl_core.learner.profiling import Utilisation, measured, peak_flops, training_flops
 from rl_core.resources.memory_plan import ModelShape
 
 CPU = torch.device("cpu")
@@ -67,3 +70,15 @@ def test_a_prompt_that_a_group_shares_counts_once():
 
 def test_the_peak_is_a_rate_that_this_machine_can_have():
     assert 1e9 < peak_flops(CPU, torch.bfloat16, 1) < 1e13
+
+
+def test_the_peak_is_measured_once_and_not_in_every_step(
+    tiny_model_path: Path, two_responses: TrainBatch, monkeypatch: pytest.MonkeyPatch
+):
+    use = Utilisation(RunConfig(), tiny_model_path, CPU, shares_prompts=False)
+    monkeypatch.setattr(torch, "mm", pytest.fail)
+    first, second = (
+        use.shares(two_responses, torch.tensor([True, True]), {"timing_s/update_actor": s})
+        for s in (1.0, 2.0)
+    )
+    assert first["mfu/actor"] == 2 * second["mfu/actor"] > 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rl_core.checkpoints.manifest import MANIFEST, find_damage
+from rl_core.checkpoints.manifest import find_damage
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.runs.resume import check_same_code, check_same_model, checkpoint_to_resume
@@ -128,13 +128,6 @@ def test_nothing_is_said_where_nothing_is_wrong(tmp_path):
     assert run.read().reason is None
 
 
-def save_the_model_alone(folder: Path) -> str:
-    """As earlier versions did on a full disk."""
-    text = (folder / MANIFEST).read_text()
-    (folder / MANIFEST).write_text(text.replace('"resumable": true', '"resumable": false'))
-    return "checkpoint.json is not a manifest"
-
-
 def test_two_damaged_ones_are_passed_over_and_the_pointers_move(tmp_path):
     run, said = some_run(tmp_path), list[str]()
     save_steps(run.path, {2: 0.2, 3: 0.3, 4: 0.4})
@@ -149,7 +142,7 @@ def test_two_damaged_ones_are_passed_over_and_the_pointers_move(tmp_path):
     assert pointers(run.path) == ("step_000002", "step_000002")
 
 
-@pytest.mark.parametrize("damage", [cut_a_file, flip_a_byte, save_the_model_alone])
+@pytest.mark.parametrize("damage", [cut_a_file, flip_a_byte])
 def test_a_run_without_any_sound_checkpoint_is_refused_each_time_and_loses_nothing(
     tmp_path, damage
 ):

@@ -4,10 +4,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_core.config.run import RunConfig, TrainerConfig
+from rl_core.config.run import RunConfig
 from rl_core.resources.cost import Spread
 from rl_core.runs.run_folder import RunFolder
-from tasks.hours import epochs_end_first, last_step_of, left_of, steps_in_words
+from tasks.hours import last_step_of, left_of, steps_in_words
 from tasks.importers.console_log import import_log
 from tasks.preflight_checks.hours import plan_steps
 from tasks.report import write_report
@@ -60,21 +60,6 @@ def test_the_last_step_is_where_epochs_or_steps_end_first(run, tmp_path, asked, 
     assert last_step_of(run) == last
     run.update(data="/gone")  # then only what was asked for is known
     assert last_step_of(run) == asked
-
-
-def test_epochs_that_end_first_are_told():
-    config = RunConfig.model_validate(
-        {
-            "trainer": {"total_steps": 2000},
-            "data": {"train_batch_size": 8},
-            "actor": {"mini_batch_size": 8},
-        }
-    )
-    assert epochs_end_first(config, 256) == (
-        "480 steps: 15 epochs of 256 problems end before trainer.total_steps=2000"
-    )
-    assert epochs_end_first(config, 256 * 2000) is None
-    assert epochs_end_first(config.model_copy(update={"trainer": TrainerConfig()}), 256) is None
 
 
 def test_nothing_is_left_of_a_run_that_is_over(run, tmp_path):

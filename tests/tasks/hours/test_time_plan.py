@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from rl_core.config.run import RunConfig
-from rl_core.data.dataset import count_problems, write_dataset
+from rl_core.data.dataset import write_dataset
 from rl_core.resources.cost import Spread
 from rl_core.runs.run_folder import RunFolder
 from tasks.generate import dataset_folder
-from tasks.hours import StepEstimate, TimePlan, estimates, measured_before
+from tasks.hours import StepEstimate, estimates, measured_before
 from tasks.preflight import preflight, refuse_fatal
 from tasks.preflight_checks import Finding, PreflightError
 from tasks.preflight_checks.hours import planned_machines
@@ -47,9 +47,9 @@ ON_A_CARD: dict[str, Any] = {
 }
 
 
-def planned(settings: RunConfig) -> TimePlan:
+def planned(settings: RunConfig) -> Spread:
     (estimate,) = estimates(settings, model_shape(settings), planned_machines(settings))
-    return TimePlan(settings, count_problems(settings), estimate)
+    return estimate.seconds
 
 
 def test_without_a_run_of_this_shape_the_cpu_is_measured(tmp_path):
@@ -59,18 +59,16 @@ def test_without_a_run_of_this_shape_the_cpu_is_measured(tmp_path):
     assert found.level == "ok"
     assert "(a roofline of this CPU, undisturbed)" in found.message
     assert "from step 5 on progress shows the measured time" in found.message
-    plan = planned(config(tmp_path))
-    step = plan.estimate.seconds
-    assert 0 < step.low < step.typical < step.high
-    assert (plan.estimate.basis, plan.problems, plan.steps) == ("roofline", 327_680, 20_480)
+    assert "per epoch of 327,680 problems" in found.message
+    assert "for 20,480 steps" in found.message
+    step = planned(config(tmp_path))
+    assert 0 < step.low < step.typical < step.high == 4 * step.low
 
 
 def test_the_first_diary_is_planned_for_its_card(tmp_path):
     """25.5 h and 55.7 per epoch were worked out by hand afterwards."""
     assert "(a roofline of RTX 4090)" in time_finding(config(tmp_path, **ON_A_CARD)).message
-    plan = planned(config(tmp_path, **ON_A_CARD))
-    hours = plan.estimate.seconds.times(plan.steps_in_epoch / 3_600)
-    assert 0.5 < hours.typical / 25.5 < 2
+    hours = planned(config(tmp_path, **ON_A_CARD)).times(327_680 / 32 / 3_600)
     assert hours.low < 25.5 < hours.high
 
 
@@ -96,7 +94,7 @@ def test_a_card_of_which_only_the_memory_is_said_is_one_of_several(tmp_path):
 def test_an_epoch_has_the_problems_of_its_env(tmp_path, changes, said, steps):
     found = time_finding(config(tmp_path, **changes))
     assert f"per epoch of {said} problems" in found.message
-    assert planned(config(tmp_path, **changes)).steps_in_epoch == steps
+    assert f"for {2 * steps} steps of training" in found.message
 
 
 def test_an_epoch_has_ones_own_problems(tmp_path):
@@ -112,7 +110,7 @@ def test_an_epoch_has_ones_own_problems(tmp_path):
 
     found = time_finding(own(**tests))
     assert "per epoch of 5 problems" in found.message
-    assert planned(own(**tests)).steps == 2 * 2
+    assert "for 4 steps of training" in found.message
     # Once it is made it is counted: the problem that is tested, too, is not trained on.
     made = own(**tests)
     write_dataset(made.env, made.data, dataset_folder(made))
@@ -150,7 +148,7 @@ def test_the_last_run_counts_and_broken_ones_are_passed_over(tmp_path):
     ran(config(tmp_path), "c", [None])
     (tmp_path / "runs" / "d").mkdir()
     (tmp_path / "runs" / "d" / "config.yaml").write_text("[not, settings")
-    rate = StepEstimate(Spread(3.0, 3.0, 3.0), "measured", "b")
+    rate = StepEstimate(Spread(3.0, 3.0, 3.0), "measured in run b")
     assert measured_before(config(tmp_path)) == rate
 
 
