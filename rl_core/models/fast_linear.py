@@ -45,9 +45,13 @@ def cast_once(model: nn.Module) -> Iterator[None]:
     """Makes linear layers compute in bfloat16 with one copy of each weight for all passes.
 
     Autocast makes one in each pass, and another for each recomputed layer. Gradients still reach
-    the weights themselves.
+    the weights themselves. Packed weights (`Linear4bit`) are no numbers to cast.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    layers = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, nn.Linear) and layer.weight.is_floating_point()
+    ]
     for layer in layers:
         copy = layer.weight.to(torch.bfloat16)
         layer.forward = partial(functional.linear, weight=copy, bias=layer.bias)  # type: ignore[method-assign]

@@ -109,6 +109,26 @@ def test_a_learner_moves_and_saves_adapters_alone(new_learner, tmp_path, make_ba
     torch.testing.assert_close(logits(saved.eval()), logits(actor), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("model", [{"lora_rank": 4}, QLORA], ids=["adapters", "4 bits"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_several_micro_batches_move_adapters_as_one_does(new_learner, make_batch, model, dtype):
+    moved, norms = [], []
+    for tokens in (4_096, 32):
+        sections = {"mini_batch_size": 8, "micro_batch_tokens": tokens}
+        learner = new_learner(
+            model=model | {"dtype": dtype},
+            actor=sections,
+            algorithm={"estimator": "grpo", "group_size": 2},
+        )
+        metrics, _ = learner.learn(make_batch(group_size=2))
+        norms.append(metrics["actor/grad_norm"])
+        weights = learner.models.actor.named_parameters()
+        moved.append({name: weight for name, weight in weights if ".lora_B." in name})
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4 if dtype == "float32" else 0.02)
+    assert norms[0] > 0
+    assert all(bool(weight.any()) for weight in moved[1].values())
+
+
 def test_frozen_weights_take_what_is_planned(tiny_model_path, settings):
     model = loading.load_actor(tiny_model_path, CPU, in_4bit=True)
     shape = ModelShape.from_folder(tiny_model_path)
