@@ -58,7 +58,7 @@ def teacher_findings(config: RunConfig) -> Iterator[Finding]:
 
     warnings: list[str] = []
     try:
-        what, folder = _found(config, str(config.teacher_folder or config.teacher.path))
+        what, folder = _what_and_where(config, str(config.teacher_folder or config.teacher.path))
         if folder is not None:
             what = f"{what}; {_check(folder)}"
             policy = local_folder(config.model.path or "", config.storage.root)
