@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_core.types import Problem, Rollout
+from rl_core.types import REWARD_ERROR, Problem, Rollout
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class TrainBatch:
     """bool [B]: the verdict was `correct`."""
     truncated: Tensor
     """bool [B]: generation stopped at the length limit."""
+    unscored: Tensor | None = None
+    """bool [B]: the reward failed; None if all have a score."""
     env_mask: Tensor | None = None
     """bool [B, T]: the env's tokens, never a response's first or last; None if there are none."""
     turn_rewards: Tensor | None = None
@@ -116,6 +118,7 @@ class TrainBatch:
             group_ids=self.group_ids[rows],
             correct=self.correct[rows],
             truncated=self.truncated[rows],
+            unscored=None if self.unscored is None else self.unscored[rows],
             env_mask=None if self.env_mask is None else self.env_mask[rows, :longest],
             turn_rewards=None if self.turn_rewards is None else self.turn_rewards[rows, :longest],
         )
@@ -145,6 +148,7 @@ def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
         input_ids[row, prompt : prompt + response] = rollout.completion.response_ids
         logprobs[row, :response] = rollout.completion.logprobs
     env_mask, turn_rewards = _turns(rollouts, logprobs.shape)
+    unscored = [r.scored.verdict == REWARD_ERROR for r in rollouts]
     on_cpu = partial(torch.tensor, device="cpu")
     return TrainBatch(
         input_ids=torch.from_numpy(input_ids),
@@ -155,6 +159,7 @@ def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
         group_ids=on_cpu([r.group_id for r in rollouts], dtype=torch.int64),
         correct=on_cpu([r.scored.verdict == "correct" for r in rollouts]),
         truncated=on_cpu([r.completion.finish_reason == "length" for r in rollouts]),
+        unscored=on_cpu(unscored) if any(unscored) else None,
         env_mask=env_mask,
         turn_rewards=turn_rewards,
         problems=tuple(r.problem for r in rollouts),

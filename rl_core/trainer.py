@@ -203,6 +203,7 @@ class Trainer:
             self.inputs.train,
             chooser.choose(step),
             step,
+            spares=chooser.spares,
             stream=self.workers.engines.stream,
             decode=self.inputs.decode,
             encode=self.inputs.encode,

@@ -72,6 +72,10 @@ class ScoredText:
     """What the answer is equal to, in lowest terms: `18` or `7/2`; None if it has no value."""
 
 
+REWARD_ERROR: Final = "reward_error"
+"""Verdict of a response whose reward failed: it has no score, and teaches nothing."""
+
+
 @dataclass(frozen=True)
 class SamplingSettings:
     """How an engine samples. `temperature` 0 is greedy."""

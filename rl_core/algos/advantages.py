@@ -246,6 +246,23 @@ def outcome_gate(correct: Tensor, group_ids: Tensor) -> Tensor:
     return successes[index] > 0
 
 
+def without_unscored(unscored: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the groups without responses that have no score, and which responses are compared.
+
+    A response without a score, `unscored` bool [B], becomes a group of its own (int64 [B]): a
+    reward that failed says nothing about the others, and counting it as 0 would make it the
+    strongest signal of a group of right answers. It is not compared (bool [B]), and neither is the
+    only one that its group has left.
+    """
+    import torch
+
+    index, sizes = _group_index(group_ids)
+    left = torch.zeros_like(sizes).index_add(0, index, (~unscored).to(sizes.dtype))
+    alone = len(sizes) + torch.arange(len(index), device=index.device)
+    enough = (left > 1) | (left == sizes)
+    return torch.where(unscored, alone, index), ~unscored & enough[index]
+
+
 def has_spread(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """Returns which responses are in a group whose rewards are not all equal, bool [B]."""
     index, sizes = _group_index(group_ids)

@@ -87,6 +87,12 @@ class ProblemOrder:
         order = epoch_order(place.seed, place.epoch, place.num_problems)
         return [int(i) for i in order[place.taken : place.taken + self._batch_size]]
 
+    def spares(self, step: int) -> list[int]:
+        """Returns all problems in the order in which they replace a step's groups."""
+        place = self.before(step)
+        draws = np.random.default_rng([place.seed, step, 1])
+        return [int(i) for i in draws.permutation(place.num_problems)]
+
     def last_step(self, *, total_epochs: int, total_steps: int | None) -> int:
         """Returns the step at which the run is finished: the start's step if it already is."""
         passes = total_epochs - self._start.epoch - 1
@@ -197,6 +203,16 @@ class Curriculum:
         self._after[step] = replace(state, epoch=epoch, position=position)
         self._after.pop(step - self._ahead - 2, None)
         return chosen
+
+    def spares(self, step: int) -> list[int]:
+        """Returns all problems in the order in which they replace a step's groups.
+
+        Each next one is drawn with a probability proportional to its weight (Efraimidis and
+        Spirakis 2006: the largest of u^(1 / weight) come first).
+        """
+        weights = self.weights(step - 1)
+        draws = np.random.default_rng([self._seed, step, 1]).random(len(weights))
+        return [int(i) for i in np.argsort(np.log(draws) / weights)[::-1]]
 
     def observe(self, step: int, num_correct: Mapping[int, int]) -> dict[str, float]:
         """Counts the correct responses to each problem of the last step; returns `curriculum/*`."""

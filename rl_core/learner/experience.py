@@ -230,6 +230,8 @@ def assemble(
         )
     # Masked only in the loss: a truncated response still counts in its group's mean.
     is_learned = ~batch.truncated if algorithm.mask_truncated else torch.ones_like(batch.truncated)
+    if batch.unscored is not None:
+        is_learned = is_learned & ~batch.unscored
     return Experience(
         batch=batch,
         loss_mask=mask & is_learned.unsqueeze(-1),
@@ -257,13 +259,17 @@ def _advantages(
     """
     formula, mask = algorithm.formula, batch.sampled_mask
     rewards = adv.response_sums(token_rewards, mask)
+    group_ids = batch.group_ids
+    if batch.unscored is not None:
+        group_ids, is_compared = adv.without_unscored(batch.unscored, group_ids)
+        mask = mask & (is_compared if formula.needs_groups else ~batch.unscored).unsqueeze(-1)
     if formula.needs_groups and algorithm.outcome_gate:
-        mask = mask & adv.outcome_gate(batch.correct, batch.group_ids).unsqueeze(-1)
+        mask = mask & adv.outcome_gate(batch.correct, group_ids).unsqueeze(-1)
     given = adv.GivenRewards(
         rewards=rewards,
         outcomes=outcomes,
         correct=batch.correct,
-        group_ids=batch.group_ids,
+        group_ids=group_ids,
         token_rewards=token_rewards,
         mask=mask,
         values=values,

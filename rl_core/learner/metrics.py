@@ -51,7 +51,10 @@ def batch_metrics(
         **_sequence_lengths(batch, num_ranks),
     }
     if algorithm.formula.needs_groups:
-        spread = adv.zero_spread_fraction(batch.outcomes, batch.group_ids)
+        group_ids, outcomes = batch.group_ids, batch.outcomes
+        if batch.unscored is not None:
+            group_ids, outcomes = group_ids[~batch.unscored], outcomes[~batch.unscored]
+        spread = adv.zero_spread_fraction(outcomes, group_ids) if len(group_ids) else 1.0
         metrics["group/zero_spread_frac"] = spread
     if experience.values is not None and experience.returns is not None:
         values, returns = experience.values[mask], experience.returns[mask]

@@ -31,9 +31,8 @@ from rl_core.rewards.by_name import caller_of
 from rl_core.rewards.reward_worker import checked
 from rl_core.system.child_process import Child, how_it_ended
 from rl_core.system.process_env import credentials_for
-from rl_core.types import Problem, ScoredText
+from rl_core.types import REWARD_ERROR, Problem, ScoredText
 
-REWARD_ERROR: Final = "reward_error"
 NO_ANSWER: Final = "no_answer"
 """A user's function reports it by a `pred` of None or blank text."""
 INCORRECT: Final = "incorrect"
@@ -196,7 +195,7 @@ class _UserRewards(Rewards):
         if told <= _REASONS_TOLD and not closing:
             last = "; later failures are not logged" if told == _REASONS_TOLD else ""
             _logger.warning(
-                "%s gave no reward for a response to problem %d, which scores 0: %s%s",
+                "%s gave no reward for a response to problem %d, which teaches nothing: %s%s",
                 self._name,
                 problem.index,
                 error,

@@ -16,6 +16,7 @@ from rl_core.rewards.scoring import Rewards
 from rl_core.rollout.turns import Stream, TurnTaking, turn_metrics, within_bounds
 from rl_core.system.seeds import seed_of
 from rl_core.types import (
+    REWARD_ERROR,
     Completion,
     GenerationRequest,
     Problem,
@@ -49,7 +50,10 @@ class Collected:
     `rollout/tokens_per_s` counts the sampled tokens of replaced groups too.
     """
     num_correct: dict[int, int] = field(default_factory=dict)
-    """Correct responses to each problem that was asked, replaced or not, by its position."""
+    """Correct responses to each problem that was asked, replaced or not, by its position.
+
+    Without the problems of which a response could not be scored.
+    """
 
 
 def collect(
@@ -58,6 +62,7 @@ def collect(
     chosen: Sequence[int],
     step: int,
     *,
+    spares: Callable[[int], Sequence[int]],
     stream: Stream,
     decode: Callable[[Sequence[int]], str],
     encode: Callable[[str], Sequence[int]],
@@ -68,7 +73,8 @@ def collect(
 
     In up to `algorithm.resample_rounds` rounds, groups that teach nothing (all scores are equal, or
     the outcome gate is closed) are replaced by groups of other problems (DAPO, arXiv:2503.14476,
-    section 3.2). These depend on (seed, step) only; groups that no round could replace stay.
+    section 3.2): of the first ones that `spares` of the step names and that were not chosen. Groups
+    that no round could replace stay.
 
     `step` counts from 1; for `decode` and `encode` see `TurnTaking`. The clock times `gen`, and as
     `reward` the rest of the scoring after it.
@@ -94,7 +100,9 @@ def collect(
             fresh = to_rollouts(asked, answers, config.env, group_size=group_size)
         for group, i in enumerate(positions):
             members = fresh[group * group_size : (group + 1) * group_size]
-            num_correct[i] = sum(rollout.scored.verdict == "correct" for rollout in members)
+            verdicts = Counter(rollout.scored.verdict for rollout in members)
+            if REWARD_ERROR not in verdicts:  # else nobody knows how many were right
+                num_correct[i] = verdicts["correct"]
         return fresh
 
     rollouts = ask(chosen)
@@ -103,8 +111,7 @@ def collect(
         metrics |= turn_metrics([rollout.completion for rollout in rollouts])
     if rounds := config.algorithm.resample_rounds:
         taken, replaced = set(chosen), 0
-        order = np.random.default_rng([config.seed, step, 1]).permutation(len(problems))
-        others = [int(i) for i in order if int(i) not in taken]
+        others = [i for i in spares(step) if i not in taken]
         for _ in range(rounds):
             flat = [g for g in range(len(chosen)) if not _teaches(rollouts, g, config)]
             drawn, others = others[: len(flat)], others[len(flat) :]
@@ -126,6 +133,7 @@ def collect(
 def _teaches(rollouts: Sequence[Rollout], group: int, config: RunConfig) -> bool:
     size = config.algorithm.group_size
     members = rollouts[group * size : (group + 1) * size]
+    members = [one for one in members if one.scored.verdict != REWARD_ERROR]
     all_fail = "correct" not in {rollout.scored.verdict for rollout in members}
     is_gated = all_fail and config.algorithm.outcome_gate
     return not is_gated and len({rollout.reward for rollout in members}) > 1

@@ -175,7 +175,22 @@ def test_problems_always_or_never_solved_are_asked_ever_more_rarely():
         assert late["at times"] / late.total() > least
         # Not quite never: a model that has become better is found out.
         assert min(late["always"], late["never"]) > 0
+        # Nor are replacements drawn from all: with equal chances a third of them would be.
+        spares = chooser.spares(121)
+        assert sorted(spares) == list(range(300))
+        assert Counter(kinds[i] for i in spares[:60])["at times"] > 40
     assert chooser.weights(120).min() >= LEAST_WEIGHT
+
+
+def test_spares_are_drawn_by_their_weights():
+    chooser = curriculum(["a", "b", "b"], batch_size=3, group_size=1_000)
+    chooser.choose(1)
+    chooser.observe(1, {0: 500, 1: 53, 2: 53})  # variances 1 / 4 and 1 / 20: weights 5, 1 and 1
+    firsts = Counter[int]()
+    for seed in range(2_000):
+        chooser._seed = seed
+        firsts[chooser.spares(2)[0]] += 1
+    assert firsts[0] / 2_000 == pytest.approx(5 / 7, abs=0.04)
 
 
 @settings(max_examples=30, deadline=None)

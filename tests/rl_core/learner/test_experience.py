@@ -87,3 +87,42 @@ def test_select_cuts_every_tensor_alike(two_responses):
     assert chosen.values.tolist() == [[1.0]]
     assert chosen.kl.tolist() == [[2.0]]
     assert experience_of(two_responses, ref=None).select(torch.tensor([0])).ref_logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([1.0, 1.0, 1.0, None], [0.0, 0.0, 0.0, 0.0]),
+        ([1.0, 0.0, None], [0.7071, -0.7071, 0.0]),
+        ([1.0, None, None], [0.0, 0.0, 0.0]),
+        ([None, None], [0.0, 0.0]),
+    ],
+)
+@pytest.mark.parametrize("estimator", ["grpo", "maxrl"])
+def test_a_reward_that_failed_is_no_wrong_answer(make_rollout, estimator, scores, expected):
+    """Counted as 0, the failure would get -1.5 beside three right answers."""
+    verdicts = {1.0: "correct", 0.0: "wrong_value", None: "reward_error"}
+    rollouts = [
+        make_rollout([1], [2, 3], score=score or 0.0, verdict=verdicts[score]) for score in scores
+    ]
+    experience = experience_of(
+        collate(rollouts, 0), values=None, kl_mode="none", estimator=estimator
+    )
+    if estimator == "maxrl":  # (c - m) / m of the two that have a score
+        expected = [x and x / 0.7071 for x in expected]
+    assert experience.advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-4)
+    learned = [score is not None for score in scores]
+    assert experience.loss_mask.all(dim=-1).tolist() == learned
+    assert experience.loss_mask.any(dim=-1).tolist() == learned
+
+
+def test_whitening_leaves_out_what_has_no_score(make_rollout):
+    rollouts = [
+        make_rollout([1], [2], score=1.0, verdict="correct", group_id=0),
+        make_rollout([1], [2], score=0.0, group_id=1),
+        make_rollout([1], [2], score=0.0, verdict="reward_error", group_id=2),
+    ]
+    settings = {"values": None, "kl_mode": "none", "estimator": "reinforce_plus_plus"}
+    experience = experience_of(collate(rollouts, 0), **settings)
+    without = experience_of(collate(rollouts[:2], 0), **settings)
+    assert experience.advantages.tolist() == [*without.advantages.tolist(), [0.0]]

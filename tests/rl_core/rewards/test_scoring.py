@@ -152,7 +152,7 @@ def test_whatever_a_function_does_costs_its_own_response_alone(caplog):
     assert {s.score for s in scored if s.verdict == "reward_error"} == {0.0}
     assert {s.score for s in scored if s.verdict == "correct"} == {1.0}
     said = [record.getMessage() for record in caplog.records]
-    assert [m.rpartition("scores 0: ")[2] for m in said] == [
+    assert [m.rpartition("teaches nothing: ")[2] for m in said] == [
         "KeyError: 'no such thing'",
         "SystemExit: 3",
         "its process died: exit code 3; later failures are not logged",

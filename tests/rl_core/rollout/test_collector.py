@@ -1,17 +1,28 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rl_core.rewards.scoring import start_rewards
-from rl_core.rollout.collector import Collected, Stream, build_requests, collect
-from rl_core.types import Completion, GenerationRequest, Problem, PromptedProblem, SamplingSettings
+from rl_core.rollout.collector import Collected, Stream, _teaches, build_requests, collect
+from rl_core.types import (
+    Completion,
+    GenerationRequest,
+    Problem,
+    PromptedProblem,
+    Rollout,
+    SamplingSettings,
+    ScoredText,
+)
 from tests.support.runs import run_config
 
 TEXTS = {1: "<answer>1 + 2</answer>", 2: "<answer>2 + 1 + 1</answer>", 3: "no idea"}
 CORRECT, WRONG, NONE = TEXTS
+COMPLETION = Completion(np.array([1]), np.array([-1.0], dtype=np.float32), "stop")
+FAILED = ScoredText(0.0, "reward_error", None)
 
 
 def problem(index: int) -> PromptedProblem:
@@ -48,6 +59,7 @@ def run(
     engine: Stream,
     chosen: list[int],
     problems: Sequence[PromptedProblem] = PROBLEMS,
+    spares: Sequence[int] = (),
     **algorithm: Any,
 ) -> Collected:
     config = run_config(
@@ -60,6 +72,7 @@ def run(
             problems,
             chosen,
             7,
+            spares=lambda step: spares or [*range(len(problems))],
             stream=engine,
             decode=lambda ids: " ".join(TEXTS[i] for i in ids),
             encode=lambda text: [],
@@ -119,6 +132,20 @@ def test_a_group_that_the_outcome_gate_closes_is_replaced(gate):
     engine = ScriptedEngine({4: [NONE, WRONG], 6: [CORRECT, WRONG], 7: [WRONG, NONE]})
     collected = run(engine, [4], resample_rounds=20, outcome_gate=gate)
     assert {r.problem.index for r in collected.rollouts} == ({6} if gate else {4})
+
+
+def test_replacements_are_taken_in_the_order_of_the_spares():
+    engine = ScriptedEngine({3: [CORRECT, WRONG]})
+    run(engine, [4, 9], resample_rounds=2, spares=[9, 17, 2, 4, 3, 11])
+    assert engine.asked == [[4, 4, 9, 9], [17, 17, 2, 2], [3, 3, 11, 11]]
+
+
+def test_a_group_whose_spread_is_a_reward_that_failed_teaches_nothing():
+    failed = Rollout(problem(1).problem, 0, 0, "", (1,), COMPLETION, "", FAILED)
+    right = replace(failed, scored=ScoredText(1.0, "correct", None))
+    config = run_config(algorithm={"estimator": "grpo", "group_size": 3, "kl_mode": "none"})
+    assert not _teaches([right, right, failed], 0, config)
+    assert _teaches([right, replace(right, scored=ScoredText(0.0, "x", None)), failed], 0, config)
 
 
 def test_rounds_and_problems_are_limited_and_the_same_step_draws_the_same_again():
