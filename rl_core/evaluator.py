@@ -134,7 +134,7 @@ class Evaluator:
         kept, with a warning. ValueError if a prompt has a token that the model does not have.
         """
         tokenizer = load_tokenizer(str(model))
-        chat = self.config.env.prompt_template == "chat"
+        chat = self.config.env.chat_template
         asked = prompted(self.asked, tokenizer, chat_template=chat)
         decode, encode = text_codec(tokenizer)
         turns = TurnTaking(self.config.env, decode, encode)

@@ -59,7 +59,7 @@ def steps(
     """Yields `trainer.total_steps` steps of training (without that setting, steps without end)."""
     config = with_teacher(config, model_path, logging.getLogger(__name__).warning)
     tokenizer = load_tokenizer(str(model_path))
-    asked = prompted(problems, tokenizer, chat_template=config.env.prompt_template == "chat")
+    asked = prompted(problems, tokenizer, chat_template=config.env.chat_template)
     decode, _ = text_codec(tokenizer)
     order = ProblemOrder(Place(config.seed, len(asked), 0, 0), config.data.train_batch_size)
     sampling = SamplingSettings(config.data.max_response_length, config.rollout.temperature)

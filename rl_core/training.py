@@ -41,7 +41,7 @@ after a step."""
 def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
     """Returns both splits, tokenized; ValueError if the model's folder has no fitting tokenizer."""
     tokenizer = load_tokenizer(str(model_path))
-    chat = config.env.prompt_template == "chat"
+    chat = config.env.chat_template
     train, test = (
         prompted(read_problems(data / f"{name}.parquet"), tokenizer, chat_template=chat)
         for name in SPLITS

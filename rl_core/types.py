@@ -72,6 +72,8 @@ class ScoredText:
     """What the answer is equal to, in lowest terms: `18` or `7/2`; None if it has no value."""
 
 
+ChatTemplate: TypeAlias = bool | dict[str, Any]
+"""Whether the tokenizer's chat template renders messages, or what it gets beside them."""
 REWARD_ERROR: Final = "reward_error"
 """Verdict of a response whose reward failed: it has no score, and teaches nothing."""
 

@@ -59,7 +59,7 @@ def ask_model(
     from rl_core.rollout.turns import TurnTaking
 
     tokenizer = load_tokenizer(str(model))
-    chat = config.env.prompt_template == "chat"
+    chat = config.env.chat_template
     posed = [question for question in questions for _ in range(samples or 1)]
     requests = [
         GenerationRequest(

@@ -77,13 +77,15 @@ def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> Validat
     )
 
     tokenizer = load_tokenizer(str(model_path))
-    chat = config.env.prompt_template == "chat"
+    chat = config.env.chat_template
     return check_dataset(
         config,
         data,
         lambda prompts: count_tokens(prompts, tokenizer, chat_template=chat),
         lambda messages: encode_prompt(messages, tokenizer, chat_template=chat)[0],
-        (lambda messages, **names: rendered(messages, tokenizer, **names)) if chat else None,
+        (lambda messages, **names: rendered(messages, tokenizer, **config.env.chat_args, **names))
+        if chat
+        else None,
     )
 
 

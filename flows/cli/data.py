@@ -111,7 +111,8 @@ def _tokenizer(config: RunConfig, run: RunFolder | None) -> tuple[str, CountToke
             [{"role": "user", "content": text}] if isinstance(text, str) else text for text in texts
         ]
         # A conversation of several messages is nothing without a chat template.
-        by_template = is_chat or any(len(messages) != 1 for messages in as_prompts)
+        has_conversation = any(len(messages) != 1 for messages in as_prompts)
+        by_template = config.env.chat_template or has_conversation
         return count_tokens(as_prompts, tokenizer, chat_template=by_template)
 
     way = ", rendered by its chat template" if is_chat else ""

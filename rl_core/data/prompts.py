@@ -19,7 +19,7 @@ from rl_core.data.modelscope_source import (
 from rl_core.data.tokenizer_probe import why_unusable
 from rl_core.system.model_folder import CONFIG, TOKENIZER, check_files, files_of, read_object
 from rl_core.system.words import as_path, cut, in_one_line
-from rl_core.types import Message, Problem, PromptedProblem
+from rl_core.types import ChatTemplate, Message, Problem, PromptedProblem
 
 OF_ITS_FILE_ALONE: Final = {"AutoTokenizer": [None, None]}
 """`auto_map` of a tokenizer that is loaded only from its `tokenizer.json`.
@@ -27,6 +27,7 @@ OF_ITS_FILE_ALONE: Final = {"AutoTokenizer": [None, None]}
 Without it AutoTokenizer (transformers 5) ignores `tokenizer_class` in a `qwen2` folder, and builds
 Qwen's own splitting and NFC around the file's merges."""
 _PROBE = "Using the numbers [19, 36, 55, 7], create 98.\n<think> 55 + 36 = 91, 91 + 7 = 98 yes"
+_ANSWER = "Yes, 7 is odd."
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -125,13 +126,14 @@ def _read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def encode_prompt(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, chat_template: ChatTemplate
 ) -> tuple[str, tuple[int, ...]]:
     """Returns a prompt as text and as token ids, or raises ValueError.
 
-    With `chat_template`, the tokenizer's template renders the messages. Otherwise they are one user
-    message that is tokenized raw, after the beginning-of-text token if the tokenizer writes one
-    (Llama's, Gemma's; Qwen's has none); special tokens in it (`<|im_start|>`) are recognised.
+    With `chat_template`, the tokenizer's template renders the messages; a mapping is what it gets
+    beside them. Otherwise they are one user message that is tokenized raw, after the
+    beginning-of-text token if the tokenizer writes one (Llama's, Gemma's; Qwen's has none); special
+    tokens in it (`<|im_start|>`) are recognised.
     """
     text = _prompt_text(messages, tokenizer, chat_template=chat_template)
     # A chat template writes its own special tokens.
@@ -161,7 +163,7 @@ def check_embedded(ids: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerB
 
 
 def prompted(
-    problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
+    problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, *, chat_template: ChatTemplate
 ) -> list[PromptedProblem]:
     """Returns problems with their prompts as text and as ids; see `check_embedded`."""
     found = [
@@ -187,7 +189,10 @@ def text_codec(
 
 
 def count_tokens(
-    prompts: Sequence[Sequence[Message]], tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
+    prompts: Sequence[Sequence[Message]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    chat_template: ChatTemplate,
 ) -> list[int]:
     """Returns how many token ids `encode_prompt` gives for each prompt, tokenized as one batch."""
     texts = [_prompt_text(messages, tokenizer, chat_template=chat_template) for messages in prompts]
@@ -199,10 +204,10 @@ def count_tokens(
 
 
 def _prompt_text(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, chat_template: ChatTemplate
 ) -> str:
     if chat_template:
-        return rendered(messages, tokenizer)
+        return rendered(messages, tokenizer, **({} if chat_template is True else chat_template))
     if len(messages) != 1 or messages[0]["role"] != "user":
         raise ValueError(
             f"a raw prompt is one user message, got roles {[m['role'] for m in messages]}: "
@@ -243,6 +248,24 @@ def rendered(
             f"({cut(in_one_line(error), 200)}): copy it from the model again, or take "
             "env.prompt_template=base"
         ) from error
+
+
+def turn_end_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Returns the special token that the chat template writes after an answer; None without one.
+
+    A base model's `eos_token_id` may be another: Qwen's ends texts, and turns end with
+    `<|im_end|>`, so that in chat form no response would ever stop.
+    """
+    if not tokenizer.chat_template:
+        return None
+    turns = [{"role": "user", "content": "Is 7 odd?"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    except Exception:  # noqa: BLE001  # `rendered` says what is wrong with a template that is used
+        return None
+    after = tokenizer.encode(text.rpartition(_ANSWER)[2].lstrip(), add_special_tokens=False)
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return after[0] if after and after[0] in special else None
 
 
 def _beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -7,6 +7,7 @@ solver only when it is called.
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import unicodedata
@@ -28,7 +29,7 @@ from rl_core.envs.rows import (
     table_of_rows,
 )
 from rl_core.section import Section
-from rl_core.types import Message, Problem, ScoredText
+from rl_core.types import ChatTemplate, Message, Problem, ScoredText
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +42,15 @@ TEXT_CHECKS: Final = (
     "text_splits_disjoint.sql",
 )
 """SQL checks that any question in words must pass; the one of the columns first."""
+_NOT_CHAT_ARGS: Final = frozenset(
+    {
+        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
+        *("documents", "max_length", "messages", "padding", "return_assistant_tokens_mask"),
+        *("return_dict", "return_tensors", "strftime_now", "tokenize", "tokenizer_kwargs"),
+        *("tools", "truncation"),
+    }
+)
+"""What transformers' `apply_chat_template` takes itself, or a template gets from it."""
 LONGEST_ANSWER: Final = 1_000
 """Characters of an answer that are compared word for word: a longer one is wrong."""
 _MOST_REPEATS: Final = 10_000
@@ -101,6 +111,9 @@ class TextEnv(Section):
     """Chosen by `env=NAME`."""
     prompt_template: Literal["chat", "base"] = "chat"
     """`chat`: the prompt in the tokenizer's own tags; `base`: the prompt as it is."""
+    chat_args: dict[str, Any] = Field({})
+    """What the chat template gets beside the messages: {enable_thinking: false} keeps models that
+    think by default (Qwen3, SmolLM3) from it, in data, training, evaluation and `ask`."""
     answer_from: str = "strict"
     """Where a response's answer may stand: a Literal whose first value is the strictest."""
     format_score: float = Field(0.0, ge=0, le=1)
@@ -173,6 +186,31 @@ class TextEnv(Section):
                 f"env.full_score={self.full_score:g} of a right one"
             )
         return self
+
+    @model_validator(mode="after")
+    def _template_takes_its_arguments(self) -> Self:
+        if not self.chat_args:
+            return self
+        if self.prompt_template != "chat":
+            raise ValueError(
+                f"env.chat_args={self.chat_args} is for a chat template, which "
+                f"env.prompt_template={self.prompt_template} does not use: leave it out"
+            )
+        if taken := sorted(self.chat_args.keys() & _NOT_CHAT_ARGS):
+            raise ValueError(
+                f"env.chat_args.{taken[0]} is set by this program: leave it out (what a template "
+                "reads stands in the model's chat_template)"
+            )
+        try:
+            json.dumps(self.chat_args, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"env.chat_args must hold JSON values ({error})") from None
+        return self
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """How a prompt becomes text, see `rl_core.data.prompts.encode_prompt`."""
+        return self.prompt_template == "chat" and (self.chat_args or True)
 
     # What an env must have, and what it may add.
 

@@ -8,6 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rl_core.data.prompts import load_tokenizer, turn_end_id
 from rl_core.models.folder_check import refuse_not_finite
 from rl_core.system.model_folder import CONFIG, GENERATION_CONFIG, read_object, weight_files
 
@@ -56,7 +57,8 @@ def complete_weights(
 def stop_token_ids(model_path: Path) -> tuple[int, ...]:
     """Returns the tokens that end a response: the generation config's, else the model config's.
 
-    ValueError if neither names one, so no response would ever end, or it is no token.
+    Beside them the one that ends a turn in the chat template, see `turn_end_id`. ValueError if no
+    file names one, so no response would ever end, or it is no token.
     """
     generation = model_path / GENERATION_CONFIG
     stop = read_object(generation).get("eos_token_id") if generation.is_file() else None
@@ -76,7 +78,16 @@ def stop_token_ids(model_path: Path) -> tuple[int, ...]:
             f"model.path={model_path}: no token ends a text, since eos_token_id={stop} in {files} "
             f"is none of the model's {num_tokens:,} tokens: write the id of its end token"
         )
-    return ids
+    turn_end = _turn_end_id(model_path)
+    joins = turn_end is not None and turn_end < num_tokens and turn_end not in ids
+    return (*ids, turn_end) if joins else ids
+
+
+def _turn_end_id(model_path: Path) -> int | None:
+    try:
+        return turn_end_id(load_tokenizer(str(model_path)))
+    except ValueError:  # an engine needs no tokenizer
+        return None
 
 
 def check_finite(folder: Path) -> None:

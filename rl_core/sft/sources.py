@@ -16,12 +16,13 @@ from transformers import PreTrainedTokenizerBase
 from rl_core.config.model import TRACE_STEPS
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_solved
-from rl_core.data.prompts import encode_prompt
+from rl_core.data.prompts import encode_prompt, turn_end_id
 from rl_core.data.readers import find_files, read_records
 from rl_core.envs.rows import Record, own_prompt, shown
+from rl_core.rollout.model_files import stop_token_ids
 from rl_core.sft.fit import Example
 from rl_core.sft.named_data import SETTING, TRACES, check_sft
-from rl_core.types import Message, Problem
+from rl_core.types import ChatTemplate, Message, Problem
 
 _COLUMNS: Final = ("prompt", "response", "messages")
 _TRACE_DRAWS: Final = 20
@@ -53,7 +54,7 @@ def sft_source(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path
 def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -> SftSource:
     check_sft(config)
     sft, longest = config.sft, config.data.max_response_length
-    chat = config.env.prompt_template == "chat"
+    chat = config.env.chat_template
     train, test = (
         [pair for pair in read_solved(data / f"{split}.parquet") if pair[1]]
         for split in ("train", "test")
@@ -132,9 +133,9 @@ def _read(
     try:
         messages, response, is_text = _conversation(record)
         if is_text:
-            chat = config.env.prompt_template == "chat"
+            chat = config.env.chat_template
         elif tokenizer.chat_template:
-            chat = True
+            chat = config.env.chat_args or True
         else:
             raise ValueError(
                 "messages need a tokenizer with a chat template, and this model's has none: "
@@ -175,14 +176,25 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
+@lru_cache(maxsize=1)
+def _end_id(tokenizer: PreTrainedTokenizerBase, *, in_turns: bool) -> int:
+    """Returns the token that ends a response: one that stops the engines, too."""
+    stops = stop_token_ids(Path(tokenizer.name_or_path))
+    preferred = (turn_end_id(tokenizer) if in_turns else None, tokenizer.eos_token_id)
+    return next((one for one in preferred if one in stops), stops[0])
+
+
 def _encode(
     messages: Sequence[Message],
     response: str,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    chat_template: bool,
+    chat_template: ChatTemplate,
 ) -> Example:
     """Returns an example: the prompt has weight 0, the response and its end token weight 1."""
     _, prompt_ids = encode_prompt(messages, tokenizer, chat_template=chat_template)
-    ids = [*tokenizer.encode(response, add_special_tokens=False), tokenizer.eos_token_id]
+    ids = [
+        *tokenizer.encode(response, add_special_tokens=False),
+        _end_id(tokenizer, in_turns=bool(chat_template)),
+    ]
     return Example([*prompt_ids, *ids], [0.0] * len(prompt_ids) + [1.0] * len(ids))

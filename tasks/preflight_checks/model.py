@@ -80,7 +80,17 @@ def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
         problems = first_own_problems(config.env, config.data, _ROWS)
     prompts = [problem.messages for problem in problems] or [tuple(config.env.render("Is 7 odd?"))]
     placed = [({"row": row}, prompt) for row, prompt in enumerate(prompts, start=1)]
-    for one in look_at_template(placed, partial(rendered, tokenizer=tokenizer)):
+    chat_args = config.env.chat_args
+    for name, value in chat_args.items():
+        others = {key: chat_args[key] for key in chat_args if key != name}
+        texts = [rendered(prompts[0], tokenizer, **one) for one in (others, chat_args)]
+        if texts[0] == texts[1]:
+            yield warning(
+                "template",
+                f"env.chat_args.{name}={json.dumps(value)} changes nothing of the first prompt",
+                "check the name in the model's chat_template, or leave it out",
+            )
+    for one in look_at_template(placed, partial(rendered, tokenizer=tokenizer, **chat_args)):
         if one.broken:
             count = counted(len(one.broken), "prompt")
             first = printable(cut(json.dumps(one.broken[0], ensure_ascii=False), 200))
@@ -96,13 +106,15 @@ def _check(folder: Path) -> str:
     from rl_core.data.prompts import load_tokenizer
     from rl_core.rollout.model_files import check_finite, stop_token_ids  # bring torch
 
-    stop_token_ids(folder)
-    load_tokenizer(str(folder))
+    stops = load_tokenizer(str(folder)).convert_ids_to_tokens(stop_token_ids(folder))
+    ends = f"responses end with {' or '.join(map(printable, stops))}"
     num_bytes = sum((folder / name).stat().st_size for name in weight_files(folder))
     if num_bytes > _MOST_READ_BYTES:
-        return f"its {disk_size(num_bytes)} are not read here, so NaN is found when it loads"
+        return (
+            f"its {disk_size(num_bytes)} are not read here, so NaN is found when it loads; {ends}"
+        )
     check_finite(folder)
-    return "all its numbers are finite"
+    return f"all its numbers are finite; {ends}"
 
 
 def _what_and_where(config: RunConfig, path: str) -> tuple[str, Path | None]:

@@ -109,9 +109,9 @@ def _prompt_tokens(config: RunConfig, rows: Sequence[Row]) -> Sequence[int]:
 
     prompts = [row.prompt for row in rows]
     prompts.sort(key=lambda prompt: -sum(len(message["content"]) for message in prompt))
-    is_chat = config.env.prompt_template == "chat"
+    prompts = prompts[:_MOST_MEASURED]
     try:
-        return count_tokens(prompts[:_MOST_MEASURED], tokenizer, chat_template=is_chat)
+        return count_tokens(prompts, tokenizer, chat_template=config.env.chat_template)
     except ValueError:  # of the template: `validate` names the row
         return []
 

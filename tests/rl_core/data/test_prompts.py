@@ -19,6 +19,7 @@ from rl_core.data.prompts import (
     encode_prompt,
     load_tokenizer,
     resolve_model,
+    turn_end_id,
 )
 from rl_core.sft.train import train_tokenizer
 from rl_core.types import Message
@@ -76,6 +77,37 @@ def test_a_raw_prompt_begins_as_the_tokenizer_begins_texts(tiny_model_path):
     text, ids = encode_prompt(user("q"), tokenizer, chat_template=True)
     assert text == "<user>q<assistant>"  # the template alone says what a conversation begins with
     assert 1 not in ids
+
+
+def test_a_chat_template_gets_its_arguments(tiny_model_path):
+    """As Qwen3's, which thinks unless it is told not to."""
+    tokenizer = load_tokenizer(str(tiny_model_path))
+    unless = "{% if enable_thinking is defined and not enable_thinking %}"
+    thinks_not = f"{unless}<think></think>{{% endif %}}"
+    tokenizer.chat_template = CHAT + thinks_not
+    asked = user("q")
+    assert encode_prompt(asked, tokenizer, chat_template=True)[0] == "<user>q<assistant>"
+    thoughtless = "<user>q<assistant><think></think>"
+    text, ids = encode_prompt(asked, tokenizer, chat_template={"enable_thinking": False})
+    assert text == tokenizer.decode(ids) == thoughtless
+    counted = count_tokens([asked], tokenizer, chat_template={"enable_thinking": False})
+    assert counted == [len(ids)]
+    assert encode_prompt(asked, tokenizer, chat_template=False)[0] == "q"
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [("<|im_end|>\n", "<|im_end|>"), ("\n<|im_end|>", "<|im_end|>"), ("</s>", None), ("", None)],
+)
+def test_the_end_of_a_turn_is_the_special_token_after_an_answer(tiny_model_path, after, expected):
+    tokenizer = load_tokenizer(str(tiny_model_path))
+    assert turn_end_id(tokenizer) is None  # without a template
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}AFTER{% endfor %}"
+    ).replace("AFTER", after)
+    found = turn_end_id(tokenizer)
+    assert found == (None if expected is None else tokenizer.convert_tokens_to_ids(expected))
 
 
 def test_chat_without_a_template_names_the_remedy(tokenizer):

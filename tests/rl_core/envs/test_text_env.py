@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -110,3 +111,22 @@ def test_a_class_needs_problems_or_says_that_they_are_the_users():
     assert find_env(f"{__name__}:OwnRows") is OwnRows
     with pytest.raises(ValueError, match="makes its own problems: env=custom takes rows of yours"):
         Sums().read_row({"question": "?"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"chat_args": {"tokenize": False}}, "env.chat_args.tokenize is set by this program"),
+        ({"chat_args": {"x": float("nan")}}, "env.chat_args must hold JSON values"),
+        ({"chat_args": {"x": 1}, "prompt_template": "base"}, "is for a chat template, which"),
+    ],
+)
+def test_arguments_of_a_chat_template_that_cannot_count_are_refused(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Sums(**settings)
+
+
+def test_how_a_prompt_becomes_text_is_one_value():
+    assert Sums(chat_args={"enable_thinking": False}).chat_template == {"enable_thinking": False}
+    assert Sums().chat_template is True
+    assert Sums(prompt_template="base").chat_template is False

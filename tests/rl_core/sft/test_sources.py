@@ -1,4 +1,6 @@
+import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import write_dataset
+from rl_core.rollout.model_files import stop_token_ids
 from rl_core.sft.named_data import check_sft, planned_sft_steps
 from rl_core.sft.sources import SftSource, sft_source
 from tests.support.own_data import write_rows
@@ -56,6 +59,28 @@ def test_messages_are_written_by_the_chat_template(tokenizer, tmp_path):
         "[user]hi\n[assistant]yes?\n[user]2+2\n[assistant]4<|endoftext|>"
     )
     assert sum(first.weights) == 2
+
+
+def test_a_turn_ends_as_the_template_ends_turns_not_as_texts_end(tiny_model_path, tmp_path):
+    """As in Qwen's base models: `<|endoftext|>` ends texts, and turns end with `<|im_end|>`."""
+    folder = shutil.copytree(tiny_model_path, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token = "<|im_end|>"  # a token that the model has
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    settings = folder / "config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"vocab_size": 300}))
+    tokenizer.chat_template = CHAT.replace("]{{ m.content }}", "]{{ m.content }}<|im_end|>")
+    tokenizer.save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    turn_end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert stop_token_ids(folder) == (1, turn_end)
+    messages = [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]
+    chat = source_of(tokenizer, tmp_path, *[{"messages": messages}] * 2).held_out[0]
+    raw = source_of(tokenizer, tmp_path, *[{"prompt": "2+2=", "response": "4"}] * 2).held_out[0]
+    assert chat.ids[-1] == turn_end
+    assert raw.ids[-1] == tokenizer.eos_token_id == 1
+    tokenizer.eos_token = None
+    assert source_of(tokenizer, tmp_path, *[{"prompt": "a", "response": "4"}] * 2)
 
 
 def test_each_pass_takes_every_row_once_in_an_order_of_its_own(tokenizer, tmp_path):

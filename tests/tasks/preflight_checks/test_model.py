@@ -58,7 +58,9 @@ def change(file: Path, **values: Any) -> None:
 
 def test_a_sound_model_has_one_line(folder):
     (finding,) = findings(folder, "system", "user")
-    assert str(finding) == f"local folder {folder}; all its numbers are finite"
+    assert str(finding) == (
+        f"local folder {folder}; all its numbers are finite; responses end with <|endoftext|>"
+    )
 
 
 def no_end(folder: Path) -> None:
@@ -148,6 +150,15 @@ def test_a_date_in_the_prompt_is_a_warning_with_a_fixed_one_none(folder):
     assert "strftime_now" in finding.remedy
     (folder / "chat_template.jinja").write_text("26 Jul 2024" + ROLES)
     assert len(findings(folder)) == 1
+
+
+def test_an_argument_that_the_template_does_not_read_is_named(folder):
+    ends = "{% if enable_thinking %}<think>{% endif %}"
+    (folder / "chat_template.jinja").write_text(ROLES + ends)
+    given = {"enable_thinking": True, "enable_thinkng": False}
+    finding, _ = findings(folder, chat_args=given)
+    assert finding.level == "warning"
+    assert finding.message.startswith("env.chat_args.enable_thinkng=false changes nothing")
 
 
 def test_problems_that_an_env_makes_are_looked_at_too(folder):
