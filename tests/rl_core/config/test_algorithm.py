@@ -28,6 +28,8 @@ def test_what_is_set_wins():
     config = settings("dr_grpo", clip_eps_high=0.28, loss_aggregation="token-mean")
     assert config.actor.clips == {"clip_eps_low": 0.2, "clip_eps_high": 0.28}
     assert config.loss_aggregation == "token-mean"
+    assert RunConfig().loss_options["dual_clip"] == 3.0
+    assert "dual_clip" not in settings(policy_loss="gspo").loss_options
     assert RunConfig().actor.clips == {"clip_eps_low": 0.2, "clip_eps_high": 0.2}
     assert RunConfig().loss_aggregation == "token-mean"
 
@@ -40,3 +42,11 @@ def test_what_makes_nothing_of_gspo_is_refused(actor):
     with pytest.raises(ValueError, match=f"actor.{key}={value}"):
         settings(policy_loss="gspo", **actor)
     settings(policy_loss="gspo", clip_eps_high=0.02, loss_aggregation="seq-mean-token-sum")
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_as_a_loss_kl_must_have_the_gradient_of_the_kl(estimator):
+    algorithm = {"kl_mode": "loss", "kl_estimator": estimator}
+    with pytest.raises(ValueError, match=f"kl_estimator={estimator} as a loss .*use .*=k2"):
+        RunConfig.model_validate({"algorithm": algorithm})
+    RunConfig.model_validate({"algorithm": algorithm | {"kl_mode": "reward"}})
