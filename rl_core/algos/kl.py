@@ -24,7 +24,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator) 
 
     As a loss only k2 serves. Its gradient d is, over the policy's samples, that of KL(policy ||
     reference). k3's is 1 - exp(-d), that of KL(reference || policy): after a collapse to d = 8 it
-    pulls with 1 in place of 8, and from d = 11 on, clamped, not at all. k1's is 1: 0 in expectation.
+    pulls with 1 in place of 8, and from d = 11 on, clamped, not at all. k1's is 1: 0 on average.
 
     `logprobs` carries gradient, `ref_logprobs` is a constant.
 
