@@ -41,6 +41,8 @@ class ModelShape:
     attention_bias: bool
     qk_norm: bool = False
     """Whether queries and keys are normalised, head by head (Qwen3)."""
+    in_bfloat16: bool = False
+    """Whether the files hold bfloat16."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -63,6 +65,7 @@ class ModelShape:
                 tied=bool(config.get("tie_word_embeddings", False)),
                 attention_bias=bool(config.get("attention_bias", kind == "qwen2")),
                 qk_norm=kind == "qwen3",
+                in_bfloat16=config.get("dtype", config.get("torch_dtype")) == "bfloat16",
             )
         except KeyError as error:
             raise ValueError(f"config.json has no {error}: its memory cannot be planned") from None
@@ -131,11 +134,14 @@ class ModelShape:
         attention = 2 * (hidden + self._query_size) + 2 * (hidden + self._kv_size)
         return self.num_layers * rank * (attention + 3 * (hidden + inner))
 
-    def activation_bytes(self, num_tokens: int, *, dtype: str, checkpointed: bool) -> int:
+    def activation_bytes(
+        self, num_tokens: int, *, dtype: str, checkpointed: bool, casts_weights: bool = True
+    ) -> int:
         """Returns what a forward pass over a padded micro-batch keeps for its backward pass.
 
-        Under autocast, norms keep float32, and bfloat16 copies of the weights are kept too. With
-        checkpoints each layer keeps only its input; only one layer at a time keeps the rest too.
+        Under autocast, norms keep float32, and bfloat16 copies of the weights are kept too, unless
+        the weights are bfloat16. With checkpoints each layer keeps only its input; only one layer
+        at a time keeps the rest too.
         """
         hidden, inside = self.hidden_size, 4 * self.intermediate_size + self.attention_size
         if dtype == "float32":
@@ -143,7 +149,7 @@ class ModelShape:
         else:
             in_float32 = 4 * hidden + self.num_heads + 2
             per_token = 2 * (inside + 5 * hidden) + _FLOAT32 * in_float32
-            weights = 2 * self.num_layer_parameters
+            weights = 2 * self.num_layer_parameters if casts_weights else 0
         layer = num_tokens * per_token + weights
         if checkpointed:
             return self.num_layers * num_tokens * hidden * _FLOAT32 + layer
@@ -234,11 +240,23 @@ def moment_bytes(num_parameters: int, config: RunConfig) -> int:
 
 def frozen_bytes(shape: ModelShape, config: RunConfig) -> int:
     """Returns the bytes of all weights that do not learn; in 4 bits, blocks of 64 have a scale."""
-    frozen = model_sizes(shape, config).frozen
-    if not (config.model.load_in_4bit and config.model.lora_rank):
-        return _FLOAT32 * frozen
-    packed = shape.num_layers * shape.num_layer_matrices
-    return _FLOAT32 * (frozen - packed) + packed // 2 + _FLOAT32 * math.ceil(packed / _4BIT_BLOCK)
+    in_float32 = model_sizes(shape, config).frozen
+    if not config.model.lora_rank:
+        return _FLOAT32 * in_float32
+    matrices = shape.num_layers * shape.num_layer_matrices
+    packed = matrices if config.model.load_in_4bit else 0
+    in_bfloat16 = 0
+    if _holds_bfloat16(shape, config):
+        embeddings = (1 if shape.tied else 2) * shape.vocab_size * shape.hidden_size
+        in_bfloat16 = embeddings + matrices - packed
+    in_float32 += math.ceil(packed / _4BIT_BLOCK) - packed - in_bfloat16
+    return _FLOAT32 * in_float32 + 2 * in_bfloat16 + packed // 2
+
+
+def _holds_bfloat16(shape: ModelShape, config: RunConfig) -> bool:
+    """Whether frozen matrices are kept in bfloat16, see models/lora.py."""
+    is_lossless = shape.in_bfloat16 and config.compute_dtype == "bfloat16"
+    return is_lossless and config.model.lora_rank > 0
 
 
 class ModelSizes(NamedTuple):
@@ -277,13 +295,19 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     on_gpu, ranks = config.resources.learner_gpus > 0, config.resources.learner_ranks
     threads = 1 if on_gpu or ranks > 1 else config.resources.learner_threads
     tokens, checkpoints = micro_batch_tokens(config), config.model.gradient_checkpointing
-    kept = shape.activation_bytes(tokens, dtype=config.compute_dtype, checkpointed=checkpoints)
+    casts_weights = config.compute_dtype != "float32" and not _holds_bfloat16(shape, config)
+    kept = shape.activation_bytes(
+        tokens,
+        dtype=config.compute_dtype,
+        checkpointed=checkpoints,
+        casts_weights=casts_weights,
+    )
     kept += _packed_attention_bytes(shape, config)
     adds = tokens < config.actor.mini_batch_size * config.algorithm.group_size * (
         config.data.max_prompt_length + config.data.max_response_length
     )
     # Copies of the weights for all micro-batches; without checkpoints, `kept` includes them.
-    is_cast = adds and checkpoints and config.compute_dtype != "float32" and ranks == 1
+    is_cast = adds and checkpoints and casts_weights and ranks == 1
     # The widest moment of a layer: an MLP's gate, up, activation and product, or their gradients.
     passing = tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
     if rank:  # beside a product: B A x, that scaled, the sum, and peft's float32 copy of x
