@@ -51,7 +51,12 @@ def token_logprobs(
             or 128 MiB on a card.
     """
     logprobs, _ = _apply(
-        hidden, head_weight, targets, temperature, compute_dtype, block_size, with_entropy=False
+        hidden.to(compute_dtype or hidden.dtype),
+        head_weight,
+        targets,
+        temperature,
+        block_size,
+        with_entropy=False,
     )
     return logprobs
 
@@ -67,7 +72,12 @@ def token_logprobs_and_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Returns log-probs of the targets and entropies in nats, float32 [N], both with gradient."""
     return _apply(
-        hidden, head_weight, targets, temperature, compute_dtype, block_size, with_entropy=True
+        hidden.to(compute_dtype or hidden.dtype),
+        head_weight,
+        targets,
+        temperature,
+        block_size,
+        with_entropy=True,
     )
 
 
@@ -76,16 +86,14 @@ def _apply(
     head_weight: Tensor,
     targets: Tensor,
     temperature: float,
-    compute_dtype: torch.dtype | None,
     block_size: int | None,
     *,
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor]:
-    dtype = hidden.dtype if compute_dtype is None else compute_dtype
     most = _CARD_BLOCK_LOGITS if hidden.is_cuda else _BLOCK_LOGITS
     block_size = block_size or max(most // max(len(hidden), 1), _SMALLEST_BLOCK)
     result = _BlockwiseLogprobs.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
-        hidden.to(dtype), head_weight, targets, temperature, block_size, with_entropy
+        hidden, head_weight, targets, temperature, block_size, with_entropy
     )
     return cast("tuple[Tensor, Tensor]", result)
 
