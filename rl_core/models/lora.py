@@ -45,10 +45,12 @@ def hold_frozen_in_bfloat16(*models: nn.Module) -> None:
     Only if every value stays what it is, as those of a model published in bfloat16 do. Norms and
     biases, which are few and meet float32 numbers, stay as they are, and embeddings return float32.
     """
-    layers: list[nn.Module] = []
+    layers: list[nn.Linear | nn.Embedding] = []
     others: set[nn.Parameter] = set()
     for module in (module for model in models for module in model.modules()):
-        if type(module) in (nn.Linear, FastLinear, nn.Embedding):
+        # Not other kinds of embeddings: some scale in the type of their weight.
+        is_plain = type(module) in (nn.Linear, FastLinear, nn.Embedding)
+        if is_plain and isinstance(module, nn.Linear | nn.Embedding):
             layers.append(module)
         else:
             others.update(module.parameters(recurse=False))
