@@ -62,7 +62,7 @@ def settings(
         "estimator": "gae" if has_critic else "grpo",
         "group_size": variant.group_size,
         "kl_mode": "reward" if has_critic else "loss" if variant.has_reference else "none",
-        "kl_estimator": "k1" if has_critic else "k3",
+        "kl_estimator": "k1" if has_critic else "k2",
         "kl_coef": PPO_KL_COEF if has_critic else GRPO_KL_COEF,
         "gae_lambda": 0.95,
     }

@@ -101,7 +101,7 @@ def _config(*, num_prompts: int, ranks: int = 1, engines: int = 1) -> RunConfig:
                 "max_response_length": _RESPONSE,
             },
             "actor": {"mini_batch_size": num_prompts // 2, "micro_batch_tokens": 1_024},
-            "algorithm": {"kl_mode": "loss", "kl_estimator": "k3"},
+            "algorithm": {"kl_mode": "loss", "kl_estimator": "k2"},
             "rollout": {"engine": "hf", "num_engines": engines},
             "resources": {"learner_ranks": ranks, "learner_threads": 1},
         }

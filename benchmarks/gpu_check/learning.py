@@ -51,7 +51,7 @@ _CASES: dict[str, Sections] = {
     "gspo": {"algorithm": {"estimator": "grpo"}, "actor": {"policy_loss": "gspo"}},
     "cispo": {"algorithm": {"estimator": "grpo"}, "actor": {"policy_loss": "cispo"}},
     "KL in the loss": {
-        "algorithm": {"estimator": "grpo", "kl_mode": "loss", "kl_estimator": "k3"},
+        "algorithm": {"estimator": "grpo", "kl_mode": "loss", "kl_estimator": "k2"},
         "actor": {"loss_aggregation": "seq-mean-token-mean"},
     },
     "adapters": {"model": {"lora_rank": 8}},
@@ -62,7 +62,7 @@ _CASES: dict[str, Sections] = {
     },
     # Not a KL in the reward: only in float32 would it be to the engine's log-probs.
     "one update": {
-        "algorithm": {"kl_mode": "loss", "kl_estimator": "k3"},
+        "algorithm": {"kl_mode": "loss", "kl_estimator": "k2"},
         "actor": {"mini_batch_size": 8},
     },
 }

@@ -16,10 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from rl_core.algos.masking import Aggregation, masked_sum, whiten
+from rl_core.algos.masking import Aggregation, divide_by_std, masked_sum, whiten
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_MIN_SPREAD: Final = 1e-6
 
 
 @dataclass(frozen=True)
@@ -192,11 +194,14 @@ def reinforce_plus_plus_advantages(given: GivenRewards, *, gamma: float) -> Tens
 
 
 def reinforce_plus_plus_baseline_advantages(given: GivenRewards) -> Tensor:
-    """Returns reward - group mean, whitened over all tokens of the batch, float [B, T].
+    """Returns (reward - group mean) / std over all tokens of the batch, float [B, T].
+
+    Not shifted by the mean over tokens, as verl does: responses of different lengths make that mean
+    differ from 0, and a group of only right responses would be pushed away from them.
 
     Source: REINFORCE++ (arXiv:2501.03262), the variant with a group baseline.
     """
-    return whiten(dr_grpo_advantages(given), given.mask)
+    return divide_by_std(dr_grpo_advantages(given), given.mask)
 
 
 def maxrl_advantages(given: GivenRewards) -> Tensor:
@@ -264,12 +269,16 @@ def without_unscored(unscored: Tensor, group_ids: Tensor) -> tuple[Tensor, Tenso
 
 
 def has_spread(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Returns which responses are in a group whose rewards are not all equal, bool [B]."""
+    """Returns which responses are in a group whose rewards differ by more than 1e-6, bool [B].
+
+    Sums of the same rewards in another order differ by about 1e-7; divided by their own std, such
+    differences would be full-size advantages.
+    """
     index, sizes = _group_index(group_ids)
     highest = rewards.new_zeros(len(sizes))
     lowest = highest.scatter_reduce(0, index, rewards, "amin", include_self=False)
     highest = highest.scatter_reduce(0, index, rewards, "amax", include_self=False)
-    return (highest > lowest)[index]
+    return (highest - lowest > _MIN_SPREAD)[index]
 
 
 def zero_spread_fraction(rewards: Tensor, group_ids: Tensor) -> float:

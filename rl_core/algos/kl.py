@@ -18,9 +18,13 @@ _MAX_CONTROLLER_ERROR = 0.2
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator) -> Tensor:
     """Returns a per-token estimate of KL(policy || reference), shaped as the inputs.
 
-    With d = logprobs - ref_logprobs: k1 = d (unbiased, may be negative; its gradient as a loss is 0
-    in expectation), k2 = d^2 / 2, k3 = exp(-d) - 1 + d (unbiased, never negative). k3 clamps d to
-    [-20, 20] and its value to [-10, 10], as verl does: one odd token must not drown a batch.
+    With d = logprobs - ref_logprobs: k1 = d (unbiased, may be negative), k2 = d^2 / 2, k3 =
+    exp(-d) - 1 + d (unbiased, never negative). k3 clamps d to [-20, 20] and its value to [-10, 10],
+    as verl does: one odd token must not drown a batch.
+
+    As a loss only k2 serves. Its gradient d is, over the policy's samples, that of KL(policy ||
+    reference). k3's is 1 - exp(-d), that of KL(reference || policy): after a collapse to d = 8 it
+    pulls with 1 in place of 8, and from d = 11 on, clamped, not at all. k1's is 1: 0 on average.
 
     `logprobs` carries gradient, `ref_logprobs` is a constant.
 

@@ -62,6 +62,8 @@ class Loss:
 
     function: Callable[..., TokenLoss]
     """Takes `clip_eps_low` and `clip_eps_high` as keywords."""
+    settings: tuple[str, ...] = ()
+    """Settings of `actor` that the function takes as keywords beside these."""
     clip_eps_low: float = 0.2
     clip_eps_high: float = 0.2
     largest_clip: float | None = None
@@ -95,18 +97,30 @@ class ValueLoss:
     prediction_mean: Tensor
 
 
-def ppo_policy_loss(given: GivenTokens, *, clip_eps_low: float, clip_eps_high: float) -> TokenLoss:
+def ppo_policy_loss(
+    given: GivenTokens,
+    *,
+    clip_eps_low: float,
+    clip_eps_high: float,
+    dual_clip: float | None = None,
+) -> TokenLoss:
     """Returns the clipped surrogate loss: max(-A r, -A clip(r, 1 - low, 1 + high)) per token.
 
-    r = exp(logprobs - old_logprobs), the log-ratio clamped to [-20, 20] against overflow.
+    r = exp(logprobs - old_logprobs), the log-ratio clamped to [-20, 20] against overflow. For A < 0
+    that has no upper bound; with `dual_clip` c it is at most -A c, and a token above has no
+    gradient: one whose ratio has exploded must not outweigh a batch.
 
-    Source: PPO (arXiv:1707.06347), equation 7; clip-higher: DAPO (arXiv:2503.14476), equation 10.
+    Source: PPO (arXiv:1707.06347), equation 7; clip-higher: DAPO (arXiv:2503.14476), equation 10;
+        dual clip: Ye et al. 2019 (arXiv:1912.09729), equation 5.
     """
     advantages, log_ratio = given.advantages, given.log_ratio
     ratio = _exp(log_ratio)
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_eps_low, 1 + clip_eps_high)
-    return TokenLoss(plain.maximum(clipped), is_clipped=clipped > plain)
+    loss = plain.maximum(clipped)
+    if dual_clip is not None:
+        loss = loss.minimum(-advantages * dual_clip).where(advantages < 0, loss)
+    return TokenLoss(loss, is_clipped=loss != plain)
 
 
 def gspo_policy_loss(given: GivenTokens, *, clip_eps_low: float, clip_eps_high: float) -> TokenLoss:
@@ -225,9 +239,13 @@ def clipped_value_loss(
 
 
 LOSSES: Final[dict[str, Loss]] = {
-    "ppo": Loss(ppo_policy_loss),
+    "ppo": Loss(ppo_policy_loss, settings=("dual_clip",)),
     "gspo": Loss(
-        gspo_policy_loss, 3e-4, 4e-4, largest_clip=0.02, aggregation="seq-mean-token-mean"
+        gspo_policy_loss,
+        clip_eps_low=3e-4,
+        clip_eps_high=4e-4,
+        largest_clip=0.02,
+        aggregation="seq-mean-token-mean",
     ),
     "cispo": Loss(cispo_policy_loss, clip_eps_low=1.0, clip_eps_high=4.0),
     "dppo": Loss(dppo_policy_loss, ratio_to_engine=True),

@@ -53,9 +53,22 @@ def whiten(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
 
     Convention: Bessel-corrected variance, eps under the root (verl, TRL). A single value becomes 0.
     """
-    centred = (values - masked_mean(values, mask)).where(mask, 0.0)
+    centred = _centred(values, mask)
+    return centred * _inverse_std(centred, mask, eps)
+
+
+def divide_by_std(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
+    """Returns the values scaled to variance 1 over the mask, as `whiten` does, but not shifted."""
+    return values.where(mask, 0.0) * _inverse_std(_centred(values, mask), mask, eps)
+
+
+def _centred(values: Tensor, mask: Tensor) -> Tensor:
+    return (values - masked_mean(values, mask)).where(mask, 0.0)
+
+
+def _inverse_std(centred: Tensor, mask: Tensor, eps: float) -> Tensor:
     variance = centred.square().sum() / (mask.sum() - 1).clamp(min=1)
-    return centred * (variance + eps).rsqrt()
+    return (variance + eps).rsqrt()
 
 
 def aggregate(

@@ -74,7 +74,8 @@ class AlgorithmConfig(Section):
     kl_mode: Literal["reward", "loss", "none"] = "reward"
     """KL to the reference as a penalty in the reward, as a term of the loss, or not at all."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
-    """Estimator of KL per token: `k1` plain, `k2` squared, `k3` never negative (low variance)."""
+    """Estimator of KL per token: `k1` plain, `k2` squared, `k3` never negative (low variance). As a
+    loss only `k2` has the gradient of the KL."""
     kl_coef: float = Field(0.001, ge=0)
     """Weight of the KL to the reference; the adaptive controller starts from it."""
     kl_controller: Literal["fixed", "adaptive"] = "fixed"
@@ -141,6 +142,9 @@ class ActorConfig(Section):
     clip_eps_high: float | None = Field(None, gt=0)
     """How far a ratio may rise above 1, with 0.28 DAPO's clip-higher; null is the loss's own: 0.2
     for `ppo`, 4e-4 for `gspo`, 4 for `cispo`, 0.2 (of probability) for `dppo`."""
+    dual_clip: float | None = Field(3.0, gt=1)
+    """`ppo`: a bad response pushes a token away with at most so many times its advantage, however
+    far the ratio has risen; null is no limit."""
     entropy_coef: float = Field(0.001, ge=0)
     """Weight of the entropy bonus: more keeps responses more varied."""
     grad_clip: float = Field(1.0, gt=0)

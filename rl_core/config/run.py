@@ -176,7 +176,10 @@ class RunConfig(Section):
     def loss_options(self) -> dict[str, Any]:
         """What the policy loss takes as keywords."""
         is_own = "actor.policy_loss" in self.own_algorithms
-        return self.algorithm.options if is_own else self.actor.clips
+        if is_own:
+            return self.algorithm.options
+        settings = {name: getattr(self.actor, name) for name in self.actor.formula.settings}
+        return self.actor.clips | settings
 
     @property
     def loss_aggregation(self) -> Aggregation:
@@ -276,10 +279,11 @@ class RunConfig(Section):
                 f"critic.warmup_steps={warmup} leaves the policy none of trainer.total_steps="
                 f"{steps} to learn in: use at most {steps - 1}"
             )
-        if self.algorithm.kl_mode == "loss" and self.algorithm.kl_estimator == "k1":
+        if self.algorithm.kl_mode == "loss" and self.algorithm.kl_estimator != "k2":
             raise ValueError(
-                "algorithm.kl_estimator=k1 has no gradient on average, so as a loss it would not "
-                "hold the policy: use k2 or k3, or algorithm.kl_mode=reward"
+                f"algorithm.kl_estimator={self.algorithm.kl_estimator} as a loss does not have the "
+                "gradient of the KL (k1's is 0 on average, k3's that of the reverse KL): use "
+                "algorithm.kl_estimator=k2, or algorithm.kl_mode=reward"
             )
         for name, section in (("actor", self.actor), ("critic", self.critic)):
             if section.lr_schedule != "constant" and self.trainer.total_steps is None:

@@ -40,6 +40,7 @@ class Experience:
     them anyway: a token's ratio is then taken from its pass's own log-probs, and is 1."""
     ref_logprobs: Tensor | None
     kl_estimator: KlEstimator
+    """Of the metrics."""
     values: Tensor | None
     """Of the critic before the step's first update; None without a critic, and until its only
     update: the targets are then taken from each pass's own values, see `with_values`."""
@@ -232,13 +233,15 @@ def assemble(
     is_learned = ~batch.truncated if algorithm.mask_truncated else torch.ones_like(batch.truncated)
     if batch.unscored is not None:
         is_learned = is_learned & ~batch.unscored
+    serves_as_loss = algorithm.kl_mode == "loss" and algorithm.kl_estimator == "k2"
     return Experience(
         batch=batch,
         loss_mask=mask & is_learned.unsqueeze(-1),
         token_rewards=token_rewards,
         old_logprobs=old_logprobs,
         ref_logprobs=ref_logprobs,
-        kl_estimator=algorithm.kl_estimator,
+        # What serves as a loss (k2) is no estimate of the size.
+        kl_estimator="k3" if serves_as_loss else algorithm.kl_estimator,
         values=values,
         advantages=advantages,
         returns=returns,

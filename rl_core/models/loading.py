@@ -1,7 +1,8 @@
 """Actor, critic and reference: how they are loaded, and which weights of an actor are served.
 
-Weights are float32 always. Modules stay in eval mode: dropout would make the ratio of new to old
-policy differ from 1 before any update. Not here: forward passes (forward.py), saving (saving.py).
+Weights are float32, except frozen ones beside adapters (lora.py). Modules stay in eval mode:
+dropout would make the ratio of new to old policy differ from 1 before any update. Not here:
+forward passes (forward.py), saving (saving.py).
 """
 
 import copy
@@ -18,7 +19,7 @@ from rl_core.config.run import RunConfig
 from rl_core.models.fast_linear import use_fast_products
 from rl_core.models.folder_check import check_model_folder, refuse_not_finite
 from rl_core.models.linear_4bit import pack_linear_layers
-from rl_core.models.lora import add_adapters, merged_state
+from rl_core.models.lora import add_adapters, hold_frozen_in_bfloat16, merged_state
 from rl_core.models.packing import allow_packing
 from rl_core.models.shares import whole_tensor
 
@@ -158,6 +159,8 @@ def load_models(
         reference.requires_grad_(False)
     if rank:
         add_adapters(actor, rank=rank, alpha=config.model.lora_alpha)
+        if config.compute_dtype == "bfloat16":
+            hold_frozen_in_bfloat16(*(model for model in (actor, reference) if model is not None))
     if config.model.gradient_checkpointing:
         checkpoint_gradients(actor)
     critic = make_critic(actor) if config.algorithm.formula.needs_critic else None

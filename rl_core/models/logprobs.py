@@ -51,7 +51,12 @@ def token_logprobs(
             or 128 MiB on a card.
     """
     logprobs, _ = _apply(
-        hidden, head_weight, targets, temperature, compute_dtype, block_size, with_entropy=False
+        hidden.to(compute_dtype or hidden.dtype),
+        head_weight,
+        targets,
+        temperature,
+        block_size,
+        with_entropy=False,
     )
     return logprobs
 
@@ -67,7 +72,12 @@ def token_logprobs_and_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Returns log-probs of the targets and entropies in nats, float32 [N], both with gradient."""
     return _apply(
-        hidden, head_weight, targets, temperature, compute_dtype, block_size, with_entropy=True
+        hidden.to(compute_dtype or hidden.dtype),
+        head_weight,
+        targets,
+        temperature,
+        block_size,
+        with_entropy=True,
     )
 
 
@@ -76,34 +86,38 @@ def _apply(
     head_weight: Tensor,
     targets: Tensor,
     temperature: float,
-    compute_dtype: torch.dtype | None,
     block_size: int | None,
     *,
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor]:
-    dtype = hidden.dtype if compute_dtype is None else compute_dtype
     most = _CARD_BLOCK_LOGITS if hidden.is_cuda else _BLOCK_LOGITS
     block_size = block_size or max(most // max(len(hidden), 1), _SMALLEST_BLOCK)
-    # Divide the states once, instead of all logits.
-    scaled = hidden if temperature == 1.0 else hidden / temperature
     result = _BlockwiseLogprobs.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
-        scaled.to(dtype), head_weight, targets, block_size, with_entropy
+        hidden, head_weight, targets, temperature, block_size, with_entropy
     )
     return cast("tuple[Tensor, Tensor]", result)
 
 
 def _blocks(
-    hidden: Tensor, head_weight: Tensor, block_size: int, kept: Sequence[Tensor] = ()
+    hidden: Tensor,
+    head_weight: Tensor,
+    temperature: float,
+    block_size: int,
+    kept: Sequence[Tensor] = (),
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yields (first vocabulary entry, weights [v, H], float32 logits [N, v]) block by block.
 
     The weights are a `product_operand` of hidden's dtype; logits that were not kept may be
-    overwritten.
+    overwritten. The temperature divides float32 logits: bfloat16 states would be rounded again.
     """
     states = product_operand(hidden)
     for number, first in enumerate(range(0, len(head_weight), block_size)):
         weight = product_operand(head_weight[first : first + block_size].to(hidden.dtype))
-        yield first, weight, kept[number] if kept else product_in_float32(states, weight)
+        if kept:
+            yield first, weight, kept[number]
+            continue
+        logits = product_in_float32(states, weight)
+        yield first, weight, logits if temperature == 1.0 else logits.div_(temperature)
 
 
 def _position(targets: Tensor, first: int, block_size: int) -> tuple[Tensor, Tensor]:
@@ -128,6 +142,7 @@ class _BlockwiseLogprobs(torch.autograd.Function):
         hidden: Tensor,
         head_weight: Tensor,
         targets: Tensor,
+        temperature: float,
         block_size: int,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
@@ -141,7 +156,7 @@ class _BlockwiseLogprobs(torch.autograd.Function):
         kept: list[Tensor] = []
         subtracted: list[Tensor] = []
         with torch.autocast(hidden.device.type, enabled=False):
-            for first, weight, logits in _blocks(hidden, head_weight, block_size):
+            for first, weight, logits in _blocks(hidden, head_weight, temperature, block_size):
                 columns, inside = _position(targets, first, len(weight))
                 chosen = torch.where(inside, logits.gather(-1, columns).squeeze(-1), chosen)
                 new_highest = torch.maximum(highest, logits.amax(dim=-1))
@@ -160,6 +175,7 @@ class _BlockwiseLogprobs(torch.autograd.Function):
         log_sums, entropies = highest + log_total, log_total - moment / total
         rests = [highest - before + log_total for before in subtracted]
         ctx.save_for_backward(hidden, head_weight, targets, log_sums, entropies, *kept, *rests)
+        ctx.temperature = temperature
         ctx.block_size, ctx.num_kept = block_size, len(kept)
         ctx.set_materialize_grads(False)
         if not with_entropy:
@@ -170,13 +186,14 @@ class _BlockwiseLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, head_weight, targets, log_sums, entropies, *kept_and_rests = ctx.saved_tensors
         kept, rests = kept_and_rests[: ctx.num_kept], kept_and_rests[ctx.num_kept :]
-        logprob_grad, entropy_grad = grads
+        # The gradient of the logits is linear in these, and they are few.
+        logprob_grad, entropy_grad = (None if x is None else x / ctx.temperature for x in grads)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         states = product_operand(hidden)
         hidden_grad = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else None
         weight_grad = torch.empty_like(head_weight) if needs_weight else None
         with torch.autocast(hidden.device.type, enabled=False):
-            blocks = _blocks(hidden, head_weight, ctx.block_size, kept)
+            blocks = _blocks(hidden, head_weight, ctx.temperature, ctx.block_size, kept)
             for number, (first, weight, logits) in enumerate(blocks):
                 grad = _logits_grad(
                     logits - rests[number].unsqueeze(-1)
@@ -193,7 +210,7 @@ class _BlockwiseLogprobs(torch.autograd.Function):
                     product(grad.T, states.T, out=weight_grad[first : first + len(weight)])
         if hidden_grad is not None:
             hidden_grad = hidden_grad.to(hidden.dtype)
-        return hidden_grad, weight_grad, None, None, None
+        return hidden_grad, weight_grad, None, None, None, None
 
 
 def _logits_grad(

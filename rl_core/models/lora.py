@@ -9,21 +9,24 @@ Beside the model, a checkpoint has the adapter in PEFT's form.
 Source: Hu et al. 2021 (arXiv:2106.09685).
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import transformers
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from rl_core.models.fast_linear import FastLinear
 from rl_core.models.linear_4bit import Linear4bit
 from rl_core.models.shares import whole_tensor
 
 ADAPTER_FOLDER: Final = "adapter"
 """Inside a checkpoint. Beside `config.json` transformers would load it on top of what is merged."""
 ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
+_logger = logging.getLogger(__name__)
 _ADAPTER = "default"
 """peft's name for the only adapter of a layer."""
 
@@ -42,11 +45,46 @@ def add_adapters(model: transformers.PreTrainedModel, *, rank: int, alpha: float
 
 
 @torch.no_grad()
+def hold_frozen_in_bfloat16(*models: nn.Module) -> None:
+    """Keeps frozen matrices in bfloat16, in which passes under autocast use them anyway.
+
+    Only if every value stays what it is, as those of a model published in bfloat16 do. Norms and
+    biases, which are few and meet float32 numbers, stay as they are, and embeddings return float32.
+    """
+    layers: list[nn.Linear | nn.Embedding] = []
+    others: set[nn.Parameter] = set()
+    for module in (module for model in models for module in model.modules()):
+        # Not other kinds of embeddings: some scale in the type of their weight.
+        is_plain = type(module) in (nn.Linear, FastLinear, nn.Embedding)
+        if is_plain and isinstance(module, nn.Linear | nn.Embedding):
+            layers.append(module)
+        else:
+            others.update(module.parameters(recurse=False))
+    frozen = {layer.weight for layer in layers if not layer.weight.requires_grad} - others
+    if not all(torch.equal(weight, weight.bfloat16().float()) for weight in frozen):
+        _logger.info(
+            "model.dtype: the frozen weights stay in float32, 4 bytes each: bfloat16 would round "
+            "them"
+        )
+        return
+    for weight in frozen:
+        weight.data = weight.data.bfloat16()
+    for layer in layers:
+        if isinstance(layer, nn.Embedding) and layer.weight in frozen:
+            layer.register_forward_hook(_in_float32)
+
+
+def _in_float32(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return output.float()
+
+
+@torch.no_grad()
 def merged_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Yields `model.state_dict()` with every adapter merged, under the names of a plain model.
 
-    Layers with adapters give new tensors, gathered by collectives if the model is sharded; all
-    others give the model's own, and shards are not gathered. A tied weight comes only once.
+    All are float32. Layers with adapters give new tensors, gathered by collectives if the model is
+    sharded; all others give the model's own if these are float32, and shards are not gathered. A
+    tied weight comes only once.
     """
     adapted = {
         f"{name}.base_layer.weight": layer
@@ -65,6 +103,8 @@ def merged_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Ten
             if isinstance(base, Linear4bit):
                 tensor = base.whole_weight()
             tensor = whole_tensor(adapted[name].get_delta_weight(_ADAPTER)).add_(tensor)
+        elif tensor.dtype == torch.bfloat16:
+            tensor = tensor.float()
         yield name.replace(".base_layer.", "."), tensor
 
 

@@ -32,6 +32,8 @@ def save_actor(
     is taken from `model`, whose own weights may change meanwhile.
     """
     model.save_pretrained(folder, state_dict=dict(weights))
+    model.config.dtype = next(iter(weights.values())).dtype  # not that of the model's own weights
+    model.config.save_pretrained(folder)
     copy_files(tokenizer_from, TOKENIZER_FILES, folder)
 
 

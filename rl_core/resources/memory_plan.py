@@ -105,11 +105,23 @@ def moment_bytes(num_parameters: int, config: RunConfig) -> int:
 
 def frozen_bytes(shape: ModelShape, config: RunConfig) -> int:
     """Returns the bytes of all weights that do not learn; in 4 bits, blocks of 64 have a scale."""
-    frozen = model_sizes(shape, config).frozen
-    if not (config.model.load_in_4bit and config.model.lora_rank):
-        return _FLOAT32 * frozen
-    packed = shape.num_layers * shape.num_layer_matrices
-    return _FLOAT32 * (frozen - packed) + packed // 2 + _FLOAT32 * math.ceil(packed / _4BIT_BLOCK)
+    in_float32 = model_sizes(shape, config).frozen
+    if not config.model.lora_rank:
+        return _FLOAT32 * in_float32
+    matrices = shape.num_layers * shape.num_layer_matrices
+    packed = matrices if config.model.load_in_4bit else 0
+    in_bfloat16 = 0
+    if _holds_bfloat16(shape, config):
+        embeddings = (1 if shape.tied else 2) * shape.vocab_size * shape.hidden_size
+        in_bfloat16 = embeddings + matrices - packed
+    in_float32 += math.ceil(packed / _4BIT_BLOCK) - packed - in_bfloat16
+    return _FLOAT32 * in_float32 + 2 * in_bfloat16 + packed // 2
+
+
+def _holds_bfloat16(shape: ModelShape, config: RunConfig) -> bool:
+    """Whether frozen matrices are kept in bfloat16, see models/lora.py."""
+    is_lossless = shape.in_bfloat16 and config.compute_dtype == "bfloat16"
+    return is_lossless and config.model.lora_rank > 0
 
 
 class ModelSizes(NamedTuple):
@@ -180,13 +192,19 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     on_gpu, ranks = config.resources.learner_gpus > 0, config.resources.learner_ranks
     threads = 1 if on_gpu or ranks > 1 else config.resources.learner_threads
     tokens, checkpoints = micro_batch_tokens(config), config.model.gradient_checkpointing
-    kept = shape.activation_bytes(tokens, dtype=config.compute_dtype, checkpointed=checkpoints)
+    casts_weights = config.compute_dtype != "float32" and not _holds_bfloat16(shape, config)
+    kept = shape.activation_bytes(
+        tokens,
+        dtype=config.compute_dtype,
+        checkpointed=checkpoints,
+        casts_weights=casts_weights,
+    )
     kept += _packed_attention_bytes(shape, config)
     adds = tokens < config.actor.mini_batch_size * config.algorithm.group_size * (
         config.data.max_prompt_length + config.data.max_response_length
     )
     # Copies of the weights for all micro-batches; without checkpoints, `kept` includes them.
-    is_cast = adds and checkpoints and config.compute_dtype != "float32" and ranks == 1
+    is_cast = adds and checkpoints and casts_weights and ranks == 1
     passing = _layer_bytes(shape, tokens)
     if rank:  # beside a product: B A x, that scaled, the sum, and peft's float32 copy of x
         copies = 3 if config.compute_dtype == "float32" else 4

@@ -29,6 +29,8 @@ class ModelShape:
     attention_bias: bool
     qk_norm: bool = False
     """Whether queries and keys are normalised, head by head (Qwen3)."""
+    in_bfloat16: bool = False
+    """Whether the files hold bfloat16."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -51,6 +53,7 @@ class ModelShape:
                 tied=bool(config.get("tie_word_embeddings", False)),
                 attention_bias=bool(config.get("attention_bias", kind == "qwen2")),
                 qk_norm=kind == "qwen3",
+                in_bfloat16=config.get("dtype", config.get("torch_dtype")) == "bfloat16",
             )
         except KeyError as error:
             raise ValueError(f"config.json has no {error}: its memory cannot be planned") from None
@@ -119,11 +122,14 @@ class ModelShape:
         attention = 2 * (hidden + self._query_size) + 2 * (hidden + self._kv_size)
         return self.num_layers * rank * (attention + 3 * (hidden + inner))
 
-    def activation_bytes(self, num_tokens: int, *, dtype: str, checkpointed: bool) -> int:
+    def activation_bytes(
+        self, num_tokens: int, *, dtype: str, checkpointed: bool, casts_weights: bool = True
+    ) -> int:
         """Returns what a forward pass over a padded micro-batch keeps for its backward pass.
 
-        Under autocast, norms keep float32, and bfloat16 copies of the weights are kept too. With
-        checkpoints each layer keeps only its input; only one layer at a time keeps the rest too.
+        Under autocast, norms keep float32, and bfloat16 copies of the weights are kept too, unless
+        the weights are bfloat16. With checkpoints each layer keeps only its input; only one layer
+        at a time keeps the rest too.
         """
         hidden, inside = self.hidden_size, 4 * self.intermediate_size + self.attention_size
         if dtype == "float32":
@@ -131,7 +137,7 @@ class ModelShape:
         else:
             in_float32 = 4 * hidden + self.num_heads + 2
             per_token = 2 * (inside + 5 * hidden) + _FLOAT32 * in_float32
-            weights = 2 * self.num_layer_parameters
+            weights = 2 * self.num_layer_parameters if casts_weights else 0
         layer = num_tokens * per_token + weights
         if checkpointed:
             return self.num_layers * num_tokens * hidden * _FLOAT32 + layer

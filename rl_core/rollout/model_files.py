@@ -79,8 +79,9 @@ def stop_token_ids(model_path: Path) -> tuple[int, ...]:
             f"is none of the model's {num_tokens:,} tokens: write the id of its end token"
         )
     turn_end = _turn_end_id(model_path)
-    joins = turn_end is not None and turn_end < num_tokens and turn_end not in ids
-    return (*ids, turn_end) if joins else ids
+    if turn_end is None or turn_end >= num_tokens or turn_end in ids:
+        return ids
+    return *ids, turn_end
 
 
 def _turn_end_id(model_path: Path) -> int | None:

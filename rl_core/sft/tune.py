@@ -17,7 +17,7 @@ from rl_core.config.run import RunConfig
 from rl_core.data.prompts import check_embedded, load_tokenizer
 from rl_core.errors import OutOfMemory, allocation_in_words, is_out_of_memory
 from rl_core.models.loading import checkpoint_gradients, complete_weights, load_actor
-from rl_core.models.lora import add_adapters
+from rl_core.models.lora import add_adapters, hold_frozen_in_bfloat16
 from rl_core.models.packing import allow_packing
 from rl_core.models.saving import save_actor
 from rl_core.sft.fit import Example, Fitting, MicroBatches, split_by_tokens
@@ -189,6 +189,8 @@ def _prepared(
     if lora_rank:
         model.requires_grad_(False)
         add_adapters(model, rank=lora_rank, alpha=config.model.lora_alpha)
+        if config.compute_dtype == "bfloat16":
+            hold_frozen_in_bfloat16(model)
     if config.model.gradient_checkpointing:
         checkpoint_gradients(model)
     return model

@@ -177,9 +177,10 @@ def _kl(asked: Asked) -> None:
     if kind is not None and estimator is None:
         asked.say("unknown_kl", key, kind=kind, known=", ".join(known))
     elif estimator is not None:
-        # k1 has no gradient as a loss (rl_core/config/run.py refuses it).
-        as_loss = settings.get("algorithm.kl_mode") == "loss"
-        settings["algorithm.kl_estimator"] = "k2" if as_loss and estimator == "k1" else estimator
+        settings["algorithm.kl_estimator"] = "k2" if in_loss else estimator
+        # verl's "+" is the value of one estimate with the gradient of k2.
+        if in_loss and estimator != "k2" and not str(kind).endswith("+"):
+            asked.say("kl_in_loss", key, kind=kind)
 
 
 def _losses(asked: Asked) -> None:

@@ -149,7 +149,7 @@ def test_nemo_rls_steps_within_a_factor_of_one_and_a_half(shape, split, ahead, t
     Source: github.com/NVIDIA-NeMo/RL, docs/about/performance-summary.md (v0.4: mean tokens of a
     rollout, cards, seconds), splits in examples/configs/recipes/llm/performance. Nothing is fitted.
     """
-    settings = by_rows(2_048, 3_584, ahead=ahead, kl_mode="loss", kl_estimator="k3")
+    settings = by_rows(2_048, 3_584, ahead=ahead, kl_mode="loss", kl_estimator="k2")
     settings = settings.model_copy(
         update={"model": settings.model.model_copy(update={"gradient_checkpointing": False})}
     )

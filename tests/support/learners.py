@@ -104,7 +104,7 @@ def slow_actor_gradient(folder: Path, experience: Experience, rows: list[int]) -
             entropy = -(predicted.exp() * predicted).sum()
             engine_gap = experience.old_logprobs[row, t] - batch.rollout_logprobs[row, t]
             loss = loss - surrogate * engine_gap.exp().clamp(max=2.0)
-            loss = loss + 0.1 * ((-gap).exp() - 1 + gap) - 0.05 * entropy
+            loss = loss + 0.1 * gap.square() / 2 - 0.05 * entropy
     (loss / num_tokens).backward()
     return torch.cat([p.grad.flatten() for p in actor.parameters()])
 

@@ -185,7 +185,20 @@ def test_group_estimators_agree_with_verl(golden, name):
     mask = golden["in.response_mask"]
     rewards = adv.response_sums(golden["in.token_rewards"], mask)
     result = adv.ESTIMATORS[name].function(given_rewards(rewards, golden["in.group_index"], mask))
+    if name == "reinforce_plus_plus_baseline":  # verl subtracts the mean over tokens as well
+        result = (result - result[mask].mean()).where(mask, 0.0)
     assert_equal_under_mask(result, golden[f"out.{name}.advantages"], mask)
+
+
+def test_a_group_of_only_right_responses_is_not_pushed_away():
+    """Also if others' lengths make the mean over tokens differ from 0: here it is 0.75 std."""
+    rewards = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    groups = torch.tensor([0, 0, 1, 1])
+    mask = lengths_to_mask([2, 2, 10, 1])
+    result = adv.reinforce_plus_plus_baseline_advantages(given_rewards(rewards, groups, mask))
+    assert (result[:2] == 0).all()
+    std = torch.tensor([0.0] * 4 + [0.5] * 10 + [-0.5]).std().item()
+    assert first_tokens(result)[2:] == pytest.approx([0.5 / std, -0.5 / std], rel=1e-5)
 
 
 def test_reinforce_plus_plus_agrees_with_verl(golden):
@@ -279,6 +292,15 @@ def test_zero_spread_fraction_by_hand():
     rewards = torch.tensor([0.1, 0.1, -1.0, 2.0, 5.0])
     groups = torch.tensor([1, 1, 0, 0, 6])
     assert adv.zero_spread_fraction(rewards, groups) == pytest.approx(2 / 3)
+
+
+def test_rounding_is_no_spread():
+    rewards, groups = torch.tensor([0.3, 0.3 + 1e-7, 0.0, 1e-5]), torch.tensor([0, 0, 1, 1])
+    assert adv.has_spread(rewards, groups).tolist() == [False, False, True, True]
+    mask = lengths_to_mask([1, 1, 1, 1])
+    advantages = first_tokens(adv.grpo_advantages(given_rewards(rewards, groups, mask)))
+    assert advantages[:2] == [0.0, 0.0]
+    assert advantages[3] > 0.5
 
 
 def test_rewards_stand_at_the_last_token_and_sum_up_again():

@@ -50,6 +50,24 @@ def test_the_gradient_of_k2_is_the_gradient_of_the_kl():
     torch.testing.assert_close(estimated, exact)
 
 
+@pytest.mark.parametrize(("estimator", "expected"), [("k1", 1.0), ("k2", 8.0), ("k3", 1.0)])
+def test_only_k2_pulls_back_in_full_after_a_collapse(estimator, expected):
+    logprobs = torch.tensor([-0.5], requires_grad=True)
+    kl_estimate(logprobs, torch.tensor([-8.5]), estimator).sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.item() == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_gradient_of_k3_is_that_of_the_other_kl():
+    logits = (torch.randn(8, dtype=torch.float64) / 3).requires_grad_()
+    ref = (torch.randn(8, dtype=torch.float64) / 3).log_softmax(-1)
+    logprobs = logits.log_softmax(-1)
+    estimate = (logprobs.detach().exp() * kl_estimate(logprobs, ref, "k3")).sum()
+    (estimated,) = torch.autograd.grad(estimate, logits, retain_graph=True)
+    (other,) = torch.autograd.grad((ref.exp() * (ref - logprobs)).sum(), logits)
+    torch.testing.assert_close(estimated, other)
+
+
 def test_one_odd_token_cannot_drown_k3():
     assert kl_estimate(torch.tensor(-100.0), torch.tensor(0.0), "k3").item() == 10.0
 

@@ -80,6 +80,20 @@ def test_policy_losses_by_hand(kind):
     torch.testing.assert_close(logprobs.grad, expected)
 
 
+def test_dual_clip_bounds_the_loss_of_a_token_whose_ratio_has_exploded():
+    ratios = torch.tensor([[50.0, 2.0, 50.0]])
+    advantages = torch.tensor([[-1.0, -1.0, 1.0]])
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    logprobs = ratios.log().requires_grad_()
+    given = GivenTokens(logprobs, torch.zeros(1, 3), torch.zeros(1, 3), advantages, mask)
+    result = LOSSES["ppo"].function(given, dual_clip=3.0, **CLIP)
+    assert result.per_token.tolist() == [pytest.approx([3.0, 2.0, -1.2])]
+    assert result.is_clipped.tolist() == [[True, False, True]]
+    result.per_token.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [pytest.approx([0.0, 2.0, 0.0])]
+
+
 def golden_loss(
     golden: dict[str, Tensor],
     aggregation: Aggregation,

@@ -30,6 +30,8 @@ def test_what_is_set_wins():
     config = settings("dr_grpo", clip_eps_high=0.28, loss_aggregation="token-mean")
     assert config.actor.clips == {"clip_eps_low": 0.2, "clip_eps_high": 0.28}
     assert config.loss_aggregation == "token-mean"
+    assert RunConfig().loss_options["dual_clip"] == 3.0
+    assert "dual_clip" not in settings(policy_loss="gspo").loss_options
     assert RunConfig().actor.clips == {"clip_eps_low": 0.2, "clip_eps_high": 0.2}
     assert RunConfig().loss_aggregation == "token-mean"
 
@@ -87,3 +89,11 @@ def test_an_overlong_penalty_needs_rewards_and_room():
     algorithm |= {"estimator": "maxrl", "kl_mode": "none", "overlong_tokens": 100}
     with pytest.raises(ValueError, match=r"overlong_tokens=100 .*estimator=maxrl ignores"):
         RunConfig.model_validate({"algorithm": algorithm})
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_as_a_loss_kl_must_have_the_gradient_of_the_kl(estimator):
+    algorithm = {"kl_mode": "loss", "kl_estimator": estimator}
+    with pytest.raises(ValueError, match=f"kl_estimator={estimator} as a loss .*use .*=k2"):
+        RunConfig.model_validate({"algorithm": algorithm})
+    RunConfig.model_validate({"algorithm": algorithm | {"kl_mode": "reward"}})

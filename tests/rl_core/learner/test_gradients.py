@@ -53,7 +53,7 @@ def test_splitting_into_micro_batches_changes_no_gradient(
         actor = {"micro_batch_tokens": micro_batch_tokens, "loss_aggregation": aggregation}
         learner = new_learner(
             actor=actor | {"mini_batch_size": 8, "entropy_coef": 0.01},
-            algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
+            algorithm={"kl_mode": "loss", "kl_estimator": "k2", "kl_coef": 0.1},
         )
         experience = experience_of(learner, make_batch(group_size=group_size))
         gradients.append(accumulated(learner, experience, which))
@@ -134,7 +134,7 @@ def test_each_mini_batch_moves_along_the_gradient_of_its_own_loss(
     learner = new_learner(
         actor={"entropy_coef": 0.05, "lr": 1e-12},
         critic={"lr": 1e-12},
-        algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
+        algorithm={"kl_mode": "loss", "kl_estimator": "k2", "kl_coef": 0.1},
     )
     experience, _ = learner.make_experience(make_batch())
     experience = with_distances(experience)  # ratios near 1 and beyond the clip

@@ -57,7 +57,7 @@ def test_a_reference_that_is_cut_is_not_moved_whole(tiny_model_path):
 
 @pytest.mark.parametrize(
     "sections",
-    [{}, {"model": {"lora_rank": 4}, "algorithm": {"kl_mode": "loss", "kl_estimator": "k3"}}],
+    [{}, {"model": {"lora_rank": 4}, "algorithm": {"kl_mode": "loss", "kl_estimator": "k2"}}],
     ids=["critic", "adapters"],
 )
 def test_a_learner_that_offloads_learns_the_same_bits(

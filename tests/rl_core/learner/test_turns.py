@@ -109,7 +109,7 @@ def test_gradients_are_those_of_a_slow_loop_over_the_models_own_tokens(
                 "mini_batch_size": 4,
                 "entropy_coef": 0.05,
             },
-            algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
+            algorithm={"kl_mode": "loss", "kl_estimator": "k2", "kl_coef": 0.1},
         )
         experience, _ = learner.make_experience(batch)
         assert experience.values is not None

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_core.models import logprobs
+from rl_core.models import logprobs, matmul
 from rl_core.models.logprobs import token_logprobs, token_logprobs_and_entropy
 
 TOKENS, HIDDEN, VOCAB = 37, 16, 50
@@ -98,6 +98,17 @@ def test_bfloat16_products_keep_a_float32_softmax_and_float32_gradients():
     for one, other in ((hidden.grad, reference.grad), (weight.grad, reference_weight.grad)):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("temperature", [0.6, 0.7, 1.3])
+def test_a_temperature_rounds_no_bfloat16_state_again(temperature, monkeypatch):
+    monkeypatch.setattr(matmul, "has_fast_bfloat16", lambda: False)  # whose products are rounded
+    hidden, weight, targets = inputs(torch.bfloat16)
+    actual = token_logprobs_and_entropy(hidden, weight, targets, temperature=temperature)
+    exact = [hidden.detach().double(), weight.detach().double()]
+    expected = plain(exact[0], exact[1], targets, temperature)
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other.float(), atol=1e-5, rtol=0.0)
 
 
 def test_under_autocast_the_dtype_asked_for_is_used():

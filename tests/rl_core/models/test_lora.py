@@ -1,5 +1,7 @@
 import json
+import logging
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
@@ -9,8 +11,11 @@ import transformers
 from torch import Tensor
 
 from rl_core.data.prompts import resolve_model
+from rl_core.learner.learner import Learner
 from rl_core.models import loading
 from rl_core.models.lora import add_adapters
+from rl_core.resources.memory_plan import frozen_bytes
+from rl_core.resources.model_shape import ModelShape
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
 from tests.support.learners import all_weights, assert_bitwise_equal, assert_close
@@ -177,3 +182,57 @@ def test_weights_one_by_one_are_those_that_are_handed_over_at_once(new_learner, 
     learner = new_learner(model=model, actor={"lr": 1e-2})
     learner.learn(make_batch())
     check_one_by_one(learner, learner.weights())
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def published(tiny_model_path, tmp_path, request) -> Path:
+    """The tiny model as models are published: all values are bfloat16's."""
+    model = base_model(tiny_model_path)
+    model.config.tie_word_embeddings = request.param
+    if not request.param:
+        head = model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "published")
+    for file in tiny_model_path.glob("tok*"):
+        (tmp_path / "published" / file.name).write_bytes(file.read_bytes())
+    return tmp_path / "published"
+
+
+@pytest.mark.parametrize("extra", [{}, {"gradient_checkpointing": True}, {"load_in_4bit": True}])
+def test_frozen_weights_take_half_and_change_no_bit(
+    published, make_batch, settings, tmp_path, monkeypatch, extra
+):
+    config = settings(model=LORA | extra | {"dtype": "bfloat16"})
+
+    def learned() -> tuple[Learner, dict[str, Tensor], list[Any]]:
+        learner = Learner(config, published)
+        metrics = [learner.learn(make_batch(step))[0] for step in range(2)]
+        norms = [metrics[step]["actor/grad_norm"] for step in range(2)]
+        return learner, all_weights(learner), norms
+
+    learner, weights, norms = learned()
+    shape = ModelShape.from_folder(published)
+    frozen = [x for x in learner.models.actor.parameters() if not x.requires_grad]
+    assert sum(x.nbytes for x in frozen) == frozen_bytes(shape, config)
+    assert {x.dtype for x in frozen if x.dim() == 2 and x.is_floating_point()} == {torch.bfloat16}
+    learner.save(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["dtype"] == "float32"
+    monkeypatch.setattr(loading, "hold_frozen_in_bfloat16", lambda *models: None)
+    other, expected, same = learned()
+    assert sum(x.nbytes for x in other.models.actor.parameters() if not x.requires_grad) > (
+        1.3 * frozen_bytes(shape, config)
+    )
+    assert norms == same
+    # Of the critic only what learns is compared: its frozen weights are of other types.
+    learning = {k: x for k, x in weights.items() if x.dtype == torch.float32}
+    assert_bitwise_equal(learning, {k: expected[k] for k in learning})
+
+
+def test_frozen_weights_that_bfloat16_would_round_stay_as_they_are(
+    tiny_model_path, settings, caplog
+):
+    config = settings(model=LORA | {"dtype": "bfloat16"})
+    with caplog.at_level(logging.INFO, "rl_core"):
+        models = loading.load_models(config, tiny_model_path, None, CPU)
+    assert {x.dtype for x in models.actor.parameters()} == {torch.float32}
+    assert "the frozen weights stay in float32" in caplog.text

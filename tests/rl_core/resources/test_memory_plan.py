@@ -234,7 +234,7 @@ def test_measured_peaks_fit_into_the_plan_and_fill_half_of_it(tmp_path, dtype, t
             "max_response_length": response,
         },
         actor={"mini_batch_size": rows // 2, "micro_batch_tokens": 4 * (prompt + response)},
-        algorithm={"kl_mode": "loss", "kl_estimator": "k3"},
+        algorithm={"kl_mode": "loss", "kl_estimator": "k2"},
         model={"dtype": dtype, "gradient_checkpointing": lora_rank > 0, "lora_rank": lora_rank},
         resources={"learner_threads": threads},
     )

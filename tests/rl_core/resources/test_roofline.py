@@ -91,7 +91,7 @@ def test_published_steps_of_another_program_within_a_factor_of_two(
     """
     share = config(
         env={"name": "gsm8k"},
-        algorithm={"estimator": "grpo", "group_size": 32, "kl_mode": "loss", "kl_estimator": "k3"},
+        algorithm={"estimator": "grpo", "group_size": 32, "kl_mode": "loss", "kl_estimator": "k2"},
         data={"train_batch_size": prompts, "max_prompt_length": 512, "max_response_length": 3_584},
         actor={"mini_batch_size": prompts // 4, "micro_batch_tokens": 4_096},
     )
