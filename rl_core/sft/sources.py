@@ -17,10 +17,17 @@ from rl_core.config.model import TRACE_STEPS
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_solved
 from rl_core.data.prompts import encode_prompt
-from rl_core.data.readers import find_files, read_records
+from rl_core.data.readers import read_records
 from rl_core.envs.rows import Record, own_prompt, shown
 from rl_core.sft.fit import Example
-from rl_core.sft.named_data import SETTING, TRACES, check_sft
+from rl_core.sft.named_data import (
+    SETTING,
+    TRACES,
+    check_sft,
+    right_responses,
+    rollouts_folder,
+    sft_files,
+)
 from rl_core.types import Message, Problem
 
 _COLUMNS: Final = ("prompt", "response", "messages")
@@ -95,11 +102,18 @@ def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -
 def _rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> SftSource:
     sft = config.sft
     assert sft.data is not None, "there is no SFT"
-    rows = [
-        _read(config, tokenizer, f"{file}: row {row}", record)
-        for file in find_files(SETTING, [sft.data], "train")
-        for row, record in read_records(file, _COLUMNS)
-    ]
+    files = sft_files(config)
+    if rollouts_folder(config) is None:
+        rows = [
+            _read(config, tokenizer, f"{file}: row {row}", record)
+            for file in files
+            for row, record in read_records(file, _COLUMNS)
+        ]
+    else:  # prompts as the model has read them
+        rows = [
+            _read(config, tokenizer, f"{file}: row {row}", record, chat=False)
+            for file, row, record in right_responses(files)
+        ]
     if len(rows) < 2:
         raise ValueError(
             f"{SETTING}={sft.data} has {len(rows)} rows: at least 2 are needed, one to learn from "
@@ -127,19 +141,23 @@ def _rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> SftSource:
 
 
 def _read(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, where: str, record: Record
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    where: str,
+    record: Record,
+    *,
+    chat: bool | None = None,
 ) -> Example:
+    """Returns a row as an example; `chat`: whether its prompt gets the chat template, if known."""
     try:
         messages, response, is_text = _conversation(record)
-        if is_text:
-            chat = config.env.prompt_template == "chat"
-        elif tokenizer.chat_template:
-            chat = True
-        else:
+        if chat is None and not is_text and not tokenizer.chat_template:
             raise ValueError(
                 "messages need a tokenizer with a chat template, and this model's has none: "
                 "write prompt as a text"
             )
+        if chat is None:
+            chat = not is_text or config.env.prompt_template == "chat"
         example = _encode(messages, response, tokenizer, chat_template=chat)
         if len(example.ids) > config.sft.max_length:
             raise ValueError(
