@@ -183,3 +183,24 @@ def test_a_teacher_in_shards_has_no_whole_embedding(settings):
             teacher={"path": "any", "signal": "full"},
             resources={"learner_ranks": 2},
         )
+
+
+@pytest.mark.parametrize("signal", ["tokens", "full"])
+def test_in_bfloat16_and_moved_for_its_pass_it_is_nearly_the_same(
+    new_learner, make_batch, teacher_path, signal
+):
+    distances = []
+    for dtype in ("float32", "bfloat16"):
+        learner = new_learner(
+            algorithm=ALONE,
+            actor=NO_BONUS | {"mini_batch_size": 8},
+            teacher={"path": str(teacher_path), "signal": signal},
+            model={"dtype": dtype},
+        )
+        maker = learner._maker
+        maker._offload_to, maker._away = torch.device("cpu"), [learner.models.teacher]
+        metrics, _ = learner.learn(make_batch(group_size=2))
+        name = "teacher/kl" if signal == "tokens" else "actor/teacher_loss"
+        distances.append(metrics[name])
+    assert distances[1] == pytest.approx(distances[0], abs=0.02)
+    assert distances[0] > 0.02
