@@ -46,6 +46,7 @@ def preflight(config: RunConfig) -> list[Finding]:
         *model_findings(config),
         *teacher_findings(config),
         *plans.length_findings(config),
+        *plans.importance_findings(config),
         *plans.memory_findings(config),
         *plans.machine_findings(config),
         *plans.disk_findings(config),

@@ -99,8 +99,9 @@ class SftConfig(Section):
     """
 
     data: str | None = None
-    """`traces`: searches or solutions of the train split's problems; or a FILE, JSON lines or
-    parquet, of `prompt` and `response`, or of `messages`; null: none."""
+    """`traces`: searches or solutions of the train split's problems; a RUN: its right responses,
+    each once; or a FILE, JSON lines or parquet, of `prompt` and `response`, or of `messages`; null:
+    none."""
     steps: int | None = Field(None, ge=1)
     """Optimizer steps; by default `epochs` passes over a FILE, or 300 of traces."""
     give_up_prob: float = Field(GIVE_UP_PROB, ge=0, le=1)

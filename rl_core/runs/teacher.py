@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rl_core.config.run import RunConfig
 from rl_core.data.prompts import load_tokenizer, resolve_model
+from rl_core.system.words import did_you_mean
 
 
 def with_teacher(
@@ -34,10 +35,20 @@ def with_teacher(
 def find_teacher(config: RunConfig) -> Path:
     """Returns the teacher's folder, fetched if it is a hub's; ValueError if there is none."""
     path = str(config.teacher.path)
+    refuse_unknown_run(config)
     try:
         return resolve_model(str(config.teacher_folder or path), config.storage.root)
     except ValueError as error:
         raise ValueError(str(error).replace("model.path=", "teacher.path=")) from None
+
+
+def refuse_unknown_run(config: RunConfig) -> None:
+    """Raises ValueError if `teacher.path` is RUN/best and there is no such checkpoint."""
+    path, runs = str(config.teacher.path), config.storage.root / "runs"
+    run, _, what = path.partition("/")
+    if config.teacher_folder is None and what in ("best", "latest"):
+        hint = did_you_mean(run, (folder.name for folder in runs.glob("*")))
+        raise ValueError(f"teacher.path={path}: no run {run} with a checkpoint in {runs}{hint}")
 
 
 def check_teacher(

@@ -17,11 +17,18 @@ from rl_core.config.model import TRACE_STEPS
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_solved
 from rl_core.data.prompts import encode_prompt, turn_end_id
-from rl_core.data.readers import find_files, read_records
+from rl_core.data.readers import read_records
 from rl_core.envs.rows import Record, own_prompt, shown
 from rl_core.rollout.model_files import stop_token_ids
 from rl_core.sft.fit import Example
-from rl_core.sft.named_data import SETTING, TRACES, check_sft
+from rl_core.sft.named_data import (
+    SETTING,
+    TRACES,
+    check_sft,
+    right_responses,
+    rollouts_folder,
+    sft_files,
+)
 from rl_core.types import ChatTemplate, Message, Problem
 
 _COLUMNS: Final = ("prompt", "response", "messages")
@@ -96,11 +103,18 @@ def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -
 def _rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> SftSource:
     sft = config.sft
     assert sft.data is not None, "there is no SFT"
-    rows = [
-        _read(config, tokenizer, f"{file}: row {row}", record)
-        for file in find_files(SETTING, [sft.data], "train")
-        for row, record in read_records(file, _COLUMNS)
-    ]
+    files = sft_files(config)
+    if rollouts_folder(config) is None:
+        rows = [
+            _read(config, tokenizer, f"{file}: row {row}", record)
+            for file in files
+            for row, record in read_records(file, _COLUMNS)
+        ]
+    else:  # prompts as the model has read them
+        rows = [
+            _read(config, tokenizer, f"{file}: row {row}", record, chat=False)
+            for file, row, record in right_responses(files)
+        ]
     if len(rows) < 2:
         raise ValueError(
             f"{SETTING}={sft.data} has {len(rows)} rows: at least 2 are needed, one to learn from "
@@ -128,20 +142,25 @@ def _rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> SftSource:
 
 
 def _read(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, where: str, record: Record
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    where: str,
+    record: Record,
+    *,
+    chat: bool | None = None,
 ) -> Example:
+    """Returns a row as an example; `chat`: whether its prompt gets the chat template, if known."""
     try:
         messages, response, is_text = _conversation(record)
-        if is_text:
-            chat = config.env.chat_template
-        elif tokenizer.chat_template:
-            chat = config.env.chat_args or True
-        else:
+        if chat is None and not is_text and not tokenizer.chat_template:
             raise ValueError(
                 "messages need a tokenizer with a chat template, and this model's has none: "
                 "write prompt as a text"
             )
-        example = _encode(messages, response, tokenizer, chat_template=chat)
+        if chat is None:
+            chat = not is_text or config.env.prompt_template == "chat"
+        template = chat and (config.env.chat_args or True)
+        example = _encode(messages, response, tokenizer, chat_template=template)
         if len(example.ids) > config.sft.max_length:
             raise ValueError(
                 f"{len(example.ids):,} tokens are above sft.max_length={config.sft.max_length}: "

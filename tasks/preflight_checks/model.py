@@ -54,10 +54,11 @@ def teacher_findings(config: RunConfig) -> Iterator[Finding]:
     """Yields whether the teacher is a model, with the policy's tokens if that is here."""
     if config.teacher.path is None:
         return
-    from rl_core.runs.teacher import check_teacher
+    from rl_core.runs.teacher import check_teacher, refuse_unknown_run
 
     warnings: list[str] = []
     try:
+        refuse_unknown_run(config)
         what, folder = _what_and_where(config, str(config.teacher_folder or config.teacher.path))
         if folder is not None:
             what = f"{what}; {_check(folder)}"

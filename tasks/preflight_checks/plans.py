@@ -199,6 +199,26 @@ def model_shape(config: RunConfig) -> ModelShape | None:
         return None
 
 
+_GAP: Final = 0.04
+"""Standard deviation of a token's log-prob, learner less engine, in bfloat16 as measured."""
+
+
+def importance_findings(config: RunConfig) -> Iterator[Finding]:
+    """Warns of bounds of a response's mean that rounding alone exceeds: short ones have more."""
+    actor, longest = config.actor, config.data.max_response_length
+    if actor.importance_level != "geometric" or actor.importance_cap is None:
+        return
+    band = min(1 - (actor.importance_low or 0.0), actor.importance_cap - 1)
+    noise = _GAP / math.sqrt(longest)
+    if noise > band / 2:
+        yield warning(
+            "lengths",
+            f"actor.importance_level=geometric drops what is {band:.3g} away from 1, and rounding "
+            f"moves responses of data.max_response_length={longest} tokens by {noise:.2g}",
+            f"bounds {4 * noise:.1g} away from 1, or actor.importance_level=token",
+        )
+
+
 def length_findings(config: RunConfig) -> Iterator[Finding]:
     """Refuses rollouts longer than the model reads; else vLLM would refuse them as it loads."""
     positions = _positions(config)

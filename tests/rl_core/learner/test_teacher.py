@@ -6,12 +6,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rl_core.learner.ranks import ALONE as ONE_RANK
+from tests.rl_core.learner.test_ranks import assert_equal_to_rounding
 from tests.support.learners import (
     all_weights,
     assert_close,
     check_that_a_resume_is_exact,
     without_timings,
 )
+from tests.support.rank_processes import on_ranks
+from tests.support.rank_work import learn
 
 ALONE = {"estimator": "distill", "group_size": 2}
 NO_BONUS = {"entropy_coef": 0.0}
@@ -150,3 +154,53 @@ def test_the_full_signal_is_the_kl_over_the_whole_vocabulary(
 def test_a_resume_is_exact(settings, make_batch, tiny_model_path, teacher_path, tmp_path):
     config = settings(algorithm=ALONE, teacher={"path": str(teacher_path)})
     check_that_a_resume_is_exact(config, tiny_model_path, tmp_path / "saved", make_batch)
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_from_it_what_one_process_learns(
+    settings, make_batch, tiny_model_path, teacher_path
+):
+    configs = [
+        settings(
+            actor=NO_BONUS | {"lr": 1e-5},
+            algorithm=ALONE,
+            teacher={"path": str(teacher_path)},
+            model={"lora_rank": rank},
+        )
+        for rank in (0, 2)
+    ]
+    asked = configs, tiny_model_path, [make_batch(group_size=2)] * 2
+    expected = learn(ONE_RANK, *asked)
+    for results in on_ranks(2, learn, *asked):
+        for of_variant, one_process in zip(results, expected, strict=True):
+            assert_equal_to_rounding(of_variant, one_process, 1e-6, 1e-6)
+
+
+def test_a_teacher_in_shards_has_no_whole_embedding(settings):
+    with pytest.raises(ValueError, match=r"teacher.signal=full .*learner_ranks=2"):
+        settings(
+            algorithm=ALONE,
+            teacher={"path": "any", "signal": "full"},
+            resources={"learner_ranks": 2},
+        )
+
+
+@pytest.mark.parametrize("signal", ["tokens", "full"])
+def test_in_bfloat16_and_moved_for_its_pass_it_is_nearly_the_same(
+    new_learner, make_batch, teacher_path, signal
+):
+    distances = []
+    for dtype in ("float32", "bfloat16"):
+        learner = new_learner(
+            algorithm=ALONE,
+            actor=NO_BONUS | {"mini_batch_size": 8},
+            teacher={"path": str(teacher_path), "signal": signal},
+            model={"dtype": dtype},
+        )
+        maker = learner._maker
+        maker._offload_to, maker._away = torch.device("cpu"), [learner.models.teacher]
+        metrics, _ = learner.learn(make_batch(group_size=2))
+        name = "teacher/kl" if signal == "tokens" else "actor/teacher_loss"
+        distances.append(metrics[name])
+    assert distances[1] == pytest.approx(distances[0], abs=0.02)
+    assert distances[0] > 0.02

@@ -56,6 +56,13 @@ def test_what_is_no_model_is_refused_under_its_own_name(settings, tiny_model_pat
         with_teacher(config, tiny_model_path, pytest.fail)
 
 
+def test_a_run_that_is_not_there_is_refused_with_the_nearest(settings, tiny_model_path, tmp_path):
+    (tmp_path / "runs" / "strong").mkdir(parents=True)
+    config = config_with(settings, "strnog/best", tmp_path)
+    with pytest.raises(ValueError, match=r"no run strnog .*did you mean strong\?"):
+        with_teacher(config, tiny_model_path, pytest.fail)
+
+
 def test_without_a_teacher_nothing_changes(settings, tiny_model_path):
     config = settings()
     assert with_teacher(config, tiny_model_path, pytest.fail) is config
