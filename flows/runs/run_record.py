@@ -22,6 +22,7 @@ from rl_core.runs.lock import close_lost_runs, is_free, training
 from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.resume import check_same_code, newest_sound
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord
+from rl_core.runs.settings_file import refuse_older
 from rl_core.system.atomic import refuse_foreign
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.system.log_file import PREFECTS_RUN_LOGGERS
@@ -50,6 +51,10 @@ def choose_run(config: RunConfig, flow_run_id: str | None, *, is_night: bool = F
     if config.run_id is not None:
         run_of_name = RunFolder.under(config.storage.root, config.run_id)
         _refuse_to_start_anew(config, run_of_name)
+        try:
+            refuse_older(run_of_name.path)
+        except ValueError as error:
+            raise BadInputError(str(error)) from None
         _refuse_other_code(run_of_name, config)
         return config
     name = flow_run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{generate_slug(2)}"

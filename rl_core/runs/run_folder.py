@@ -80,9 +80,9 @@ class Attempt(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """The content of `run.json`; what only an older version knew is left out."""
+    """The content of `run.json`."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
     run_id: str
     preset: str
     status: Literal["running", "finished", "failed", "interrupted"] = "running"
@@ -247,7 +247,8 @@ class RunFolder:
         except ValueError as error:
             raise ValueError(f"{error}, so it {remedy}") from error
         try:
-            return RunRecord.model_validate(content | {"run_id": self.run_id})
+            # What only an older version knew is left out.
+            return RunRecord.model_validate(content | {"run_id": self.run_id}, extra="ignore")
         except (TypeError, ValueError) as error:
             raise ValueError(f"{file} is no record of a run, or {remedy}") from error
 

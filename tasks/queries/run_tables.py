@@ -151,7 +151,7 @@ def _record(run: Path) -> str:
 def _checked(run_id: str, content: bytes) -> str:
     try:
         record = parse_json(content) | {"run_id": run_id}
-        RunRecord.model_validate(record)
+        RunRecord.model_validate(record, extra="ignore")
         return json.dumps(record)
     except (TypeError, ValueError):
         reason = "its run.json is cut short or damaged"

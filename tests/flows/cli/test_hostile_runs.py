@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.cli.main import run_command
+from tests.support.stored_run import STORED, without_gone_settings
 
-STORED = Path(__file__).parents[2] / "stored_run" / "storage"
 SECRET = "sk-of-the-victim"
 STRANGER = 54321
 DEEP = "[" * 200_000
@@ -119,6 +119,7 @@ def root_with(damage: str, folder: Path) -> tuple[Path, Path]:
     victim.write_text(f"{SECRET}: 1\n")
     for run in ("good", "bad"):
         shutil.copytree(STORED / "runs" / "stored", root / "runs" / run, symlinks=True)
+        without_gone_settings(root / "runs" / run)
     name, do = DAMAGES[damage]
     file = root / "runs" / "bad" / name
     file.parent.mkdir(exist_ok=True)

@@ -20,6 +20,7 @@ from rl_core.checkpoints.champion import Champion, PromotedContender
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from tests.support.runs import new_run, write_rollouts
+from tests.support.stored_run import STORED, without_gone_settings
 
 ATTACK = "\x1b]52;c;ZXZpbA==\x07 \x9b2J \x7f \u202egnp.exe \x1b[8mhidden \u2066x"
 STEERING = ("\x1b]", "\x07", "\x9b", "\x7f", "\u202e", "\u2066", "\x1b[8m")
@@ -83,7 +84,6 @@ def test_no_command_passes_on_what_would_steer_a_terminal(tmp_path):
     assert [sign for sign in STEERING if sign in said] == []
 
 
-STORED = Path(__file__).parents[2] / "stored_run" / "storage"
 MARKUP = f"[blink red on blue]{ATTACK}[/]"
 """Is not to be read as rich's markup either."""
 
@@ -157,6 +157,7 @@ PREFIXES = ("memory/peak_gib/", "memory/host_gib/", "memory/oom/", "timing_s/", 
 def test_no_text_of_a_strangers_run_steers_a_terminal_or_is_markup(tmp_path):
     shutil.copytree(STORED, tmp_path / "outputs", symlinks=True)
     root = tmp_path / "outputs"
+    without_gone_settings(root / "runs" / "stored")
     shutil.copytree(root / "runs" / "stored", root / "runs" / "other", symlinks=True)
     assert plant_everywhere(root) > 40
     saved = ("learning_curve", "still_failing", "runs_overview", "settings_that_differ", "attempts")
@@ -184,6 +185,7 @@ def test_no_text_of_a_strangers_run_steers_a_terminal_or_is_markup(tmp_path):
 def test_what_is_left_of_a_strangers_run_is_not_markup_either(tmp_path, capfd):
     root = tmp_path / "outputs"
     shutil.copytree(STORED, root, symlinks=True)
+    without_gone_settings(root / "runs" / "stored")
     plant_everywhere(root)
     run = RunFolder(root / "runs" / "stored")
     run.metrics.cut_after(2)
