@@ -77,7 +77,9 @@ def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -
         lengths = []
         for _ in range(_TRACE_DRAWS):
             response = config.env.write_trace(problem, solution, rng, sft.give_up_prob)
-            drawn = _encode(problem.messages, response, tokenizer, chat_template=chat)
+            drawn = _encode(
+                problem.messages, response, tokenizer, chat_template=chat, in_turns=bool(chat)
+            )
             lengths.append(int(sum(drawn.weights)))
             if lengths[-1] <= longest:
                 return drawn
@@ -157,10 +159,9 @@ def _read(
                 "messages need a tokenizer with a chat template, and this model's has none: "
                 "write prompt as a text"
             )
-        if chat is None:
-            chat = not is_text or config.env.prompt_template == "chat"
-        template = chat and (config.env.chat_args or True)
-        example = _encode(messages, response, tokenizer, chat_template=template)
+        in_turns = not is_text or config.env.prompt_template == "chat"
+        template = (in_turns if chat is None else chat) and (config.env.chat_args or True)
+        example = _encode(messages, response, tokenizer, chat_template=template, in_turns=in_turns)
         if len(example.ids) > config.sft.max_length:
             raise ValueError(
                 f"{len(example.ids):,} tokens are above sft.max_length={config.sft.max_length}: "
@@ -209,11 +210,12 @@ def _encode(
     tokenizer: PreTrainedTokenizerBase,
     *,
     chat_template: ChatTemplate,
+    in_turns: bool,
 ) -> Example:
     """Returns an example: the prompt has weight 0, the response and its end token weight 1."""
     _, prompt_ids = encode_prompt(messages, tokenizer, chat_template=chat_template)
     ids = [
         *tokenizer.encode(response, add_special_tokens=False),
-        _end_id(tokenizer, in_turns=bool(chat_template)),
+        _end_id(tokenizer, in_turns=in_turns),
     ]
     return Example([*prompt_ids, *ids], [0.0] * len(prompt_ids) + [1.0] * len(ids))
