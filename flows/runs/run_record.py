@@ -51,11 +51,7 @@ def choose_run(config: RunConfig, flow_run_id: str | None, *, is_night: bool = F
     if config.run_id is not None:
         run_of_name = RunFolder.under(config.storage.root, config.run_id)
         _refuse_to_start_anew(config, run_of_name)
-        try:
-            refuse_older(run_of_name.path)
-        except ValueError as error:
-            raise BadInputError(str(error)) from None
-        _refuse_other_code(run_of_name, config)
+        _refuse_others_work(run_of_name, config)
         return config
     name = flow_run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{generate_slug(2)}"
     new = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
@@ -64,7 +60,7 @@ def choose_run(config: RunConfig, flow_run_id: str | None, *, is_night: bool = F
         if why:
             _logger.info("%s", why)
         if run is not None:
-            _refuse_other_code(run, config)
+            _refuse_others_work(run, config)
             new = run.run_id
     return config.model_copy(update={"run_id": new})
 
@@ -87,13 +83,14 @@ def _refuse_to_start_anew(config: RunConfig, run: RunFolder) -> None:
     )
 
 
-def _refuse_other_code(run: RunFolder, config: RunConfig) -> None:
-    """Refuses to go on from a checkpoint with an algorithm whose file has changed since."""
-    if config.own_algorithms and run.is_there() and run.last_saved():
-        try:
+def _refuse_others_work(run: RunFolder, config: RunConfig) -> None:
+    """Refuses a run of an older version, and an algorithm whose file has changed since a save."""
+    try:
+        refuse_older(run.path)
+        if config.own_algorithms and run.is_there() and run.last_saved():
             check_same_code(run, config, goes_on=True)
-        except ValueError as error:
-            raise BadInputError(str(error)) from None
+    except ValueError as error:
+        raise BadInputError(str(error)) from None
 
 
 def run_to_continue(
