@@ -1,5 +1,6 @@
 """verl's settings -> ours: those of the table, then those that need a rule."""
 
+import json
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -12,6 +13,7 @@ from rl_core.config.run import RunConfig
 from rl_core.data.sampling import steps_per_epoch
 from tasks.importers.verl_files import add_files, num_problems
 from tasks.importers.verl_table import (
+    NAMES,
     NEAREST,
     SAME,
     TABLE,
@@ -28,6 +30,8 @@ _ROLLOUT: Final = "actor_rollout_ref.rollout."
 _RESPONSES: Final = "actor_rollout_ref.rollout.n"
 _SMALLEST_GROUP: Final = 8  # responses per prompt if the script's number makes no group
 _CLIP: Final = 0.2  # verl's default, of all its losses
+_CLIPS: Final = ("actor.clip_eps_low", "actor.clip_eps_high")
+_NOT_NULL: Final = Given(str(_CLIP), 0)
 _RESAMPLED_AT_MOST: Final = 10  # rounds of dynamic sampling if verl has no limit
 _SCHEDULES: Final = ("lr_scheduler_type", "warmup_style", "lr_decay_style")
 _CHECKPOINTING: Final = "model.gradient_checkpointing"
@@ -49,12 +53,13 @@ def translate(
     read = {key: one for key, one in given.items() if key not in unread}
     asked = Asked(read, unread, line, frozenset(no_defaults), is_partial)
     for rule in (
-        *(_same, _defaults, add_files, _unlisted),
-        *(_estimator, _group, _kl, _losses, _batches, _correction, _cards, _checkpointing),
+        *(_same, _kl, _kl_estimate, _correction, _defaults, add_files, _unlisted),
+        *(_estimator, _group, _clip_ratio, _losses, _batches, _cards, _checkpointing),
         *(_optimizer_of_ranks, _schedules, _loggers),
     ):
         rule(asked)
-    taken = {key: one for key, one in asked.settings.items() if asked.assumed.get(key) != one}
+    assumed = asked.assumed.items()
+    taken = {key: one for key, one in asked.settings.items() if (key, one) not in assumed}
     return taken, asked.findings
 
 
@@ -79,18 +84,23 @@ def _same(asked: Asked) -> None:
 
 
 def _defaults(asked: Asked) -> None:
-    """Takes verl's default for what a script leaves to verl, if ours is another.
+    """Takes the default of the script's verl for what a script leaves to it, if ours is another.
 
     Where it may set another value, the default only stands in for it until the end of the rules.
     """
-    unread = {SAME.get(key) for key in asked.unread}
-    unread |= {ours for key, ours in SAME.items() if asked.is_taken_away(key)}
-    silent = {key: value for key, value in TABLE["defaults"].items() if key not in asked.settings}
+    unread = {NAMES.get(key) for key in asked.unread}
+    unread |= {ours for key, ours in NAMES.items() if asked.is_taken_away(key)}
+    of_its_age = TABLE["defaults_since" if asked.is_recent else "defaults_before"]
+    defaults = of_its_age | TABLE["defaults"]
+    silent = {key: value for key, value in defaults.items() if key not in asked.settings}
     asked.settings |= silent
     asked.assumed |= {k: v for k, v in silent.items() if asked.is_partial or k in unread}
     taken = silent.keys() - asked.assumed.keys()
-    if said := " ".join(f"{key}={value}" for key, value in silent.items() if key in taken):
-        asked.say("verl_defaults", values=said)
+    values = [f"{key}={json.dumps(value)}" for key, value in silent.items() if key in taken]
+    if values:
+        asked.say("verl_defaults", values=" ".join(values))
+    if not asked.is_recent and taken & of_its_age.keys():
+        asked.say("verl_of_unknown_age")
 
 
 def _unlisted(asked: Asked) -> None:
@@ -149,29 +159,37 @@ def _group(asked: Asked) -> None:
 
 
 def _kl(asked: Asked) -> None:
-    """Chooses where KL counts (in the loss, in the reward or nowhere), and its estimate."""
-    settings, key = asked.settings, "algorithm.kl_penalty"
-    in_loss = asked.is_true(_ACTOR + "use_kl_loss")
+    """Chooses where KL counts: in the loss, in the reward or nowhere."""
+    settings, in_reward = asked.settings, "algorithm.use_kl_in_reward"
     # If it is not in the loss, it may still be in the reward.
     kl_keys = [key for key in (*asked.given, *asked.unread) if "kl_" in key and _ACTOR not in key]
-    if not in_loss and not kl_keys and not asked.is_partial:
-        asked.say("no_kl")
     if asked.plain(target := "algorithm.kl_ctrl.target_kl") is not None:
         asked.say("kl_target", target)
+    if asked.is_true(_ACTOR + "use_kl_loss"):
+        settings["algorithm.kl_mode"] = "loss"
+        for of_reward in ("algorithm.kl_coef", "algorithm.kl_controller"):
+            settings.pop(of_reward, None)
+        if is_number(coef := asked.plain(_ACTOR + "kl_loss_coef")):
+            settings["algorithm.kl_coef"] = coef
+        if asked.is_true(in_reward):
+            asked.say("kl_in_both", in_reward)
+    elif in_reward in asked.given:
+        settings["algorithm.kl_mode"] = "reward" if asked.is_true(in_reward) else "none"
+    elif not (kl_keys or asked.is_partial or asked.is_recent):
+        asked.say("no_kl")
+
+
+def _kl_estimate(asked: Asked) -> None:
+    settings, key = asked.settings, "algorithm.kl_penalty"
+    in_loss = settings.get("algorithm.kl_mode") == "loss"
     kind = asked.plain(key)
     if is_number(kind):
         coef = settings.setdefault("algorithm.kl_coef", kind)
         asked.say("kl_penalty_is_a_number", key, coef=coef)
         kind = None
     if in_loss:
-        settings["algorithm.kl_mode"] = "loss"
         key = _ACTOR + "kl_loss_type"
         kind = asked.plain(key) if key in asked.given else "low_var_kl"
-        if (coef := asked.number(_ACTOR + "kl_loss_coef")) is not None:
-            settings["algorithm.kl_coef"] = coef
-    elif "algorithm.use_kl_in_reward" in asked.given:
-        in_reward = asked.is_true("algorithm.use_kl_in_reward")
-        settings["algorithm.kl_mode"] = "reward" if in_reward else "none"
     known = VALUES["algorithm.kl_estimator"]
     estimator = known.get(str(kind).removesuffix("+"))
     if kind is not None and estimator is None:
@@ -183,24 +201,34 @@ def _kl(asked: Asked) -> None:
             asked.say("kl_in_loss", key, kind=kind)
 
 
+def _clip_ratio(asked: Asked) -> None:
+    if (clip := asked.number(_ACTOR + "clip_ratio")) is None:
+        return
+    # verl of 2025-04 and later has 0.2 for the two others, which win over this one.
+    bounds = [_ACTOR + name for name in ("clip_ratio_low", "clip_ratio_high")]
+    is_idle = [asked.is_recent and asked.given.get(key, _NOT_NULL).plain for key in bounds]
+    for ours, idle in zip(_CLIPS, is_idle, strict=True):
+        asked.settings.setdefault(ours, _CLIP if idle else clip)
+    if all(is_idle) and clip != _CLIP and not asked.given.keys() & {*bounds}:
+        asked.say("clip_without_effect", _ACTOR + "clip_ratio")
+
+
 def _losses(asked: Asked) -> None:
     """Clips and aggregation, of which verl has one default for all algorithms."""
-    settings, keys = asked.settings, ("actor.clip_eps_low", "actor.clip_eps_high")
+    settings = asked.settings
     loss = LOSSES[settings.get("actor.policy_loss", "ppo")]
-    if (clip := asked.number(_ACTOR + "clip_ratio")) is not None:
-        for key in keys:
-            settings.setdefault(key, clip)
     if loss.largest_clip is not None:
         settings.pop("actor.loss_aggregation", None)  # verl's gspo knows only its own
-        widest = max(settings.get(key, _CLIP) for key in keys)
+        widest = max(settings.get(key, _CLIP) for key in _CLIPS)
         if widest > loss.largest_clip:
             asked.say("clip_of_responses", _ACTOR + "clip_ratio", value=widest)
-            for key in keys:
-                settings.pop(key, None)
+        for key in _CLIPS:
+            if settings.get(key, 0) > loss.largest_clip:
+                del settings[key]
         return
     estimator = ESTIMATORS[settings.get("algorithm.estimator", "gae")]
     if loss.clip_eps_low != _CLIP:
-        for key in keys:
+        for key in _CLIPS:
             settings.setdefault(key, _CLIP)
     if estimator.aggregation != "token-mean":
         settings.setdefault("actor.loss_aggregation", "token-mean")
@@ -234,10 +262,12 @@ def _batches(asked: Asked) -> None:
 
 
 def _correction(asked: Asked) -> None:
-    """Takes the cap of importance weights away if verl is told not to weigh tokens."""
-    key = "algorithm.rollout_correction.rollout_is"
-    if key in asked.given and asked.plain(key) is None:
-        asked.settings["actor.importance_cap"] = None
+    """Caps importance weights only if verl is told to weigh tokens; by default it is not."""
+    weighs = [asked.number(_ACTOR + "tis_imp_ratio_cap"), *map(asked.plain, TABLE["weighs_tokens"])]
+    if any(weighs):
+        asked.settings.setdefault("actor.importance_cap", 2.0)  # verl's own threshold
+    else:
+        asked.settings.pop("actor.importance_cap", None)
 
 
 def _cards(asked: Asked) -> None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -26,6 +27,7 @@ _PATTERNS: Final = [
     for reason, patterns in TABLE[table].items()
     for pattern in patterns.split()
 ]
+_EARLY: Final = TABLE["before_2025_04"].split()
 PLAIN_NAMES: Final = (*NAMES, *(pattern for pattern, _, _ in _PATTERNS if "*" not in pattern))
 """All names that are spelled out: one of them is suggested in place of a misspelt one."""
 
@@ -37,6 +39,12 @@ def meaning(key: str, value: str) -> tuple[str, bool] | None:
         if fnmatchcase(key, pattern):
             return reason, table == "otherwise" or (table == "lacking" and not is_off)
     return None
+
+
+def _is_early(key: str) -> bool:
+    """Says whether verl had a setting before April 2025, or never had it."""
+    is_known = key in NAMES or meaning(key, "") is not None
+    return not is_known or any(fnmatchcase(key, pattern) for pattern in _EARLY)
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,13 @@ class Asked:
         """Adds what `verl.yaml` says of one of verl's settings, or of the whole command."""
         one = self.given.get(key) or self.unread.get(key) or Given("", self.line)
         self.findings.append(finding(sentence, one.line, key=key, **({"value": one.value} | facts)))
+
+    @cached_property
+    def is_recent(self) -> bool:
+        """Whether a setting, or `k3+`, shows that its verl is of April 2025 or later."""
+        settings = (*self.given.items(), *self.unread.items())
+        is_plus = any("kl_" in key and one.value.endswith("+") for key, one in settings)
+        return is_plus or not all(_is_early(key) for key, _ in settings)
 
     def is_taken_away(self, key: str) -> bool:
         """Says whether a setting, or a section around it, has no value."""
