@@ -1,6 +1,5 @@
 """verl's settings -> ours: those of the table, then those that need a rule."""
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -96,7 +95,11 @@ def _defaults(asked: Asked) -> None:
     asked.settings |= silent
     asked.assumed |= {k: v for k, v in silent.items() if asked.is_partial or k in unread}
     taken = silent.keys() - asked.assumed.keys()
-    values = [f"{key}={json.dumps(value)}" for key, value in silent.items() if key in taken]
+    values = [
+        f"{key}={'null' if value is None else str(value).lower()}"
+        for key, value in silent.items()
+        if key in taken
+    ]
     if values:
         asked.say("verl_defaults", values=" ".join(values))
     if not asked.is_recent and taken & of_its_age.keys():
