@@ -17,7 +17,7 @@ from tasks.importers.others import other_trainer
 from tasks.importers.shell_script import Command, Script, Word
 from tasks.importers.structured import strings_of_python, words_of_yaml
 from tasks.importers.verl_rules import translate
-from tasks.importers.verl_table import NAMES, PLAIN_NAMES, Given, Settings, finding, meaning
+from tasks.importers.verl_table import PLAIN_NAMES, Given, Settings, finding, has_meaning, meaning
 from tasks.preflight_checks import Finding
 
 _KEY = re.compile(r"[~+]{0,2}([A-Za-z_]\w*(?:\.[\w-]+)+)(?:=|(?<=~)$)")
@@ -162,7 +162,7 @@ def _not_followed(script: Script, starts_verl: bool, command: Command) -> Iterat
 
 def _num_known(words: list[Word]) -> int:
     keys = [match[1] for word in words if (match := _KEY.match(word.text))]
-    return sum(key in NAMES or meaning(key, "") is not None for key in keys)
+    return sum(has_meaning(key) or meaning(key, "") is not None for key in keys)
 
 
 def _rank(command: Command, after: Command | None) -> tuple[bool, int]:
@@ -274,11 +274,11 @@ def _variable_findings(
         lost = keys_of.get(name, [])
         named.update(lost)
         if lost:
-            say = "unset" if any(key in NAMES for key in lost) else "unset_without_a_meaning"
+            say = "unset" if any(map(has_meaning, lost)) else "unset_without_a_meaning"
             say = "secret" if is_secret_name(name) else say
             yield finding(say, line, name=name, keys=", ".join(lost))
     for key, one in given.items():
-        if "$" in one.value and key in NAMES and key not in named:
+        if "$" in one.value and has_meaning(key) and key not in named:
             yield finding("known_when_it_runs", one.line, key=key, value=one.value)
     for name, value in variables.items():
         if name in script.assigned:
@@ -302,7 +302,7 @@ def _key_findings(given: Mapping[str, Given]) -> Iterator[Finding]:
     idle: dict[str, list[str]] = {}
     num_unknown = 0
     for key, one in given.items():
-        if key in NAMES:
+        if has_meaning(key):
             continue
         found = meaning(key, one.value)
         if found is None:

@@ -12,6 +12,7 @@ from rl_core.config.run import RunConfig
 from rl_core.data.sampling import steps_per_epoch
 from tasks.importers.verl_files import add_files, num_problems
 from tasks.importers.verl_table import (
+    CHAT_ARGS,
     NAMES,
     NEAREST,
     SAME,
@@ -54,7 +55,7 @@ def translate(
     for rule in (
         *(_same, _kl, _kl_estimate, _correction, _defaults, add_files, _unlisted),
         *(_estimator, _group, _clip_ratio, _losses, _batches, _cards, _checkpointing),
-        *(_optimizer_of_ranks, _schedules, _loggers),
+        *(_optimizer_of_ranks, _schedules, _loggers, _chat_args),
     ):
         rule(asked)
     assumed = asked.assumed.items()
@@ -376,3 +377,11 @@ def _loggers(asked: Asked) -> None:
         asked.say("unknown_loggers", key, names=others)
     if "wandb" in names:
         asked.say("wandb_is_offline", key)
+
+
+def _chat_args(asked: Asked) -> None:
+    args = {key: asked.plain(key) for key in asked.given if key.startswith(CHAT_ARGS)}
+    if args:
+        asked.settings["env.chat_args"] = {
+            key.removeprefix(CHAT_ARGS): value for key, value in args.items()
+        }

@@ -23,13 +23,19 @@ NAMES: Final = SAME | NEAREST
 VALUES: Final[dict[str, dict[str, str]]] = TABLE["values"]  # ours -> verl's value -> our value
 _PATTERNS: Final = [
     (pattern, reason, table)
-    for table in ("otherwise", "lacking", "idle")
+    for table in ("lacking", "idle")
     for reason, patterns in TABLE[table].items()
     for pattern in patterns.split()
 ]
+CHAT_ARGS: Final = "data.apply_chat_template_kwargs."
 _EARLY: Final = TABLE["before_2025_04"].split()
 PLAIN_NAMES: Final = (*NAMES, *(pattern for pattern, _, _ in _PATTERNS if "*" not in pattern))
 """All names that are spelled out: one of them is suggested in place of a misspelt one."""
+
+
+def has_meaning(key: str) -> bool:
+    """Says whether a setting of verl becomes one of ours."""
+    return key in NAMES or key.startswith(CHAT_ARGS)
 
 
 def meaning(key: str, value: str) -> tuple[str, bool] | None:
@@ -37,13 +43,13 @@ def meaning(key: str, value: str) -> tuple[str, bool] | None:
     is_off = value.strip(" '\"").lower() in TABLE["asks_for_nothing"]
     for pattern, reason, table in _PATTERNS:
         if fnmatchcase(key, pattern):
-            return reason, table == "otherwise" or (table == "lacking" and not is_off)
+            return reason, table == "lacking" and not is_off
     return None
 
 
 def _is_early(key: str) -> bool:
     """Says whether verl had a setting before April 2025, or never had it."""
-    is_known = key in NAMES or meaning(key, "") is not None
+    is_known = has_meaning(key) or meaning(key, "") is not None
     return not is_known or any(fnmatchcase(key, pattern) for pattern in _EARLY)
 
 
