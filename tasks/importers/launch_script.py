@@ -304,16 +304,16 @@ def _key_findings(given: Mapping[str, Given]) -> Iterator[Finding]:
     for key, one in given.items():
         if has_meaning(key):
             continue
-        found = meaning(key, one.value)
-        if found is None:
+        why = meaning(key, one.value)
+        if why is None:
             num_unknown += 1
             near = did_you_mean(key, PLAIN_NAMES) if num_unknown <= _MOST_HINTS else ""
             hint = near.removeprefix("; ") or "left out of the preset"
             yield finding("no_setting_of_verl", one.line, key=key, hint=hint)
-        elif found[1]:
-            yield finding("no_equivalent", one.line, key=key, value=one.value, reason=found[0])
+        elif why[1]:
+            yield finding("no_equivalent", one.line, key=key, value=one.value, reason=why[0])
         else:
-            idle.setdefault(found[0], []).append(key)
+            idle.setdefault(why[0], []).append(key)
     for reason, keys in idle.items():
         say = "does_nothing" if len(keys) == 1 else "do_nothing"
         yield finding(say, given[keys[0]].line, keys=", ".join(keys), reason=reason)

@@ -78,7 +78,7 @@ class Given:
 
 
 @dataclass
-class Asked:
+class ScriptSettings:
     """A script's settings; the rules add ours and their findings."""
 
     given: Mapping[str, Given]
@@ -140,5 +140,4 @@ def finding(sentence: str, line: int, /, **facts: Any) -> Finding:
     """Returns what `verl.yaml` says of a line of the script; mistakes are warnings."""
     level: Literal["warning", "ok"] = "warning" if sentence in TABLE["mistakes"] else "ok"
     message, remedy = TABLE["mistakes"].get(sentence) or TABLE["notes"][sentence]
-    said = message.format(**facts), remedy.format(**facts)
-    return Finding(f"line {line}", *said, level=level)
+    return Finding(f"line {line}", message.format(**facts), remedy.format(**facts), level=level)

@@ -4,14 +4,13 @@ python -m tests.support.reference_pages
 """
 
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Final
-
-import yaml
 
 import flows.settings
 from flows.cli.explain import Setting, all_settings
@@ -59,12 +58,14 @@ def settings_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _plain(value: object) -> str:
+    return json.dumps(value).strip('"')
+
+
 def verl_page() -> str:
     """Returns verl's keys: those of ours, those that others decide with, and those without."""
     always, since, before = (
-        ", ".join(
-            f"`{key}={yaml.safe_dump(value).split()[0]}`" for key, value in TABLE[name].items()
-        )
+        ", ".join(f"`{key}={_plain(value)}`" for key, value in TABLE[name].items())
         for name in ("defaults", "defaults_since", "defaults_before")
     )
     left = _wrapped(
