@@ -70,9 +70,9 @@ def read_log(text: str) -> Log:
     log = Log()
     of_process: dict[str, dict[int, Row]] = {}  # two may print in turns
     for line in map(_plain, text.splitlines()):
-        if (found := _step_of(line)) is None:
+        if (numbered := _step_of(line)) is None:
             continue
-        step, texts = found
+        step, texts = numbered
         prefix = PREFIX.match(line)
         process = prefix[0] if prefix else ""
         rows = of_process.get(process, log.rows)
@@ -95,8 +95,8 @@ def _step_of(line: str) -> tuple[int, dict[str, str]] | None:
     """Returns a line's step and the texts of its metrics, if it has one."""
     if (match := _STEP.search(line)) is not None:
         items = (item.strip() for item in match["metrics"].split(" - "))
-        found = ((_METRIC.fullmatch(item[:_LONGEST_METRIC]), item) for item in items)
-        pairs = ((m["name"], m["value"]) if m else item.partition(":")[::2] for m, item in found)
+        matches = ((_METRIC.fullmatch(item[:_LONGEST_METRIC]), item) for item in items)
+        pairs = ((m["name"], m["value"]) if m else item.partition(":")[::2] for m, item in matches)
         return int(match["step"]), {name: value for name, value in pairs if value}
     if not line.startswith("{") or '"step"' not in line:
         return None

@@ -17,7 +17,7 @@ from tasks.importers.others import other_trainer
 from tasks.importers.shell_script import Command, Script, Word
 from tasks.importers.structured import strings_of_python, words_of_yaml
 from tasks.importers.verl_rules import translate
-from tasks.importers.verl_table import NAMES, PLAIN_NAMES, Given, Settings, finding, meaning
+from tasks.importers.verl_table import PLAIN_NAMES, Given, Settings, finding, has_meaning, meaning
 from tasks.preflight_checks import Finding
 
 _KEY = re.compile(r"[~+]{0,2}([A-Za-z_]\w*(?:\.[\w-]+)+)(?:=|(?<=~)$)")
@@ -162,7 +162,7 @@ def _not_followed(script: Script, starts_verl: bool, command: Command) -> Iterat
 
 def _num_known(words: list[Word]) -> int:
     keys = [match[1] for word in words if (match := _KEY.match(word.text))]
-    return sum(key in NAMES or meaning(key, "") is not None for key in keys)
+    return sum(has_meaning(key) or meaning(key, "") is not None for key in keys)
 
 
 def _rank(command: Command, after: Command | None) -> tuple[bool, int]:
@@ -274,11 +274,11 @@ def _variable_findings(
         lost = keys_of.get(name, [])
         named.update(lost)
         if lost:
-            say = "unset" if any(key in NAMES for key in lost) else "unset_without_a_meaning"
+            say = "unset" if any(map(has_meaning, lost)) else "unset_without_a_meaning"
             say = "secret" if is_secret_name(name) else say
             yield finding(say, line, name=name, keys=", ".join(lost))
     for key, one in given.items():
-        if "$" in one.value and key in NAMES and key not in named:
+        if "$" in one.value and has_meaning(key) and key not in named:
             yield finding("known_when_it_runs", one.line, key=key, value=one.value)
     for name, value in variables.items():
         if name in script.assigned:
@@ -302,18 +302,18 @@ def _key_findings(given: Mapping[str, Given]) -> Iterator[Finding]:
     idle: dict[str, list[str]] = {}
     num_unknown = 0
     for key, one in given.items():
-        if key in NAMES:
+        if has_meaning(key):
             continue
-        found = meaning(key, one.value)
-        if found is None:
+        why = meaning(key, one.value)
+        if why is None:
             num_unknown += 1
             near = did_you_mean(key, PLAIN_NAMES) if num_unknown <= _MOST_HINTS else ""
             hint = near.removeprefix("; ") or "left out of the preset"
             yield finding("no_setting_of_verl", one.line, key=key, hint=hint)
-        elif found[1]:
-            yield finding("no_equivalent", one.line, key=key, value=one.value, reason=found[0])
+        elif why[1]:
+            yield finding("no_equivalent", one.line, key=key, value=one.value, reason=why[0])
         else:
-            idle.setdefault(found[0], []).append(key)
+            idle.setdefault(why[0], []).append(key)
     for reason, keys in idle.items():
         say = "does_nothing" if len(keys) == 1 else "do_nothing"
         yield finding(say, given[keys[0]].line, keys=", ".join(keys), reason=reason)

@@ -11,18 +11,18 @@ from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.envs.rows import Record
 from rl_core.envs.text_env import TextEnv
 from rl_core.system.words import as_path
-from tasks.importers.verl_table import Asked
+from tasks.importers.verl_table import ScriptSettings
 
 _TRAIN: Final = "data.train_files"
 _MODEL: Final = "actor_rollout_ref.model.path"
 _REWARDS: Final = ("custom_reward_function.path", "reward.custom_reward_function.path")
 
 
-def add_files(asked: Asked) -> None:
+def add_files(script: ScriptSettings) -> None:
     """Chooses model, env, data files, prompt and reward function, and says what is not here."""
-    _add_model(asked)
-    settings = asked.settings
-    rewards = [key for key in _REWARDS if isinstance(asked.plain(key), str)]
+    _add_model(script)
+    settings = script.settings
+    rewards = [key for key in _REWARDS if isinstance(script.plain(key), str)]
     here, missing = _here(settings.pop(_TRAIN, ()))
     tests, missing_tests = _here(settings.pop("data.test_files", ()))
     row: Record = {}
@@ -32,38 +32,38 @@ def add_files(asked: Asked) -> None:
         row = next(read_records(_files(here)[0], fields))[1]
     source = row.get("data_source")
     if not row:
-        env = _env_by_name(asked)
+        env = _env_by_name(script)
     elif isinstance(source, str):
         env = _env_in(source)
     else:
         env = _env_whose(lambda its: any(row.get(column) for column in its.own_columns[:1]))
-    other_column = asked.plain("data.prompt_key") not in (None, "prompt")
+    other_column = script.plain("data.prompt_key") not in (None, "prompt")
     settings["env.name"] = env or ("custom" if other_column else DEFAULT_ENV)
-    _say_missing(asked, _TRAIN, missing, None if here else env)
-    _say_missing(asked, "data.val_files", missing_tests, None if here else env)
+    _say_missing(script, _TRAIN, missing, None if here else env)
+    _say_missing(script, "data.val_files", missing_tests, None if here else env)
     if here:
         settings[_TRAIN] = here
         if tests:
             settings["data.test_files"] = tests
     elif missing and env is None:
-        asked.say("unknown_problems", _TRAIN)
+        script.say("unknown_problems", _TRAIN)
     if here and env is None and source is not None:
         reward: Any = row.get("reward_model")
         truth = reward.get("ground_truth") if isinstance(reward, dict) else None
         settings["env.name"] = _env_whose(lambda its: its.has_truth(truth)) or DEFAULT_ENV
         if not rewards:
             facts = {"file": here[0], "source": source, "env": settings["env.name"]}
-            asked.say("problems_of_no_env", _TRAIN, **facts)
+            script.say("problems_of_no_env", _TRAIN, **facts)
     model = settings.get("model.path", "").lower()
     settings |= ENVS[settings["env.name"]].imported_settings(row, model)
     for key in rewards:
-        _add_reward(asked, key)
+        _add_reward(script, key)
 
 
-def num_problems(asked: Asked) -> int | None:
+def num_problems(script: ScriptSettings) -> int | None:
     """Returns how many problems there are to train on; None if that is not known yet."""
-    most: int | None = asked.settings.get("data.train_size")
-    if files := asked.settings.get(_TRAIN):
+    most: int | None = script.settings.get("data.train_size")
+    if files := script.settings.get(_TRAIN):
         if any(map(is_hub_name, files)):
             return None
         try:
@@ -71,39 +71,39 @@ def num_problems(asked: Asked) -> int | None:
         except ValueError:
             return None  # said of the file when it is read
         return min(rows, most or rows)
-    if _TRAIN in asked.given and _env_by_name(asked) is None:
+    if _TRAIN in script.given and _env_by_name(script) is None:
         return None
-    if (on_hub := ENVS[asked.settings["env.name"]].hub_problems) is not None:
+    if (on_hub := ENVS[script.settings["env.name"]].hub_problems) is not None:
         return on_hub
     return most or int(DataConfig.model_fields["train_size"].default)
 
 
-def _add_model(asked: Asked) -> None:
+def _add_model(script: ScriptSettings) -> None:
     """Takes a model from the hub if the folder that was downloaded is not on this machine."""
-    path = asked.settings.get("model.path")
+    path = script.settings.get("model.path")
     if path is None:
-        if asked.plain(_MODEL) is None and _MODEL not in asked.unread:
-            asked.say("no_model_is_read" if asked.may_be_set(_MODEL) else "no_model")
+        if script.plain(_MODEL) is None and _MODEL not in script.unread:
+            script.say("no_model_is_read" if script.may_be_set(_MODEL) else "no_model")
         return
     with suppress(OSError):  # too long a name
         if is_hub_name(path) or as_path(path).exists():
             return
     hub_name = f"Qwen/{Path(path).name}"
     if hub_name.startswith("Qwen/Qwen") and is_hub_name(hub_name):
-        asked.settings["model.path"] = hub_name
-        asked.say("model_of_the_hub", _MODEL, path=path, name=hub_name)
+        script.settings["model.path"] = hub_name
+        script.say("model_of_the_hub", _MODEL, path=path, name=hub_name)
     else:
-        asked.say("model_is_not_here", _MODEL, path=path)
+        script.say("model_is_not_here", _MODEL, path=path)
 
 
-def _add_reward(asked: Asked, key: str) -> None:
-    file, name = Path(asked.plain(key)), asked.plain(key.replace("path", "name"))
+def _add_reward(script: ScriptSettings, key: str) -> None:
+    file, name = Path(script.plain(key)), script.plain(key.replace("path", "name"))
     function = str(name or "compute_score")
     if file.stem.isidentifier() and function.isidentifier():
-        asked.settings["env.reward"] = f"{file.stem}:{function}"
-        asked.say("reward_module", key, file=file, module=file.stem, folder=file.parent)
+        script.settings["env.reward"] = f"{file.stem}:{function}"
+        script.say("reward_module", key, file=file, module=file.stem, folder=file.parent)
     else:
-        asked.say("reward_without_a_module", key, file=file)
+        script.say("reward_without_a_module", key, file=file)
 
 
 def _files(names: Sequence[str]) -> list[Path]:
@@ -120,7 +120,7 @@ def _here(names: Sequence[str]) -> tuple[list[str], list[str]]:
     return here, [name for name in names if name not in here]
 
 
-def _say_missing(asked: Asked, key: str, missing: Sequence[str], env: str | None) -> None:
+def _say_missing(script: ScriptSettings, key: str, missing: Sequence[str], env: str | None) -> None:
     """Says of files that are not here that the run makes them, or that they are left out."""
     named = [name for name in missing if _env_in(name) is not None]
     made = [n for n in named or missing if env is not None and _env_in(n) in (env, None)]
@@ -130,13 +130,13 @@ def _say_missing(asked: Asked, key: str, missing: Sequence[str], env: str | None
     ):
         if names:
             say = "file_is_not_here" if len(names) == 1 else "files_are_not_here"
-            asked.say(say, key, names=", ".join(names), remedy=remedy)
+            script.say(say, key, names=", ".join(names), remedy=remedy)
 
 
-def _env_by_name(asked: Asked) -> str | None:
+def _env_by_name(script: ScriptSettings) -> str | None:
     """Returns the env that the names of files, of the project or of the experiment fit."""
     keys = (_TRAIN, "trainer.project_name", "trainer.experiment_name")
-    return next(filter(None, (_env_in(str(asked.plain(key))) for key in keys)), None)
+    return next(filter(None, (_env_in(str(script.plain(key))) for key in keys)), None)
 
 
 def _env_in(name: str) -> str | None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -22,12 +23,19 @@ NAMES: Final = SAME | NEAREST
 VALUES: Final[dict[str, dict[str, str]]] = TABLE["values"]  # ours -> verl's value -> our value
 _PATTERNS: Final = [
     (pattern, reason, table)
-    for table in ("otherwise", "lacking", "idle")
+    for table in ("lacking", "idle")
     for reason, patterns in TABLE[table].items()
     for pattern in patterns.split()
 ]
+CHAT_ARGS: Final = "data.apply_chat_template_kwargs."
+_EARLY: Final = TABLE["before_2025_04"].split()
 PLAIN_NAMES: Final = (*NAMES, *(pattern for pattern, _, _ in _PATTERNS if "*" not in pattern))
 """All names that are spelled out: one of them is suggested in place of a misspelt one."""
+
+
+def has_meaning(key: str) -> bool:
+    """Says whether a setting of verl becomes one of ours."""
+    return key in NAMES or key.startswith(CHAT_ARGS)
 
 
 def meaning(key: str, value: str) -> tuple[str, bool] | None:
@@ -35,8 +43,14 @@ def meaning(key: str, value: str) -> tuple[str, bool] | None:
     is_off = value.strip(" '\"").lower() in TABLE["asks_for_nothing"]
     for pattern, reason, table in _PATTERNS:
         if fnmatchcase(key, pattern):
-            return reason, table == "otherwise" or (table == "lacking" and not is_off)
+            return reason, table == "lacking" and not is_off
     return None
+
+
+def _is_early(key: str) -> bool:
+    """Says whether verl had a setting before April 2025, or never had it."""
+    is_known = has_meaning(key) or meaning(key, "") is not None
+    return not is_known or any(fnmatchcase(key, pattern) for pattern in _EARLY)
 
 
 @dataclass(frozen=True)
@@ -64,7 +78,7 @@ class Given:
 
 
 @dataclass
-class Asked:
+class ScriptSettings:
     """A script's settings; the rules add ours and their findings."""
 
     given: Mapping[str, Given]
@@ -80,6 +94,13 @@ class Asked:
         """Adds what `verl.yaml` says of one of verl's settings, or of the whole command."""
         one = self.given.get(key) or self.unread.get(key) or Given("", self.line)
         self.findings.append(finding(sentence, one.line, key=key, **({"value": one.value} | facts)))
+
+    @cached_property
+    def is_recent(self) -> bool:
+        """Whether a setting, or `k3+`, shows that its verl is of April 2025 or later."""
+        settings = (*self.given.items(), *self.unread.items())
+        is_plus = any("kl_" in key and one.value.endswith("+") for key, one in settings)
+        return is_plus or not all(_is_early(key) for key, _ in settings)
 
     def is_taken_away(self, key: str) -> bool:
         """Says whether a setting, or a section around it, has no value."""
@@ -119,5 +140,4 @@ def finding(sentence: str, line: int, /, **facts: Any) -> Finding:
     """Returns what `verl.yaml` says of a line of the script; mistakes are warnings."""
     level: Literal["warning", "ok"] = "warning" if sentence in TABLE["mistakes"] else "ok"
     message, remedy = TABLE["mistakes"].get(sentence) or TABLE["notes"][sentence]
-    said = message.format(**facts), remedy.format(**facts)
-    return Finding(f"line {line}", *said, level=level)
+    return Finding(f"line {line}", message.format(**facts), remedy.format(**facts), level=level)

@@ -4,6 +4,7 @@ python -m tests.support.reference_pages
 """
 
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -57,10 +58,20 @@ def settings_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _plain(value: object) -> str:
+    return json.dumps(value).strip('"')
+
+
 def verl_page() -> str:
     """Returns verl's keys: those of ours, those that others decide with, and those without."""
-    defaults = ", ".join(f"`{key}={value}`" for key, value in TABLE["defaults"].items())
-    left = _wrapped(f"It gets verl's default where ours is another: {defaults}.")
+    always, since, before = (
+        ", ".join(f"`{key}={_plain(value)}`" for key, value in TABLE[name].items())
+        for name in ("defaults", "defaults_since", "defaults_before")
+    )
+    left = _wrapped(
+        f"It gets verl's default where ours is another: {always}; if a setting shows that it is of "
+        f"April 2025 or later, {since}, else {before}."
+    )
     return "\n".join(
         [
             _VERL,
@@ -75,7 +86,7 @@ def verl_page() -> str:
             *left,
             "\n## What there is not, and what to do instead\n",
             "Asking for one of these is a warning of `import`.\n",
-            *_reasons(TABLE["otherwise"] | TABLE["lacking"]),
+            *_reasons(TABLE["lacking"]),
             "\n## What does nothing here\n",
             "These are left out, whatever their value.\n",
             *_reasons(TABLE["idle"]),

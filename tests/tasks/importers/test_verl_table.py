@@ -1,7 +1,11 @@
 import re
 from pathlib import Path
 
-from tasks.importers.verl_table import NAMES, PLAIN_NAMES, TABLE, meaning
+import pytest
+
+from rl_core.envs import ENVS
+from tasks.importers.launch_script import import_script
+from tasks.importers.verl_table import CHAT_ARGS, NAMES, PLAIN_NAMES, TABLE, meaning
 from tests.support.seeded_faults import ROOT
 
 NAMES_FILE = Path(__file__).with_name("verl_setting_names.txt")
@@ -57,3 +61,11 @@ def test_a_setting_asks_for_what_is_lacking_only_where_it_is_on():
         "mini-batches are cut in the order of the step's rollouts",
         False,
     )
+
+
+def test_arguments_of_the_chat_template_have_a_setting():
+    if "chat_args" not in ENVS["gsm8k"].model_fields:
+        pytest.skip("env.chat_args is not here yet")
+    script = f"python3 -m verl.trainer.main_ppo {CHAT_ARGS}enable_thinking=False {CHAT_ARGS}b=2"
+    args = import_script(script).settings["env.chat_args"]
+    assert ENVS["gsm8k"](chat_args=args).chat_args == {"enable_thinking": False, "b": 2}
