@@ -136,6 +136,8 @@ def _teaches(rollouts: Sequence[Rollout], group: int, config: RunConfig) -> bool
     members = [one for one in members if one.scored.verdict != REWARD_ERROR]
     all_fail = "correct" not in {rollout.scored.verdict for rollout in members}
     is_gated = all_fail and config.algorithm.outcome_gate
+    if config.algorithm.formula.ignores_rewards:  # maxrl: only the verdict counts
+        return len({rollout.scored.verdict == "correct" for rollout in members}) > 1
     return not is_gated and len({rollout.reward for rollout in members}) > 1
 
 

@@ -145,6 +145,10 @@ def test_a_group_whose_spread_is_a_reward_that_failed_teaches_nothing():
     right = replace(failed, scored=ScoredText(1.0, "correct", None))
     config = run_config(algorithm={"estimator": "grpo", "group_size": 3, "kl_mode": "none"})
     assert not _teaches([right, right, failed], 0, config)
+    half = replace(right, scored=ScoredText(0.5, "correct", None))
+    assert _teaches([right, right, half], 0, config)
+    of_verdicts = {"estimator": "maxrl", "group_size": 3, "kl_mode": "none"}
+    assert not _teaches([right, right, half], 0, run_config(algorithm=of_verdicts))
     assert _teaches([right, replace(right, scored=ScoredText(0.0, "x", None)), failed], 0, config)
 
 
