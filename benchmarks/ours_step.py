@@ -1,4 +1,4 @@
-"""Our step for step_time.py: learner and rollout engine in one process, without Ray.
+"""Our step for step_time.py: the loop that is for reading, rl_core/loop.py, without Ray.
 
 python benchmarks/ours_step.py MODEL_FOLDER VARIANT hf|vllm|plain THREADS [MICRO_BATCH_TOKENS]
 """
@@ -6,9 +6,7 @@ python benchmarks/ours_step.py MODEL_FOLDER VARIANT hf|vllm|plain THREADS [MICRO
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from workload import (
     GRPO_KL_COEF,
@@ -19,6 +17,7 @@ from workload import (
     VARIANTS,
     Gate,
     Variant,
+    ids_of,
     prompts,
     reward,
     text,
@@ -29,28 +28,13 @@ from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 apply_defaults()
 hide_cuda_only_packages()
 
-import torch  # noqa: E402  # reads its settings from the environment on import
-from transformers import PreTrainedTokenizerFast  # noqa: E402
-
-from rl_core.batch import collate  # noqa: E402
+from rl_core import loop  # noqa: E402  # torch reads its settings from the environment on import
 from rl_core.config.run import RunConfig  # noqa: E402
-from rl_core.learner.learner import Learner  # noqa: E402
-from rl_core.rollout.adaptive_engine import build_engine  # noqa: E402
-from rl_core.rollout.collector import build_requests  # noqa: E402
-from rl_core.rollout.protocol import RolloutEngine, in_order  # noqa: E402
-from rl_core.system.heap import give_back_heap  # noqa: E402
-from rl_core.types import (  # noqa: E402
-    Completion,
-    Problem,
-    PromptedProblem,
-    Rollout,
-    SamplingSettings,
-    ScoredText,
-)
+from rl_core.types import Problem, ScoredText  # noqa: E402
 
 MICRO_BATCH_TOKENS = {"3m": 1_300, "135m": 700}
 """Two groups of eight, or one: as fast as more tokens on the machines used, in less memory."""
-PAD_ID = 0
+_PHASES = ("old_log_prob", "ref", "values", "update_critic", "update_actor")
 
 
 def settings(
@@ -68,6 +52,7 @@ def settings(
     }
     return {
         "algorithm": algorithm,
+        "env": {"name": "custom", "prompt_template": "base"},
         "data": {
             "train_batch_size": variant.num_prompts,
             "max_prompt_length": PROMPT_TOKENS[1],
@@ -85,84 +70,40 @@ def settings(
     }
 
 
-def rollouts(
-    problems: Sequence[PromptedProblem],
-    completions: Sequence[Completion],
-    group_size: int,
-    decode: Callable[[list[int]], str],
-) -> Iterator[Rollout]:
-    """Yields the completions decoded and scored."""
-    for i, completion in enumerate(completions):
-        group_id, sample_index = divmod(i, group_size)
-        item, response_ids = problems[group_id], completion.response_ids.tolist()
-        assert len(response_ids) == RESPONSE_TOKENS
-        score = reward(response_ids)
-        yield Rollout(
-            problem=item.problem,
-            group_id=group_id,
-            sample_index=sample_index,
-            prompt_text=item.prompt_text,
-            prompt_ids=item.prompt_ids,
-            completion=completion,
-            response_text=decode(response_ids),
-            scored=ScoredText(score, "correct" if score > 0.5 else "wrong_value", None),
-        )
+def score(response: str, problem: Problem) -> ScoredText:
+    """Returns the workload's reward of a response."""
+    share = reward(ids_of(response))
+    return ScoredText(share, "correct" if share > 0.5 else "wrong_value", None)
 
 
-def run(
-    config: RunConfig, variant: Variant, engine: RolloutEngine, learner: Learner, decode: Any
-) -> None:
+def run(config: RunConfig, model_path: Path, variant: Variant) -> None:
     """Steps until standard input ends."""
-    data, group_size = config.data, config.algorithm.group_size
     largest_gap = 1.0 if variant.in_bfloat16 else 1e-3
     problems = [
-        PromptedProblem(Problem(i, "benchmark", (), "", 0), text(ids), tuple(ids))
+        Problem(i, "benchmark", ({"role": "user", "content": text(ids)},), "", 0)
         for i, ids in enumerate(prompts(variant))
     ]
-    sampling = SamplingSettings(data.max_response_length, config.rollout.temperature)
-    gate = Gate()
-    while True:
-        # As in Workers: on a CPU the learner starts its own threads, and torch gets one of them.
-        torch.set_num_threads(config.resources.rollout_threads)
-        with gate.phase("generate"):
-            requests = build_requests(
-                problems, group_size=group_size, seed=config.seed, step=learner.steps_done + 1
-            )
-            completions = in_order(engine.generate(requests, sampling))
-        torch.set_num_threads(1)
-        with gate.phase("reward"):
-            made = list(rollouts(problems, completions, group_size, decode))
-        with gate.phase("prepare"):
-            experience, metrics = learner.make_experience(collate(made, PAD_ID))
-        with gate.phase("update"):
-            engine.release_weights()  # as Workers.learn does
-            give_back_heap()  # as the learner's actor does before each phase
-            metrics |= learner.update(experience)[0]
-        with gate.phase("sync"):
-            engine.update_weights(learner.weights())
-        for name in ("old_log_prob", "ref", "values", "update_critic", "update_actor"):
-            if f"timing_s/{name}" in metrics:
-                gate.add(f"{name} (wall)", metrics[f"timing_s/{name}"])
-        assert metrics["rollout/logprob_gap_max"] < largest_gap, metrics["rollout/logprob_gap_max"]
+    gate = Gate()  # its first step, which loads everything, does not count
+    for step in loop.steps(config, model_path, problems, score):
+        for name in _PHASES:
+            if f"timing_s/{name}" in step.metrics:
+                gate.add(f"{name} (wall)", step.metrics[f"timing_s/{name}"])
+        gap = step.metrics["rollout/logprob_gap_max"]
+        assert gap < largest_gap, gap
         gate.step_done()
 
 
 def main() -> None:
-    """Loads everything, then steps."""
-    model_path, variant = Path(sys.argv[1]), VARIANTS[sys.argv[2]]
+    """Reads the arguments, then steps."""
+    model_path, variant, engine = Path(sys.argv[1]), VARIANTS[sys.argv[2]], sys.argv[3]
     micro_batch_tokens = (
         int(sys.argv[5]) if len(sys.argv) > 5 else MICRO_BATCH_TOKENS[variant.model]
     )
-    engine_name = sys.argv[3]
-    if engine_name == "plain":
-        engine_name = "hf"
+    if engine == "plain":
+        engine = "hf"
         RunConfig.has_one_critic_update = False  # type: ignore[assignment,method-assign]
-    config = RunConfig.model_validate(
-        settings(variant, engine_name, int(sys.argv[4]), micro_batch_tokens)
-    )
-    engine = build_engine(config, model_path, config.rollout.max_num_seqs)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path)
-    run(config, variant, engine, Learner(config, model_path), tokenizer.decode)
+    chosen = settings(variant, engine, int(sys.argv[4]), micro_batch_tokens)
+    run(RunConfig.model_validate(chosen), model_path, variant)
 
 
 if __name__ == "__main__":

@@ -13,29 +13,34 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
-from workload import MODELS, Model
+from workload import MODELS, Model, text
+
+from rl_core.data.prompts import OF_ITS_FILE_ALONE
 
 _SIDE, _ROUNDS, _REPEATS = 1_024, 5, 4
 
 
 def write_model(folder: Path, chosen: Model) -> None:
-    """Writes a model with random weights and a tokenizer of one token per word."""
+    """Writes a model with random weights and a tokenizer of one token per letter."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**asdict(chosen)))
-    model.generation_config = GenerationConfig(eos_token_id=[])  # none ends a response
+    model.generation_config = GenerationConfig(eos_token_id=chosen.special_tokens["<eos>"])
     model.save_pretrained(folder)
-    vocab = {f"w{i}": i for i in range(chosen.vocab_size)} | chosen.special_tokens
-    words = Tokenizer(models.WordLevel(vocab, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(
-        tokenizer_object=words,
+    vocab = {text([i]): i for i in range(chosen.vocab_size - 1)} | chosen.special_tokens
+    letters = Tokenizer(models.BPE(vocab, merges=[]))
+    letters.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=letters,
         eos_token="<eos>",
         pad_token="<pad>",
         padding_side="left",
+        clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
-    ).save_pretrained(folder)
+        auto_map=OF_ITS_FILE_ALONE,
+    )
+    tokenizer.save_pretrained(folder)
 
 
 def gemm_rate(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> float:

@@ -38,8 +38,8 @@ class Model:
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """Tokens of the tokenizer without a row in the embedding: the model cannot sample them."""
-        return {"<eos>": self.vocab_size, "<pad>": self.vocab_size + 1}
+        """Tokens that no prompt holds; the model samples the first as seldom as any other."""
+        return {"<eos>": self.vocab_size - 1, "<pad>": self.vocab_size}
 
 
 MODELS = {
@@ -79,21 +79,26 @@ VARIANTS = {
 
 def prompts(variant: Variant) -> list[list[int]]:
     """Returns the token ids of the prompts, the same ones at every step."""
-    rng, vocab_size = random.Random(0), MODELS[variant.model].vocab_size
+    rng, vocab_size = random.Random(0), MODELS[variant.model].vocab_size - 1
     return [
-        [rng.randrange(vocab_size) for _ in range(rng.randint(*PROMPT_TOKENS))]
+        [rng.randrange(1, vocab_size) for _ in range(rng.randint(*PROMPT_TOKENS))]
         for _ in range(variant.num_prompts)
     ]
 
 
 def text(token_ids: Sequence[int]) -> str:
-    """Returns what the benchmark's tokenizer splits into `token_ids`."""
-    return " ".join(f"w{token_id}" for token_id in token_ids)
+    """Returns what the benchmark's tokenizer splits into `token_ids`: a letter for each."""
+    return "".join(chr(token_id + 1) for token_id in token_ids)
+
+
+def ids_of(letters: str) -> list[int]:
+    """Returns the token ids of a text."""
+    return [ord(letter) - 1 for letter in letters]
 
 
 def reward(response_ids: Sequence[int]) -> float:
-    """Returns the share of even tokens."""
-    return sum(token_id % 2 == 0 for token_id in response_ids) / len(response_ids)
+    """Returns how many of the most tokens of a response are there and even, as a share."""
+    return sum(token_id % 2 == 0 for token_id in response_ids) / RESPONSE_TOKENS
 
 
 class Gate:

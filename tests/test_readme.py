@@ -281,7 +281,7 @@ def test_every_command_does_what_it_says(place, tiny_overrides, capsys, monkeypa
     (place / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
     shutil.copytree(place / "outputs/runs/RUN", place / "outputs/runs/RUN2", symlinks=True)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    more = {"validate": small, "data": small}
+    more = {"validate": small, "data": small, "train": small}
 
     for line in commands():
         command, *words = shlex.split(line)

@@ -1,7 +1,6 @@
 """Part b: log-probs and entropy from hidden states, beside the plain way and the peers'.
 
-The shape is Qwen2.5-0.5B's head on a card. The functions are those of benchmarks/logprob_memory.py,
-which measures CPU seconds; TRL's and Liger's are measured if they are installed.
+The shape is Qwen2.5-0.5B's head on a card. TRL's and Liger's are measured if they are installed.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from torch import Tensor
 from benchmarks.gpu_check.bench import Bench
 from benchmarks.gpu_check.peaks import peak_bytes
 from benchmarks.gpu_check.report import Row
-from benchmarks.logprob_memory import HIDDEN, TEMPERATURE, VOCAB, ours, plain
+from rl_core.algos.logprobs import token_logprobs_and_entropy
 
+_HIDDEN, _VOCAB, _TEMPERATURE = 896, 151_936, 0.9
 _ROUNDS = 5
 _BOUNDS = {torch.float32: (1e-3, 1e-4), torch.bfloat16: (0.1, 0.05)}
 """Bounds: of a log-prob or entropy in nats, of a gradient as a share of its length."""
@@ -37,6 +37,19 @@ class _Measured:
     num_bytes: int
 
 
+def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs:
+    """Returns both from all logits at once, by torch's own softmax and autograd."""
+    logits = (hidden @ weight.T).float() / _TEMPERATURE
+    logprobs = logits.log_softmax(dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    probs = logits.softmax(dim=-1)
+    return logprobs, logits.logsumexp(dim=-1) - (probs * logits).sum(dim=-1)
+
+
+def ours(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs:
+    """Returns both from blocks of tokens of the vocabulary."""
+    return token_logprobs_and_entropy(hidden, weight, targets, temperature=_TEMPERATURE)
+
+
 def trl(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs:
     """Returns both by TRL's chunked function, with its trainer's chunk size."""
     from trl.kernels.chunked_logprob import ChunkedLogProbFunction
@@ -44,7 +57,7 @@ def trl(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs:
 
     chunk = utils._CHUNKED_LOGPROB_CHUNK_SIZE
     logprobs, entropy, *_ = ChunkedLogProbFunction.apply(
-        hidden, weight, None, targets, TEMPERATURE, chunk, None, 1.0, ("entropy",)
+        hidden, weight, None, targets, _TEMPERATURE, chunk, None, 1.0, ("entropy",)
     )
     return logprobs, entropy
 
@@ -64,7 +77,9 @@ _PEERS: dict[str, tuple[str, Contestant]] = {
 
 def checks(bench: Bench) -> Iterator[Row]:
     """Yields, for both types, ours and the peers' beside the plain way."""
-    num_tokens, hidden_size, vocab = (2_048, HIDDEN, VOCAB) if bench.on_card else (256, 32, 16_384)
+    num_tokens, hidden_size, vocab = (
+        (2_048, _HIDDEN, _VOCAB) if bench.on_card else (256, 32, 16_384)
+    )
     for dtype in (torch.float32, torch.bfloat16):
         draw = torch.Generator(bench.device).manual_seed(0)
 

@@ -30,7 +30,6 @@ MICRO_BATCH = {"3m": 16, "135m": 8}
 
 def even_tokens(completion_ids: list[list[int]], **_: Any) -> list[float]:
     """Returns the benchmark's rewards."""
-    assert all(len(ids) == RESPONSE_TOKENS for ids in completion_ids)
     return [reward(ids) for ids in completion_ids]
 
 
@@ -39,7 +38,7 @@ def main() -> None:
     model_path, variant = sys.argv[1], VARIANTS[sys.argv[2]]
     micro_batch = int(sys.argv[3]) if len(sys.argv) > 3 else MICRO_BATCH[variant.model]
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path)
-    tokenizer.pad_token = "w0"  # masked, but looked up in the embedding
+    tokenizer.pad_token = text([0])  # masked, but looked up in the embedding
     config = GRPOConfig(
         output_dir=f"{model_path}/trl_grpo",
         per_device_train_batch_size=micro_batch,

@@ -27,6 +27,7 @@ from workload import (
     Gate,
     prompts,
     reward,
+    text,
 )
 
 MICRO_BATCH = 16
@@ -61,6 +62,7 @@ def main() -> None:
     model_path, variant = sys.argv[1], VARIANTS[sys.argv[2]]
     micro_batch = int(sys.argv[3]) if len(sys.argv) > 3 else MICRO_BATCH
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path)
+    tokenizer.pad_token = text([0])  # masked, but looked up in the embedding
     config = PPOConfig(
         output_dir=f"{model_path}/trl_ppo",
         per_device_train_batch_size=micro_batch,

@@ -22,7 +22,7 @@ _DEFAULTS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     # oneDNN keeps the code of every product that it has prepared, torch another such list in each
     # thread, 1,024 entries each: one per shape, and rollouts are ragged. Memory would grow by tens
-    # of MB per step. Chosen by benchmarks/memory_caches.py.
+    # of MB per step. Measured: benchmarks, memory over a night.
     "LRU_CACHE_CAPACITY": "16",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
     "MODELSCOPE_LOG_LEVEL": "CRITICAL",  # what it reports in ten lines, we say in one

@@ -35,7 +35,7 @@ from tasks.preflight_checks.device import cards_here
 
 _FLOAT32: Final = 4
 _VERSIONS_IN_FLIGHT: Final = 4  # Ray's store holds so many copies of the weights, see cluster.py
-_SAVE_S_PER_GB: Final = 2.4  # snapshot and write, on a busy machine (benchmarks/checkpoints.py)
+_SAVE_S_PER_GB: Final = 2.4  # snapshot and write, on a busy machine (benchmarks, checkpoints)
 _NO_HELP: Final = (
     "data.train_batch_size and trainer.test_problems do not change the memory that is needed"
 )

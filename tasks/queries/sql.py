@@ -2,7 +2,7 @@
 
 For a user's SELECT pyarrow reads the files, and DuckDB may open none: no SELECT can then read or
 write anything else (DuckDB 2 lets a CTE hold a COPY). For the saved questions, which are our own,
-DuckDB opens those files itself: faster, if most of the text need not be read (benchmarks/sql.py).
+DuckDB opens those files itself: faster, if most of the text need not be read.
 """
 
 from __future__ import annotations

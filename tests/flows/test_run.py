@@ -138,9 +138,13 @@ def test_ctrl_c_reaches_the_whole_group_and_stops_it_too(place, survived):
 
 
 def test_the_resumed_run_finishes_with_every_step_once(place):
+    saved = latest(place.folder())
+    assert saved is not None
     done = place.run()
     assert done.returncode == 0, done.stderr
-    assert "continuing" in done.stdout
+    first = done.stdout.splitlines()[0]
+    assert f"continuing run {place.folder().name} from step {saved.step}; " in first
+    assert "run_id=NEWNAME begins anew" in first
     assert "training goes on after step" in done.stdout
     assert done.stdout.count("Cached") == 1  # the data set; a given model.path is not cached
     record = place.record()

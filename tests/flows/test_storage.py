@@ -22,18 +22,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 FAULTS: tuple[s3.Fault, ...] = ("slow", "reset", "503", "gone")
 MORE_STEPS = 2
+PAUSE_S = "0.15"
+"""Before each reward while the store is at fault: the calm run does all those steps again."""
 SETTINGS = [
     "run_id=r",
     "actor.lr_schedule=constant",
-    "env.reward=tests.support.user_rewards:share_of_letters",
+    "env.reward=tests.support.user_rewards:letters_at_leisure",
+    "env.reward_env=[REWARD_PAUSE_S]",
     "evaluation.max_problems=4",
 ]
 
 
-def start(machine: Path, command: str, settings: list[str], port: int) -> subprocess.Popen[str]:
+def start(
+    machine: Path, command: str, settings: list[str], port: int, pause_s: str = "0"
+) -> subprocess.Popen[str]:
     """Starts a command on a machine, which is a working folder here."""
     machine.mkdir()
     environment = own_prefect(machine / "prefect") | {"PYTHONPATH": str(ROOT)}
+    environment["REWARD_PAUSE_S"] = pause_s
     environment |= s3.environment(port)
     return started(*PROGRAM, command, *settings, cwd=machine, env=environment)
 
@@ -48,7 +54,7 @@ def test_faults_of_s3_and_a_move_change_nothing(tmp_path, tiny_overrides, s3_por
     on_s3 = [*settings, f"storage.root={s3.URL}"]
     one, two, calm = (tmp_path / name for name in ("one", "two", "calm"))
     with s3.faulty_proxy(s3_port) as proxy:
-        first = start(one, "train", [*on_s3, "trainer.total_steps=1000"], proxy.port)
+        first = start(one, "train", [*on_s3, "trainer.total_steps=1000"], proxy.port, PAUSE_S)
         for fault in FAULTS:
             done = len(steps_below(spool(one)))
             wait_for(lambda n=done: len(steps_below(spool(one))) > n, process=first)

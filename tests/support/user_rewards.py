@@ -20,6 +20,12 @@ def share_of_letters(data_source, solution_str, ground_truth, extra_info=None):
     return sum(character.isalpha() for character in solution_str) / max(len(solution_str), 1)
 
 
+def letters_at_leisure(data_source, solution_str, ground_truth, extra_info=None):
+    """The same after a pause, so that fewer steps are done while a test waits for other things."""
+    time.sleep(float(os.environ.get("REWARD_PAUSE_S", "0")))
+    return share_of_letters(data_source, solution_str, ground_truth, extra_info)
+
+
 def as_mapping(**arguments: Any) -> Any:
     """Says what it was asked, as the answer it read."""
     return {"score": -1, "acc": arguments["solution_str"] == "right", "pred": repr(arguments)}
