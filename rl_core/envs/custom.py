@@ -22,7 +22,7 @@ from rl_core.envs.text_env import TEXT_CHECKS, TextEnv
 from rl_core.types import Message, ScoredText
 
 
-class CustomConfig(TextEnv):
+class Custom(TextEnv):
     """Questions and answers of `data.train_files`, scored by `env.reward` or word for word."""
 
     name: Literal["custom"] = "custom"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from rl_core.envs.numbers import last_number, marked_number, number_of
+from rl_core.envs.numbers import extract_truth, number_of, score_response
 from rl_core.envs.rows import Record, Row, in_conversation, prompt_key, shown, struct_of, text_of
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.text_env import TEXT_CHECKS, Question, Solved, TextEnv
@@ -29,7 +29,7 @@ _TEXTS: Final = {
 }
 
 
-class Gsm8kConfig(TextEnv):
+class Gsm8k(TextEnv):
     """The GSM8K problem family: grade-school word problems with a numeric answer."""
 
     name: Literal["gsm8k"] = "gsm8k"
@@ -148,47 +148,6 @@ class Gsm8kConfig(TextEnv):
         """Says whether a truth is a number as text that can be compared."""
         number = number_of(truth) if isinstance(truth, str) else None
         return number is not None and number.value is not None
-
-
-def extract_truth(answer: str) -> str:
-    """Returns the number after the last `####` of an answer, as digits: `$1,800.` is 1800."""
-    _, mark, end = answer.rpartition("####")
-    number = marked_number(f"####{end}") if mark else None
-    if number is None or number.digits is None:
-        why = f" ({number.text} is not one plain number: write it out)" if number else ""
-        raise ValueError(
-            "a GSM8K answer must end with '#### <number>'; this one does not: "
-            f"...{answer[-60:]!r}{why}"
-        )
-    return number.digits
-
-
-def score_response(
-    response: str,
-    truth: str,
-    *,
-    answer_from: str = "strict",
-    format_score: float = 0.0,
-    full_score: float = 1.0,
-) -> ScoredText:
-    """Scores one response: total, deterministic and linear in its length.
-
-    `strict` takes the last number after `####`; on its line only a unit or punctuation may follow.
-    `lenient` takes the last number. The verdict is `no_answer` (score 0), `wrong_value`
-    (`format_score`) or `correct` (`full_score`).
-    """
-    if answer_from not in ("strict", "lenient"):
-        raise ValueError(f"answer_from={answer_from!r} must be 'strict' or 'lenient'")
-    expected = number_of(truth)
-    if expected is None or expected.value is None:
-        raise ValueError(f"ground truth {truth!r} is not a number")
-    number = marked_number(response) if answer_from == "strict" else last_number(response)
-    if number is None:
-        return ScoredText(0.0, "no_answer", None)
-    value = None if number.value is None else str(number.value)
-    if number.value == expected.value:
-        return ScoredText(full_score, "correct", number.text, value)
-    return ScoredText(format_score, "wrong_value", number.text, value)
 
 
 def _as_texts(record: Record, name: str) -> Record:

@@ -53,7 +53,7 @@ _WHOLE_PROMPT = {
 }
 
 
-class CountdownConfig(TextEnv):
+class Countdown(TextEnv):
     """The Countdown problem family: combine all numbers, each once, to make the target."""
 
     name: Literal["countdown"] = "countdown"

@@ -11,8 +11,8 @@ import psutil
 import pytest
 import torch
 
-from rl_core.envs.countdown import CountdownConfig
-from rl_core.envs.gsm8k import Gsm8kConfig
+from rl_core.envs.countdown import Countdown
+from rl_core.envs.gsm8k import Gsm8k
 from rl_core.rewards.reward_worker import checked
 from rl_core.rewards.scoring import Rewards, refusal, start_rewards
 from rl_core.types import Problem, ScoredText
@@ -25,8 +25,8 @@ TRUTH = {"target": 3, "numbers": [1, 2]}
 HERE = "tests.support.user_rewards"
 
 
-def env(function: str, **options: Any) -> Gsm8kConfig:
-    return Gsm8kConfig.model_validate({"reward": f"{HERE}:{function}"} | options)
+def env(function: str, **options: Any) -> Gsm8k:
+    return Gsm8k.model_validate({"reward": f"{HERE}:{function}"} | options)
 
 
 def children() -> list[psutil.Process]:
@@ -46,11 +46,11 @@ def scores(rewards: Rewards, *responses: str) -> list[ScoredText]:
 
 def test_without_a_function_the_envs_own_rule_scores_at_once():
     before = children()
-    with start_rewards(CountdownConfig()) as rewards:
+    with start_rewards(Countdown()) as rewards:
         problem = Problem(0, "countdown", (), TRUTH, 1)
         scored = rewards.submit("<answer>1 + 2</answer>", problem)
         assert scored.done()
-        assert scored.result() == CountdownConfig().score("<answer>1 + 2</answer>", TRUTH)
+        assert scored.result() == Countdown().score("<answer>1 + 2</answer>", TRUTH)
         assert children() == before
 
 
@@ -127,9 +127,9 @@ def test_a_module_of_the_working_folder_shadows_none_that_is_installed(tmp_path,
         "import json, numpy, psutil\ndef score(**asked): return len(psutil.pids()) > 0\n"
     )
     monkeypatch.chdir(folder)
-    with start_rewards(Gsm8kConfig(reward="own_rules:score")) as rewards:
+    with start_rewards(Gsm8k(reward="own_rules:score")) as rewards:
         assert [one.verdict for one in scores(rewards, "")] == ["correct"]
-    assert "No module named 'other_rules'" in str(refusal(CountdownConfig(reward="other_rules:f")))
+    assert "No module named 'other_rules'" in str(refusal(Countdown(reward="other_rules:f")))
     assert sprung(folder) == ""
 
 
@@ -206,7 +206,7 @@ def test_reasons_in_words(caplog):
     ],
 )
 def test_a_function_that_can_never_score_is_refused_in_one_line(name, why):
-    config = CountdownConfig(reward=name)
+    config = Countdown(reward=name)
     with pytest.raises(ValueError, match="cannot be loaded") as caught, start_rewards(config):
         pass
     message = refusal(config)
@@ -225,7 +225,7 @@ def test_a_function_is_tried_before_the_start():
         assert refusal(env(name)) is None
         assert why in refusal(env(name), [PROBLEM, PROBLEM])
     assert refusal(env("same_text"), [PROBLEM, PROBLEM]) is None
-    assert refusal(CountdownConfig()) is None
+    assert refusal(Countdown()) is None
 
 
 def test_leaving_in_the_middle_waits_for_nobody():
@@ -238,11 +238,11 @@ def test_leaving_in_the_middle_waits_for_nobody():
 def test_a_killed_trainer_leaves_no_reward_process(tmp_path):
     code = f"""
         import sys
-        from rl_core.envs.gsm8k import Gsm8kConfig
+        from rl_core.envs.gsm8k import Gsm8k
         from rl_core.rewards.scoring import start_rewards
         from rl_core.types import Problem
 
-        env = Gsm8kConfig(reward="{HERE}:slow", reward_timeout_s=600)
+        env = Gsm8k(reward="{HERE}:slow", reward_timeout_s=600)
         with start_rewards(env) as rewards:
             rewards.submit({str(tmp_path / "pid")!r}, Problem(0, "", (), "", 0)).result()
     """
