@@ -142,7 +142,7 @@ def measure(case: Case, staleness: int, steps: int, root: Path) -> dict[str, flo
     ]
     run, workers = RunFolder.create(config), SleepingWorkers(case)
     inputs = TrainInputs(problems, problems[:1], lambda ids: "", lambda text: [])
-    with start_rewards(config.env) as rewards:
+    with start_rewards(config.env, config.reward) as rewards:
         order = ProblemOrder(Place(config.seed, len(inputs.train)), config.data.train_batch_size)
         trainer = Trainer(config, inputs, workers, rewards, run, workers, order)  # type: ignore[arg-type]  # they stand in
         begun = time.perf_counter()

@@ -62,7 +62,7 @@ def evaluate_run(
         stall_s=config.watchdog.stall_s,
         logger=_logger,
         joins_ray=config.resources.ray_address is not None,
-        lends=config.env.reward_env,
+        lends=config.reward.env,
     )
     return summaries or []
 

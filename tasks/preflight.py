@@ -195,7 +195,7 @@ def _reward(config: RunConfig) -> Iterator[Finding]:
     problems: list[Problem] = []
     with suppress(ValueError, OSError):  # the check of the files reports it
         problems = first_own_problems(config.env, config.data, 2)
-    if (why_not := refusal(config.env, problems)) is not None:
+    if (why_not := refusal(config.env, problems, limits=config.reward)) is not None:
         place = "a module in the working folder or PYTHONPATH, see docs/rewards.md"
         yield fatal("reward", why_not, f"name a function of {place}")
     else:

@@ -50,7 +50,7 @@ def train_supervised(
         grace_s=config.trainer.stop_grace_s,
         on_step=tell,
         joins_ray=config.resources.ray_address is not None,
-        lends=config.env.reward_env,
+        lends=config.reward.env,
         logs_to_wandb="wandb" in config.trainer.logger,
     )
     return last_done if steps is None else steps

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from flows.errors import BadInputError
+from rl_core.config.mistakes import REMOVED
 from rl_core.config.mistakes import known_keys as known_keys
 from rl_core.config.mistakes import nearest as nearest
 from rl_core.config.mistakes import of_another_env as of_another_env
 from rl_core.envs import ENVS, find_env
-from rl_core.runs.settings_file import REMOVED
 from rl_core.system.words import in_one_line
 
 CONF: Final = Path(__file__).parent / "conf"

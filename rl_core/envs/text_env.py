@@ -111,14 +111,6 @@ class TextEnv(Section):
     """Times that the model writes; above 1, the env answers a response and the model goes on."""
     reward: str | None = Field(None, pattern=REWARD_NAME)
     """package.module:function, a reward of your own with verl's signature, see rl_core/rewards/."""
-    reward_workers: int = Field(1, ge=1)
-    """Processes that call `reward`."""
-    reward_timeout_s: float = Field(5.0, gt=0)
-    """Seconds that `reward` may take for one response."""
-    reward_env: tuple[str, ...] = ()
-    """Environment variables that `reward` gets although they look like credentials: [NAME]."""
-    reward_memory_mib: int = Field(4_096, ge=64)
-    """Address space of each process that calls `reward`."""
 
     checks: ClassVar[tuple[str | Path, ...]] = ()
     """SQL files in `sql/checks`, or whole paths; each selects the rows that are wrong."""

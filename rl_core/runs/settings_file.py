@@ -1,30 +1,19 @@
 """Reads a run's `config.yaml`, and finds the settings that differ between two of them."""
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from rl_core.config.mistakes import REMOVED as REMOVED
 from rl_core.config.mistakes import leaves as leaves  # of which its readers need both
 from rl_core.config.run import RunConfig
 from rl_core.section import Section
 from rl_core.system.plain_files import MOST_YAML_BYTES, parse_yaml, read_plain
 from rl_core.system.redaction import redact
 
-REMOVED: Final[Mapping[str, str]] = {
-    "checkpoints.keep_every": "a larger checkpoints.keep_last keeps more of the newest",
-    "critic.loss_coef": "a critic is a model of its own, with a loss of its own",
-    "critic.share_trunk": "a critic is a model of its own; no preset shared the actor's",
-    "model.attention": "attention is SDPA; no card had run FlexAttention",
-    "model.use_torch_compile": "layers are not compiled; no card had run it",
-    "model.use_liger": "layers are transformers' own; no card had run Liger's kernels",
-    "rollout.min_engines": "a run starts with all of its engines",
-    "rollout.weight_sync": "engines get new weights through Ray's object store",
-}
-"""Settings of earlier versions, and what holds now. A stored run may still name them."""
 _SECTIONS: Final = tuple(
     name for name, field in RunConfig.model_fields.items() if isinstance(field.default, Section)
 )

@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 
+from rl_core.config.rollout import RewardConfig
 from rl_core.envs.countdown import Countdown
 from rl_core.envs.gsm8k import Gsm8k
 from rl_core.rewards.reward_worker import checked
@@ -64,7 +65,7 @@ def test_a_number_is_a_score_and_the_full_score_is_correct():
 
 
 def test_a_mapping_says_what_is_correct_and_what_was_read():
-    with start_rewards(env("as_mapping", reward_workers=2)) as rewards:
+    with start_rewards(env("as_mapping"), RewardConfig(workers=2)) as rewards:
         right, *wrong = scores(rewards, "right", *["wrong"] * 9)
     asked = {
         "data_source": "my/data",
@@ -99,7 +100,7 @@ def test_it_inherits_no_credential_but_those_it_is_lent(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MY_CHOICE", "kept")
     for lent in ((), ("OPENAI_KEY",)):
-        with start_rewards(env("environment_of", reward_env=lent)) as rewards:
+        with start_rewards(env("environment_of"), RewardConfig(env=lent)) as rewards:
             (said,) = scores(rewards, "")
         assert "MY_CHOICE=kept" in said.answer
         assert {name for name in SECRETS if f"{name}=" in said.answer} == {*lent}
@@ -139,7 +140,7 @@ def test_whatever_a_function_does_costs_its_own_response_alone(caplog):
     # A good one behind each: an answer that came late would be taken for that one's.
     responses = [r for one in bad for r in (one, "fine")] + ["noise", "fork", "fine", "fine"]
     caplog.set_level(logging.WARNING)
-    with start_rewards(env("misbehave", reward_timeout_s=2.0, reward_memory_mib=512)) as rewards:
+    with start_rewards(env("misbehave"), RewardConfig(timeout_s=2.0, memory_mib=512)) as rewards:
         scored = scores(rewards, *responses)
 
     def left() -> list[list[str]]:  # killed, and for a moment still there
@@ -186,7 +187,7 @@ def test_what_is_no_score(returned, why):
 
 
 def test_reasons_in_words(caplog):
-    with start_rewards(env("misbehave", reward_timeout_s=0.5)) as rewards:
+    with start_rewards(env("misbehave"), RewardConfig(timeout_s=0.5)) as rewards:
         scores(rewards, "segfault", "loop", "hog")
     reasons = ("its process died: killed by SIGSEGV", "no answer within 0.5 s", "MemoryError:")
     for record, reason in zip(caplog.records, reasons, strict=True):
@@ -229,7 +230,7 @@ def test_a_function_is_tried_before_the_start():
 
 
 def test_leaving_in_the_middle_waits_for_nobody():
-    with start_rewards(env("misbehave", reward_timeout_s=600.0, reward_workers=2)) as rewards:
+    with start_rewards(env("misbehave"), RewardConfig(timeout_s=600.0, workers=2)) as rewards:
         hanging = [rewards.submit("loop", PROBLEM) for _ in range(10)]
         wait_for(lambda: sum(scored.running() for scored in hanging) == 2)
     assert all(scored.done() for scored in hanging)
@@ -239,11 +240,12 @@ def test_a_killed_trainer_leaves_no_reward_process(tmp_path):
     code = f"""
         import sys
         from rl_core.envs.gsm8k import Gsm8k
+        from rl_core.config.rollout import RewardConfig
         from rl_core.rewards.scoring import start_rewards
         from rl_core.types import Problem
 
-        env = Gsm8k(reward="{HERE}:slow", reward_timeout_s=600)
-        with start_rewards(env) as rewards:
+        env = Gsm8k(reward="{HERE}:slow")
+        with start_rewards(env, RewardConfig(timeout_s=600)) as rewards:
             rewards.submit({str(tmp_path / "pid")!r}, Problem(0, "", (), "", 0)).result()
     """
     told = tmp_path / "pid"

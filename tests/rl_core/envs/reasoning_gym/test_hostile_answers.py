@@ -9,6 +9,7 @@ import psutil
 import pytest
 import yaml
 
+from rl_core.config.rollout import RewardConfig
 from rl_core.envs.reasoning_gym import ReasoningGym
 from rl_core.rewards.scoring import Rewards, start_rewards
 from rl_core.types import Problem
@@ -29,7 +30,8 @@ EXECUTED = (
     *("string_insertion", "spiral_matrix", "binary_matrix", "n_queens", "countdown", "puzzle24"),
 )
 """By the package's own scorers."""
-ENV = ReasoningGym(reward_timeout_s=300)  # of a busy machine: CPU seconds are the limit
+ENV = ReasoningGym()
+LIMITS = RewardConfig(timeout_s=300)  # of a busy machine: CPU seconds are the limit
 
 
 def first_truth(task: str) -> dict[str, Any]:
@@ -46,7 +48,7 @@ def verdicts(rewards: Rewards, truth: dict[str, Any], answers: list[str]) -> lis
 
 @pytest.fixture(scope="module")
 def rewards() -> Iterator[Rewards]:
-    with start_rewards(ENV) as started:
+    with start_rewards(ENV, LIMITS) as started:
         yield started
 
 
