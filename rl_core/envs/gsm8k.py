@@ -13,7 +13,7 @@ from pydantic import Field
 from rl_core.envs.numbers import extract_truth, number_of, score_response
 from rl_core.envs.rows import Record, Row, in_conversation, prompt_key, shown, struct_of, text_of
 from rl_core.envs.sft_examples import SftExamples
-from rl_core.envs.text_env import TEXT_CHECKS, Question, Solved, TextEnv
+from rl_core.envs.text_env import TEXT_CHECKS, ImportFrom, Question, Solved, TextEnv
 from rl_core.types import Problem, ScoredText
 
 DATA_SOURCE: Final = "openai/gsm8k"
@@ -27,6 +27,12 @@ _TEXTS: Final = {
         "number after ####, for example #### 18."
     ),
 }
+
+
+def _has_truth(truth: Any) -> bool:
+    """Says whether a truth is a number as text that can be compared."""
+    number = number_of(truth) if isinstance(truth, str) else None
+    return number is not None and number.value is not None
 
 
 class Gsm8k(TextEnv):
@@ -52,9 +58,10 @@ class Gsm8k(TextEnv):
     hub_problems: ClassVar = 7_473
     own_columns: ClassVar = ("question", "answer")
     home_made: ClassVar = ("toy word problems", f"env=gsm8k env.source={_TOY_SOURCE} {_THINKS}")
-    script_words: ClassVar = ("gsm8k",)
-    script_remedy: ClassVar = (
-        "the run fetches openai/gsm8k; data.train_files=FILE names those of a copy"
+    import_from: ClassVar = ImportFrom(
+        ("gsm8k",),
+        "the run fetches openai/gsm8k; data.train_files=FILE names those of a copy",
+        _has_truth,
     )
 
     @property
@@ -142,12 +149,6 @@ class Gsm8k(TextEnv):
         if self.prompt_template == "think":
             return f"\n{steps}</think>\n{answer}"
         return f"{steps}{end}{answer}"
-
-    @staticmethod
-    def has_truth(truth: Any) -> bool:
-        """Says whether a truth is a number as text that can be compared."""
-        number = number_of(truth) if isinstance(truth, str) else None
-        return number is not None and number.value is not None
 
 
 def _as_texts(record: Record, name: str) -> Record:

@@ -94,6 +94,20 @@ class Question:
     """Whether the right answer is known."""
 
 
+@dataclass(frozen=True)
+class ImportFrom:
+    """What the importer of verl's launch scripts reads of an env."""
+
+    words: tuple[str, ...] = ()
+    """In file names, projects and data sources of scripts for this env."""
+    remedy: str = ""
+    """What replaces a script's data files that are not on this machine."""
+    has_truth: Callable[[Truth], bool] = lambda truth: False
+    """Says whether a ground truth is of the env's shape."""
+    settings: Callable[[Record, str], dict[str, Any]] = lambda row, model: {}
+    """Returns settings by dotted key, for the first row and a model's lower-case name."""
+
+
 class TextEnv(Section):
     """An env of questions in words, chosen by `env=my_module:MyClass`."""
 
@@ -144,10 +158,8 @@ class TextEnv(Section):
     """Whether traces of `write_trace` can give up, as searches can; else the probability is 0."""
     weak_models: ClassVar[tuple[str, ...]] = ()
     """Sizes of base models that were never seen to learn it by reinforcement learning only."""
-    script_words: ClassVar[tuple[str, ...]] = ()
-    """Words in file names, projects and data sources of verl's launch scripts for this env."""
-    script_remedy: ClassVar[str] = ""
-    """What replaces a script's data files that are not on this machine."""
+    import_from: ClassVar[ImportFrom] = ImportFrom()
+    """How one of verl's launch scripts is recognised as one for this env."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -347,18 +359,6 @@ class TextEnv(Section):
     ) -> str:
         """Returns a response that a given model may learn from (`sft.data=traces`)."""
         raise NotImplementedError
-
-    # What the importer of verl's launch scripts asks.
-
-    @staticmethod
-    def has_truth(truth: Truth) -> bool:
-        """Says whether a ground truth is of the env's shape."""
-        return False
-
-    @staticmethod
-    def imported_settings(row: Record, model: str) -> dict[str, Any]:
-        """Returns settings by dotted key, for the first row and a model's lower-case name."""
-        return {}
 
     @classmethod
     def overrides(cls, method: Callable[..., Any]) -> bool:

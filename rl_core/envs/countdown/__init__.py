@@ -19,7 +19,7 @@ from rl_core.envs.countdown.scoring import score_response
 from rl_core.envs.countdown.traces import FEWEST, MOST, write_trace
 from rl_core.envs.rows import LEAD_IN, Record, Row, in_conversation, own_prompt, shown, struct_of
 from rl_core.envs.sft_examples import SftExamples
-from rl_core.envs.text_env import Question, Solved, TextEnv
+from rl_core.envs.text_env import ImportFrom, Question, Solved, TextEnv
 from rl_core.types import Message, Problem, ScoredText
 
 if TYPE_CHECKING:
@@ -51,6 +51,23 @@ _WHOLE_PROMPT = {
         f"<|im_start|>assistant\n{LEAD_IN}"
     ),
 }
+
+
+def _has_truth(truth: Any) -> bool:
+    """Says whether there are numbers and a target."""
+    return isinstance(truth, dict) and {"target", "numbers"} <= {*truth}
+
+
+def _imported_settings(row: Record, model: str) -> dict[str, Any]:
+    """Returns how prompts reach the model: raw as TinyZero's, else by a chat template."""
+    prompt = row.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        text = str(prompt[0].get("content"))
+        if text.startswith("<|im_start|>"):
+            return {"env.prompt_template": "qwen-instruct"}
+        is_raw = len(prompt) == 1 and re.search(r"(^|\n)Assistant:", text)
+        return {} if is_raw else {"env.prompt_template": "chat"}
+    return {"env.prompt_template": "qwen-instruct"} if "instruct" in model else {}
 
 
 class Countdown(TextEnv):
@@ -97,8 +114,12 @@ class Countdown(TextEnv):
     )
     traces_give_up: ClassVar = True
     weak_models: ClassVar = ("0.5b",)
-    script_words: ClassVar = ("countdown", "tinyzero")
-    script_remedy: ClassVar = "the run makes puzzles of its own; data.train_files=FILE names yours"
+    import_from: ClassVar = ImportFrom(
+        ("countdown", "tinyzero"),
+        "the run makes puzzles of its own; data.train_files=FILE names yours",
+        _has_truth,
+        _imported_settings,
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -238,23 +259,6 @@ class Countdown(TextEnv):
         """Returns a search of three or four numbers."""
         trace = write_trace(*_numbers_and_target(problem), give_up_prob=give_up_prob, rng=rng).text
         return f"<think>{trace}" if self.prompt_template == "chat" else trace
-
-    @staticmethod
-    def has_truth(truth: Any) -> bool:
-        """Says whether there are numbers and a target."""
-        return isinstance(truth, dict) and {"target", "numbers"} <= {*truth}
-
-    @staticmethod
-    def imported_settings(row: Record, model: str) -> dict[str, Any]:
-        """Returns how prompts reach the model: raw as TinyZero's, else by a chat template."""
-        prompt = row.get("prompt")
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-            text = str(prompt[0].get("content"))
-            if text.startswith("<|im_start|>"):
-                return {"env.prompt_template": "qwen-instruct"}
-            is_raw = len(prompt) == 1 and re.search(r"(^|\n)Assistant:", text)
-            return {} if is_raw else {"env.prompt_template": "chat"}
-        return {"env.prompt_template": "qwen-instruct"} if "instruct" in model else {}
 
 
 def _numbers_and_target(problem: Problem) -> tuple[tuple[int, ...], int]:
