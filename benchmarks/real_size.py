@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -107,7 +108,7 @@ def write_questions(folder: Path) -> list[str]:
 def countdown_texts(root: Path) -> list[str]:
     """Returns puzzles as the templates ask them, with their searches."""
     config = compose([f"storage.root={root}", *DATA])
-    write = config.env.write_trace
+    write = partial(config.env.sft.write_trace, config.env)
     rng = random.Random(0)
     pairs = read_solved(generate_dataset(config) / "train.parquet")
     return [p.messages[0]["content"] + write(p, s, rng, 0.0) for p, s in pairs]

@@ -15,6 +15,7 @@ import random
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from rl_core.system.process_env import apply_defaults
@@ -84,7 +85,7 @@ def merged(*settings: str) -> list[str]:
 def make_model(config: RunConfig, data: Path, folder: Path) -> None:
     """Writes a random model, and a tokenizer fitted to its prompts."""
     problems = read_solved(data / "train.parquet")[:TEXTS]
-    write = config.env.write_trace
+    write = partial(config.env.sft.write_trace, config.env)
     rng = random.Random(0)
     texts = [problem.messages[0]["content"] for problem, _ in problems]
     texts += [write(*pair, rng, config.sft.give_up_prob) for pair in problems]

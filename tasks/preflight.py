@@ -166,7 +166,7 @@ def _installed(config: RunConfig) -> Iterator[Finding]:
 def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
     env, name = config.env, (config.model.path or "").lower()
     is_base = not name.endswith("-instruct")
-    weak = [size for size in env.weak_models if size in name]
+    weak = [size for size in (env.sft.weak_models if env.sft else ()) if size in name]
     if is_base and weak and config.sft.data is None:
         yield warning(
             "outcome",

@@ -13,7 +13,7 @@ from pydantic import Field
 from rl_core.envs.numbers import extract_truth, number_of, score_response
 from rl_core.envs.rows import Record, Row, in_conversation, prompt_key, shown, struct_of, text_of
 from rl_core.envs.sft_examples import SftExamples
-from rl_core.envs.text_env import TEXT_CHECKS, ImportFrom, Question, Solved, TextEnv
+from rl_core.envs.text_env import TEXT_CHECKS, ImportFrom, Question, Sft, Solved, TextEnv
 from rl_core.types import Problem, ScoredText
 
 DATA_SOURCE: Final = "openai/gsm8k"
@@ -33,6 +33,28 @@ def _has_truth(truth: Any) -> bool:
     """Says whether a truth is a number as text that can be compared."""
     number = number_of(truth) if isinstance(truth, str) else None
     return number is not None and number.value is not None
+
+
+def _solution_examples(give_up_prob: float, train: Solved, test: Solved) -> SftExamples:
+    """Returns solutions of which some stop too early."""
+    from rl_core.envs.word_problems import SolutionExamples
+
+    train_pairs, test_pairs = (
+        [(problem.messages[0]["content"], solution) for problem, solution in split]
+        for split in (train, test)
+    )
+    return SolutionExamples(give_up_prob, train_pairs, test_pairs)
+
+
+def _solution_trace(
+    env: Any, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
+) -> str:
+    """Returns the data set's own solution, whole and without calculator annotations."""
+    steps, end, _ = re.sub(r"<<[^>]*>>", "", solution).rpartition("\n")
+    answer = f"#### {extract_truth(solution)}"
+    if env.prompt_template == "think":
+        return f"\n{steps}</think>\n{answer}"
+    return f"{steps}{end}{answer}"
 
 
 class Gsm8k(TextEnv):
@@ -57,7 +79,13 @@ class Gsm8k(TextEnv):
     answer_mark: ClassVar = "####"
     hub_problems: ClassVar = 7_473
     own_columns: ClassVar = ("question", "answer")
-    home_made: ClassVar = ("toy word problems", f"env=gsm8k env.source={_TOY_SOURCE} {_THINKS}")
+    sft: ClassVar = Sft(
+        "toy word problems",
+        f"env=gsm8k env.source={_TOY_SOURCE} {_THINKS}",
+        lambda env: bool(env.is_generated),
+        _solution_examples,
+        _solution_trace,
+    )
     import_from: ClassVar = ImportFrom(
         ("gsm8k",),
         "the run fetches openai/gsm8k; data.train_files=FILE names those of a copy",
@@ -122,33 +150,6 @@ class Gsm8k(TextEnv):
         known = "0" if answer is None else extract_truth(f"#### {answer}")
         problem = Problem(0, DATA_SOURCE, tuple(self.render(text)), known, 0)
         return Question(text, problem, is_scored=answer is not None)
-
-    @property
-    def is_taught(self) -> bool:
-        """Whether the problems are toys."""
-        return self.is_generated
-
-    def home_made_examples(
-        self, *, give_up_prob: float, train: Solved, test: Solved
-    ) -> SftExamples:
-        """Returns solutions of which some stop too early."""
-        from rl_core.envs.word_problems import SolutionExamples
-
-        train_pairs, test_pairs = (
-            [(problem.messages[0]["content"], solution) for problem, solution in split]
-            for split in (train, test)
-        )
-        return SolutionExamples(give_up_prob, train_pairs, test_pairs)
-
-    def write_trace(
-        self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
-    ) -> str:
-        """Returns the data set's own solution, whole and without calculator annotations."""
-        steps, end, _ = re.sub(r"<<[^>]*>>", "", solution).rpartition("\n")
-        answer = f"#### {extract_truth(solution)}"
-        if self.prompt_template == "think":
-            return f"\n{steps}</think>\n{answer}"
-        return f"{steps}{end}{answer}"
 
 
 def _as_texts(record: Record, name: str) -> Record:

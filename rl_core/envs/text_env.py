@@ -95,6 +95,27 @@ class Question:
 
 
 @dataclass(frozen=True)
+class Sft:
+    """What a model may learn from before reinforcement; `env` is the env with its settings."""
+
+    problems: str
+    """Problems that a home-made base model can be taught."""
+    chosen_by: str
+    """The settings that choose them."""
+    is_taught: Callable[[Any], bool]
+    """Says whether an env's settings choose these problems."""
+    examples: Callable[[float, Solved, Solved], SftExamples]
+    """Returns what a home-made base model is made from, of (give_up_prob, train, test)."""
+    write_trace: Callable[[Any, Problem, str, random.Random, float], str]
+    """Returns a response that a given model may learn from (`sft.data=traces`), of
+    (env, problem, solution, rng, give_up_prob)."""
+    gives_up: bool = False
+    """Whether traces can give up, as searches can; else the probability is 0."""
+    weak_models: tuple[str, ...] = ()
+    """Sizes of base models that were never seen to learn it by reinforcement learning only."""
+
+
+@dataclass(frozen=True)
 class ImportFrom:
     """What the importer of verl's launch scripts reads of an env."""
 
@@ -152,12 +173,8 @@ class TextEnv(Section):
     """Number of train problems in the hub's data set that is the default `source_name`."""
     own_columns: ClassVar[tuple[str, ...]] = ()
     """Columns of a user's row that are read beside `rows.COLUMNS`; the first one names the env."""
-    home_made: ClassVar[tuple[str, str] | None] = None
-    """Problems that a home-made base model can be taught, and the settings that choose them."""
-    traces_give_up: ClassVar[bool] = False
-    """Whether traces of `write_trace` can give up, as searches can; else the probability is 0."""
-    weak_models: ClassVar[tuple[str, ...]] = ()
-    """Sizes of base models that were never seen to learn it by reinforcement learning only."""
+    sft: ClassVar[Sft | None] = None
+    """What a model may learn from before reinforcement; None: nothing."""
     import_from: ClassVar[ImportFrom] = ImportFrom()
     """How one of verl's launch scripts is recognised as one for this env."""
 
@@ -340,25 +357,6 @@ class TextEnv(Section):
             self.model_copy(update={"answer_from": place}) for place in (readings[0], readings[-1])
         )
         return strict, lenient
-
-    # What a model may learn from before reinforcement.
-
-    @property
-    def is_taught(self) -> bool:
-        """Whether these settings choose problems of `home_made`."""
-        return False
-
-    def home_made_examples(
-        self, *, give_up_prob: float, train: Solved, test: Solved
-    ) -> SftExamples:
-        """Returns the examples that a home-made base model is made from, or raises ValueError."""
-        raise NotImplementedError
-
-    def write_trace(
-        self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
-    ) -> str:
-        """Returns a response that a given model may learn from (`sft.data=traces`)."""
-        raise NotImplementedError
 
     @classmethod
     def overrides(cls, method: Callable[..., Any]) -> bool:

@@ -125,7 +125,7 @@ def test_a_given_model_reads_solutions_without_annotations():
         ("think", f"\n{body}</think>\n#### 1800"),
     ):
         env = Gsm8k(prompt_template=template)
-        assert env.write_trace(problem, solution, Draws(), 0.0) == written
+        assert env.sft.write_trace(env, problem, solution, Draws(), 0.0) == written
 
 
 def test_a_model_is_judged_by_its_answers_and_its_annotations():
