@@ -13,14 +13,14 @@ from usage import print_report
 
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import write_dataset
-from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.countdown import Countdown
 
 
 def main() -> None:
     """Prints a report: CPU seconds without imports, peak megabytes with them."""
     data = DataConfig(train_size=int(sys.argv[1]), test_size=int(sys.argv[2]))
     start = time.process_time()
-    write_dataset(CountdownConfig(), data, Path(sys.argv[3]))
+    write_dataset(Countdown(), data, Path(sys.argv[3]))
     print_report(time.process_time() - start)
 
 

@@ -142,7 +142,7 @@ def train(
 
     config = _config(problems, reward, steps, dict(settings or {}), run_id, Path(root))
     scorer = CalledRewards(config.env, reward) if callable(reward) else None
-    if scorer is None and (why := refusal(config.env)) is not None:
+    if scorer is None and (why := refusal(config.env, limits=config.reward)) is not None:
         raise ValueError(why)
     model_path = resolve_model(str(model), config.storage.root)
     config = config.model_copy(

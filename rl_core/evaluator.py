@@ -154,7 +154,7 @@ class Evaluator:
 
         env = self.config.env
         strict, lenient = env.strict_and_lenient()
-        with start_rewards(env) as rewards:
+        with start_rewards(env, self.config.reward) as rewards:
             rows = evaluate_model(
                 generate,
                 asked,

@@ -121,7 +121,9 @@ def train_model(
 
     with (
         HostMemory(config, run) as host_memory,
-        start_rewards(config.env) if rewards is None else nullcontext(rewards) as scorer,
+        start_rewards(config.env, config.reward)
+        if rewards is None
+        else nullcontext(rewards) as scorer,
         wandb_tracking(config, run.path),
         TensorBoardTracker(config, run.path, start_step) as tensorboard,
         (start_workers or start_in_ray)(config, resume_from, start_step) as workers,

@@ -85,7 +85,7 @@ def ask_model(
     turns = TurnTaking(config.env, decode, encode)
     problems = [question.problem for question in posed]
     completions = dict(turns.play(engine.generate, requests, sampling, problems))
-    with start_rewards(config.env) as rewards:
+    with start_rewards(config.env, config.reward) as rewards:
         for number, question in enumerate(posed):
             completion = completions[number]
             ids = completion.response_ids.tolist()

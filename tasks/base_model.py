@@ -170,12 +170,11 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
     from rl_core.sft.train import make_base_model
 
     env = config.env
-    if env.home_made is None:
+    if env.sft is None:
         raise ValueError(f"model.path must name a model: env={env.name} has no home-made one")
     train, test = (read_solved(data / f"{split}.parquet") for split in ("train", "test"))
-    examples = env.home_made_examples(
-        give_up_prob=config.base_model.give_up_prob, train=train, test=test
-    )
+    give_up = config.base_model.give_up_prob
+    examples = env.sft.examples(give_up, train, test)
     disable_progress_bar()  # it would show only the saving of one small file
     _logger.info(
         "warm-starting the home-made base model: %d steps; it is saved at its end only, so if it "

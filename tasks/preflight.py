@@ -180,7 +180,7 @@ def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
     env = config.env
     name = (config.model.path or "").lower()
     is_base = not name.endswith("-instruct")
-    weak = [size for size in env.weak_models if size in name]
+    weak = [size for size in (env.sft.weak_models if env.sft else ()) if size in name]
     if is_base and weak and config.sft.data is None:
         yield warning(
             "outcome",
@@ -212,7 +212,7 @@ def _reward(config: RunConfig) -> Iterator[Finding]:
     problems: list[Problem] = []
     with suppress(ValueError, OSError):  # the check of the files reports it
         problems = first_own_problems(config.env, config.data, 2)
-    if (why_not := refusal(config.env, problems)) is not None:
+    if (why_not := refusal(config.env, problems, limits=config.reward)) is not None:
         place = "a module in the working folder or PYTHONPATH, see docs/rewards.md"
         yield fatal("reward", why_not, f"name a function of {place}")
     else:

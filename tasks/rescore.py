@@ -34,7 +34,7 @@ def rescore_run(config: RunConfig, run: RunFolder, data: Path, changed: str) -> 
     out = io.BytesIO()
     first_step = None
     with (
-        start_rewards(config.env) as rewards,
+        start_rewards(config.env, config.reward) as rewards,
         reading_rollouts([run.path]) as files,
         pq.ParquetWriter(out, RESCORES, compression="zstd") as writer,
     ):

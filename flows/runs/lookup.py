@@ -56,8 +56,8 @@ def refuse_unnamed(config: RunConfig, words: Sequence[str], *, ray: bool = False
     chosen = _fetched(config)
     if env.reward not in (None, type(env).model_fields["reward"].default):
         chosen["env.reward"] = env.reward
-        if env.reward_env:
-            chosen["env.reward_env"] = f"[{','.join(env.reward_env)}]"
+        if config.reward.env:
+            chosen["reward.env"] = f"[{','.join(config.reward.env)}]"
     if ray and config.resources.ray_address is not None:
         chosen["resources.ray_address"] = config.resources.ray_address
     if unnamed := " ".join(f"{key}={value}" for key, value in chosen.items() if key not in named):

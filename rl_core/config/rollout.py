@@ -10,6 +10,19 @@ from rl_core.section import Section
 from rl_core.system.devices import named_card
 
 
+class RewardConfig(Section):
+    """The processes that call the function of `env.reward`, and their limits."""
+
+    workers: int = Field(1, ge=1)
+    """Processes that call `env.reward`."""
+    timeout_s: float = Field(5.0, gt=0)
+    """Seconds that `env.reward` may take for one response."""
+    env: tuple[str, ...] = ()
+    """Environment variables that `env.reward` gets although they look like credentials: [NAME]."""
+    memory_mib: int = Field(4_096, ge=64)
+    """Address space of each process that calls `env.reward`."""
+
+
 class RolloutConfig(Section):
     """Generation of responses."""
 

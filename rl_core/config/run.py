@@ -32,7 +32,7 @@ from rl_core.config.operations import (
     TrainerConfig,
     WatchdogConfig,
 )
-from rl_core.config.rollout import ResourcesConfig, RolloutConfig
+from rl_core.config.rollout import ResourcesConfig, RewardConfig, RolloutConfig
 from rl_core.envs import DEFAULT_ENV, ENVS, find_env
 from rl_core.envs.text_env import TextEnv
 from rl_core.section import MAX_INT, Section
@@ -124,6 +124,7 @@ class RunConfig(Section):
     storage: StorageConfig = StorageConfig()
     env: EnvConfig = ENVS[DEFAULT_ENV]()
     """The family of problems, chosen by `env=countdown` or `env=gsm8k`."""
+    reward: RewardConfig = RewardConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     base_model: BaseModelConfig = BaseModelConfig()

@@ -49,7 +49,7 @@ _SETTINGS, _SEED, _VERSION, _CONTENT, _SOURCE, _OWN = (
 )
 _NOT_GENERATOR_SETTINGS = {
     *("answer_from", "chat_args", "format_score", "full_score", "max_turns"),
-    *("reward", "reward_workers", "reward_timeout_s", "reward_memory_mib"),
+    "reward",
 }
 
 
@@ -58,7 +58,8 @@ def generator_settings(env: TextEnv, data: DataConfig) -> dict[str, Any]:
     if data.train_files:
         return {**own_settings(env, data), "version": OWN_FILES_VERSION}
     settings = {
-        "env": env.model_dump(mode="json", exclude=_NOT_GENERATOR_SETTINGS),
+        # `reward_env` was a setting of the env: without it, each data set would get another name.
+        "env": env.model_dump(mode="json", exclude=_NOT_GENERATOR_SETTINGS) | {"reward_env": []},
         "version": GENERATOR_VERSION,
     }
     if env.is_generated:

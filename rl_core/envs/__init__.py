@@ -7,19 +7,19 @@ the list `ENVS`. Your own env is named by its module: see `find_env`.
 from importlib import import_module
 from typing import Final
 
-from rl_core.envs.countdown import CountdownConfig
-from rl_core.envs.custom import CustomConfig
-from rl_core.envs.gsm8k import Gsm8kConfig
-from rl_core.envs.number_questions import NumberQuestionsConfig
-from rl_core.envs.reasoning_gym import ReasoningGymConfig
+from rl_core.envs.countdown import Countdown
+from rl_core.envs.custom import Custom
+from rl_core.envs.gsm8k import Gsm8k
+from rl_core.envs.number_questions import NumberQuestions
+from rl_core.envs.reasoning_gym import ReasoningGym
 from rl_core.envs.text_env import TextEnv
 
 ENVS: Final[dict[str, type[TextEnv]]] = {
-    "countdown": CountdownConfig,
-    "gsm8k": Gsm8kConfig,
-    "custom": CustomConfig,
-    "reasoning_gym": ReasoningGymConfig,
-    "number_questions": NumberQuestionsConfig,
+    "countdown": Countdown,
+    "gsm8k": Gsm8k,
+    "custom": Custom,
+    "reasoning_gym": ReasoningGym,
+    "number_questions": NumberQuestions,
 }
 """By the name that `env=NAME` chooses; the first is the default. `find_env` adds to them."""
 DEFAULT_ENV: Final = next(iter(ENVS))

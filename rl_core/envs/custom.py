@@ -18,11 +18,11 @@ from rl_core.envs.rows import (
     text_of,
     text_of_truth,
 )
-from rl_core.envs.text_env import TEXT_CHECKS, TextEnv
+from rl_core.envs.text_env import TEXT_CHECKS, ImportFrom, TextEnv
 from rl_core.types import Message, ScoredText
 
 
-class CustomConfig(TextEnv):
+class Custom(TextEnv):
     """Questions and answers of `data.train_files`, scored by `env.reward` or word for word."""
 
     name: Literal["custom"] = "custom"
@@ -41,7 +41,10 @@ class CustomConfig(TextEnv):
     answer_mark: ClassVar = "<answer>"
     makes_problems: ClassVar = False
     own_columns: ClassVar = ("question", "answer", "ground_truth", "data_source")
-    script_remedy: ClassVar = "data.train_files=FILE names rows of yours"
+    import_from: ClassVar = ImportFrom(
+        remedy="data.train_files=FILE names rows of yours",
+        has_truth=lambda truth: truth is not None,
+    )
 
     def score(self, response: str, truth: Any) -> ScoredText:
         """Compares the answer in tags word for word."""
@@ -63,11 +66,6 @@ class CustomConfig(TextEnv):
     def check_parameters(self, *, train_size: int, test_size: int) -> dict[str, Any]:
         """Returns whether `env.reward` is set: such a function may take any truth."""
         return {"has_reward": self.reward is not None}
-
-    @staticmethod
-    def has_truth(truth: Any) -> bool:
-        """Says whether there is a truth."""
-        return truth is not None
 
     def _prompt(self, record: Record) -> list[Message]:
         """Returns what is asked; a prompt of the row's own is kept as it is."""

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from rl_core.envs.numbers import last_number, marked_number, number_of
+from rl_core.envs.numbers import extract_truth, number_of, score_response
 from rl_core.envs.rows import Record, Row, in_conversation, prompt_key, shown, struct_of, text_of
 from rl_core.envs.sft_examples import SftExamples
-from rl_core.envs.text_env import TEXT_CHECKS, Question, Solved, TextEnv
+from rl_core.envs.text_env import TEXT_CHECKS, ImportFrom, Question, Sft, Solved, TextEnv
 from rl_core.types import Problem, ScoredText
 
 DATA_SOURCE: Final = "openai/gsm8k"
@@ -29,7 +29,35 @@ _TEXTS: Final = {
 }
 
 
-class Gsm8kConfig(TextEnv):
+def _has_truth(truth: Any) -> bool:
+    """Says whether a truth is a number as text that can be compared."""
+    number = number_of(truth) if isinstance(truth, str) else None
+    return number is not None and number.value is not None
+
+
+def _solution_examples(give_up_prob: float, train: Solved, test: Solved) -> SftExamples:
+    """Returns solutions of which some stop too early."""
+    from rl_core.envs.word_problems import SolutionExamples
+
+    train_pairs, test_pairs = (
+        [(problem.messages[0]["content"], solution) for problem, solution in split]
+        for split in (train, test)
+    )
+    return SolutionExamples(give_up_prob, train_pairs, test_pairs)
+
+
+def _solution_trace(
+    env: Any, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
+) -> str:
+    """Returns the data set's own solution, whole and without calculator annotations."""
+    steps, end, _ = re.sub(r"<<[^>]*>>", "", solution).rpartition("\n")
+    answer = f"#### {extract_truth(solution)}"
+    if env.prompt_template == "think":
+        return f"\n{steps}</think>\n{answer}"
+    return f"{steps}{end}{answer}"
+
+
+class Gsm8k(TextEnv):
     """The GSM8K problem family: grade-school word problems with a numeric answer."""
 
     name: Literal["gsm8k"] = "gsm8k"
@@ -51,10 +79,17 @@ class Gsm8kConfig(TextEnv):
     answer_mark: ClassVar = "####"
     hub_problems: ClassVar = 7_473
     own_columns: ClassVar = ("question", "answer")
-    home_made: ClassVar = ("toy word problems", f"env=gsm8k env.source={_TOY_SOURCE} {_THINKS}")
-    script_words: ClassVar = ("gsm8k",)
-    script_remedy: ClassVar = (
-        "the run fetches openai/gsm8k; data.train_files=FILE names those of a copy"
+    sft: ClassVar = Sft(
+        "toy word problems",
+        f"env=gsm8k env.source={_TOY_SOURCE} {_THINKS}",
+        lambda env: bool(env.is_generated),
+        _solution_examples,
+        _solution_trace,
+    )
+    import_from: ClassVar = ImportFrom(
+        ("gsm8k",),
+        "the run fetches openai/gsm8k; data.train_files=FILE names those of a copy",
+        _has_truth,
     )
 
     @property
@@ -115,80 +150,6 @@ class Gsm8kConfig(TextEnv):
         known = "0" if answer is None else extract_truth(f"#### {answer}")
         problem = Problem(0, DATA_SOURCE, tuple(self.render(text)), known, 0)
         return Question(text, problem, is_scored=answer is not None)
-
-    @property
-    def is_taught(self) -> bool:
-        """Whether the problems are toys."""
-        return self.is_generated
-
-    def home_made_examples(
-        self, *, give_up_prob: float, train: Solved, test: Solved
-    ) -> SftExamples:
-        """Returns solutions of which some stop too early."""
-        from rl_core.envs.word_problems import SolutionExamples
-
-        train_pairs, test_pairs = (
-            [(problem.messages[0]["content"], solution) for problem, solution in split]
-            for split in (train, test)
-        )
-        return SolutionExamples(give_up_prob, train_pairs, test_pairs)
-
-    def write_trace(
-        self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
-    ) -> str:
-        """Returns the data set's own solution, whole and without calculator annotations."""
-        steps, end, _ = re.sub(r"<<[^>]*>>", "", solution).rpartition("\n")
-        answer = f"#### {extract_truth(solution)}"
-        if self.prompt_template == "think":
-            return f"\n{steps}</think>\n{answer}"
-        return f"{steps}{end}{answer}"
-
-    @staticmethod
-    def has_truth(truth: Any) -> bool:
-        """Says whether a truth is a number as text that can be compared."""
-        number = number_of(truth) if isinstance(truth, str) else None
-        return number is not None and number.value is not None
-
-
-def extract_truth(answer: str) -> str:
-    """Returns the number after the last `####` of an answer, as digits: `$1,800.` is 1800."""
-    _, mark, end = answer.rpartition("####")
-    number = marked_number(f"####{end}") if mark else None
-    if number is None or number.digits is None:
-        why = f" ({number.text} is not one plain number: write it out)" if number else ""
-        raise ValueError(
-            "a GSM8K answer must end with '#### <number>'; this one does not: "
-            f"...{answer[-60:]!r}{why}"
-        )
-    return number.digits
-
-
-def score_response(
-    response: str,
-    truth: str,
-    *,
-    answer_from: str = "strict",
-    format_score: float = 0.0,
-    full_score: float = 1.0,
-) -> ScoredText:
-    """Scores one response: total, deterministic and linear in its length.
-
-    `strict` takes the last number after `####`; on its line only a unit or punctuation may follow.
-    `lenient` takes the last number. The verdict is `no_answer` (score 0), `wrong_value`
-    (`format_score`) or `correct` (`full_score`).
-    """
-    if answer_from not in ("strict", "lenient"):
-        raise ValueError(f"answer_from={answer_from!r} must be 'strict' or 'lenient'")
-    expected = number_of(truth)
-    if expected is None or expected.value is None:
-        raise ValueError(f"ground truth {truth!r} is not a number")
-    number = marked_number(response) if answer_from == "strict" else last_number(response)
-    if number is None:
-        return ScoredText(0.0, "no_answer", None)
-    value = None if number.value is None else str(number.value)
-    if number.value == expected.value:
-        return ScoredText(full_score, "correct", number.text, value)
-    return ScoredText(format_score, "wrong_value", number.text, value)
 
 
 def _as_texts(record: Record, name: str) -> Record:

@@ -26,7 +26,7 @@ _KINDS: Final = (*("largest", "smallest") * 9, "times")
 _ANSWERS: Final[dict[str, Any]] = {"largest": max, "smallest": min, "times": math.prod}
 
 
-class NumberQuestionsConfig(TextEnv):
+class NumberQuestions(TextEnv):
     """Short questions about numbers; every answer is one number."""
 
     name: Literal["number_questions"] = "number_questions"

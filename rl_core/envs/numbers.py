@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final, NamedTuple
 
+from rl_core.types import ScoredText
+
 LONGEST: Final = 64
 """A longer number has no value: comparing it could cost more than reading it."""
 
@@ -105,3 +107,44 @@ def _number(text: str, same: str, start: int, end: int) -> Number:
         digits = f"-{digits.removeprefix('-')}"
     is_other = _PART.search(before) or _FACTOR.match(same, end) or len(digits) > LONGEST
     return Number(text[start:end], None if is_other else digits)
+
+
+def extract_truth(answer: str) -> str:
+    """Returns the number after the last `####` of an answer, as digits: `$1,800.` is 1800."""
+    _, mark, end = answer.rpartition("####")
+    number = marked_number(f"####{end}") if mark else None
+    if number is None or number.digits is None:
+        why = f" ({number.text} is not one plain number: write it out)" if number else ""
+        raise ValueError(
+            "a GSM8K answer must end with '#### <number>'; this one does not: "
+            f"...{answer[-60:]!r}{why}"
+        )
+    return number.digits
+
+
+def score_response(
+    response: str,
+    truth: str,
+    *,
+    answer_from: str = "strict",
+    format_score: float = 0.0,
+    full_score: float = 1.0,
+) -> ScoredText:
+    """Scores one response: total, deterministic and linear in its length.
+
+    `strict` takes the last number after `####`; on its line only a unit or punctuation may follow.
+    `lenient` takes the last number. The verdict is `no_answer` (score 0), `wrong_value`
+    (`format_score`) or `correct` (`full_score`).
+    """
+    if answer_from not in ("strict", "lenient"):
+        raise ValueError(f"answer_from={answer_from!r} must be 'strict' or 'lenient'")
+    expected = number_of(truth)
+    if expected is None or expected.value is None:
+        raise ValueError(f"ground truth {truth!r} is not a number")
+    number = marked_number(response) if answer_from == "strict" else last_number(response)
+    if number is None:
+        return ScoredText(0.0, "no_answer", None)
+    value = None if number.value is None else str(number.value)
+    if number.value == expected.value:
+        return ScoredText(full_score, "correct", number.text, value)
+    return ScoredText(format_score, "wrong_value", number.text, value)

@@ -104,6 +104,41 @@ class Question:
     """Whether the right answer is known."""
 
 
+@dataclass(frozen=True)
+class Sft:
+    """What a model may learn from before reinforcement; `env` is the env with its settings."""
+
+    problems: str
+    """Problems that a home-made base model can be taught."""
+    chosen_by: str
+    """The settings that choose them."""
+    is_taught: Callable[[Any], bool]
+    """Says whether an env's settings choose these problems."""
+    examples: Callable[[float, Solved, Solved], SftExamples]
+    """Returns what a home-made base model is made from, of (give_up_prob, train, test)."""
+    write_trace: Callable[[Any, Problem, str, random.Random, float], str]
+    """Returns a response that a given model may learn from (`sft.data=traces`), of
+    (env, problem, solution, rng, give_up_prob)."""
+    gives_up: bool = False
+    """Whether traces can give up, as searches can; else the probability is 0."""
+    weak_models: tuple[str, ...] = ()
+    """Sizes of base models that were never seen to learn it by reinforcement learning only."""
+
+
+@dataclass(frozen=True)
+class ImportFrom:
+    """What the importer of verl's launch scripts reads of an env."""
+
+    words: tuple[str, ...] = ()
+    """In file names, projects and data sources of scripts for this env."""
+    remedy: str = ""
+    """What replaces a script's data files that are not on this machine."""
+    has_truth: Callable[[Truth], bool] = lambda truth: False
+    """Says whether a ground truth is of the env's shape."""
+    settings: Callable[[Record, str], dict[str, Any]] = lambda row, model: {}
+    """Returns settings by dotted key, for the first row and a model's lower-case name."""
+
+
 class TextEnv(Section):
     """An env of questions in words, chosen by `env=my_module:MyClass`."""
 
@@ -124,14 +159,6 @@ class TextEnv(Section):
     """Times that the model writes; above 1, the env answers a response and the model goes on."""
     reward: str | None = Field(None, pattern=REWARD_NAME)
     """package.module:function, a reward of your own with verl's signature, see rl_core/rewards/."""
-    reward_workers: int = Field(1, ge=1)
-    """Processes that call `reward`."""
-    reward_timeout_s: float = Field(5.0, gt=0)
-    """Seconds that `reward` may take for one response."""
-    reward_env: tuple[str, ...] = ()
-    """Environment variables that `reward` gets although they look like credentials: [NAME]."""
-    reward_memory_mib: int = Field(4_096, ge=64)
-    """Address space of each process that calls `reward`."""
 
     checks: ClassVar[tuple[str | Path, ...]] = ()
     """SQL files in `sql/checks`, or whole paths; each selects the rows that are wrong."""
@@ -159,16 +186,10 @@ class TextEnv(Section):
     """Number of train problems in the hub's data set that is the default `source_name`."""
     own_columns: ClassVar[tuple[str, ...]] = ()
     """Columns of a user's row that are read beside `rows.COLUMNS`; the first one names the env."""
-    home_made: ClassVar[tuple[str, str] | None] = None
-    """Problems that a home-made base model can be taught, and the settings that choose them."""
-    traces_give_up: ClassVar[bool] = False
-    """Whether traces of `write_trace` can give up, as searches can; else the probability is 0."""
-    weak_models: ClassVar[tuple[str, ...]] = ()
-    """Sizes of base models that were never seen to learn it by reinforcement learning only."""
-    script_words: ClassVar[tuple[str, ...]] = ()
-    """Words in file names, projects and data sources of verl's launch scripts for this env."""
-    script_remedy: ClassVar[str] = ""
-    """What replaces a script's data files that are not on this machine."""
+    sft: ClassVar[Sft | None] = None
+    """What a model may learn from before reinforcement; None: nothing."""
+    import_from: ClassVar[ImportFrom] = ImportFrom()
+    """How one of verl's launch scripts is recognised as one for this env."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -374,37 +395,6 @@ class TextEnv(Section):
             self.model_copy(update={"answer_from": place}) for place in (readings[0], readings[-1])
         )
         return strict, lenient
-
-    # What a model may learn from before reinforcement.
-
-    @property
-    def is_taught(self) -> bool:
-        """Whether these settings choose problems of `home_made`."""
-        return False
-
-    def home_made_examples(
-        self, *, give_up_prob: float, train: Solved, test: Solved
-    ) -> SftExamples:
-        """Returns the examples that a home-made base model is made from, or raises ValueError."""
-        raise NotImplementedError
-
-    def write_trace(
-        self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
-    ) -> str:
-        """Returns a response that a given model may learn from (`sft.data=traces`)."""
-        raise NotImplementedError
-
-    # What the importer of verl's launch scripts asks.
-
-    @staticmethod
-    def has_truth(truth: Truth) -> bool:
-        """Says whether a ground truth is of the env's shape."""
-        return False
-
-    @staticmethod
-    def imported_settings(row: Record, model: str) -> dict[str, Any]:
-        """Returns settings by dotted key, for the first row and a model's lower-case name."""
-        return {}
 
     @classmethod
     def overrides(cls, method: Callable[..., Any]) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from rl_core.envs.gsm8k import extract_truth, score_response
+from rl_core.envs.numbers import extract_truth, score_response
 from rl_core.envs.sft_examples import GATE_PROBLEMS, TOKENIZER_TEXTS, SftExamples, SftText
 
 MAX_STEPS: Final = 3

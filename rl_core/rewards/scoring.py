@@ -26,6 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+from rl_core.config.rollout import RewardConfig
 from rl_core.envs.text_env import TextEnv
 from rl_core.rewards.by_name import caller_of
 from rl_core.rewards.reward_worker import checked
@@ -41,6 +42,7 @@ _START_TIMEOUT_S: Final = 120.0
 """A user's module may import much; the limits per response apply only after that."""
 _TRIAL: Final = "<think>a trial</think>\n<answer>42</answer>"
 _REASONS_TOLD: Final = 3
+_LIMITS: Final = RewardConfig()
 _logger = logging.getLogger(__name__)
 
 
@@ -62,19 +64,21 @@ class Rewards:
 
 
 @contextmanager
-def start_rewards(env: TextEnv) -> Iterator[Rewards]:
+def start_rewards(env: TextEnv, limits: RewardConfig = _LIMITS) -> Iterator[Rewards]:
     """Yields the scorer of the env's responses; ValueError if `env.reward` names no function."""
     if env.reward is None:
         yield Rewards(env)
         return
-    rewards = _UserRewards(env, env.reward)
+    rewards = _UserRewards(env, env.reward, limits)
     try:
         yield rewards
     finally:
         rewards.close()
 
 
-def refusal(env: TextEnv, tried_on: Sequence[Problem] = ()) -> str | None:
+def refusal(
+    env: TextEnv, tried_on: Sequence[Problem] = (), *, limits: RewardConfig = _LIMITS
+) -> str | None:
     """Returns in words why `env.reward` cannot be used; None if it can, or if none is set.
 
     It is tried on a response to each problem of `tried_on`; at least one must get a score.
@@ -82,13 +86,13 @@ def refusal(env: TextEnv, tried_on: Sequence[Problem] = ()) -> str | None:
     if env.reward is None:
         return None
     try:
-        process = _Process(env, env.reward)
+        process = _Process(env.reward, limits)
     except RewardFailed as error:
         return f"env.reward={env.reward} cannot be loaded ({error})"
     why_not: str | None = None
     for problem in tried_on:
         try:
-            process.ask(_question(_TRIAL, problem), env.reward_timeout_s)
+            process.ask(_question(_TRIAL, problem), limits.timeout_s)
             why_not = None
         except RewardFailed as error:
             why_not = str(error)
@@ -136,16 +140,17 @@ class CalledRewards(Rewards):
 
 
 class _UserRewards(Rewards):
-    """`env.reward_workers` threads, each with a process that it watches and replaces."""
+    """`reward.workers` threads, each with a process that it watches and replaces."""
 
-    def __init__(self, env: TextEnv, name: str) -> None:
+    def __init__(self, env: TextEnv, name: str, limits: RewardConfig) -> None:
         super().__init__(env)
         self._name = name
+        self._limits = limits
         self._own = threading.local()
         self._processes: set[_Process] = set()
         self._lock, self._closing, self._told = threading.Lock(), False, 0
         # A process dies with the thread that started it: threads must live as long as the run.
-        self._pool = ThreadPoolExecutor(env.reward_workers, "reward")
+        self._pool = ThreadPoolExecutor(limits.workers, "reward")
         try:
             self._pool.submit(self._process).result()
         except RewardFailed as error:
@@ -168,7 +173,7 @@ class _UserRewards(Rewards):
     def _score(self, response: str, problem: Problem) -> ScoredText:
         question = _question(response, problem)
         try:
-            said = self._process().ask(question, self._env.reward_timeout_s)
+            said = self._process().ask(question, self._limits.timeout_s)
         except RewardFailed as error:
             self._tell(problem, error)
             return ScoredText(0.0, REWARD_ERROR, None)
@@ -180,7 +185,7 @@ class _UserRewards(Rewards):
         if process is None or process.process.poll() is not None:
             if process is not None:  # dead, but what it started may live
                 process.close()
-            fresh = _Process(self._env, self._name)
+            fresh = _Process(self._name, self._limits)
             with self._lock:
                 self._processes = self._processes - {process} | {fresh}
                 if self._closing:
@@ -206,13 +211,13 @@ class _UserRewards(Rewards):
 class _Process(Child):
     """One process with the user's function; killed once anything went wrong with it."""
 
-    def __init__(self, env: TextEnv, name: str) -> None:
+    def __init__(self, name: str, limits: RewardConfig) -> None:
         """Starts it and waits until the function is loaded; RewardFailed if it cannot be."""
         super().__init__(
             "rl_core.rewards.reward_worker",
-            env.reward_memory_mib,
+            limits.memory_mib,
             os.getpid(),
-            environment=credentials_for(names=env.reward_env),
+            environment=credentials_for(names=limits.env),
         )
         try:
             self.ask({"function": name}, _START_TIMEOUT_S)

@@ -10,7 +10,6 @@ from rl_core.config.run import RunConfig
 from rl_core.data.readers import count_rows, digest_of, find_files, read_records
 from rl_core.envs import ENVS
 from rl_core.envs.rows import Record
-from rl_core.envs.text_env import TextEnv
 from rl_core.runs.rollout_log import step_files
 from rl_core.runs.run_folder import RunFolder
 
@@ -27,22 +26,23 @@ _OF_ROLLOUTS: Final = ("prompt", "response", "verdict", "finish_reason", "turns"
 def check_sft(config: RunConfig) -> None:
     """Raises ValueError if `sft.data` names nothing that can be used; reads no row, asks no hub."""
     name = config.sft.data
+    sft = config.env.sft
     if name is None:
         return
     if name != TRACES:
         sft_files(config, from_hub=False)
-    elif not config.env.overrides(TextEnv.write_trace):
-        able = [name for name, env in ENVS.items() if env.overrides(TextEnv.write_trace)]
+    elif sft is None:
+        able = [name for name, env in ENVS.items() if env.sft is not None]
         raise ValueError(
             f"{SETTING}=traces: env={config.env.name} writes no traces ({' and '.join(able)} do): "
             "name a FILE of prompt and response"
         )
-    elif config.env.traces_give_up and not config.env.is_taught:
-        assert config.env.home_made is not None, "it writes searches"
-        what, settings = config.env.home_made
-        raise ValueError(f"{SETTING}=traces are searches of {what}: {settings}, or name a FILE")
-    gives_up = config.sft.give_up_prob != GIVE_UP_PROB
-    if gives_up and (name != TRACES or not config.env.traces_give_up):
+    elif sft.gives_up and not sft.is_taught(config.env):
+        raise ValueError(
+            f"{SETTING}=traces are searches of {sft.problems}: {sft.chosen_by}, or name a FILE"
+        )
+    gives_up = config.sft.give_up_prob not in (0, GIVE_UP_PROB)
+    if gives_up and (name != TRACES or sft is None or not sft.gives_up):
         raise ValueError(
             f"sft.give_up_prob={config.sft.give_up_prob:g} is of traces that search "
             f"({SETTING}=traces env=countdown): leave it out"

@@ -72,11 +72,14 @@ def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -
             "some of both are needed: use generated data, or a FILE"
         )
 
+    traces = config.env.sft
+    assert traces is not None, "check_sft refused it"
+
     def example(problem: Problem, solution: str, rng: random.Random) -> Example:
         """Returns a trace that fits into `data.max_response_length`."""
         lengths = []
         for _ in range(_TRACE_DRAWS):
-            response = config.env.write_trace(problem, solution, rng, sft.give_up_prob)
+            response = traces.write_trace(config.env, problem, solution, rng, sft.give_up_prob)
             drawn = _encode(
                 problem.messages, response, tokenizer, chat_template=chat, in_turns=bool(chat)
             )

@@ -50,12 +50,14 @@ def add_files(script: ScriptSettings) -> None:
     if here and env is None and source is not None:
         reward: Any = row.get("reward_model")
         truth = reward.get("ground_truth") if isinstance(reward, dict) else None
-        settings["env.name"] = _env_whose(lambda its: its.has_truth(truth)) or DEFAULT_ENV
+        settings["env.name"] = (
+            _env_whose(lambda its: its.import_from.has_truth(truth)) or DEFAULT_ENV
+        )
         if not rewards:
             facts = {"file": here[0], "source": source, "env": settings["env.name"]}
             script.say("problems_of_no_env", _TRAIN, **facts)
     model = settings.get("model.path", "").lower()
-    settings |= ENVS[settings["env.name"]].imported_settings(row, model)
+    settings |= ENVS[settings["env.name"]].import_from.settings(row, model)
     for key in rewards:
         _add_reward(script, key)
 
@@ -125,7 +127,7 @@ def _say_missing(script: ScriptSettings, key: str, missing: Sequence[str], env: 
     named = [name for name in missing if _env_in(name) is not None]
     made = [n for n in named or missing if env is not None and _env_in(n) in (env, None)]
     for names, remedy in (
-        (made, ENVS[env].script_remedy if env is not None else ""),
+        (made, ENVS[env].import_from.remedy if env is not None else ""),
         ([name for name in missing if name not in made], "left out"),
     ):
         if names:
@@ -140,7 +142,7 @@ def _env_by_name(script: ScriptSettings) -> str | None:
 
 
 def _env_in(name: str) -> str | None:
-    return _env_whose(lambda its: any(word in name.lower() for word in its.script_words))
+    return _env_whose(lambda its: any(word in name.lower() for word in its.import_from.words))
 
 
 def _env_whose(fits: Callable[[type[TextEnv]], bool]) -> str | None:

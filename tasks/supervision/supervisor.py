@@ -60,7 +60,7 @@ class Watched:
             config.watchdog.stall_s,
             grace_s=config.trainer.stop_grace_s,
             joins_ray=config.resources.ray_address is not None,
-            lends=config.env.reward_env,
+            lends=config.reward.env,
         )
 
     @property

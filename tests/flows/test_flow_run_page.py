@@ -32,7 +32,7 @@ from flows.countdown_train import countdown_train
 from flows.evaluate import evaluate
 from flows.nightly import nightly
 from flows.prune import prune
-from rl_core.envs.gsm8k import score_response
+from rl_core.envs.numbers import score_response
 from rl_core.runs.run_folder import RunFolder
 from tasks.prefect_ui.artifacts import LiveArtifacts
 from tasks.prefect_ui.flow_run import logs_in_ui

@@ -28,7 +28,7 @@ SETTINGS = [
     "run_id=r",
     "actor.lr_schedule=constant",
     "env.reward=tests.support.user_rewards:letters_at_leisure",
-    "env.reward_env=[REWARD_PAUSE_S]",
+    "reward.env=[REWARD_PAUSE_S]",
     "evaluation.max_problems=4",
 ]
 

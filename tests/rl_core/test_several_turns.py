@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.countdown import Countdown
 from rl_core.envs.text_env import EnvTurn
 from tests.rl_core.test_trainer import comparable, rollouts, settings, train_until
 from tests.rl_core.workers.test_engines import kill_one
@@ -20,15 +20,15 @@ def test_a_run_of_several_turns_loses_an_engine_as_if_undisturbed(
     """The env's words stand in the log as they were said, and no policy sampled them."""
     left = math.inf
 
-    def reply(env: CountdownConfig, response: str, truth: dict[str, Any]) -> EnvTurn:
+    def reply(env: Countdown, response: str, truth: dict[str, Any]) -> EnvTurn:
         nonlocal left
         left -= 1
         if left == 0:  # others' turns are under way, and this one's next about to begin
             kill_one(random.Random(3))
         return EnvTurn(f"<{truth['target']}>", reward=0.75)
 
-    monkeypatch.setattr(CountdownConfig, "stop", tuple(string.ascii_letters))
-    monkeypatch.setattr(CountdownConfig, "reply", reply)
+    monkeypatch.setattr(Countdown, "stop", tuple(string.ascii_letters))
+    monkeypatch.setattr(Countdown, "reply", reply)
 
     more = {
         "env": {"name": "countdown", "max_turns": 3},

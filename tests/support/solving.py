@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.countdown import Countdown
 from rl_core.envs.countdown.scoring import parse, run
 from rl_core.envs.countdown.solver import solve_many
 from rl_core.envs.text_env import EnvTurn
@@ -13,7 +13,7 @@ from rl_core.envs.text_env import EnvTurn
 
 def let_countdown_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allows `env.max_turns` above 1, which no env of ours takes."""
-    monkeypatch.setattr(CountdownConfig, "reply", lambda *said: EnvTurn("go on"))
+    monkeypatch.setattr(Countdown, "reply", lambda *said: EnvTurn("go on"))
 
 
 def solve(numbers: Sequence[int], target: int) -> tuple[str | None, int]:

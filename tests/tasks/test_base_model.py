@@ -11,7 +11,7 @@ from prefect import flow
 from rl_core.config.model import BaseModelConfig
 from rl_core.config.operations import BudgetConfig, StorageConfig
 from rl_core.config.run import DataConfig, ModelConfig, RunConfig
-from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.countdown import Countdown
 from tasks import base_model as module
 from tasks.base_model import (
     base_model,
@@ -24,7 +24,7 @@ from tasks.base_model import (
 )
 from tasks.generate import generate_dataset
 
-ENV = CountdownConfig(min_operands=3, max_operands=3, max_number=20)
+ENV = Countdown(min_operands=3, max_operands=3, max_number=20)
 _WIDTHS = {"hidden_size": 32, "intermediate_size": 32, "num_heads": 1, "num_layers": 1}
 _STEPS = {"steps": 2, "batch_size": 2, "warmup_steps": 1, "max_response_tokens": 16}
 SMALL = BaseModelConfig(**_WIDTHS, **_STEPS, num_threads=1)

@@ -15,7 +15,7 @@ from prefect import flow
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import DatasetError, dataset_folder, read_problems
-from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.countdown import Countdown
 from tasks.generate import cache_key, dataset_task, generate_dataset, generate_task
 from tasks.validate import ValidationFailed, validate_dataset
 from tests.support.brute_force import brute_force
@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[2]
 def settings(root: Path, **data: int | str) -> RunConfig:
     return RunConfig(
         storage=StorageConfig(root=root),
-        env=CountdownConfig(max_operands=3, max_number=20),
+        env=Countdown(max_operands=3, max_number=20),
         data=DataConfig(**{"train_size": 300, "test_size": 30, **data}),
     )
 

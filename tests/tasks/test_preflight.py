@@ -8,7 +8,7 @@ import pytest
 from flows.settings.compose import compose
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import ModelConfig, ResourcesConfig, RunConfig
-from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.countdown import Countdown
 from rl_core.resources.memory_plan import ModelShape
 from tasks import preflight as module
 from tasks.preflight import preflight, refuse_fatal
@@ -20,7 +20,7 @@ from tests.support.fake_wandb import black_hole
 
 
 def small(root: Path, **changes: Any) -> RunConfig:
-    env = CountdownConfig(min_operands=3, max_operands=3)
+    env = Countdown(min_operands=3, max_operands=3)
     data = {"max_response_length": 512} | changes.pop("data", {})
     sections = {"env": env, "storage": StorageConfig(root=root), "data": data}
     return RunConfig.model_validate(sections | changes)

@@ -5,7 +5,7 @@ import pytest
 
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems, write_dataset
-from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.countdown import Countdown
 from rl_core.runs.run_folder import RunFolder
 from tasks.queries import sql
 from tasks.rescore import rescore_run
@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> RunFolder:
     config = RunConfig.model_validate(settings | {"actor": {"mini_batch_size": 2}})
     run = RunFolder.create(config)
     data = tmp_path / "data" / "puzzles"
-    write_dataset(CountdownConfig(), config.data, data)
+    write_dataset(Countdown(), config.data, data)
     run.update(data=str(data), model="none")
     about = pq.read_table(data / "train.parquet")["extra_info"].to_pylist()
     first, second = read_problems(data / "train.parquet")[:2]

@@ -14,11 +14,11 @@ import pytest
 
 from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import DatasetError, write_dataset
-from rl_core.envs.countdown import CountdownConfig
-from rl_core.envs.custom import CustomConfig
-from rl_core.envs.gsm8k import Gsm8kConfig
-from rl_core.envs.number_questions import NumberQuestionsConfig
-from rl_core.envs.reasoning_gym import ReasoningGymConfig
+from rl_core.envs.countdown import Countdown
+from rl_core.envs.custom import Custom
+from rl_core.envs.gsm8k import Gsm8k
+from rl_core.envs.number_questions import NumberQuestions
+from rl_core.envs.reasoning_gym import ReasoningGym
 from tasks.queries.saved_questions import SQL_FOLDER
 from tasks.validate import (
     ValidationFailed,
@@ -30,11 +30,11 @@ from tasks.validate import (
 from tests.support.broken_rows import BREAKS, Break, Rows
 
 COUNTDOWN = RunConfig(
-    env=CountdownConfig(max_operands=3, max_number=20),
+    env=Countdown(max_operands=3, max_number=20),
     data=DataConfig(train_size=256, test_size=12),
 )
-GCD = RunConfig(env=ReasoningGymConfig(task=("gcd",)), data=DataConfig(train_size=256, test_size=3))
-NUMBERS = RunConfig(env=NumberQuestionsConfig(), data=DataConfig(train_size=300, test_size=9))
+GCD = RunConfig(env=ReasoningGym(task=("gcd",)), data=DataConfig(train_size=256, test_size=3))
+NUMBERS = RunConfig(env=NumberQuestions(), data=DataConfig(train_size=300, test_size=9))
 GSM8K_QUESTIONS = {"train": ["Nine twice?", "Rent?"], "test": ["Half?"]}
 
 
@@ -64,8 +64,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, pa.Ta
     write_word_problems(folder)
     write_dataset(COUNTDOWN.env, COUNTDOWN.data, folder / "countdown")
     files = {f"{split}_files": f"{folder}/{split}.jsonl" for split in GSM8K_QUESTIONS}
-    write_dataset(Gsm8kConfig(), DataConfig.model_validate(files), folder / "gsm8k")
-    write_dataset(CustomConfig(), own_questions(folder), folder / "custom")
+    write_dataset(Gsm8k(), DataConfig.model_validate(files), folder / "gsm8k")
+    write_dataset(Custom(), own_questions(folder), folder / "custom")
     write_dataset(NUMBERS.env, NUMBERS.data, folder / "number_questions")
     envs = ("countdown", "gsm8k", "custom", "number_questions")
     return {env: both_splits(folder / env) for env in envs}
@@ -98,8 +98,8 @@ def failed_checks(config: RunConfig, folder: Path) -> dict[str, int]:
 
 CONFIGS = {
     "countdown": COUNTDOWN,
-    "gsm8k": RunConfig(env=Gsm8kConfig()),
-    "custom": RunConfig(env=CustomConfig()),
+    "gsm8k": RunConfig(env=Gsm8k()),
+    "custom": RunConfig(env=Custom()),
     "number_questions": NUMBERS,
     "reasoning_gym": GCD,
 }
@@ -126,7 +126,7 @@ def test_a_function_may_judge_any_truth(sound, tmp_path):
         train[0]["reward_model"] = {"style": "json", "ground_truth": '["Paris", "Lyon"]'}
 
     for reward, expected in ((None, {"custom_ground_truth": 1}), ("mine:score", {})):
-        config = RunConfig(env=CustomConfig(reward=reward), data=own_questions(tmp_path))
+        config = RunConfig(env=Custom(reward=reward), data=own_questions(tmp_path))
         assert failing(config, sound["custom"], tmp_path, objects) == expected
 
 
@@ -162,8 +162,8 @@ def test_columns_are_checked_first_and_alone(sound, tmp_path, change, split):
 def test_gsm8k_columns_are_checked(sound, tmp_path):
     for split, table in sound["countdown"].items():
         pq.write_table(table, tmp_path / f"{split}.parquet")
-    assert set(failed_checks(RunConfig(env=Gsm8kConfig()), tmp_path)) == {"text_columns"}
-    own = RunConfig(env=CustomConfig(), data=own_questions(tmp_path))
+    assert set(failed_checks(RunConfig(env=Gsm8k()), tmp_path)) == {"text_columns"}
+    own = RunConfig(env=Custom(), data=own_questions(tmp_path))
     assert set(failed_checks(own, tmp_path)) == {"text_columns"}
 
 
@@ -226,7 +226,7 @@ def test_the_real_tokenizer_measures(tmp_path, tiny_model_path, template):
     model = tmp_path / "model"
     shutil.copytree(tiny_model_path, model)
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    env = CountdownConfig(max_operands=3, max_number=20, prompt_template=template)
+    env = Countdown(max_operands=3, max_number=20, prompt_template=template)
     data = DataConfig(train_size=2_400, test_size=12, max_prompt_length=128)
     config = RunConfig(env=env, data=data)
     write_dataset(env, data, tmp_path / "data")

@@ -19,7 +19,7 @@ from rl_core.envs.countdown.scoring import score_response
 from rl_core.envs.countdown.traces import FEWEST, MOST, write_trace
 from rl_core.envs.rows import LEAD_IN, Record, Row, in_conversation, own_prompt, shown, struct_of
 from rl_core.envs.sft_examples import SftExamples
-from rl_core.envs.text_env import Question, Solved, TextEnv
+from rl_core.envs.text_env import ImportFrom, Question, Sft, Solved, TextEnv
 from rl_core.types import Message, Problem, ScoredText
 
 if TYPE_CHECKING:
@@ -53,7 +53,41 @@ _WHOLE_PROMPT = {
 }
 
 
-class CountdownConfig(TextEnv):
+def _has_truth(truth: Any) -> bool:
+    """Says whether there are numbers and a target."""
+    return isinstance(truth, dict) and {"target", "numbers"} <= {*truth}
+
+
+def _imported_settings(row: Record, model: str) -> dict[str, Any]:
+    """Returns how prompts reach the model: raw as TinyZero's, else by a chat template."""
+    prompt = row.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        text = str(prompt[0].get("content"))
+        if text.startswith("<|im_start|>"):
+            return {"env.prompt_template": "qwen-instruct"}
+        is_raw = len(prompt) == 1 and re.search(r"(^|\n)Assistant:", text)
+        return {} if is_raw else {"env.prompt_template": "chat"}
+    return {"env.prompt_template": "qwen-instruct"} if "instruct" in model else {}
+
+
+def _search_examples(give_up_prob: float, train: Solved, test: Solved) -> SftExamples:
+    from rl_core.envs.countdown.traces import SearchExamples
+
+    train_pairs, test_pairs = (
+        [(problem.messages[0]["content"], _numbers_and_target(problem)) for problem, _ in split]
+        for split in (train, test)
+    )
+    return SearchExamples(give_up_prob, train_pairs, test_pairs)
+
+
+def _search_trace(
+    env: TextEnv, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
+) -> str:
+    trace = write_trace(*_numbers_and_target(problem), give_up_prob=give_up_prob, rng=rng).text
+    return f"<think>{trace}" if env.prompt_template == "chat" else trace
+
+
+class Countdown(TextEnv):
     """The Countdown problem family: combine all numbers, each once, to make the target."""
 
     name: Literal["countdown"] = "countdown"
@@ -91,14 +125,21 @@ class CountdownConfig(TextEnv):
     checks_of_template: ClassVar = ("countdown_prompt",)
     answer_mark: ClassVar = "<answer>"
     own_columns: ClassVar = ("nums", "numbers", "target")
-    home_made: ClassVar = (
+    sft: ClassVar = Sft(
         f"Countdown with {FEWEST} or {MOST} numbers",
         f"env=countdown env.min_operands={FEWEST} env.max_operands={MOST}",
+        lambda env: env.min_operands >= FEWEST and env.max_operands <= MOST,
+        _search_examples,
+        _search_trace,
+        gives_up=True,
+        weak_models=("0.5b",),
     )
-    traces_give_up: ClassVar = True
-    weak_models: ClassVar = ("0.5b",)
-    script_words: ClassVar = ("countdown", "tinyzero")
-    script_remedy: ClassVar = "the run makes puzzles of its own; data.train_files=FILE names yours"
+    import_from: ClassVar = ImportFrom(
+        ("countdown", "tinyzero"),
+        "the run makes puzzles of its own; data.train_files=FILE names yours",
+        _has_truth,
+        _imported_settings,
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -214,47 +255,6 @@ class CountdownConfig(TextEnv):
         """Returns the numbers and the target."""
         numbers, target = _numbers_and_target(problem)
         return f"{', '.join(map(str, numbers))} = {target}"
-
-    @property
-    def is_taught(self) -> bool:
-        """Whether search traces are defined for so many numbers."""
-        return self.min_operands >= FEWEST and self.max_operands <= MOST
-
-    def home_made_examples(
-        self, *, give_up_prob: float, train: Solved, test: Solved
-    ) -> SftExamples:
-        """Returns search traces."""
-        from rl_core.envs.countdown.traces import SearchExamples
-
-        train_pairs, test_pairs = (
-            [(problem.messages[0]["content"], _numbers_and_target(problem)) for problem, _ in split]
-            for split in (train, test)
-        )
-        return SearchExamples(give_up_prob, train_pairs, test_pairs)
-
-    def write_trace(
-        self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
-    ) -> str:
-        """Returns a search of three or four numbers."""
-        trace = write_trace(*_numbers_and_target(problem), give_up_prob=give_up_prob, rng=rng).text
-        return f"<think>{trace}" if self.prompt_template == "chat" else trace
-
-    @staticmethod
-    def has_truth(truth: Any) -> bool:
-        """Says whether there are numbers and a target."""
-        return isinstance(truth, dict) and {"target", "numbers"} <= {*truth}
-
-    @staticmethod
-    def imported_settings(row: Record, model: str) -> dict[str, Any]:
-        """Returns how prompts reach the model: raw as TinyZero's, else by a chat template."""
-        prompt = row.get("prompt")
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-            text = str(prompt[0].get("content"))
-            if text.startswith("<|im_start|>"):
-                return {"env.prompt_template": "qwen-instruct"}
-            is_raw = len(prompt) == 1 and re.search(r"(^|\n)Assistant:", text)
-            return {} if is_raw else {"env.prompt_template": "chat"}
-        return {"env.prompt_template": "qwen-instruct"} if "instruct" in model else {}
 
 
 def _numbers_and_target(problem: Problem) -> tuple[tuple[int, ...], int]:

@@ -26,7 +26,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rl_core.envs.countdown import DATA_SOURCE, CountdownConfig, Template, message_templates
+from rl_core.envs.countdown import DATA_SOURCE, Countdown, Template, message_templates
 from rl_core.envs.countdown.forms import Ints, num_forms
 from rl_core.envs.countdown.scoring import ExpressionError, parse, run
 from rl_core.envs.countdown.solver import Solved, solution_texts, solve_range
@@ -61,7 +61,7 @@ class _Pool(NamedTuple):
     """Whether these are all that exist."""
 
 
-def generate_puzzles(env: CountdownConfig, *, size: int, seed: int) -> pl.DataFrame:
+def generate_puzzles(env: Countdown, *, size: int, seed: int) -> pl.DataFrame:
     """Returns `size` solvable puzzles, unique by (sorted numbers, target), in random order.
 
     Columns are `nums`, in the order in which they are shown; `target`; `solution`; and
@@ -89,7 +89,7 @@ def generate_puzzles(env: CountdownConfig, *, size: int, seed: int) -> pl.DataFr
 
 
 def _draw_pool(
-    env: CountdownConfig, num_operands: int, *, wanted: int, rng: np.random.Generator
+    env: Countdown, num_operands: int, *, wanted: int, rng: np.random.Generator
 ) -> _Pool:
     """Returns at least `wanted` puzzles, or all there are (within `MAX_SETS` sets of numbers)."""
     span = env.max_number - env.min_number + 1

@@ -2,8 +2,7 @@
 
 Data path stage 1. A task is a function of a seed and an index: the test split has the first
 questions, the train split the next ones, repeated questions left out. A question counts only if its
-scorer gives the package's own answer full marks after both were written and read again. The JSON
-keeps tuples and keys that are not texts, since scorers compare them.
+scorer gives the package's own answer full marks after both were written and read again.
 """
 
 import json
@@ -13,12 +12,12 @@ import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
-from enum import Enum
 from importlib.util import find_spec
 from itertools import islice
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final
 
-from rl_core.envs.reasoning_gym import DATA_SOURCE, INSTALL, ReasoningGymConfig
+from rl_core.envs.reasoning_gym import DATA_SOURCE, INSTALL, ReasoningGym
+from rl_core.envs.reasoning_gym.truths import REFUSED, WHY_REFUSED, to_json, with_enums
 from rl_core.envs.rows import Row, prompt_key
 from rl_core.system.child_process import Child, channel_to_parent, pack, unpack
 from rl_core.system.words import did_you_mean
@@ -29,18 +28,12 @@ _TRIED_AT_LEAST = 50
 _TRIED_PER_ROW = 10
 """A task that gives no new question in so many tries per row has too few."""
 
-REFUSED: Final = ("intermediate_integration", "polynomial_multiplication", "simple_integration")
-WHY_REFUSED: Final = "is not taken: its scorer runs what a model wrote as Python; leave it out"
-
 _PART: Final = 2**15
 """Characters of a message: the other end reads many small ones faster than a large one."""
 
-_TUPLE: Final = "__tuple__"
-_ITEMS: Final = "__items__"
-
 
 def make_rows(
-    env: ReasoningGymConfig, *, train_size: int, test_size: int, seed: int
+    env: ReasoningGym, *, train_size: int, test_size: int, seed: int
 ) -> dict[str, list[Row]]:
     """Returns the rows of both splits, the tasks mixed by their weights, or raises ValueError."""
     if find_spec("reasoning_gym") is None:
@@ -77,7 +70,7 @@ def _make_elsewhere(**asked: Any) -> dict[str, list[Row]]:
 
 
 def open_task(
-    name: str, env: ReasoningGymConfig, *, seed: int, num_rows: int
+    name: str, env: ReasoningGym, *, seed: int, num_rows: int
 ) -> tuple[Any, dict[str, Any]]:
     """Returns the package's data set of a task, and the settings that it was made with.
 
@@ -125,7 +118,7 @@ def _of_level(curriculum: Any, level: int) -> dict[str, Any]:
 
 
 def _problems(
-    env: ReasoningGymConfig, name: str, dataset: Any, config: Mapping[str, Any]
+    env: ReasoningGym, name: str, dataset: Any, config: Mapping[str, Any]
 ) -> Iterator[Row]:
     """Yields different questions; stops if the first tries give none."""
     from rl_core.envs.reasoning_gym.scoring import score_answer  # loads sympy
@@ -170,46 +163,6 @@ def _shares(weights: Collection[float], size: int) -> list[int]:
     for i in by_remainder[: size - sum(counts)]:
         counts[i] += 1
     return counts
-
-
-def to_json(value: Any) -> Any:
-    """Returns a value whose containers are lists and objects; other values stay as they are."""
-    if isinstance(value, tuple):
-        return {_TUPLE: [to_json(item) for item in value]}
-    if isinstance(value, list):
-        return [to_json(item) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    if all(isinstance(key, str) for key in value) and not {_TUPLE, _ITEMS} & value.keys():
-        return {key: to_json(item) for key, item in value.items()}
-    return {_ITEMS: [[to_json(key), to_json(item)] for key, item in value.items()]}
-
-
-def from_json(value: Any) -> Any:
-    """Returns what `to_json` was given."""
-    if isinstance(value, list):
-        return [from_json(item) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    if _TUPLE in value:
-        return tuple(from_json(item) for item in value[_TUPLE])
-    if _ITEMS in value:
-        return {from_json(key): from_json(item) for key, item in value[_ITEMS]}
-    return {key: from_json(item) for key, item in value.items()}
-
-
-def with_enums(config: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Returns settings with enums' members in place of texts, as the fields of `kind` say."""
-    hints = get_type_hints(kind)
-    return {name: _member(value, hints.get(name)) for name, value in config.items()}
-
-
-def _member(value: Any, hint: Any) -> Any:
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(value)
-    if isinstance(value, list) and get_args(hint):
-        return [_member(item, get_args(hint)[0]) for item in value]
-    return value
 
 
 def _answer_parent() -> None:

@@ -99,7 +99,7 @@ def test_it_is_imported_where_the_command_names_it(imported):
         sys.modules.pop("trap_env", None)
 
 
-NAMED = ["env.reward=trap_reward:score", "env.reward_env=[HF_TOKEN]"]
+NAMED = ["env.reward=trap_reward:score", "reward.env=[HF_TOKEN]"]
 CLUSTER = "resources.ray_address=127.0.0.1:9"
 REWARD = """
 from pathlib import Path
@@ -167,7 +167,8 @@ def on_the_hub(scored: Path) -> RunFolder:
     settings["data"] |= {"train_files": ["stranger/train"], "test_files": ["stranger/test"]}
     settings["model"]["path"] = "stranger/model"
     settings["sft"]["data"] = "stranger/sft"
-    settings["env"] |= {"reward": None, "reward_env": []}
+    settings["env"]["reward"] = None
+    settings["reward"]["env"] = []
     settings["resources"]["ray_address"] = None
     (run.path / "config.yaml").write_text(yaml.safe_dump(settings))
     run.update(data=str(scored.parent / "gone"))

@@ -10,8 +10,8 @@ from flows.errors import BadInputError
 from flows.nightly import nightly
 from flows.settings.compose import PresetName, compose, own_settings
 from rl_core.config.run import RunConfig
-from rl_core.envs.countdown import CountdownConfig
-from rl_core.envs.gsm8k import Gsm8kConfig
+from rl_core.envs.countdown import Countdown
+from rl_core.envs.gsm8k import Gsm8k
 from rl_core.resources.memory_need import machine_need
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.runs.settings_file import settings_as_yaml
@@ -65,7 +65,7 @@ def test_what_a_run_changed_of_its_preset_is_told():
         "actor.lr": (1e-6, 2e-6),
         "trainer.logger": (["console"], ["console", "wandb"]),
     }
-    of_another_env = own_settings(compose().model_copy(update={"env": Gsm8kConfig()}))
+    of_another_env = own_settings(compose().model_copy(update={"env": Gsm8k()}))
     assert of_another_env["env.name"] == ("countdown", "gsm8k")
     assert of_another_env["env.answer_from"] == ("anywhere", "strict")
     assert "env.max_number" not in of_another_env  # nobody set it to null
@@ -76,13 +76,13 @@ def test_what_a_run_changed_of_its_preset_is_told():
 @pytest.mark.parametrize(
     ("overrides", "env"),
     [
-        (["env=gsm8k"], Gsm8kConfig()),
-        (["preset=tinyzero-3b-instruct", "env=gsm8k"], Gsm8kConfig()),
-        (["preset=gsm8k-toy", "env=countdown"], CountdownConfig()),
-        (["preset=gsm8k-toy", "env=gsm8k"], Gsm8kConfig(source="toy", prompt_template="think")),
+        (["env=gsm8k"], Gsm8k()),
+        (["preset=tinyzero-3b-instruct", "env=gsm8k"], Gsm8k()),
+        (["preset=gsm8k-toy", "env=countdown"], Countdown()),
+        (["preset=gsm8k-toy", "env=gsm8k"], Gsm8k(source="toy", prompt_template="think")),
         (
             ["env=gsm8k", "env.source=toy", "env.reward=a:b", "data.max_prompt_length=99"],
-            Gsm8kConfig(source="toy", reward="a:b"),
+            Gsm8k(source="toy", reward="a:b"),
         ),
     ],
 )
@@ -94,17 +94,17 @@ def test_a_chosen_env_replaces_what_the_preset_says_of_its_own(overrides, env):
 @pytest.mark.parametrize(
     ("text", "env"),
     [
-        ("env: gsm8k", Gsm8kConfig()),
-        ("env: {name: gsm8k, source: toy}", Gsm8kConfig(source="toy")),
-        ("defaults: [override /env: gsm8k]\nenv: {source: toy}", Gsm8kConfig(source="toy")),
-        ("env: {max_operands: 5, reward: 'a:b'}", CountdownConfig(max_operands=5, reward="a:b")),
+        ("env: gsm8k", Gsm8k()),
+        ("env: {name: gsm8k, source: toy}", Gsm8k(source="toy")),
+        ("defaults: [override /env: gsm8k]\nenv: {source: toy}", Gsm8k(source="toy")),
+        ("env: {max_operands: 5, reward: 'a:b'}", Countdown(max_operands=5, reward="a:b")),
     ],
 )
 def test_a_file_may_name_its_env_as_config_prints_it(tmp_path, text, env):
     file = tmp_path / "own.yaml"
     file.write_text(text)
     assert compose([f"preset={file}"]).env == env
-    other = Gsm8kConfig if isinstance(env, CountdownConfig) else CountdownConfig
+    other = Gsm8k if isinstance(env, Countdown) else Countdown
     chosen = compose([f"preset={file}", f"env={other().name}"])
     assert chosen.env == other(reward=env.reward)
     printed = tmp_path / "printed.yaml"

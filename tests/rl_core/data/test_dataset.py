@@ -19,12 +19,12 @@ from rl_core.data.dataset import (
     read_verified,
     write_dataset,
 )
-from rl_core.envs.countdown import CountdownConfig, render_messages
+from rl_core.envs.countdown import Countdown, render_messages
 from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
 from tests.support.own_data import SOLVABLE, TINYZERO, write_tinyzero
 from tests.support.programs import python
 
-ENV = CountdownConfig(max_operands=3, max_number=20)
+ENV = Countdown(max_operands=3, max_number=20)
 DATA = DataConfig(train_size=60, test_size=20, seed=5)
 
 
@@ -79,14 +79,14 @@ def test_metadata_says_what_made_the_file(folder):
     [
         (ENV, DATA, "abad74527071a4b2c806c86e289e678b14177823babfe60c409cce5b0e8254b3"),
         (
-            CountdownConfig(
+            Countdown(
                 min_operands=2, max_number=6, min_target=1, max_target=300, prompt_template="chat"
             ),
             DataConfig(train_size=4_000, test_size=100, seed=5),
             "6c5aa3ec12b29a8479167836a6138d5d1b2cd4e03e87c9fb639a649dc1ef9133",
         ),
         (
-            CountdownConfig(max_operands=3, max_number=20, min_target=1, max_target=204),
+            Countdown(max_operands=3, max_number=20, min_target=1, max_target=204),
             DataConfig(train_size=20_000, test_size=512),
             "90b5e4d0b035b778d1788f327bad7938e551ed4e7838ff118e3e76fd54d16616",
         ),
@@ -107,10 +107,10 @@ def test_bytes_do_not_depend_on_the_number_of_cores(tmp_path):
         "import sys, pathlib, pyarrow\n"
         "from rl_core.config.run import DataConfig\n"
         "from rl_core.data.dataset import write_dataset\n"
-        "from rl_core.envs.countdown import CountdownConfig\n"
+        "from rl_core.envs.countdown import Countdown\n"
         "threads = int(sys.argv[2]); pyarrow.set_cpu_count(threads)\n"
         "pyarrow.set_io_thread_count(threads)\n"
-        "write_dataset(CountdownConfig(), DataConfig(train_size=70_000, test_size=20, seed=5),"
+        "write_dataset(Countdown(), DataConfig(train_size=70_000, test_size=20, seed=5),"
         " pathlib.Path(sys.argv[1]))"
     )
     variables = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS", "PYTHONHASHSEED")

@@ -8,7 +8,8 @@ import pytest
 
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import dataset_name, is_ready, read_problems, read_solved, write_dataset
-from rl_core.envs.gsm8k import Gsm8kConfig, extract_truth
+from rl_core.envs.gsm8k import Gsm8k
+from rl_core.envs.numbers import extract_truth
 from tests.support.own_data import put_in_cache
 from tests.support.seeded_faults import ROOT
 
@@ -31,7 +32,7 @@ def files_of(config: str, splits: tuple[str, ...]) -> dict[str, list[dict[str, s
 
 def test_the_default_source_is_read_from_the_cache(hub_cache, tmp_path):
     put_in_cache(hub_cache, NAME, files_of("main", ("train", "test")))
-    write_dataset(Gsm8kConfig(), DataConfig(), tmp_path / "out")
+    write_dataset(Gsm8k(), DataConfig(), tmp_path / "out")
     train, test = (read_problems(tmp_path / "out" / f"{s}.parquet") for s in ("train", "test"))
     assert [problem.ground_truth for problem in train + test] == ["18", "1800", "0.5"]
     assert [problem.index for problem in train + test] == [0, 1, 0]
@@ -40,9 +41,9 @@ def test_the_default_source_is_read_from_the_cache(hub_cache, tmp_path):
     rows = pq.read_table(tmp_path / "out" / "train.parquet")
     assert rows.column_names == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
     assert rows["extra_info"][1].as_py()["solution"] == "A lot.\n#### 1,800"
-    assert is_ready(Gsm8kConfig(), DataConfig(), tmp_path / "out")
+    assert is_ready(Gsm8k(), DataConfig(), tmp_path / "out")
     named = DataConfig(train_files=(NAME,), test_files=(NAME,))
-    write_dataset(Gsm8kConfig(), named, tmp_path / "named")
+    write_dataset(Gsm8k(), named, tmp_path / "named")
     assert pq.read_table(tmp_path / "named" / "train.parquet").equals(rows)
 
 
@@ -54,7 +55,7 @@ def test_the_default_source_is_read_from_the_cache(hub_cache, tmp_path):
 def test_a_cache_that_holds_something_else_is_not_enough(hub_cache, tmp_path, config, splits):
     put_in_cache(hub_cache, NAME, files_of(config, splits))
     with pytest.raises(ValueError, match="lacks files of the split"):  # offline
-        write_dataset(Gsm8kConfig(), DataConfig(), tmp_path / "out")
+        write_dataset(Gsm8k(), DataConfig(), tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_a_cache_that_holds_something_else_is_not_enough(hub_cache, tmp_path, co
 )
 def test_gsm8k_without_the_hub_says_what_to_give(tmp_path, source, said):
     with pytest.raises(ValueError, match=said):
-        write_dataset(Gsm8kConfig(source=source), DataConfig(), tmp_path / "out")
+        write_dataset(Gsm8k(source=source), DataConfig(), tmp_path / "out")
 
 
 TRUTHS = {
@@ -81,7 +82,7 @@ def test_truths_are_numbers_as_people_write_them_and_the_check_agrees(tmp_path):
     rows = [{"question": f"Row {i}?", "answer": answer} for i, answer in enumerate(TRUTHS)]
     (file := tmp_path / "own.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     data = DataConfig(train_files=(str(file),), test_size=2)
-    write_dataset(Gsm8kConfig(), data, tmp_path / "out")
+    write_dataset(Gsm8k(), data, tmp_path / "out")
     check = (ROOT / "sql" / "checks" / "gsm8k_ground_truth.sql").read_text()
     read = {}
     for split in ("train", "test"):
@@ -99,11 +100,11 @@ def test_truths_are_numbers_as_people_write_them_and_the_check_agrees(tmp_path):
 @pytest.mark.parametrize("answer", ["#### 18k", "#### 2 dozen", "#### 1/2", "#### 18 or 19"])
 def test_a_truth_that_is_another_number_is_refused(answer):
     with pytest.raises(ValueError, match="must end with '#### <number>'"):
-        Gsm8kConfig().read_row({"question": "How many?", "answer": answer})
+        Gsm8k().read_row({"question": "How many?", "answer": answer})
 
 
 def test_toy_word_problems_are_as_many_as_asked_for_and_shared_by_no_split(tmp_path):
-    env = Gsm8kConfig(source="toy", prompt_template="think")
+    env = Gsm8k(source="toy", prompt_template="think")
     data = DataConfig(train_size=300, test_size=40, seed=5)
     for folder in ("out", "again"):
         write_dataset(env, data, tmp_path / folder)
@@ -123,4 +124,4 @@ def test_toy_word_problems_are_as_many_as_asked_for_and_shared_by_no_split(tmp_p
     more = data.model_copy(update={"train_size": 301})
     with pytest.raises(ValueError, match=r"data\.train_size differs"):
         is_ready(env, more, tmp_path / "out")
-    assert dataset_name(Gsm8kConfig(), data) == dataset_name(Gsm8kConfig(), more)
+    assert dataset_name(Gsm8k(), data) == dataset_name(Gsm8k(), more)

@@ -21,7 +21,7 @@ from rl_core.data.sampling import (
     read_place,
     total_steps,
 )
-from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.countdown import Countdown
 from tests.support.runs import run_config
 
 
@@ -247,7 +247,7 @@ def test_a_checkpoint_of_other_problems_is_refused_with_both_numbers(tmp_path):
 
 
 def test_countdown_s_like_problems_have_as_many_numbers_and_the_same_operators(tmp_path):
-    env = CountdownConfig(max_operands=4, max_number=20)
+    env = Countdown(max_operands=4, max_number=20)
     write_dataset(env, DataConfig(train_size=300, test_size=10, train_batch_size=1), tmp_path / "d")
     classes = difficulty_classes(env, tmp_path / "d" / "train.parquet")
     assert len(classes) == 300

@@ -12,9 +12,9 @@ import yaml
 
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import dataset_name, is_ready, read_problems, read_verified, write_dataset
-from rl_core.envs.countdown import CountdownConfig, render_messages, score_response
+from rl_core.envs.countdown import Countdown, render_messages, score_response
 from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
-from rl_core.envs.gsm8k import Gsm8kConfig
+from rl_core.envs.gsm8k import Gsm8k
 from tests.support.own_data import (
     SOLVABLE,
     TINYZERO,
@@ -28,7 +28,7 @@ from tests.support.solving import solve
 
 TABLES = yaml.safe_load(Path(__file__).with_name("user_files.yaml").read_text())
 
-ENV = CountdownConfig()
+ENV = Countdown()
 Row = dict[str, Any]
 
 
@@ -40,9 +40,7 @@ def write_lines(file: Path, rows: list[Row]) -> str:
     return str(write_rows(file, rows))
 
 
-def made(
-    env: CountdownConfig | Gsm8kConfig, data: DataConfig, folder: Path
-) -> dict[str, list[Row]]:
+def made(env: Countdown | Gsm8k, data: DataConfig, folder: Path) -> dict[str, list[Row]]:
     """Rows of both splits as they lie on disk."""
     write_dataset(env, data, folder)
     return {
@@ -73,7 +71,7 @@ def test_countdown_rows_are_read_as_people_have_them(tmp_path, row, ending):
 def test_gsm8k_answers_may_be_plain_numbers(tmp_path, answer):
     rows = [{"question": asked, "answer": answer} for asked in ("0?", "1 ?", " 1  ?")]
     data = DataConfig(train_files=(write_lines(tmp_path / "a.jsonl", rows),), test_size=1)
-    (_,), (read,) = made(Gsm8kConfig(), data, tmp_path / "out").values()  # white space is no other
+    (_,), (read,) = made(Gsm8k(), data, tmp_path / "out").values()  # white space is no other
     assert read["reward_model"]["ground_truth"] == ("1004" if answer == "1,004" else "4")
     assert not read["extra_info"]["solution"].endswith("\n")
 
@@ -81,7 +79,7 @@ def test_gsm8k_answers_may_be_plain_numbers(tmp_path, answer):
 def test_numbers_and_targets_become_whole_rows(tmp_path):
     train = write_lines(tmp_path / "train.jsonl", plain(SOLVABLE[:4]))
     test = write_lines(tmp_path / "test.jsonl", plain(SOLVABLE[4:]))
-    env = CountdownConfig(prompt_template="qwen-instruct")
+    env = Countdown(prompt_template="qwen-instruct")
     data = DataConfig(train_files=(train,), test_files=(test,), test_size=1)
     rows = made(env, data, tmp_path / "out")
     assert [len(rows["train"]), len(rows["test"])] == [4, 2], "test files are taken whole"
@@ -192,7 +190,7 @@ def test_foreign_prompts_are_kept(tmp_path):
     ("env", "row", "words"),
     [
         *((ENV, *row) for row in TABLES["unusable rows"]),
-        *((Gsm8kConfig(), *row) for row in TABLES["unusable rows of GSM8K"]),
+        *((Gsm8k(), *row) for row in TABLES["unusable rows of GSM8K"]),
     ],
 )
 def test_rows_that_cannot_be_used_name_file_row_value_and_limit(tmp_path, env, row, words):
@@ -217,19 +215,19 @@ def test_the_name_follows_the_content_of_the_files(tmp_path):
     one = write_lines(tmp_path / "one.jsonl", plain(SOLVABLE))
     two = write_lines(tmp_path / "two.jsonl", plain(SOLVABLE))
 
-    def name(*files: str, env: CountdownConfig = ENV, **data: Any) -> str:
+    def name(*files: str, env: Countdown = ENV, **data: Any) -> str:
         return dataset_name(env, DataConfig.model_validate({"train_files": files, **data}))
 
     assert name(one) == name(two), "where a file lies does not matter"
     assert name(one) == name(one, seed=5, train_batch_size=8), "nothing is drawn"
-    assert name(one) == name(one, env=CountdownConfig(max_number=20, full_score=2.0))
+    assert name(one) == name(one, env=Countdown(max_number=20, full_score=2.0))
     different = [
         name(one),
         name(one, two),
         name(one, train_size=5),
         name(one, test_size=5),
         name(one, test_files=(two,)),
-        name(one, env=CountdownConfig(prompt_template="chat")),
+        name(one, env=Countdown(prompt_template="chat")),
         dataset_name(ENV, DataConfig()),
     ]
     assert name(one, test_files=(two,)) == name(one, test_files=(two,), test_size=5)
@@ -274,12 +272,12 @@ def verl_gsm8k(row: int) -> Row:
 def test_gsm8k_rows_of_every_shape(tmp_path, kind, shape, caplog):
     file = write_lines(tmp_path / f"a.{kind}", [shape(0), shape(1), shape(2), shape(0)])
     data = DataConfig(train_files=(file,), test_size=2)
-    out = made(Gsm8kConfig(source="not/asked"), data, tmp_path / "out")
+    out = made(Gsm8k(source="not/asked"), data, tmp_path / "out")
     assert [row["reward_model"]["ground_truth"] for row in out["train"]] == ["1800"], "test wins"
     assert [row["reward_model"]["ground_truth"] for row in out["test"]] == [".5", "18"]
     assert [row["prompt"] for row in out["test"]] == [verl_gsm8k(i)["prompt"] for i in (2, 0)]
     assert out["train"][0]["extra_info"]["solution"].endswith("00")
     schema = pq.read_schema(tmp_path / "out" / "test.parquet")
-    assert schema.remove_metadata().equals(Gsm8kConfig.arrow_schema())
+    assert schema.remove_metadata().equals(Gsm8k.arrow_schema())
     assert read_problems(tmp_path / "out" / "test.parquet")[1].ground_truth == "18"
     assert not [record for record in caplog.records if record.levelname == "WARNING"]

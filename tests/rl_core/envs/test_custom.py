@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import read_problems, write_dataset
-from rl_core.envs.custom import CustomConfig
+from rl_core.envs.custom import Custom
 from rl_core.rewards.scoring import start_rewards
 from rl_core.types import Problem, ScoredText
 
@@ -20,12 +20,12 @@ ASKED = [{"role": "user", "content": "Capital of France?"}]
 
 
 def score(response: str, truth: Any, **settings: Any) -> ScoredText:
-    return CustomConfig(**settings).score(response, truth)
+    return Custom(**settings).score(response, truth)
 
 
 @pytest.mark.parametrize(("row", "truth", "content"), TABLES["rows"])
 def test_a_row_says_what_is_asked_and_what_is_right(row, truth, content):
-    problem = CustomConfig().read_row(row)
+    problem = Custom().read_row(row)
     assert problem.truth == truth
     assert problem.prompt == [{"role": "user", "content": content}]
 
@@ -33,15 +33,15 @@ def test_a_row_says_what_is_asked_and_what_is_right(row, truth, content):
 @pytest.mark.parametrize(("row", "said"), TABLES["refused"])
 def test_what_is_missing_is_named(row, said):
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
-        CustomConfig().read_row(row)
+        Custom().read_row(row)
     assert said in str(caught.value)
 
 
 def test_a_conversation_wants_chat_tags():
     row = {"prompt": [{"role": "system", "content": "Be brief."}, *ASKED], "answer": "Paris"}
-    assert len(CustomConfig().read_row(row).prompt) == 2
+    assert len(Custom().read_row(row).prompt) == 2
     with pytest.raises(ValueError, match=r"use env\.prompt_template=chat"):
-        CustomConfig(prompt_template="base").read_row(row)
+        Custom(prompt_template="base").read_row(row)
 
 
 def test_truths_of_any_shape_come_back_as_they_were(tmp_path):
@@ -51,7 +51,7 @@ def test_truths_of_any_shape_come_back_as_they_were(tmp_path):
     rows += [{"prompt": "Last?", "answer": "last", "data_source": "mine/last"}]
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
     files = (str(tmp_path / "mine.jsonl"),)
-    env = CustomConfig()
+    env = Custom()
     write_dataset(env, DataConfig(train_files=files, test_size=1), tmp_path / "made")
     train = read_problems(tmp_path / "made" / "train.parquet")
     assert [problem.ground_truth for problem in train] == truths  # and no question twice
@@ -85,7 +85,7 @@ def test_any_text_has_a_score(response, truth):
 
 @pytest.mark.parametrize("template", ["chat", "base"])
 def test_a_problem_is_shown_without_the_words_of_its_template(template):
-    env = CustomConfig.model_validate({"prompt_template": template})
+    env = Custom.model_validate({"prompt_template": template})
     for row in ({"question": "Capital of 日本?"}, {"prompt": "Capital of 日本?"}):
         asked = env.read_row(row | {"answer": "東京"}).prompt
         problem = Problem(0, "custom", tuple(asked), "東京", 0)
@@ -100,7 +100,7 @@ def test_a_function_gets_the_rows_own_truth_and_extra_info(tmp_path):
     ]
     rows.insert(0, {"prompt": "Without?", "answer": {"city": "Paris"}})
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    env = CustomConfig(reward="tests.support.user_rewards:as_mapping")
+    env = Custom(reward="tests.support.user_rewards:as_mapping")
     data = DataConfig(train_files=(str(tmp_path / "mine.jsonl"),), test_size=1)
     write_dataset(env, data, tmp_path / "made")
     without, own = read_problems(tmp_path / "made" / "train.parquet")

@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS, find_env
-from rl_core.envs.countdown import CountdownConfig
-from rl_core.envs.gsm8k import Gsm8kConfig
+from rl_core.envs.countdown import Countdown
+from rl_core.envs.gsm8k import Gsm8k
 from rl_core.types import ScoredText
 
 SQL = Path(__file__).parents[3] / "sql"
@@ -16,25 +16,25 @@ TRUTH = {"target": 14, "numbers": [2, 3, 4]}
 
 
 def test_options_come_from_the_settings():
-    env = CountdownConfig(answer_from="last_line", format_score=0.2, full_score=2.0)
+    env = Countdown(answer_from="last_line", format_score=0.2, full_score=2.0)
     right = "<answer> 2 + 3 * 4 </answer>"
     assert env.score(right, TRUTH) == ScoredText(2.0, "correct", "2 + 3 * 4", "14")
     assert env.score("<answer>2</answer>", TRUTH) == ScoredText(0.2, "wrong_numbers", "2")
     assert env.score("nothing", TRUTH) == ScoredText(0.0, "no_answer", None)
-    lenient = Gsm8kConfig(answer_from="lenient", format_score=0.1, full_score=3.0)
+    lenient = Gsm8k(answer_from="lenient", format_score=0.1, full_score=3.0)
     assert lenient.score("so 18", "18") == ScoredText(3.0, "correct", "18", "18")
     assert lenient.score("so 17", "18") == ScoredText(0.1, "wrong_value", "17", "17")
 
 
 def test_an_answer_has_a_value_in_lowest_terms():
     def value(numbers: list[int], response: str) -> str | None:
-        return CountdownConfig().score(response, {"target": 1, "numbers": numbers}).value
+        return Countdown().score(response, {"target": 1, "numbers": numbers}).value
 
     assert value([7, 4, 2], "<answer>7 / (4 / 2)</answer>") == "7/2"
     assert value([7, 4, 2], "<answer>(4 - 2) + 7</answer>") == value([9, 1], "<answer>9*1</answer>")
     assert value([7, 4], "<answer>4 + 4</answer>") is None
     assert value([7, 4], "no answer") is None
-    gsm8k = Gsm8kConfig(answer_from="lenient")
+    gsm8k = Gsm8k(answer_from="lenient")
     values = {gsm8k.score(text, "18").value for text in ("18", "18.", "18.00", "$18", "so 18!")}
     assert values == {"18"}
     assert gsm8k.score("1,800 or 3.50", "18").value == "7/2"
@@ -43,13 +43,13 @@ def test_an_answer_has_a_value_in_lowest_terms():
 
 def test_each_env_is_scored_strictly_and_leniently():
     right = "<answer> 2 + 3 * 4 </answer>"
-    for env in (CountdownConfig(), CountdownConfig(answer_from="last_line", format_score=0.5)):
+    for env in (Countdown(), Countdown(answer_from="last_line", format_score=0.5)):
         strict, lenient = env.strict_and_lenient()
         verdicts = [e.score(right + "\nor so", TRUTH).verdict for e in (strict, lenient)]
         assert verdicts == ["no_answer", "correct"]
         assert strict.score(right, TRUTH).verdict == "correct"
         assert strict.model_copy(update={"answer_from": env.answer_from}) == env
-    strict, lenient = Gsm8kConfig().strict_and_lenient()
+    strict, lenient = Gsm8k().strict_and_lenient()
     assert [e.score("so 18", "18").verdict for e in (strict, lenient)] == ["no_answer", "correct"]
     assert strict.score("#### 18", "18").verdict == "correct"
 
@@ -87,7 +87,7 @@ def test_a_section_env_is_checked_by_the_env_that_it_names(section, said):
 
 
 def test_settings_come_back_from_json_as_their_own_model():
-    config = RunConfig(env=Gsm8kConfig(source="toy"))
+    config = RunConfig(env=Gsm8k(source="toy"))
     again = RunConfig.model_validate_json(config.model_dump_json())
     assert again == config
-    assert type(again.env) is Gsm8kConfig
+    assert type(again.env) is Gsm8k

@@ -9,16 +9,16 @@ import yaml
 
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import difficulty_classes, read_problems, write_dataset
-from rl_core.envs.number_questions import NumberQuestionsConfig
+from rl_core.envs.number_questions import NumberQuestions
 from rl_core.types import Problem
 
-STRICT, LENIENT = (NumberQuestionsConfig(answer_from=how) for how in ("strict", "lenient"))
+STRICT, LENIENT = (NumberQuestions(answer_from=how) for how in ("strict", "lenient"))
 READINGS = yaml.safe_load(Path(__file__).with_name("number_questions.yaml").read_text())
 
 
 def made(folder: Path, *, train: int = 300, test: int = 50, seed: int = 0) -> list[list[Problem]]:
     data = DataConfig(train_size=train, test_size=test, seed=seed)
-    write_dataset(NumberQuestionsConfig(), data, folder)
+    write_dataset(NumberQuestions(), data, folder)
     return [read_problems(folder / f"{split}.parquet") for split in ("train", "test")]
 
 
@@ -36,7 +36,7 @@ def test_questions_have_their_answers_and_no_set_of_numbers_is_asked_twice(tmp_p
 
 def test_the_curriculum_tells_lists_by_length_and_products_by_digits(tmp_path):
     made(tmp_path)
-    classes = set(difficulty_classes(NumberQuestionsConfig(), tmp_path / "train.parquet"))
+    classes = set(difficulty_classes(NumberQuestions(), tmp_path / "train.parquet"))
     assert {f"number_questions/largest {n} numbers, 2 digits" for n in (3, 4, 5)} <= classes
     assert {f"number_questions/times 2 numbers, {n} digits" for n in (2, 3)} <= classes
 

@@ -11,8 +11,9 @@ import psutil
 import pytest
 import torch
 
-from rl_core.envs.countdown import CountdownConfig
-from rl_core.envs.gsm8k import Gsm8kConfig
+from rl_core.config.rollout import RewardConfig
+from rl_core.envs.countdown import Countdown
+from rl_core.envs.gsm8k import Gsm8k
 from rl_core.rewards.reward_worker import checked
 from rl_core.rewards.scoring import Rewards, refusal, start_rewards
 from rl_core.types import Problem, ScoredText
@@ -25,8 +26,8 @@ TRUTH = {"target": 3, "numbers": [1, 2]}
 HERE = "tests.support.user_rewards"
 
 
-def env(function: str, **options: Any) -> Gsm8kConfig:
-    return Gsm8kConfig.model_validate({"reward": f"{HERE}:{function}"} | options)
+def env(function: str, **options: Any) -> Gsm8k:
+    return Gsm8k.model_validate({"reward": f"{HERE}:{function}"} | options)
 
 
 def children() -> list[psutil.Process]:
@@ -46,11 +47,11 @@ def scores(rewards: Rewards, *responses: str) -> list[ScoredText]:
 
 def test_without_a_function_the_envs_own_rule_scores_at_once():
     before = children()
-    with start_rewards(CountdownConfig()) as rewards:
+    with start_rewards(Countdown()) as rewards:
         problem = Problem(0, "countdown", (), TRUTH, 1)
         scored = rewards.submit("<answer>1 + 2</answer>", problem)
         assert scored.done()
-        assert scored.result() == CountdownConfig().score("<answer>1 + 2</answer>", TRUTH)
+        assert scored.result() == Countdown().score("<answer>1 + 2</answer>", TRUTH)
         assert children() == before
 
 
@@ -64,7 +65,7 @@ def test_a_number_is_a_score_and_the_full_score_is_correct():
 
 
 def test_a_mapping_says_what_is_correct_and_what_was_read():
-    with start_rewards(env("as_mapping", reward_workers=2)) as rewards:
+    with start_rewards(env("as_mapping"), RewardConfig(workers=2)) as rewards:
         right, *wrong = scores(rewards, "right", *["wrong"] * 9)
     asked = {
         "data_source": "my/data",
@@ -99,7 +100,7 @@ def test_it_inherits_no_credential_but_those_it_is_lent(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MY_CHOICE", "kept")
     for lent in ((), ("OPENAI_KEY",)):
-        with start_rewards(env("environment_of", reward_env=lent)) as rewards:
+        with start_rewards(env("environment_of"), RewardConfig(env=lent)) as rewards:
             (said,) = scores(rewards, "")
         assert "MY_CHOICE=kept" in said.answer
         assert {name for name in SECRETS if f"{name}=" in said.answer} == {*lent}
@@ -127,9 +128,9 @@ def test_a_module_of_the_working_folder_shadows_none_that_is_installed(tmp_path,
         "import json, numpy, psutil\ndef score(**asked): return len(psutil.pids()) > 0\n"
     )
     monkeypatch.chdir(folder)
-    with start_rewards(Gsm8kConfig(reward="own_rules:score")) as rewards:
+    with start_rewards(Gsm8k(reward="own_rules:score")) as rewards:
         assert [one.verdict for one in scores(rewards, "")] == ["correct"]
-    assert "No module named 'other_rules'" in str(refusal(CountdownConfig(reward="other_rules:f")))
+    assert "No module named 'other_rules'" in str(refusal(Countdown(reward="other_rules:f")))
     assert sprung(folder) == ""
 
 
@@ -139,7 +140,7 @@ def test_whatever_a_function_does_costs_its_own_response_alone(caplog):
     # A good one behind each: an answer that came late would be taken for that one's.
     responses = [r for one in bad for r in (one, "fine")] + ["noise", "fork", "fine", "fine"]
     caplog.set_level(logging.WARNING)
-    with start_rewards(env("misbehave", reward_timeout_s=2.0, reward_memory_mib=512)) as rewards:
+    with start_rewards(env("misbehave"), RewardConfig(timeout_s=2.0, memory_mib=512)) as rewards:
         scored = scores(rewards, *responses)
 
     def left() -> list[list[str]]:  # killed, and for a moment still there
@@ -186,7 +187,7 @@ def test_what_is_no_score(returned, why):
 
 
 def test_reasons_in_words(caplog):
-    with start_rewards(env("misbehave", reward_timeout_s=0.5)) as rewards:
+    with start_rewards(env("misbehave"), RewardConfig(timeout_s=0.5)) as rewards:
         scores(rewards, "segfault", "loop", "hog")
     reasons = ("its process died: killed by SIGSEGV", "no answer within 0.5 s", "MemoryError:")
     for record, reason in zip(caplog.records, reasons, strict=True):
@@ -206,7 +207,7 @@ def test_reasons_in_words(caplog):
     ],
 )
 def test_a_function_that_can_never_score_is_refused_in_one_line(name, why):
-    config = CountdownConfig(reward=name)
+    config = Countdown(reward=name)
     with pytest.raises(ValueError, match="cannot be loaded") as caught, start_rewards(config):
         pass
     message = refusal(config)
@@ -225,11 +226,11 @@ def test_a_function_is_tried_before_the_start():
         assert refusal(env(name)) is None
         assert why in refusal(env(name), [PROBLEM, PROBLEM])
     assert refusal(env("same_text"), [PROBLEM, PROBLEM]) is None
-    assert refusal(CountdownConfig()) is None
+    assert refusal(Countdown()) is None
 
 
 def test_leaving_in_the_middle_waits_for_nobody():
-    with start_rewards(env("misbehave", reward_timeout_s=600.0, reward_workers=2)) as rewards:
+    with start_rewards(env("misbehave"), RewardConfig(timeout_s=600.0, workers=2)) as rewards:
         hanging = [rewards.submit("loop", PROBLEM) for _ in range(10)]
         wait_for(lambda: sum(scored.running() for scored in hanging) == 2)
     assert all(scored.done() for scored in hanging)
@@ -238,12 +239,13 @@ def test_leaving_in_the_middle_waits_for_nobody():
 def test_a_killed_trainer_leaves_no_reward_process(tmp_path):
     code = f"""
         import sys
-        from rl_core.envs.gsm8k import Gsm8kConfig
+        from rl_core.envs.gsm8k import Gsm8k
+        from rl_core.config.rollout import RewardConfig
         from rl_core.rewards.scoring import start_rewards
         from rl_core.types import Problem
 
-        env = Gsm8kConfig(reward="{HERE}:slow", reward_timeout_s=600)
-        with start_rewards(env) as rewards:
+        env = Gsm8k(reward="{HERE}:slow")
+        with start_rewards(env, RewardConfig(timeout_s=600)) as rewards:
             rewards.submit({str(tmp_path / "pid")!r}, Problem(0, "", (), "", 0)).result()
     """
     told = tmp_path / "pid"

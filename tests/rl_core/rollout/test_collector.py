@@ -66,7 +66,7 @@ def run(
         algorithm={"estimator": "grpo", "group_size": 2, "kl_mode": "none"} | algorithm,
         data={"train_batch_size": 128},
     )
-    with start_rewards(config.env) as rewards:
+    with start_rewards(config.env, config.reward) as rewards:
         return collect(
             config,
             problems,

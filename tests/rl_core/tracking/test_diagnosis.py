@@ -84,7 +84,7 @@ def test_a_reward_function_that_fails_is_told_at_once():
         "env.reward gives no score for some responses, which count as 0 "
         "(reward/verdict/reward_error is 0.500 of the last steps). Try: the log says why for the "
         "first of them, and countdown-train sql samples_of_a_verdict -p verdict=reward_error shows "
-        "some; env.reward_timeout_s and env.reward_memory_mib are the limits"
+        "some; reward.timeout_s and reward.memory_mib are the limits"
     ]
     healed = failing + [{"step": i, "critic/score/mean": 0.3} for i in range(2, 13)]
     assert rules(healed) == []

@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.countdown import Countdown
 from rl_core.envs.countdown import puzzles as module
 from rl_core.envs.countdown.forms import Ints
 from rl_core.envs.countdown.puzzles import (
@@ -33,7 +33,7 @@ def keys(puzzles: pl.DataFrame) -> set[tuple[tuple[int, ...], int]]:
     [(300, {"max_operands": 4, "min_number": 3, "max_number": 40}), (50, {"max_operands": 6})],
 )
 def test_puzzles_fit_the_settings_and_are_proved(size, options):
-    env = CountdownConfig.model_validate({"min_operands": 2} | options)
+    env = Countdown.model_validate({"min_operands": 2} | options)
     puzzles = generate_puzzles(env, size=size, seed=1)
     assert len(keys(puzzles)) == len(puzzles) == size
     for row, (nums, target, solution, num_solutions) in enumerate(puzzles.iter_rows()):
@@ -50,7 +50,7 @@ def test_puzzles_fit_the_settings_and_are_proved(size, options):
 
 
 def test_everything_that_exists_can_be_asked_for_and_not_one_more():
-    env = CountdownConfig(min_operands=2, max_operands=3, max_number=4, min_target=5, max_target=12)
+    env = Countdown(min_operands=2, max_operands=3, max_number=4, min_target=5, max_target=12)
     exist = {
         (numbers, target)
         for numbers in [(a, b) for a in range(1, 5) for b in range(a, 5)]
@@ -64,7 +64,7 @@ def test_everything_that_exists_can_be_asked_for_and_not_one_more():
 
 
 def test_a_seed_fixes_the_puzzles():
-    env = CountdownConfig(max_operands=3, max_number=20)
+    env = Countdown(max_operands=3, max_number=20)
     first = generate_puzzles(env, size=100, seed=7)
     assert first.equals(generate_puzzles(env, size=100, seed=7))
     assert len(keys(first) & keys(generate_puzzles(env, size=100, seed=8))) < 20
@@ -72,7 +72,7 @@ def test_a_seed_fixes_the_puzzles():
 
 def test_every_puzzle_is_equally_likely_where_all_are_known():
     """How often a puzzle comes in 200 draws of a fifth of all is binomial, for each alike."""
-    env = CountdownConfig(max_operands=3, max_number=6, max_target=30)
+    env = Countdown(max_operands=3, max_number=6, max_target=30)
     with pytest.raises(ValueError, match=r"only \d+ exist") as caught:
         generate_puzzles(env, size=10**6, seed=0)
     total, rounds = int(str(caught.value).split("only ")[1].split()[0]), 200
@@ -93,7 +93,7 @@ def counts(column: Ints) -> Ints:
 
 def test_a_sample_from_some_sets_of_numbers_is_spread_as_all_puzzles_are():
     """5,722 of 8,855 sets of four are looked at; each gives some five of the puzzles."""
-    env = CountdownConfig(min_operands=4, max_number=20)
+    env = Countdown(min_operands=4, max_number=20)
     sets = np.asarray(list(combinations_with_replacement(range(1, 21), 4)))
     whole = solve_range(sets, low=10, high=99)
     total = len(whole.rows)
@@ -163,7 +163,7 @@ def test_splits_and_slices_are_read_right():
 @pytest.mark.parametrize("template", ["base", "qwen-instruct", "chat"])
 def test_rows_equal_a_plain_loop(template, monkeypatch):
     monkeypatch.setattr(module, "_CHUNK_ROWS", 16)
-    puzzles = generate_puzzles(CountdownConfig(min_operands=2, max_number=12), size=50, seed=0)
+    puzzles = generate_puzzles(Countdown(min_operands=2, max_number=12), size=50, seed=0)
     table = countdown_table(puzzles, split="test", template=template)
     assert table.schema == COUNTDOWN_DATASET
     table.validate(full=True)

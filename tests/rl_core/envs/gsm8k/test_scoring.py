@@ -9,7 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.envs.gsm8k import Gsm8kConfig, extract_truth, score_response
+from rl_core.envs.gsm8k import Gsm8k
+from rl_core.envs.numbers import extract_truth, score_response
 
 TABLES = yaml.safe_load(Path(__file__).with_name("scoring.yaml").read_text())
 
@@ -89,8 +90,8 @@ def test_truth_is_the_text_after_the_hashes_without_commas():
 
 def test_prompts_hold_the_question_and_ask_for_the_hashes():
     question = "A {strange} question: 2 + 2?"
-    (chat,) = Gsm8kConfig(prompt_template="chat").render(question)
-    (think,) = Gsm8kConfig(prompt_template="think").render(question)
+    (chat,) = Gsm8k(prompt_template="chat").render(question)
+    (think,) = Gsm8k(prompt_template="think").render(question)
     words = 'Let\'s think step by step and output the final answer after "####".'
     assert chat == {"role": "user", "content": f"{question} {words}"}
     assert f"\nUser: {question} Show your work in <think> </think> tags." in think["content"]

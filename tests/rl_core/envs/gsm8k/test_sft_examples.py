@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from rl_core.envs.gsm8k import Gsm8kConfig, score_response
+from rl_core.envs.gsm8k import Gsm8k
+from rl_core.envs.numbers import score_response
 from rl_core.envs.sft_examples import SftText
 from rl_core.envs.word_problems import (
     SolutionExamples,
@@ -33,7 +34,7 @@ class Draws(random.Random):
 
 
 def some_pairs(count: int) -> list[tuple[str, str]]:
-    env = Gsm8kConfig(prompt_template="think")
+    env = Gsm8k(prompt_template="think")
     return [
         (env.render(problem["question"])[0]["content"], problem["answer"])
         for problem in generate_word_problems(size=count, seed=3)
@@ -123,8 +124,8 @@ def test_a_given_model_reads_solutions_without_annotations():
         ("chat", f"{body}\n#### 1800"),
         ("think", f"\n{body}</think>\n#### 1800"),
     ):
-        env = Gsm8kConfig(prompt_template=template)
-        assert env.write_trace(problem, solution, Draws(), 0.0) == written
+        env = Gsm8k(prompt_template=template)
+        assert env.sft.write_trace(env, problem, solution, Draws(), 0.0) == written
 
 
 def test_a_model_is_judged_by_its_answers_and_its_annotations():

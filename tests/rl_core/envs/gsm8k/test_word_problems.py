@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_core.envs.gsm8k import extract_truth, score_response
+from rl_core.envs.numbers import extract_truth, score_response
 from rl_core.envs.word_problems import LARGEST_VALUE, MAX_STEPS, generate_word_problems
 
 _STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = <<(\d+)([-+*/])(\d+)=(\d+)>>(\d+) [a-z]+\.")

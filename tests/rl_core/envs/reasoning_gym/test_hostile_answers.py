@@ -9,7 +9,8 @@ import psutil
 import pytest
 import yaml
 
-from rl_core.envs.reasoning_gym import ReasoningGymConfig
+from rl_core.config.rollout import RewardConfig
+from rl_core.envs.reasoning_gym import ReasoningGym
 from rl_core.rewards.scoring import Rewards, start_rewards
 from rl_core.types import Problem
 from tests.support.hostile_answers import COSTLY, attacks
@@ -19,8 +20,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", SyntaxWarning)
     from reasoning_gym.factory import DATASETS
 
-from rl_core.envs.reasoning_gym.problems import REFUSED, _truth, from_json, open_task
+from rl_core.envs.reasoning_gym.problems import _truth, open_task
 from rl_core.envs.reasoning_gym.scoring import compute_score
+from rl_core.envs.reasoning_gym.truths import REFUSED, from_json
 
 TABLES = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text())
 WITHOUT_ANSWERS = ("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour")
@@ -28,7 +30,8 @@ EXECUTED = (
     *("string_insertion", "spiral_matrix", "binary_matrix", "n_queens", "countdown", "puzzle24"),
 )
 """By the package's own scorers."""
-ENV = ReasoningGymConfig(reward_timeout_s=300)  # of a busy machine: CPU seconds are the limit
+ENV = ReasoningGym()
+LIMITS = RewardConfig(timeout_s=300)  # of a busy machine: CPU seconds are the limit
 
 
 def first_truth(task: str) -> dict[str, Any]:
@@ -45,7 +48,7 @@ def verdicts(rewards: Rewards, truth: dict[str, Any], answers: list[str]) -> lis
 
 @pytest.fixture(scope="module")
 def rewards() -> Iterator[Rewards]:
-    with start_rewards(ENV) as started:
+    with start_rewards(ENV, LIMITS) as started:
         yield started
 
 

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from flows.settings.compose import compose
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import dataset_name, is_ready, read_problems, write_dataset
-from rl_core.envs.countdown import CountdownConfig
-from rl_core.envs.reasoning_gym import ReasoningGymConfig
-from rl_core.envs.reasoning_gym.problems import from_json, to_json
+from rl_core.envs.countdown import Countdown
+from rl_core.envs.reasoning_gym import ReasoningGym
+from rl_core.envs.reasoning_gym.truths import from_json, to_json
 from rl_core.rewards.scoring import start_rewards
 from rl_core.types import Problem
 
@@ -27,12 +27,12 @@ EVERY_TASK = """
 import hashlib, warnings
 warnings.simplefilter("ignore", SyntaxWarning)
 from reasoning_gym.factory import DATASETS
-from rl_core.envs.reasoning_gym import ReasoningGymConfig
-from rl_core.envs.reasoning_gym.problems import REFUSED
+from rl_core.envs.reasoning_gym import ReasoningGym
+from rl_core.envs.reasoning_gym.truths import REFUSED
 WITHOUT_ANSWERS = "boxnet composite graph_color propositional_logic rubiks_cube rush_hour".split()
 SLOW = "futoshiki sokoban zebra_puzzles".split()
 tasks = sorted({*DATASETS} - {*WITHOUT_ANSWERS, *SLOW, *REFUSED})
-rows = ReasoningGymConfig(task=tasks).make_splits(train_size=5 * len(tasks), test_size=0, seed=3)
+rows = ReasoningGym(task=tasks).make_splits(train_size=5 * len(tasks), test_size=0, seed=3)
 for row in rows["train"].to_pylist():
     print(row["data_source"], hashlib.md5(repr(row).encode()).hexdigest())
 """
@@ -40,7 +40,7 @@ for row in rows["train"].to_pylist():
 
 def made(folder: Path, *, train: int = 30, test: int = 9, **env: Any) -> dict[str, list[Problem]]:
     data = DataConfig(train_size=train, test_size=test, seed=env.pop("seed", 0))
-    write_dataset(ReasoningGymConfig(**env), data, folder)
+    write_dataset(ReasoningGym(**env), data, folder)
     return {split: read_problems(folder / f"{split}.parquet") for split in ("train", "test")}
 
 
@@ -69,7 +69,7 @@ def test_a_seed_gives_the_same_questions_in_each_process():
 
 
 def test_its_own_scorer_judges_in_a_process_with_limits(tmp_path):
-    env = ReasoningGymConfig(task=("gcd",))
+    env = ReasoningGym(task=("gcd",))
     problem = made(tmp_path / "made", task="gcd")["train"][0]
     right = problem.ground_truth["answer"]
     with start_rewards(env) as rewards:
@@ -110,7 +110,7 @@ def test_what_the_package_cannot_give_is_said(tmp_path, env, said):
 @pytest.mark.parametrize(("env", "said"), TABLES["settings"])
 def test_settings_are_checked(env, said):
     with pytest.raises(ValidationError) as caught:
-        ReasoningGymConfig(**env)
+        ReasoningGym(**env)
     assert said in str(caught.value)
 
 
@@ -152,13 +152,13 @@ def test_containers_come_back_from_json_as_they_were(value):
 
 
 def test_another_version_of_the_package_makes_another_data_set(tmp_path, monkeypatch):
-    env, data = ReasoningGymConfig(), DataConfig(train_size=4, test_size=2)
-    name, countdown = dataset_name(env, data), dataset_name(CountdownConfig(), data)
+    env, data = ReasoningGym(), DataConfig(train_size=4, test_size=2)
+    name, countdown = dataset_name(env, data), dataset_name(Countdown(), data)
     write_dataset(env, data, tmp_path / name)
     assert is_ready(env, data, tmp_path / name)
     monkeypatch.setattr("rl_core.data.dataset.version_of", lambda package: "9.9")
     assert dataset_name(env, data) != name
-    assert dataset_name(CountdownConfig(), data) == countdown
+    assert dataset_name(Countdown(), data) == countdown
     with pytest.raises(ValueError, match="the package's version differs"):
         is_ready(env, data, tmp_path / name)
 
@@ -166,4 +166,4 @@ def test_another_version_of_the_package_makes_another_data_set(tmp_path, monkeyp
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr("rl_core.envs.reasoning_gym.problems.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install reasoning-gym"):
-        ReasoningGymConfig().make_splits(train_size=1, test_size=1, seed=0)
+        ReasoningGym().make_splits(train_size=1, test_size=1, seed=0)
