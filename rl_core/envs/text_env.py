@@ -7,7 +7,6 @@ solver only when it is called.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import unicodedata
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
+from rl_core.envs.chat_args import check_chat_args
 from rl_core.envs.rows import (
     Record,
     Row,
@@ -42,15 +42,6 @@ TEXT_CHECKS: Final = (
     "text_splits_disjoint.sql",
 )
 """SQL checks that any question in words must pass; the one of the columns first."""
-_NOT_CHAT_ARGS: Final = frozenset(
-    {
-        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
-        *("documents", "max_length", "messages", "padding", "return_assistant_tokens_mask"),
-        *("return_dict", "return_tensors", "strftime_now", "tokenize", "tokenizer_kwargs"),
-        *("tools", "truncation"),
-    }
-)
-"""What transformers' `apply_chat_template` takes itself, or a template gets from it."""
 LONGEST_ANSWER: Final = 1_000
 """Characters of an answer that are compared word for word: a longer one is wrong."""
 _MOST_REPEATS: Final = 10_000
@@ -210,22 +201,7 @@ class TextEnv(Section):
 
     @model_validator(mode="after")
     def _template_takes_its_arguments(self) -> Self:
-        if not self.chat_args:
-            return self
-        if self.prompt_template != "chat":
-            raise ValueError(
-                f"env.chat_args={self.chat_args} is for a chat template, which "
-                f"env.prompt_template={self.prompt_template} does not use: leave it out"
-            )
-        if taken := sorted(self.chat_args.keys() & _NOT_CHAT_ARGS):
-            raise ValueError(
-                f"env.chat_args.{taken[0]} is set by this program: leave it out (what a template "
-                "reads stands in the model's chat_template)"
-            )
-        try:
-            json.dumps(self.chat_args, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"env.chat_args must hold JSON values ({error})") from None
+        check_chat_args(self.chat_args, self.prompt_template)
         return self
 
     @property
