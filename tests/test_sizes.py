@@ -59,9 +59,7 @@ CIRCLES = {
     # modules that import each other, by room and names
     "rl_core/data: adapter_source gguf_source prompts",
     "rl_core/envs: countdown puzzles",
-    "rl_core/envs: gsm8k word_problems",
     "rl_core/envs: problems reasoning_gym scoring",
-    "rl_core/models: forward loading lora sharding",
 }
 EMPTY_NAMES = {"asked", "found", "own", "said", "told", "wanted"}
 
