@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (22_705, 18_000),
+    "statements of the product": (22_707, 18_000),
     "lines of tests": (42_100, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (110, 90),
@@ -36,7 +36,7 @@ ROOMS = {
     "rl_core/resources": (941, 98),
     "rl_core/rewards": (271, 16),
     "rl_core/rollout": (785, 31),
-    "rl_core/runs": (580, 43),
+    "rl_core/runs": (579, 43),
     "rl_core/sft": (538, 27),
     "rl_core/storage": (622, 34),
     "rl_core/system": (1_467, 141),
@@ -53,7 +53,7 @@ ROOMS = {
     "flows/cli": (1_362, 50),
     "flows/prefect_patches": (328, 18),
     "flows/runs": (477, 24),
-    "flows/settings": (297, 20),
+    "flows/settings": (300, 20),
 }
 CIRCLES = {
     # modules that import each other, by room and names

@@ -107,7 +107,7 @@ def test_training_does_not_go_on(outputs, capsys, words):
     before = {file: file.stat().st_mtime_ns for file in outputs.rglob("*")}
     assert run_command(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "run stored was made by an older version (it has model.attention)" in line
+    assert "run stored was made by an older version (it has env.reward_workers)" in line
     assert line.endswith("report and sql read it, training does not go on")
     assert {file: file.stat().st_mtime_ns for file in outputs.rglob("*")} == before
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
-from rl_core.algos.logprobs import token_logprobs_and_entropy
 from torch import Tensor
 
 from benchmarks.gpu_check.bench import Bench
 from benchmarks.gpu_check.peaks import peak_bytes
 from benchmarks.gpu_check.report import Row
+from rl_core.models.logprobs import token_logprobs_and_entropy
 
 _HIDDEN, _VOCAB, _TEMPERATURE = 896, 151_936, 0.9
 _ROUNDS = 5

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from flows.errors import BadInputError
+from rl_core.config.mistakes import MOVED
 from rl_core.config.mistakes import known_keys as known_keys
 from rl_core.config.mistakes import nearest as nearest
 from rl_core.config.mistakes import of_another_env as of_another_env
@@ -40,6 +41,8 @@ def check_key(key: str, arguments: Sequence[str] = ()) -> None:
         return
     if key == "env.name":
         raise BadInputError(f"env.name is chosen by env=NAME (there are: {', '.join(ENVS)})")
+    if key in MOVED:
+        raise BadInputError(f"{key} is called {MOVED[key]} now")
     if any(name.startswith(f"{key}.") for name in known):
         raise BadInputError(f"{key!r} is a group of settings: write {key}.NAME=VALUE")
     raise BadInputError(f"unknown setting {key!r}{nearest(key, (*arguments, *CHOICES, *known))}")

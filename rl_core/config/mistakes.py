@@ -11,21 +11,13 @@ from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS
 from rl_core.system.words import in_one_line
 
-REMOVED: Final[Mapping[str, str]] = {
-    "checkpoints.keep_every": "a larger checkpoints.keep_last keeps more of the newest",
-    "critic.loss_coef": "a critic is a model of its own, with a loss of its own",
-    "critic.share_trunk": "a critic is a model of its own; no preset shared the actor's",
-    "env.reward_env": "it is reward.env",
-    "env.reward_memory_mib": "it is reward.memory_mib",
-    "env.reward_timeout_s": "it is reward.timeout_s",
-    "env.reward_workers": "it is reward.workers",
-    "model.attention": "attention is SDPA; no card had run FlexAttention",
-    "model.use_torch_compile": "layers are not compiled; no card had run it",
-    "model.use_liger": "layers are transformers' own; no card had run Liger's kernels",
-    "rollout.min_engines": "a run starts with all of its engines",
-    "rollout.weight_sync": "engines get new weights through Ray's object store",
+MOVED: Final[Mapping[str, str]] = {
+    "env.reward_env": "reward.env",
+    "env.reward_memory_mib": "reward.memory_mib",
+    "env.reward_timeout_s": "reward.timeout_s",
+    "env.reward_workers": "reward.workers",
 }
-"""Settings of earlier versions, and what holds now. A stored run may still name them."""
+"""Where settings of earlier checkouts are now."""
 
 
 def leaves(tree: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -58,8 +50,8 @@ def explain(error: ErrorDetails, env: str) -> str:
         if "." in str(error["loc"][-1]):
             section, _, name = key.partition(".")
             return f"in a file {key!r} is written as `{section}:` and `{name}:` below it"
-        if key in REMOVED:
-            return f"{key} is no longer a setting: {REMOVED[key]}"
+        if key in MOVED:
+            return f"{key} is called {MOVED[key]} now"
         if any(key in known_keys(name) for name in ENVS):
             return of_another_env(key, env)
         return f"unknown setting {key!r}{nearest(key, known_keys(env))}"

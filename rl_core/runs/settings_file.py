@@ -8,7 +8,6 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from rl_core.config.mistakes import REMOVED as REMOVED
 from rl_core.config.mistakes import leaves as leaves  # of which its readers need both
 from rl_core.config.run import RunConfig
 from rl_core.section import Section

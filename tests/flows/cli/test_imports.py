@@ -39,7 +39,7 @@ def test_what_verl_does_unasked_is_taken_over_and_said(script_to_preset):
         "python3 -m verl.trainer.main_ppo data.train_batch_size=256 "
         "critic.optim.weight_decay=0.1 trainer.logger=['wandb']\n"
     )
-    assert "line 1     what the script leaves to verl has verl's defaults: actor.weight" in printed
+    assert "line 1     what the script leaves to verl has verl's defaults: actor." in printed
     assert "line 1     wandb logs offline here" in printed
     config = compose([f"preset={preset}"])
     assert (config.actor.weight_decay, config.critic.weight_decay) == (0.01, 0.1)

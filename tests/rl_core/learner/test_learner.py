@@ -44,6 +44,7 @@ def test_metrics_have_verls_names(new_learner, make_batch):
     others = {"response_length/clip_ratio", "prompt_length/clip_ratio"}
     others |= {f"global_seqlen/{x}" for x in ("minmax_diff", "balanced_min", "balanced_max")}
     others |= {"rollout/logprob_gap_mean", "rollout/logprob_gap_max"}
+    others |= {"rollout/ess_frac", "rollout/dropped_frac"}
     phases = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
     costs = {f"{what}/{phase}" for what in ("timing_s", "memory/peak_gib") for phase in phases}
     costs |= {"mfu/actor", "mfu/critic"}
