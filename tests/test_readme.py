@@ -68,6 +68,7 @@ ENDS_WITH = {
     "preflight preset=tinyzero-3b": (0, 2),  # without a card it says so
     "evaluate checkpoint=champion": (0, 2),  # two steps make none
     "notify test": (2,),  # no file names anybody
+    "export RUN/best to=FOLDER adapter=true": (2,),  # that run has no adapters
     "sync": (1,),  # nobody answers there
 }
 """Exit codes other than 0."""
