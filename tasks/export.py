@@ -127,7 +127,8 @@ def export_adapter(model: NamedModel, root: Path, *, to: Path) -> Path:
         copy_files(adapter, (ADAPTER_CONFIG, ADAPTER_WEIGHTS), temporary)
         copy_files(model.folder, TOKENIZER_FILES, temporary)
         base = read_object(adapter / ADAPTER_CONFIG)["base_model_name_or_path"]
-        card = model_card(model, root, holds=f"An adapter (LoRA) of {base}", library="peft")
+        shown = as_path(base).name if as_path(base).is_absolute() else base  # others lack the place
+        card = model_card(model, root, holds=f"An adapter (LoRA) of {shown}", library="peft")
         (temporary / "README.md").write_text(card, encoding="utf-8")
     return to
 

@@ -21,7 +21,8 @@ from rl_core.algos.masking import Aggregation, divide_by_std, masked_sum, whiten
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MIN_SPREAD: Final = 1e-6
+MIN_SPREAD: Final = 1e-6
+"""Rewards of a group that differ by at most this are equal."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +279,7 @@ def has_spread(rewards: Tensor, group_ids: Tensor) -> Tensor:
     highest = rewards.new_zeros(len(sizes))
     lowest = highest.scatter_reduce(0, index, rewards, "amin", include_self=False)
     highest = highest.scatter_reduce(0, index, rewards, "amax", include_self=False)
-    return (highest - lowest > _MIN_SPREAD)[index]
+    return (highest - lowest > MIN_SPREAD)[index]
 
 
 def zero_spread_fraction(rewards: Tensor, group_ids: Tensor) -> float:

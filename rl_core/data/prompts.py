@@ -72,6 +72,18 @@ def find_model_here(path: str) -> Path | None:
         return None
 
 
+def name_for_others(path: str | None, folder: Path) -> str:
+    """Returns what others load a model by: a hub's name if it leads to `folder`, else the folder.
+
+    `path` is `model.path`. Unpacked and fine-tuned models are in other folders than it leads to.
+    """
+    folder = folder.resolve()
+    if path is None or as_path(path).exists():
+        return str(folder)
+    here = find_model_here(path)
+    return path if here is not None and here.resolve() == folder else str(folder)
+
+
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """Returns the tokenizer of a model after a test that it is lossless, or raises ValueError."""
     folder = resolve_model(path)

@@ -128,23 +128,22 @@ class ExperienceMaker:
         """
         costs: dict[str, float] = {}
         old = ref = values = None
-        taught: list[Tensor | None] = [None, None]
+        taught: tuple[Tensor | None, Tensor | None] = (None, None)
         needs_states = self._config.teacher.signal == "full"
         critic, reference = self._models.critic, self._models.reference
         teacher = self._models.teacher
         if not is_on_policy:
             with measured("old_log_prob", self._device, costs):
-                (old,) = self._read("old_log_prob", batch, actor=self._models.actor)
+                old, _ = self._read("old_log_prob", batch, actor=self._models.actor)
         if reference is not None:
             with measured("ref", self._device, costs), self._at_hand(reference):
-                (ref,) = self._read("ref", batch, actor=reference)
+                ref, _ = self._read("ref", batch, actor=reference)
         if teacher is not None:
             with measured("teacher", self._device, costs), self._at_hand(teacher):
-                read = self._read("teacher", batch, actor=teacher, with_states=needs_states)
-            taught = [*read, None]
+                taught = self._read("teacher", batch, actor=teacher, with_states=needs_states)
         if critic is not None and not self._config.has_one_critic_update:
             with measured("values", self._device, costs):
-                (values,) = self._read("values", batch, critic=critic)
+                values, _ = self._read("values", batch, critic=critic)
         with measured("adv", self._device, costs):
             experience = assemble(
                 batch,
@@ -155,7 +154,7 @@ class ExperienceMaker:
                 kl_coef=kl_coef,
                 max_response_length=self._config.data.max_response_length,
             )
-        logprobs, states = taught[:2]
+        logprobs, states = taught
         return replace(experience, teacher_logprobs=logprobs, teacher_states=states), costs
 
     def _at_hand(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -165,13 +164,13 @@ class ExperienceMaker:
         return on_device(model, self._device, self._offload_to)
 
     @torch.no_grad()
-    def _read(self, phase: str, batch: TrainBatch, **model: Any) -> list[Tensor]:
+    def _read(self, phase: str, batch: TrainBatch, **model: Any) -> tuple[Tensor, Tensor | None]:
         """Returns a model's log-probs or values, [B, T], and its states if `model` says so.
 
-        They are computed by ranks and micro-batches.
+        They are computed by ranks and micro-batches; states only by one rank.
         """
 
-        def attempt(micro_batches: list[Tensor]) -> list[Tensor]:
+        def attempt(micro_batches: list[Tensor]) -> tuple[Tensor, Tensor | None]:
             number = len(micro_batches)
             passes = [rows for rows, _ in self._ranks.same_passes(micro_batches, [False] * number)]
             outputs = list(
@@ -179,16 +178,16 @@ class ExperienceMaker:
                     lambda rows: self._forward(batch.select(rows), **model), passes
                 )
             )
-            states = [one.states for one in outputs if one.states is not None]
-            kinds = [[one.per_token for one in outputs], *([states] if states else [])]
             # The passes after the last micro-batch are only for other ranks.
-            return [
-                in_rows(zip(micro_batches, kind, strict=False), batch.rollout_logprobs)
-                for kind in kinds
-            ]
+            per_token = zip(micro_batches, (one.per_token for one in outputs), strict=False)
+            states = [one.states for one in outputs if one.states is not None]
+            like = batch.rollout_logprobs
+            return in_rows(per_token, like), (
+                in_rows(zip(micro_batches, states, strict=True), like) if states else None
+            )
 
-        tensors = self._microbatching.run(phase, batch, attempt)
-        return [self._ranks.add(tensor) for tensor in tensors]
+        per_token, states = self._microbatching.run(phase, batch, attempt)
+        return self._ranks.add(per_token), states
 
 
 def assemble(

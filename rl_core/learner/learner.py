@@ -20,6 +20,7 @@ from rl_core.algos.kl import adaptive_kl_coef, fixed_kl_coef
 from rl_core.batch import TrainBatch
 from rl_core.checkpoints.tensor_snapshot import SnapshotMemory, bytes_to_write
 from rl_core.config.run import RunConfig
+from rl_core.data.prompts import name_for_others
 from rl_core.errors import out_of_memory_as
 from rl_core.learner.experience import Experience, ExperienceMaker
 from rl_core.learner.metrics import (
@@ -37,6 +38,7 @@ from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.learner.state import (
     STATE_FOLDER,
     check_settings,
+    demand_file,
     model_settings,
     read_state,
     restore_rng,
@@ -280,7 +282,7 @@ class Learner:
                 folder / ADAPTER_FOLDER,
                 rank=settings.lora_rank,
                 alpha=settings.lora_alpha,
-                base=settings.path or str(self._model_path),
+                base=name_for_others(settings.path, self._model_path),
             )
         write_state(folder / STATE_FOLDER, state, numbers, rank, size)
 
@@ -288,14 +290,16 @@ class Learner:
         """Restores a checkpoint's state and adapter; other weights of the actor are its model's.
 
         Raises:
-            ValueError: if there is no such state, it has none of a critic that is trained, or
-                `check_settings` finds other settings in it.
+            ValueError: if there is no such state or adapter, it has none of a critic that is
+                trained, or `check_settings` finds other settings in it.
         """
         folder = checkpoint / STATE_FOLDER
         tensors, numbers = read_state(folder)
         check_settings(folder, numbers, self.config)
         if self.config.model.lora_rank:
-            self._restore(self._adapter(), load_file(checkpoint / ADAPTER_FOLDER / ADAPTER_WEIGHTS))
+            file = checkpoint / ADAPTER_FOLDER / ADAPTER_WEIGHTS
+            demand_file(file)
+            self._restore(self._adapter(), load_file(file))
         self._restore(self._critic_weights(), tensors)
         for name, optimizer in self.optimizers.items():
             optimizer.restore(name, tensors, numbers[f"{name}_schedule"])

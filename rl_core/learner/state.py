@@ -92,7 +92,7 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         ValueError: if the folder holds no learner state, or one of another version.
     """
-    _demand_file(folder / _NUMBERS)
+    demand_file(folder / _NUMBERS)
     numbers: dict[str, Any] = json.loads((folder / _NUMBERS).read_text(encoding="utf-8"))
     if (version := numbers.get("version")) != _VERSION:
         raise ValueError(
@@ -101,11 +101,12 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     tensors: dict[str, Tensor] = {}
     for file in numbers.pop("files"):
-        _demand_file(folder / file)
+        demand_file(folder / file)
         tensors |= load_file(folder / file)
     return tensors, numbers
 
 
-def _demand_file(file: Path) -> None:
+def demand_file(file: Path) -> None:
+    """Raises ValueError if a file that a resume needs is missing."""
     if not file.is_file():
         raise ValueError(f"{file.parent}: nothing to resume from, {file.name} is missing")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_core.algos.advantages import MIN_SPREAD
 from rl_core.config.run import RunConfig
 from rl_core.envs.text_env import TextEnv
 from rl_core.rewards.scoring import Rewards
@@ -138,7 +139,8 @@ def _teaches(rollouts: Sequence[Rollout], group: int, config: RunConfig) -> bool
     is_gated = all_fail and config.algorithm.outcome_gate
     if config.algorithm.formula.ignores_rewards:  # maxrl: only the verdict counts
         return len({rollout.scored.verdict == "correct" for rollout in members}) > 1
-    return not is_gated and len({rollout.reward for rollout in members}) > 1
+    rewards = [rollout.reward for rollout in members] or [0.0]
+    return not is_gated and max(rewards) - min(rewards) > MIN_SPREAD
 
 
 def build_requests(

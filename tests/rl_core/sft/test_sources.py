@@ -80,7 +80,8 @@ def test_a_turn_ends_as_the_template_ends_turns_not_as_texts_end(tiny_model_path
     assert chat.ids[-1] == turn_end
     assert raw.ids[-1] == tokenizer.eos_token_id == 1
     tokenizer.eos_token = None
-    assert source_of(tokenizer, tmp_path, *[{"prompt": "a", "response": "4"}] * 2)
+    without = source_of(tokenizer, tmp_path, *[{"prompt": "a", "response": "4"}] * 2)
+    assert without.held_out[0].ids[-1] == 1
 
 
 def test_each_pass_takes_every_row_once_in_an_order_of_its_own(tokenizer, tmp_path):
