@@ -138,8 +138,8 @@ class TextEnv(Section):
     prompt_template: Literal["chat", "base"] = "chat"
     """`chat`: the prompt in the tokenizer's own tags; `base`: the prompt as it is."""
     chat_args: dict[str, Any] = Field({})
-    """What the chat template gets beside the messages: {enable_thinking: false} keeps models that
-    think by default (Qwen3, SmolLM3) from it, in data, training, evaluation and `ask`."""
+    """Arguments for the model's chat template: {enable_thinking: false} turns thinking off, which
+    Qwen3 and SmolLM3 do by default, in data, training, evaluation and `ask`."""
     answer_from: str = "strict"
     """Where a response's answer may stand: a Literal whose first value is the strictest."""
     format_score: float = Field(0.0, ge=0, le=1)

@@ -1,10 +1,10 @@
 """Low-rank adapters (LoRA): few weights learn, the base model's stay as they are.
 
 A linear layer with weight W computes W x + (alpha / rank) B A x, and only A [rank, in] and B
-[out, rank] learn. Engines and a checkpoint's model get the merged
-weights W + (alpha / rank) B A as new tensors: adding to W and subtracting again would lose
-precision. For a W in 4 bits (QLoRA), W is the dequantized one of the learner, not the original.
-Beside the model, a checkpoint has the adapter in PEFT's form.
+[out, rank] learn. Engines and a checkpoint's model get the merged weights W + (alpha / rank) B A as
+new tensors: adding to W and subtracting again would lose precision. For a W in 4 bits (QLoRA), W is
+the dequantized one of the learner, not the original. A checkpoint also has the adapter itself, in
+PEFT's form.
 
 Source: Hu et al. 2021 (arXiv:2106.09685).
 """

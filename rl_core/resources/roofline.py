@@ -208,7 +208,9 @@ def _learn(
         forward_flops(shape, num_rows, lengths, num_prompts=data.train_batch_size, has_head=x)
         for x in (True, False)
     )
+    sizes = model_sizes(shape, config)
     actor_passes, critic_passes = _passes(config)
+    actor_passes += sizes.teacher / shape.num_parameters  # one forward pass, of its own size
     flops = actor_passes * of_actor + critic_passes * of_critic
     compute_s = flops / (machine.learner_flops * shares.learner)
     num_updates = actor.ppo_epochs * (data.train_batch_size // actor.mini_batch_size)
@@ -216,7 +218,6 @@ def _learn(
     # A rank has at least one pass in each update, however small.
     num_micro = max(num_tokens / max(actor.micro_batch_tokens, 1) / ranks, num_updates)
     launch_s = (actor_passes + critic_passes) * num_micro * shape.num_layers * shares.layer_s
-    sizes = model_sizes(shape, config)
     share = math.ceil((sizes.actor + sizes.critic) / ranks)
     adam_s = num_updates * _ADAM_BYTES * share / (machine.bandwidth * shares.bandwidth)
     # Offloaded moments go to the card and back in each update.

@@ -57,7 +57,7 @@ def complete_weights(
 def stop_token_ids(model_path: Path) -> tuple[int, ...]:
     """Returns the tokens that end a response: the generation config's, else the model config's.
 
-    Beside them the one that ends a turn in the chat template, see `turn_end_id`. ValueError if no
+    The token that ends a turn in the chat template is added, see `turn_end_id`. ValueError if no
     file names one, so no response would ever end, or it is no token.
     """
     generation = model_path / GENERATION_CONFIG

@@ -157,6 +157,9 @@ def test_the_learner_computes_what_its_settings_ask_for():
     assert learn(algorithm=none) == pytest.approx(3 * actor + 3 * critic, rel=1e-6)
     assert learn(algorithm=none, model=again) == pytest.approx(4 * actor + 4 * critic, rel=1e-6)
     assert learn(algorithm=none, model=adapters) == pytest.approx(2 * actor + 2 * critic, rel=1e-6)
+    # A teacher that is not on this machine counts as one of the policy's size.
+    taught = learn(algorithm=none, teacher={"path": "strong/best"})
+    assert taught == pytest.approx(4 * actor + 3 * critic, rel=1e-6)
 
 
 @pytest.mark.parametrize(("updates", "ranks"), [(1, 1), (2, 1), (2, 2)])
