@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rl_core.config.run import RunConfig
 from rl_core.data.prompts import load_tokenizer, resolve_model
+from rl_core.system.model_folder import CONFIG
 from rl_core.system.words import did_you_mean
 
 
@@ -16,7 +17,9 @@ def with_teacher(
 ) -> RunConfig:
     """Returns the settings with the teacher's folder as `teacher.path`, if there is a teacher.
 
-    `known` are folders by name, of a run that goes on: its teacher stays the same one.
+    `known` are folders by name, of a run that goes on: its teacher stays the same one. They stand
+    in the run's folder, which may be somebody else's, so only a neighbour of the folder that the
+    name leads to now counts: another checkpoint of that run.
 
     Raises:
         ValueError: there is no such model, or its tokens are not those of `model_path`.
@@ -24,9 +27,10 @@ def with_teacher(
     path = config.teacher.path
     if path is None:
         return config
-    folder = Path((known or {}).get(path, ""))
-    if not (folder / "config.json").is_file():
-        folder = find_teacher(config)
+    folder = find_teacher(config)
+    before = Path((known or {}).get(path, "")).resolve()
+    if before.parent == folder.parent and (before / CONFIG).is_file():
+        folder = before
     check_teacher(config, folder, model_path, warn)
     teacher = config.teacher.model_copy(update={"path": str(folder)})
     return config.model_copy(update={"teacher": teacher})

@@ -37,6 +37,17 @@ def test_a_run_that_goes_on_keeps_its_teacher(settings, tiny_model_path, tmp_pat
     assert with_teacher(config, tiny_model_path, pytest.fail, known).teacher.path.endswith("60")
 
 
+def test_a_record_cannot_name_a_folder_elsewhere(settings, tiny_model_path, tmp_path):
+    checkpoints = tmp_path / "runs" / "strong" / "checkpoints"
+    for folder in (checkpoints / "best", tmp_path / "elsewhere"):
+        shutil.copytree(tiny_model_path, folder)
+    config = config_with(settings, "strong/best", tmp_path)
+    for planted in (tmp_path / "elsewhere", checkpoints / ".." / ".." / ".." / "elsewhere"):
+        known = {"strong/best": str(planted)}
+        teacher = with_teacher(config, tiny_model_path, pytest.fail, known).teacher
+        assert teacher.path == str(checkpoints / "best")
+
+
 def test_other_tokens_are_refused(settings, tiny_model_path, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(tiny_model_path, other)
