@@ -23,8 +23,9 @@ from flows.errors import one_line
 from flows.prefect_patches.own_server import obey_own_server_only
 from flows.runs.run_record import choose_run, recorded, tell_the_end_plainly
 from flows.runs.state import heeding_the_server, outlive_lost_leases, own_flow_run, take_over
-from flows.settings.compose import PresetName, compose, own_settings
+from flows.settings.compose import PresetName, changed_to, compose, own_settings
 from rl_core.config.run import RunConfig
+from rl_core.config.unread import unread_settings
 from rl_core.errors import OutOfMemory, Stalled, WorkerDied
 from rl_core.runs.lock import started
 from rl_core.runs.metrics_log import utc_now
@@ -84,11 +85,12 @@ def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
     tag_flow_run(config)
     # Tasks are called, not submitted: a submitted task does not see Ctrl-C or a cancellation.
     call = Chain()
-    call(preflight_task, config)
+    unread = unread_settings(config, changed_to(config))
+    call(preflight_task, config, unread)
     bring_records(config.storage)
     config = choose_run(config, own_name())
     with published(config), started(config) as run, heeding_the_server(), recorded(run) as stage:
-        run.update(own_settings=own_settings(config), **record)
+        run.update(own_settings=own_settings(config), unread=unread, **record)
         take_over(run)
         with stage("generate"):
             data = call(dataset_task(config), config)

@@ -24,6 +24,7 @@ import json
 import logging
 import secrets
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from pydantic import ValidationError
 from rl_core.config.mistakes import explain, nearest
 from rl_core.config.operations import DEFAULT_ROOT
 from rl_core.config.run import RunConfig
+from rl_core.config.unread import unread_settings
 from rl_core.envs import ENVS, find_env
 from rl_core.envs.text_env import TextEnv
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
@@ -179,9 +181,12 @@ def _config(
         section, _, name = key.rpartition(".")
         (tree.setdefault(section, {}) if section else tree)[name] = value
     try:
-        return RunConfig.model_validate(tree)
+        config = RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ValueError(explain(error.errors(include_url=False)[0], env)) from None
+    for sentence in unread_settings(config, settings):
+        warnings.warn(sentence, stacklevel=3)
+    return config
 
 
 def _source(problems: object, root: Path) -> tuple[str, dict[str, Any]]:

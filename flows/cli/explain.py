@@ -26,6 +26,7 @@ from flows.settings.keys import (
     of_another_env,
 )
 from rl_core.config.run import RunConfig
+from rl_core.config.unread import unread_settings
 from rl_core.envs import ENVS
 from rl_core.envs.text_env import TextEnv
 from rl_core.runs.settings_file import leaves, settings_as_yaml
@@ -98,12 +99,19 @@ def explain(words: Sequence[str]) -> None:
             say(f"verl's {key} is called {ours} here")
         say("\n\n".join(map(in_words, settings)))
     if equals:
-        envs = {setting.env for setting in settings}
-        is_open = len(envs) == 1 and not any(w.startswith(("env=", "preset=")) for w in others)
-        others = [*(f"env={env}" for env in envs if env and is_open), *others]
-        config = compose([f"{ours}={value}", *others])
-        beside = [f"preset={config.preset}", *(w for w in others if not w.startswith("preset="))]
-        say(f"\n{ours}={value} is allowed with {' '.join(beside)}")
+        _say_whether_allowed(ours, value, others, {setting.env for setting in settings})
+
+
+def _say_whether_allowed(
+    key: str, value: str, others: Sequence[str], envs: set[str | None]
+) -> None:
+    is_open = len(envs) == 1 and not any(w.startswith(("env=", "preset=")) for w in others)
+    others = [*(f"env={env}" for env in envs if env and is_open), *others]
+    config = compose([f"{key}={value}", *others])
+    context = [f"preset={config.preset}", *(w for w in others if not w.startswith("preset="))]
+    say(f"\n{key}={value} is allowed with {' '.join(context)}")
+    for sentence in unread_settings(config, {key: value}):
+        say(f"but {sentence}")
 
 
 def print_config(words: Sequence[str]) -> None:

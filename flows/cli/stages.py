@@ -18,8 +18,9 @@ from flows.runs.lookup import (
     where_and_others,
 )
 from flows.runs.run_record import choose_run, recorded, run_to_continue
-from flows.settings.compose import compose, own_settings
+from flows.settings.compose import changed_to, compose, own_settings
 from rl_core.config.run import RunConfig
+from rl_core.config.unread import unread_settings
 from rl_core.data.user_files import OwnFilesError
 from rl_core.runs.lock import started
 from rl_core.runs.run_folder import RunFolder
@@ -108,7 +109,10 @@ def train(overrides: Sequence[str]) -> None:
         bring_records(config.storage)
         config = choose_run(config, None)
         with published(config), started(config) as run, recorded(run) as stage:
-            run.update(own_settings=own_settings(config))
+            unread = unread_settings(config, changed_to(config))
+            for sentence in unread:
+                _logger.warning("%s", sentence)
+            run.update(own_settings=own_settings(config), unread=unread)
             with stage("prepare"):
                 data = generate_dataset(config)
                 model_path = base_model(config, data)
@@ -211,7 +215,7 @@ def preflight(overrides: Sequence[str]) -> None:
     """Says what was checked, and fails where something would stop a run."""
     config = compose(overrides)
     findings = []
-    for finding in checks.preflight(config):
+    for finding in checks.preflight(config, unread_settings(config, changed_to(config))):
         # A card that is only planned for need not be here.
         if config.resources.card and (finding.check, finding.level) == ("device", "fatal"):
             only = f"planned for resources.card={config.resources.card} only"

@@ -77,6 +77,11 @@ def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
     }
 
 
+def changed_to(config: RunConfig) -> dict[str, Any]:
+    """Returns the run's values of what differs from the preset's own settings, by name."""
+    return {key: value for key, (_, value) in own_settings(config).items()}
+
+
 def _parse(overrides: Sequence[str]) -> dict[str, Override]:
     """Returns the overrides by key, each a plain KEY=VALUE that is given once."""
     parser = OverridesParser.create()

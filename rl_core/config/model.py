@@ -12,6 +12,8 @@ NUM_POSITIONS: Final = 1_024
 """Tokens that the home-made base model reads, prompt and response."""
 GIVE_UP_PROB: Final = 0.3
 """The default of `sft.give_up_prob`."""
+TRACES: Final = "traces"
+"""The value of `sft.data` that makes the examples of the problems themselves."""
 TRACE_STEPS: Final = 300
 """Steps of `sft.data=traces`, unless `sft.steps` is set."""
 

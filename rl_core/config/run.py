@@ -199,16 +199,17 @@ class RunConfig(Section):
         in_reward = algorithm.kl_mode == "reward" and algorithm.kl_coef > 0
         needed_before = in_reward or "algorithm.estimator" in self.own_algorithms
         engines_agree = self.compute_dtype == "float32" and not self.rollout.staleness
-        never_needed = self._updates_once or self.actor.formula.ratio_to_engine
+        never_needed = self.updates_once or self.actor.formula.ratio_to_engine
         return never_needed and (engines_agree or not needed_before)
 
     @property
     def has_one_critic_update(self) -> bool:
         """Whether a step's values can be those of its only update, which saves a pass."""
-        return self.algorithm.formula.needs_critic and self._updates_once
+        return self.algorithm.formula.needs_critic and self.updates_once
 
     @property
-    def _updates_once(self) -> bool:
+    def updates_once(self) -> bool:
+        """Whether the policy has not moved yet when it learns from a step's rollouts."""
         fills_batch = self.actor.mini_batch_size == self.data.train_batch_size
         return fills_batch and self.actor.ppo_epochs == 1
 

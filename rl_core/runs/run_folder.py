@@ -112,6 +112,8 @@ class RunRecord(BaseModel):
     """Wall seconds by stage."""
     own_settings: dict[str, tuple[Any, Any]] = {}
     """Settings that the user changed in the preset: by name, the preset's value and the run's."""
+    unread: list[str] = []
+    """A sentence for each of these that counts for nothing."""
     planned_step_s: Spread | None = None
     """Seconds per step as estimated before the first, with bounds."""
     planned_from: str | None = None

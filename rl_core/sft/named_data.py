@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from rl_core.config.model import GIVE_UP_PROB, TRACE_STEPS
+from rl_core.config.model import GIVE_UP_PROB, TRACE_STEPS, TRACES
 from rl_core.config.run import RunConfig
 from rl_core.data.readers import count_rows, digest_of, find_files, read_records
 from rl_core.envs import ENVS
@@ -14,7 +14,6 @@ from rl_core.runs.rollout_log import step_files
 from rl_core.runs.run_folder import RunFolder
 
 SETTING: Final = "sft.data"
-TRACES: Final = "traces"
 REPORT_NAME: Final = "warm_start.json"
 """The file with a model's measurements, in the folder of a model that SFT made."""
 CURVE_NAME: Final = "sft_loss.jsonl"

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
-from rl_core.config.model import TRACE_STEPS
+from rl_core.config.model import TRACE_STEPS, TRACES
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_solved
 from rl_core.data.prompts import encode_prompt, turn_end_id
@@ -23,7 +23,6 @@ from rl_core.rollout.model_files import stop_token_ids
 from rl_core.sft.fit import Example
 from rl_core.sft.named_data import (
     SETTING,
-    TRACES,
     check_sft,
     right_responses,
     rollouts_folder,

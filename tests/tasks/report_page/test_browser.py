@@ -52,6 +52,7 @@ def poison(run: Path) -> None:
     words = ("preset", "reason", "next_step", "model", "champion")
     record |= dict.fromkeys(words, HOSTILE) | {"run_id": HOSTILE, "made_with": {HOSTILE: HOSTILE}}
     record["own_settings"] = {HOSTILE: [HOSTILE, [HOSTILE]]}
+    record["unread"] = [HOSTILE]
     record["timings_s"] = {HOSTILE: 1.0}
     record["attempts"] += [{"started_at": "2026-11-20", "reason": HOSTILE}]
     (run / "run.json").write_text(json.dumps(record))
