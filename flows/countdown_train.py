@@ -16,7 +16,7 @@ apply_defaults()  # a Prefect worker starts this module without our command line
 ignore_working_folder()
 hide_cuda_only_packages()
 
-from prefect import Task, flow  # transformers and vLLM come with the tasks below
+from prefect import Task, flow, task  # transformers and vLLM come with the tasks below
 from prefect.client.schemas.objects import State, TaskRun
 
 from flows.errors import one_line
@@ -38,7 +38,7 @@ from tasks.prefect_ui.flow_run import is_trained, logs_in_ui, tag_flow_run
 from tasks.preflight import preflight_task
 from tasks.promote import promote_task
 from tasks.prune import prune_task
-from tasks.report import report_task
+from tasks.report import report_run
 from tasks.storage import bring_records, published
 from tasks.train import train_task
 from tasks.validate import validate_task
@@ -49,6 +49,9 @@ _Result = TypeVar("_Result")
 obey_own_server_only()
 outlive_lost_leases()
 tell_the_end_plainly()
+
+
+report_task = task(name="report", task_run_name="write report.html")(report_run)
 
 
 @flow(name="countdown-train")

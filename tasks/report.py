@@ -4,8 +4,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from prefect import task
-
 from rl_core.runs.run_folder import RunFolder, write_unless_full
 from rl_core.system.atomic import write_text_atomically
 from rl_core.system.redaction import redacting_errors
@@ -56,9 +54,8 @@ def make_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
     )
 
 
-@task(name="report", task_run_name="write report.html")
 @redacting_errors()
-def report_task(run: RunFolder) -> Path:
+def report_run(run: RunFolder) -> Path:
     """Writes the report that ends a run; artifact `report` shows it in short."""
     report = write_report(run.path, is_last_stage=True)
     page = report.html.resolve()

@@ -41,6 +41,8 @@ class Command:
     about: str = "{help}"  # stands above the options in the command's own help
     words: str = "KEY=VALUE"  # their name in the help; empty if there are none
     arguments: tuple[str, ...] = ()  # keys that it takes beside settings
+    starts_anew: bool = False
+    """Its words are the settings of a run, so a typo is answered before anything heavy loads."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By flag, as argparse takes them."""
 
@@ -56,13 +58,16 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command(
         "stages:run",
         "the whole pipeline, from an empty folder to a report",
+        starts_anew=True,
         about=f"{{help}}.\n\n{as_text()}",
     ),
-    "generate": Command("stages:generate", "make the data set"),
+    "generate": Command("stages:generate", "make the data set", starts_anew=True),
     "validate": Command(
-        "stages:validate", "check the data set, and prompt lengths against the limit"
+        "stages:validate",
+        "check the data set, and prompt lengths against the limit",
+        starts_anew=True,
     ),
-    "train": Command("stages:train", "train only: no Prefect, no evaluation"),
+    "train": Command("stages:train", "train only: no Prefect, no evaluation", starts_anew=True),
     "prune": Command(
         "stages:prune",
         "delete checkpoints and rollouts that a RUN no longer needs; dry_run=true only lists them",
@@ -77,7 +82,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         arguments=("checkpoint", "against"),
     ),
     "report": Command(
-        "stages:report", "write report.html of a RUN, by default the latest", words=_RUN
+        "reports:report", "write report.html of a RUN, by default the latest", words=_RUN
     ),
     "rescore": Command(
         "stages:rescore",
@@ -108,7 +113,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "test: send a message to the webhook and the command in deployments/night.yaml",
         words="test",
     ),
-    "preflight": Command("stages:preflight", "say what would stop a run, and what it will need"),
+    "preflight": Command(
+        "stages:preflight", "say what would stop a run, and what it will need", starts_anew=True
+    ),
     "import": Command(
         "imports:import_file",
         "turn a verl or TinyZero launch script into a preset, or a console log into a run",

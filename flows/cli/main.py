@@ -62,6 +62,8 @@ def run_command(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     try:
         command = COMMANDS[options.pop("command")]
+        if command.starts_anew:
+            resolve_name("flows.settings.compose:compose")(options["words"])
         function = resolve_name(f"flows.cli.{command.function}")
         _heed_signals()
         with listening(WarningHandler(), OUR_LOGGERS):

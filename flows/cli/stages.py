@@ -179,16 +179,6 @@ def evaluate(overrides: Sequence[str]) -> None:
     _show_summary(run)
 
 
-def report(words: Sequence[str]) -> None:
-    """Writes the report of a RUN, by default the latest."""
-    overrides = run_first(words, "report")
-    run = find_run(overrides)
-    from tasks.report import write_report
-
-    with mirrored(compose(overrides).storage, run.run_id):
-        say(write_report(run.path).html)
-
-
 def rescore(words: Sequence[str]) -> None:
     """Scores a run's rollouts by a changed reward, and shows how verdicts moved."""
     named = [word for word in words if "=" not in word]

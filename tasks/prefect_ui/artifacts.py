@@ -1,4 +1,7 @@
-"""Artifacts for the Prefect UI. A run does not need them: no server can stop it or slow it down."""
+"""Artifacts for the Prefect UI. A run does not need them: no server can stop it or slow it down.
+
+Prefect is imported when one is shown: `watch` and `report` read a run's files without it.
+"""
 
 import contextvars
 import json
@@ -12,13 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 from uuid import UUID
-
-from httpx import HTTPError
-from prefect import get_client
-from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
-from prefect.client.schemas.filters import ArtifactFilter
-from prefect.exceptions import PrefectException
-from prefect.utilities.context import get_task_and_flow_run_ids
 
 from rl_core.errors import first_line
 from rl_core.system.redaction import redact, redact_all
@@ -167,6 +163,9 @@ class LiveArtifacts:
 @contextmanager
 def unless_away(what: str) -> Iterator[None]:
     """Warns if the Prefect server did not take what the block sends."""
+    from httpx import HTTPError
+    from prefect.exceptions import PrefectException
+
     try:
         yield
     except (HTTPError, PrefectException) as error:
@@ -175,6 +174,11 @@ def unless_away(what: str) -> Iterator[None]:
 
 def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bool = False) -> UUID:
     """Creates an artifact, or updates an earlier attempt's: a flow run has one per key."""
+    from prefect import get_client
+    from prefect.client.schemas.actions import ArtifactCreate
+    from prefect.client.schemas.filters import ArtifactFilter
+    from prefect.utilities.context import get_task_and_flow_run_ids
+
     client = get_client(sync_client=True)
     task_run, flow_run = get_task_and_flow_run_ids()
     data = json.dumps(data) if kind == "table" else data
@@ -193,6 +197,9 @@ def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bo
 
 def _update(artifact: UUID, data: Any, description: str) -> None:
     """Updates an artifact; Prefect's own way would keep a copy of the data in an event."""
+    from prefect import get_client
+    from prefect.client.schemas.actions import ArtifactUpdate
+
     update = ArtifactUpdate(data=data, description=description)
     changes = update.model_dump(mode="json", exclude_unset=True)
     get_client(sync_client=True).request(

@@ -1,0 +1,40 @@
+"""Commands that read a run's files answer before Prefect or torch could be loaded."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.runs import new_run, write_rollouts
+
+LOADED = """
+import sys
+from flows.cli.main import run_command
+
+assert run_command(sys.argv[1:]) == {code}
+loaded = {{"hydra", "duckdb", "prefect", "torch", "transformers", "ray", "vllm"}} & sys.modules.keys()
+sys.stderr.write(" ".join(sorted(loaded)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "loaded"),
+    [
+        ("runs", 0, "duckdb"),
+        ("compare a b", 0, "duckdb"),
+        ("watch b", 0, "duckdb hydra"),
+        ("report b", 0, "duckdb hydra"),
+        ("run actor.lrr=1", 2, "hydra"),
+    ],
+)
+def test_what_a_command_loads(tmp_path, words, code, loaded):
+    for name in "ab":
+        run = new_run(tmp_path, name)
+        run.update(status="finished", steps=1, finished_at="2026-11-21T00:00:00+00:00")
+        run.metrics.append(1, {"reward/accuracy": 0.5})
+        write_rollouts(run.path, [{"prompt_index": 0, "response": "r", "verdict": "correct"}])
+    command = [sys.executable, "-c", LOADED.format(code=code), *words.split()]
+    ended = subprocess.run(
+        [*command, f"storage.root={tmp_path}"], capture_output=True, text=True, check=True
+    )
+    assert ended.stderr.splitlines()[-1] == loaded
