@@ -22,14 +22,36 @@ PROGRAM: Final = "countdown-train"
 _SHELLS: Final = ("bash", "zsh", "fish")
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "train": ("run", "generate", "validate", "train", "evaluate", "watch"),
-    "look at runs": ("runs", "report", "compare", "sql", "data", "ask", "rescore"),
+    "train": ("run", "generate", "validate", "train", "evaluate", "watch", "stop"),
+    "look at runs": ("runs", "logs", "report", "compare", "sql", "data", "ask", "rescore"),
     "plan and set up": ("preflight", "config", "explain", "import", "completion"),
     "keep and share": ("export", "prune", "sync", "serve", "notify"),
 }
 """How the help lists the commands."""
 _BLANKS: Final = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)
 _KEY: Final = re.compile(r"[A-Za-z_][\w.]*")
+
+
+_ELSEWHERE: Final = {
+    **dict.fromkeys(("resume", "continue", "restart"), "run run_id=RUN continues a run"),
+    **dict.fromkeys(("ls", "list", "ps", "status"), "runs lists the runs and how they ended"),
+    **dict.fromkeys(("tail", "log"), "logs -f RUN follows a run's log"),
+    **dict.fromkeys(("rm", "delete", "clean"), "prune RUN deletes what a run no longer needs"),
+    **dict.fromkeys(("kill", "cancel"), "stop RUN stops a run, which saves first"),
+    **dict.fromkeys(
+        ("login", "wandb"), "sync RUN uploads to wandb, with the login of `wandb login`"
+    ),
+    **dict.fromkeys(("eval", "test", "benchmark"), "evaluate RUN evaluates base and trained model"),
+    **dict.fromkeys(
+        ("chat", "infer", "generate-text"), 'ask RUN "QUESTION" asks the trained model'
+    ),
+    **dict.fromkeys(
+        ("merge", "push", "save"), "export RUN/best to=FOLDER writes a model for others"
+    ),
+    **dict.fromkeys(("diff",), "compare RUN RUN shows results and settings that differ"),
+    **dict.fromkeys(("init", "new", "setup"), "config prints all settings, run starts a run"),
+}
+"""What other programs call it, and the command that does it here."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +129,15 @@ COMMANDS: Final[Mapping[str, Command]] = {
         arguments=("to", "dtype", "adapter"),
     ),
     "watch": Command("watch:watch", "follow a RUN live, by default the latest", words=_RUN),
+    "stop": Command(
+        "running:stop", "stop a RUN as Ctrl-C does, by default the latest: it saves", words=_RUN
+    ),
+    "logs": Command(
+        "running:logs",
+        "print the log of a RUN and of its processes, by default the latest",
+        words=_RUN,
+        options={"-f": {"dest": "follows", "action": "store_true", "help": "and what follows"}},
+    ),
     "serve": Command("serve:serve", "Prefect's server, the deployments and a worker, until Ctrl-C"),
     "notify": Command(
         "serve:notify",
@@ -254,7 +285,9 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     if first.startswith("-") and first not in ("-h", "--help", "--version"):
         parser.error(f"unknown option {first}{did_you_mean(first, ['--help', '--version'])}")
     if first not in COMMANDS and not first.startswith("-"):
-        parser.error(f"unknown command {first!r}{did_you_mean(first, COMMANDS)}")
+        ours = _ELSEWHERE.get(first)
+        hint = f": {PROGRAM} {ours}" if ours else did_you_mean(first, COMMANDS)
+        parser.error(f"unknown command {first!r}{hint}")
     options, more = parser.parse_known_args([first, *rest])
     unknown = [word for word in more if word.startswith("-")]
     if unknown:

@@ -91,6 +91,20 @@ def is_free(run: RunFolder) -> bool:
         return False
 
 
+def owner_of(run: RunFolder) -> int | None:
+    """Returns the process of this machine that is at work on a run; None if there is none here.
+
+    The kernel's own list of locks says it: a file could name any process.
+    """
+    with suppress(FileNotFoundError):
+        inode = f":{(run.path / _OWNER).stat().st_ino}"
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            _, kind, _, access, process, file, *_ = line.split()
+            if (kind, access) == ("FLOCK", "WRITE") and file.endswith(inode):
+                return int(process)
+    return None
+
+
 @contextmanager
 def _if_free(run: RunFolder) -> Iterator[FileIO | None]:
     """Yields a run's lock, held within the block, or None if it has none; OSError if it is held."""

@@ -12,8 +12,8 @@ import sys
 from flows.cli.main import run_command
 
 assert run_command(sys.argv[1:]) == {code}
-loaded = {{"hydra", "duckdb", "prefect", "torch", "transformers", "ray", "vllm"}} & sys.modules.keys()
-sys.stderr.write(" ".join(sorted(loaded)))
+heavy = {{"hydra", "duckdb", "prefect", "torch", "transformers", "ray", "vllm"}}
+sys.stderr.write(" ".join(sorted(heavy & sys.modules.keys())))
 """
 
 
