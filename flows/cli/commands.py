@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from flows.errors import BadInputError
@@ -270,7 +271,16 @@ def suggestions(command: str, prefix: str, **others: object) -> list[str]:
     if equals:
         return [f"{key}={name}" for name in CHOICES.get(key, ())]
     end = "" if command == "explain" else "="
+    runs = [folder.name for folder in Path("outputs/runs").glob("[!.]*") if folder.is_dir()]
+    words = COMMANDS[command].words
+    if command == "sql":
+        from tasks.queries.saved_questions import list_queries
+
+        runs += [query.name for query in list_queries()]
+    if "CHECKPOINT" in words:
+        runs += [f"{run}/{which}" for run in runs for which in ("best", "latest", "base")]
     return [
+        *(runs if "RUN" in words or "CHECKPOINT" in words else ()),
         *(f"{key}=" for key in (*COMMANDS[command].arguments, *CHOICES)),
         *(f"{key}{end}" for key in all_keys()),
     ]

@@ -31,6 +31,8 @@ def test_tab_in_bash_completes_commands_presets_and_settings(tmp_path):
     program.parent.mkdir()
     program.write_text(PROGRAM)
     program.chmod(0o755)
+    for name in ("night-1", "night-2", ".hidden"):
+        (tmp_path / "outputs" / "runs" / name).mkdir(parents=True)
     asked = {
         "preflig": "preflight ",
         "run preset=tinyzero-3b": "tinyzero-3b|tinyzero-3b-instruct",
@@ -38,6 +40,9 @@ def test_tab_in_bash_completes_commands_presets_and_settings(tmp_path):
         "train seed=1 actor.lr_": "actor.lr_schedule=",
         "explain actor.lr_": "actor.lr_schedule ",
         "data col": "column=",
+        "report ni": "night-1|night-2",
+        "ask night-1": "night-1|night-1/base|night-1/best|night-1/latest",
+        "sql search_by": "search_by_step ",
     }
     lines = [f"countdown-train {line}" for line in asked]
     more = {"PYTHONPATH": str(ROOT), "PATH": f"{program.parent}:{os.environ['PATH']}"}
