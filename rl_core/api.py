@@ -277,7 +277,7 @@ def _train(
 ) -> int:
     from tqdm.auto import tqdm
 
-    from rl_core.training import train_model
+    from rl_core.training import Training
 
     @contextmanager
     def start(
@@ -302,7 +302,7 @@ def _train(
                 run.update(**{f"accuracy_{end}": metrics["val/accuracy"]})
             run.update(steps=step)
 
-        return train_model(
+        training = Training(
             config,
             run,
             data=data,
@@ -312,6 +312,7 @@ def _train(
             rewards=scorer,
             start_workers=None if in_ray else cast(Any, start),
         )
+        return training.train()
 
 
 @contextmanager

@@ -141,9 +141,10 @@ class Evaluator:
 
         def generate(
             requests: Sequence[GenerationRequest],
-            sampling: SamplingSettings,
+            temperature: float,
             problems: Sequence[Problem],
         ) -> list[Completion]:
+            sampling = SamplingSettings(self.config.data.max_response_length, temperature)
             stream = turns.play(
                 lambda some, how: enumerate(engines.generate(some, how)),
                 requests,
@@ -160,9 +161,7 @@ class Evaluator:
                 asked,
                 decode=decode,
                 score=rewards.submit,
-                score_strictly=strict.score,
-                score_leniently=lenient.score,
-                max_tokens=self.config.data.max_response_length,
+                other_scores={"verdict_strict": strict.score, "verdict_lenient": lenient.score},
                 settings=self.config.evaluation,
             )
         rows = self.label(rows, run_id="", model=name, step=0)

@@ -14,7 +14,7 @@ import numpy as np
 
 from rl_core.config.run import RunConfig
 from rl_core.data.sampling import Curriculum, ProblemOrder
-from rl_core.rollout.collector import Collected, collect, read_answers, to_rollouts
+from rl_core.rollout.collector import Collected, Collector, read_answers, to_rollouts
 from rl_core.rollout.prefetch import Clock, RolloutsAhead, staleness_metrics
 from rl_core.rollout.turns import TurnTaking
 from rl_core.system.signals import StopAsked
@@ -198,18 +198,16 @@ class Trainer:
     def _collect(self, step: int, clock: Clock) -> Collected:
         """Returns the rollouts of a step's problems; must be called for the steps in order."""
         chooser = self.curriculum or self.order
-        collected = collect(
+        collector = Collector(
             self.config,
             self.inputs.train,
-            chooser.choose(step),
-            step,
-            spares=chooser.spares,
-            stream=self.workers.engines.stream,
-            decode=self.inputs.decode,
-            encode=self.inputs.encode,
-            rewards=self.rewards,
-            clock=clock,
+            self.workers.engines.stream,
+            self.inputs.decode,
+            self.inputs.encode,
+            self.rewards,
         )
+        chosen = chooser.choose(step)
+        collected = collector.collect(chosen, step, spares=chooser.spares, clock=clock)
         limit = self.config.rollout.staleness
         metrics = collected.metrics | staleness_metrics(collected.rollouts, step, limit=limit)
         if self.curriculum is not None:

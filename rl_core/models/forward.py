@@ -88,8 +88,7 @@ def forward_pass(
         per_token = full_reverse_kl(
             hidden,
             head,
-            states[mask],
-            teacher_head,
+            (states[mask], teacher_head),
             temperature=temperature,
             compute_dtype=compute_dtype,
         )

@@ -137,15 +137,8 @@ class _BlockwiseLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        head_weight: Tensor,
-        targets: Tensor,
-        temperature: float,
-        block_size: int,
-        with_entropy: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        hidden, head_weight, targets, temperature, block_size, with_entropy = inputs
         chosen, total, moment = (
             torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device) for _ in range(3)
         )

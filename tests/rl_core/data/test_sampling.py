@@ -125,9 +125,16 @@ CLASSES = ["easy", "easy", "hard", "hard", "new"]
 
 
 def curriculum(
-    classes: list[str] = CLASSES, batch_size: int = 4, group_size: int = 2, **more: object
+    classes: list[str] = CLASSES,
+    *,
+    batch_size: int = 4,
+    group_size: int = 2,
+    ahead: int = 0,
+    **more: object,
 ) -> Curriculum:
-    return Curriculum(classes, seed=0, batch_size=batch_size, group_size=group_size, **more)
+    sections = {"algorithm": {"group_size": group_size}, "rollout": {"staleness": ahead}}
+    config = of_batches(batch_size, seed=0, **sections)
+    return Curriculum(classes, config, **more)
 
 
 def weights_after(*steps: dict[int, int]) -> Floats:
