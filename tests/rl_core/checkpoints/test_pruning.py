@@ -128,7 +128,7 @@ def test_room_is_made_for_the_free_disk_before_the_save(small_disk, caplog):
 
 
 def test_what_fills_the_disk_is_beyond_it_as_beyond_the_quota():
-    rules = {"latest_step": 4, "best_step": 4, "keep_last": 3, "quota_bytes": 1_000}
+    rules = {"roles": [(4, "latest"), (4, "best")], "keep_last": 3, "quota_bytes": 1_000}
     assert planned((1, 2, 3, 4), 10, **rules, disk_bytes=29) == [
         (4, True, "latest and best"),
         (3, True, "one of the newest 3 beside latest and best"),
@@ -138,9 +138,8 @@ def test_what_fills_the_disk_is_beyond_it_as_beyond_the_quota():
 
 
 def test_what_is_protected_stays_and_counts_whatever_the_quota():
-    protected = {1: "being read", 2: "champion"}
-    rules = {"latest_step": 4, "best_step": 2, "keep_last": 5, "quota_bytes": 30}
-    assert planned((1, 2, 3, 4), 10, **rules, protected=protected) == [
+    roles = [(4, "latest"), (2, "best"), (1, "being read"), (2, "champion")]
+    assert planned((1, 2, 3, 4), 10, roles=roles, keep_last=5, quota_bytes=30) == [
         (4, True, "latest"),
         (3, False, "over the quota of 30 B"),
         (2, True, "best and champion"),

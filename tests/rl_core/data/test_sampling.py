@@ -233,10 +233,10 @@ def play(chooser: Curriculum, first: int, last: int) -> list[list[int]]:
 
 def test_a_resumed_curriculum_goes_on_as_if_it_had_not_stopped(tmp_path):
     classes = [f"class {i % 7}" for i in range(100)]
-    chooser = curriculum(classes, batch_size=16, ahead=2)
-    whole = play(chooser, 1, 9)
-    chooser.hold(7)  # two steps are ahead of the one that is saved
-    whole += play(chooser, 10, 20)  # and more follow before it is written
+    chooser = curriculum(classes, batch_size=16, ahead=1)
+    whole = play(chooser, 1, 8)
+    chooser.hold(7)  # a step is ahead of the one that is saved
+    whole += play(chooser, 9, 20)  # and more follow before it is written
     chooser.save(tmp_path / "trainer")
     resumed = curriculum(classes, batch_size=16, step=7, checkpoint=tmp_path / "trainer")
     assert play(resumed, 8, 20) == whole[7:]
