@@ -91,12 +91,6 @@ def named_card(name: str) -> CardFigures:
     )
 
 
-def cards_of(memory_gib: float) -> list[CardFigures]:
-    """Returns all cards with about so much memory, the fastest memory first."""
-    fitting = [card for card in CARDS if _is_about(memory_gib, card.memory_gib)]
-    return sorted(fitting, key=lambda card: -card.bandwidth_gb_s)
-
-
 def _namesakes(name: str) -> list[CardFigures]:
     words = _words(name)
     exact = [card for card in CARDS if _words(card.name) == words]
