@@ -242,7 +242,8 @@ class Learner:
             for name, merged in merged_state(self.models.actor):  # a card never holds all of them
                 kept = merged if self.config.checkpoints.in_background else merged.cpu()
                 weights |= self._memory.copy({name: kept})
-            adapter, state = self._memory.copy(adapter), self._memory.copy(state)
+            adapter = self._memory.copy(adapter)
+            state = self._memory.copy(state)
         elif self._ranks.is_alone:
             weights = self.weights()
             assert not weights.keys() & state.keys()
@@ -274,7 +275,8 @@ class Learner:
         Of several ranks, each writes its share.
         """
         weights, adapter, state, numbers = self._snapshot
-        rank, size = self._ranks.rank, self._ranks.size
+        rank = self._ranks.rank
+        size = self._ranks.size
         if self._ranks.is_alone:
             save_actor(self.models.actor, weights, self._model_path, folder)
         else:

@@ -86,7 +86,8 @@ class _BlockwiseKl(torch.autograd.Function):
         teacher_log_sums = teacher_highest + teacher_total.log()
         kl: Tensor = moment / total - log_sums + teacher_log_sums
         ctx.save_for_backward(*inputs[:4], log_sums, teacher_log_sums, kl)
-        ctx.temperature, ctx.block_size = temperature, block_size
+        ctx.temperature = temperature
+        ctx.block_size = block_size
         return kl
 
     @staticmethod
@@ -116,7 +117,8 @@ def _blocks(
     block_size: int,
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
     """Yields (first entry, weights [v, H], logits and the teacher's, float32 [N, v]) in blocks."""
-    states, teacher_states = product_operand(hidden), product_operand(teacher_hidden)
+    states = product_operand(hidden)
+    teacher_states = product_operand(teacher_hidden)
     for first in range(0, len(head), block_size):
         some = slice(first, first + block_size)
         with torch.autocast(hidden.device.type, enabled=False):
