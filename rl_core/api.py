@@ -321,15 +321,18 @@ def _recorded(run: RunFolder) -> Iterator[None]:
     from rl_core.runs.metrics_log import utc_now
 
     start = time.monotonic()
-    status, reason = "finished", None
+    status = "finished"
+    reason = None
     try:
         with run.log_to_file():
             yield
     except KeyboardInterrupt:
-        status, reason = "interrupted", "stopped by Ctrl-C"
+        status = "interrupted"
+        reason = "stopped by Ctrl-C"
         raise
     except BaseException as error:
-        status, reason = "failed", f"{type(error).__name__}: {error}"
+        status = "failed"
+        reason = f"{type(error).__name__}: {error}"
         raise
     finally:
         seconds = {"train": time.monotonic() - start}

@@ -221,10 +221,10 @@ class Trainer:
         greedy = SamplingSettings(self.config.data.max_response_length, temperature=0.0)
         turns = TurnTaking(self.config.env, self.inputs.decode, self.inputs.encode)
         stream = partial(self.workers.engines.stream, phase="evaluate")
-        asked = [item.problem for item in problems]
+        of_requests = [item.problem for item in problems]
         answers = read_answers(
-            turns.play(stream, requests, greedy, asked),
-            asked,
+            turns.play(stream, requests, greedy, of_requests),
+            of_requests,
             decode=self.inputs.decode,
             rewards=self.rewards,
         )
@@ -245,4 +245,7 @@ def _score_by_source(rollouts: Sequence[Rollout]) -> dict[str, float]:
     scores: dict[str, list[float]] = {}
     for rollout in rollouts:
         scores.setdefault(rollout.problem.data_source, []).append(rollout.scored.score)
-    return {f"val/test_score/{source}": float(np.mean(own)) for source, own in scores.items()}
+    return {
+        f"val/test_score/{source}": float(np.mean(of_source))
+        for source, of_source in scores.items()
+    }

@@ -12,25 +12,25 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (22_850, 18_000),
+    "statements of the product": (22_867, 18_000),
     "lines of tests": (42_100, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (90, 90),
     "functions of more than 6 parameters": (8, 8),
-    "assignments of unrelated things": (181, 0),
+    "assignments of unrelated things": (164, 0),
     "starred literals": (23, 0),
-    "empty names": (98, 0),
+    "empty names": (84, 0),
     "stays of a step's rollouts": (24, 24),
 }
 ROOMS = {
     # room, without the rooms in it: (statements, public names), at most
-    "rl_core": (909, 56),
+    "rl_core": (914, 56),
     "rl_core/algos": (303, 51),
     "rl_core/checkpoints": (432, 32),
     "rl_core/config": (508, 39),
-    "rl_core/data": (1_248, 83),
+    "rl_core/data": (1_258, 83),
     "rl_core/envs": (1_792, 119),
-    "rl_core/evaluation": (307, 33),
+    "rl_core/evaluation": (309, 33),
     "rl_core/learner": (1_101, 46),
     "rl_core/models": (882, 63),
     "rl_core/resources": (989, 98),

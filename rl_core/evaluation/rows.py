@@ -147,11 +147,13 @@ class EvaluationFiles:
         Only rows of the same model and evaluation are replaced: if another evaluation is in the
         place of the run's own, its files are moved to their own folder first.
         """
-        model, evaluation = str(rows[0]["model"]), str(rows[0]["evaluation"])
+        model = str(rows[0]["model"])
+        evaluation = str(rows[0]["evaluation"])
         with locked(self.folder):
             is_own = is_own or evaluation == self.own()
-            own, other = self.folder / f"{model}.parquet", self._beside(evaluation, model)
-            final, elsewhere = (own, other) if is_own else (other, own)
+            place = self.folder / f"{model}.parquet"
+            other = self._beside(evaluation, model)
+            final, elsewhere = (place, other) if is_own else (other, place)
             with new_file(final) as temporary:
                 table = pa.Table.from_pylist(list(rows), schema=EVALUATION)
                 pq.write_table(table, temporary, compression="zstd")
@@ -164,9 +166,9 @@ class EvaluationFiles:
 
     def find(self, model: str, evaluation: str) -> Path | None:
         """Returns the file of a model's rows, or None."""
-        own = self.folder / f"{model}.parquet"
-        if own.exists() and evaluation_of(own) == evaluation:
-            return own
+        place = self.folder / f"{model}.parquet"
+        if place.exists() and evaluation_of(place) == evaluation:
+            return place
         other = self._beside(evaluation, model)
         return other if other.exists() else None
 
@@ -177,9 +179,9 @@ class EvaluationFiles:
     def _make_way(self, evaluation: str) -> None:
         """Moves rows of other evaluations, and their pages, out of the place of the run's own."""
         for file in list(self._own_files()):
-            if (found := evaluation_of(file)) == evaluation:
+            if (other := evaluation_of(file)) == evaluation:
                 continue
-            free = self._beside(found, file.stem)
+            free = self._beside(other, file.stem)
             free.parent.mkdir(exist_ok=True)
             file.rename(free)
             page = file.with_suffix(PAGE)

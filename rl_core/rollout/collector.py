@@ -96,19 +96,21 @@ class Collector:
 
         def ask(positions: Sequence[int]) -> list[Rollout]:
             nonlocal num_tokens, seconds
-            asked = [self.problems[i] for i in positions]
+            drawn_problems = [self.problems[i] for i in positions]
             requests = build_requests(
-                asked, group_size=group_size, seed=self.config.seed, step=step
+                drawn_problems, group_size=group_size, seed=self.config.seed, step=step
             )
-            own = [item.problem for item in asked for _ in range(group_size)]
+            of_requests = [item.problem for item in drawn_problems for _ in range(group_size)]
             start = time.perf_counter()
             with clock("gen"):
-                played = turns.play(self.stream, requests, sampling, own)
-                answers = read_answers(played, own, decode=self.decode, rewards=self.rewards)
+                played = turns.play(self.stream, requests, sampling, of_requests)
+                answers = read_answers(
+                    played, of_requests, decode=self.decode, rewards=self.rewards
+                )
             seconds += time.perf_counter() - start
             num_tokens += sum(answer.completion.num_sampled for answer in answers)
             with clock("reward"):
-                fresh = to_rollouts(asked, answers, self.config.env, group_size=group_size)
+                fresh = to_rollouts(drawn_problems, answers, self.config.env, group_size=group_size)
             for group, i in enumerate(positions):
                 members = fresh[group * group_size : (group + 1) * group_size]
                 verdicts = Counter(rollout.scored.verdict for rollout in members)
