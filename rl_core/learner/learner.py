@@ -135,7 +135,7 @@ class Learner:
                 experience, kl_coef=self._kl_coef, actor_learns=actor_learns
             )
             metrics |= step_metrics(experience, config, self._kl_coef)
-            metrics |= self.microbatching.end_step()
+            metrics |= self.microbatching.budgets.end_step()
             teaches = self.updater.teaches("actor", experience)
             metrics |= self._utilisation.shares(experience.batch, teaches, metrics)
         if actor_learns:
@@ -231,7 +231,7 @@ class Learner:
         numbers = {
             "steps_done": self.steps_done,
             "kl_coef": self._kl_coef,
-            "token_budgets": self.microbatching.state(),
+            "token_budgets": {"learned": self.microbatching.budgets.learned()},
             "settings": model_settings(self.config),
         }
         for name, optimizer in self.optimizers.items():
@@ -315,7 +315,7 @@ class Learner:
         self.steps_done = numbers["steps_done"]
         if self.config.algorithm.kl_controller == "adaptive":  # a fixed one is a setting
             self._kl_coef = numbers["kl_coef"]
-        self.microbatching.restore(numbers["token_budgets"])
+        self.microbatching.budgets.restore(numbers["token_budgets"]["learned"])
 
     def _adapter(self) -> dict[str, Tensor]:
         """Returns the adapter's weights under PEFT's names; none if all weights learn."""

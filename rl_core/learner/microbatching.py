@@ -40,8 +40,8 @@ def in_rows(parts: Iterable[tuple[Tensor, Tensor]], like: Tensor) -> Tensor:
 class Microbatching:
     """Splits batches by the budgets of their phases, and keeps what it learns about these.
 
-    Micro-batches are computed on its `threads`, each rank's own rows. `model` is the actor as it is
-    trained.
+    Micro-batches are computed on its `threads`, each rank's own rows; `budgets` are those of the
+    phases. `model` is the actor as it is trained.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Microbatching:
         # Passes of several ranks wait for each other, so they run in one order.
         side_by_side = device.type == "cpu" and ranks.is_alone
         self.threads = MicroBatchThreads(config.resources.learner_threads if side_by_side else 1)
-        self._budgets = TokenBudgets(config.actor.micro_batch_tokens)
+        self.budgets = TokenBudgets(config.actor.micro_batch_tokens)
 
     def run(
         self,
@@ -93,7 +93,7 @@ class Microbatching:
                 rank = f"rank {self.ranks.rank} of {self.ranks.size}"
                 largest = f"a micro-batch of {max(sizes)} tokens"
                 raise OutOfMemory(phase, f"{message}: {largest} on {rank}")
-            self._budgets.shrink(phase, max(sizes))
+            self.budgets.shrink(phase, max(sizes))
 
     def _split(
         self, phase: str, batch: TrainBatch, apart: Tensor | None
@@ -104,7 +104,7 @@ class Microbatching:
         if apart is not None:
             is_apart = apart.cpu()[rows]
             kinds = [kind for kind in (rows[~is_apart], rows[is_apart]) if len(kind)]
-        budget = self._budgets[phase]
+        budget = self.budgets[phase]
         return [
             (kind[some], size)
             for kind in kinds
@@ -112,15 +112,3 @@ class Microbatching:
                 batch.select(kind), budget, share_prompts=self._share_prompts
             )
         ]
-
-    def end_step(self) -> dict[str, float]:
-        """Returns the step's metrics, see `TokenBudgets`."""
-        return self._budgets.end_step()
-
-    def state(self) -> dict[str, Any]:
-        """Returns what a resume needs, as plain values."""
-        return {"learned": self._budgets.learned()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restores what `state` returned."""
-        self._budgets.restore(state["learned"])

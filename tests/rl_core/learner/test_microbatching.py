@@ -46,13 +46,12 @@ def make_learner(
     config: RunConfig, folder: Path, budgets: dict[str, dict[str, Any]] | None = None
 ) -> Learner:
     learner = Learner(config, folder)
-    learner.microbatching.restore(learner.microbatching.state() | {"learned": budgets or {}})
+    learner.microbatching.budgets.restore(budgets or {})
     return learner
 
 
 def learned_budgets(learner: Learner) -> dict[str, dict[str, Any]]:
-    learned: dict[str, dict[str, Any]] = learner.microbatching.state()["learned"]
-    return learned
+    return learner.microbatching.budgets.learned()
 
 
 def state_of(learner: Learner) -> dict[str, Tensor]:
