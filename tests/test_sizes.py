@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (22_867, 18_000),
+    "statements of the product": (22_861, 18_000),
     "lines of tests": (42_100, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (90, 90),
@@ -31,7 +31,7 @@ ROOMS = {
     "rl_core/data": (1_258, 83),
     "rl_core/envs": (1_792, 119),
     "rl_core/evaluation": (309, 33),
-    "rl_core/learner": (1_101, 46),
+    "rl_core/learner": (1_095, 46),
     "rl_core/models": (882, 63),
     "rl_core/resources": (989, 98),
     "rl_core/rewards": (271, 16),
