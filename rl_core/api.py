@@ -282,7 +282,7 @@ def _train(
 ) -> int:
     from tqdm.auto import tqdm
 
-    from rl_core.training import train_model
+    from rl_core.training import Training
 
     @contextmanager
     def start(
@@ -307,7 +307,7 @@ def _train(
                 run.update(**{f"accuracy_{end}": metrics["val/accuracy"]})
             run.update(steps=step)
 
-        return train_model(
+        training = Training(
             config,
             run,
             data=data,
@@ -317,6 +317,7 @@ def _train(
             rewards=scorer,
             start_workers=None if in_ray else cast(Any, start),
         )
+        return training.train()
 
 
 @contextmanager
@@ -325,15 +326,18 @@ def _recorded(run: RunFolder) -> Iterator[None]:
     from rl_core.runs.metrics_log import utc_now
 
     start = time.monotonic()
-    status, reason = "finished", None
+    status = "finished"
+    reason = None
     try:
         with run.log_to_file():
             yield
     except KeyboardInterrupt:
-        status, reason = "interrupted", "stopped by Ctrl-C"
+        status = "interrupted"
+        reason = "stopped by Ctrl-C"
         raise
     except BaseException as error:
-        status, reason = "failed", f"{type(error).__name__}: {error}"
+        status = "failed"
+        reason = f"{type(error).__name__}: {error}"
         raise
     finally:
         seconds = {"train": time.monotonic() - start}

@@ -106,7 +106,8 @@ class TrainBatch:
     def select(self, rows: Tensor) -> TrainBatch:
         """Returns the given rows (int64 [b]), trimmed to the longest of them."""
         rows = rows.to(self.input_ids.device)
-        prompt_lengths, response_lengths = self.prompt_lengths[rows], self.response_lengths[rows]
+        prompt_lengths = self.prompt_lengths[rows]
+        response_lengths = self.response_lengths[rows]
         num_columns = int((prompt_lengths + response_lengths).max())
         longest = int(response_lengths.max())
         return TrainBatch(
@@ -139,15 +140,24 @@ def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
         assert prompts.setdefault(rollout.group_id, rollout.prompt_ids) == rollout.prompt_ids
     prompt_lengths = np.array([len(r.prompt_ids) for r in rollouts], dtype=np.int64)
     response_lengths = np.array([len(r.completion.response_ids) for r in rollouts], dtype=np.int64)
-    shape = len(rollouts), int((prompt_lengths + response_lengths).max())
-    input_ids = np.full(shape, pad_id, dtype=np.int64)
+    longest = int((prompt_lengths + response_lengths).max())
+    input_ids = np.full((len(rollouts), longest), pad_id, dtype=np.int64)
     logprobs = np.zeros((len(rollouts), int(response_lengths.max())), dtype=np.float32)
+    env_mask = np.zeros(logprobs.shape, dtype=np.bool_)
+    turn_rewards = np.zeros_like(logprobs)
     for row, rollout in enumerate(rollouts):
-        prompt, response = prompt_lengths[row], response_lengths[row]
+        completion = rollout.completion
+        prompt = prompt_lengths[row]
+        response = response_lengths[row]
         input_ids[row, :prompt] = rollout.prompt_ids
-        input_ids[row, prompt : prompt + response] = rollout.completion.response_ids
-        logprobs[row, :response] = rollout.completion.logprobs
-    env_mask, turn_rewards = _turns(rollouts, logprobs.shape)
+        input_ids[row, prompt : prompt + response] = completion.response_ids
+        logprobs[row, :response] = completion.logprobs
+        env_mask[row, :response] = ~completion.sampled
+        end = 0
+        for turn in completion.turns:
+            end += turn.num_tokens
+            turn_rewards[row, end - 1] += turn.reward
+    has_turns = any(r.completion.turns for r in rollouts)
     unscored = [r.scored.verdict == REWARD_ERROR for r in rollouts]
     on_cpu = partial(torch.tensor, device="cpu")
     return TrainBatch(
@@ -160,30 +170,16 @@ def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
         correct=on_cpu([r.scored.verdict == "correct" for r in rollouts]),
         truncated=on_cpu([r.completion.finish_reason == "length" for r in rollouts]),
         unscored=on_cpu(unscored) if any(unscored) else None,
-        env_mask=env_mask,
-        turn_rewards=turn_rewards,
+        env_mask=torch.from_numpy(env_mask) if has_turns else None,
+        turn_rewards=torch.from_numpy(turn_rewards) if has_turns else None,
         problems=tuple(r.problem for r in rollouts),
     )
 
 
-def _turns(
-    rollouts: Sequence[Rollout], shape: tuple[int, ...]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Returns `env_mask` and `turn_rewards`; both None if no response has turns."""
-    if not any(rollout.completion.turns for rollout in rollouts):
-        return None, None
-    env_mask, rewards = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.float32)
-    for row, rollout in enumerate(rollouts):
-        completion, end = rollout.completion, 0
-        env_mask[row, : len(completion.response_ids)] = ~completion.sampled
-        for turn in completion.turns:
-            end += turn.num_tokens
-            rewards[row, end - 1] += turn.reward
-    return torch.from_numpy(env_mask), torch.from_numpy(rewards)
-
-
-def micro_batches(batch: TrainBatch, budget_tokens: int, *, share_prompts: bool) -> list[Tensor]:
-    """Returns rows (int64 [b] each) of micro-batches under a budget of padded tokens.
+def micro_batches(
+    batch: TrainBatch, budget_tokens: int, *, share_prompts: bool
+) -> list[tuple[Tensor, int]]:
+    """Returns rows (int64 [b]) and padded tokens of micro-batches under a budget of these.
 
     Rows of similar length go together, longest first, so that there is little padding. If prompts
     are shared, the rows of a group go together instead if that makes fewer tokens in all. Each row
@@ -193,31 +189,36 @@ def micro_batches(batch: TrainBatch, budget_tokens: int, *, share_prompts: bool)
     columns = (batch.prompt_lengths, batch.response_lengths, batch.group_ids)
     rows = list(zip(range(len(batch)), *(x.tolist() for x in columns), strict=True))
     rows.sort(key=lambda row: -row[1] - row[2])
-    batches, num_tokens = _packed(rows, budget_tokens, share_prompts=share_prompts)
+    batches = _packed(rows, budget_tokens, share_prompts=share_prompts)
     if share_prompts:
         place: dict[int, int] = {}
         for row in rows:
             place.setdefault(row[3], len(place))
         by_group = sorted(rows, key=lambda row: place[row[3]])
-        shared, fewer_tokens = _packed(by_group, budget_tokens, share_prompts=True)
-        if fewer_tokens < num_tokens:
+        shared = _packed(by_group, budget_tokens, share_prompts=True)
+        if sum(size for _, size in shared) < sum(size for _, size in batches):
             batches = shared
-    return [torch.tensor(numbers, device="cpu") for numbers in batches]
+    return [(torch.tensor(numbers, device="cpu"), size) for numbers, size in batches]
 
 
 def _packed(
     rows: Sequence[tuple[int, int, int, int]], budget_tokens: int, *, share_prompts: bool
-) -> tuple[list[list[int]], int]:
-    """Returns micro-batches of rows in their order, and the tokens computed for all of them.
+) -> list[tuple[list[int], int]]:
+    """Returns micro-batches of rows in their order, each with the tokens computed for it.
 
     `rows` hold (row, prompt tokens, response tokens, group).
     """
     batches: list[list[int]] = []
     sizes: list[int] = []
-    longest, groups = (0, 0, 0), set[int]()
+    longest = (0, 0, 0)
+    groups = set[int]()
     for row, prompt, response, group in rows:
-        own = (prompt, response, prompt + response)
-        most = (max(longest[0], own[0]), max(longest[1], own[1]), max(longest[2], own[2]))
+        lengths = (prompt, response, prompt + response)
+        most = (
+            max(longest[0], lengths[0]),
+            max(longest[1], lengths[1]),
+            max(longest[2], lengths[2]),
+        )
         num_rows = len(batches[-1]) + 1 if batches else 1
         size = _size(num_rows, len(groups | {group}), most, share_prompts=share_prompts)
         if batches and size <= budget_tokens:
@@ -228,8 +229,9 @@ def _packed(
         else:
             batches.append([row])
             sizes.append(prompt + response)
-            longest, groups = own, {group}
-    return batches, sum(sizes)
+            longest = lengths
+            groups = {group}
+    return list(zip(batches, sizes, strict=True))
 
 
 def _size(
@@ -239,14 +241,6 @@ def _size(
     if share_prompts and num_groups < num_rows:
         return num_groups * longest[0] + num_rows * longest[1]
     return num_rows * longest[2]
-
-
-def padded_tokens(batch: TrainBatch, rows: Tensor, *, share_prompts: bool) -> int:
-    """Returns the tokens computed for one of a batch's micro-batches, rows int64 [b]."""
-    lengths = (batch.prompt_lengths, batch.response_lengths, batch.lengths)
-    prompt, response, both = (int(of[rows].max()) for of in lengths)
-    num_groups = len(torch.unique(batch.group_ids[rows]))
-    return _size(len(rows), num_groups, (prompt, response, both), share_prompts=share_prompts)
 
 
 def mini_batches(group_ids: Tensor, num_groups: int) -> list[Tensor]:
@@ -272,7 +266,8 @@ def balanced_rows(batch: TrainBatch, num_parts: int) -> list[Tensor]:
     for group, length in zip(batch.group_ids.tolist(), batch.lengths.tolist(), strict=True):
         tokens[group] = tokens.get(group, 0) + length
     assert len(tokens) >= num_parts, f"{len(tokens)} groups for {num_parts} parts"
-    sizes, part_of = [0] * num_parts, dict[int, int]()
+    sizes = [0] * num_parts
+    part_of: dict[int, int] = {}
     for group in sorted(tokens, key=lambda group: -tokens[group]):  # stable: ties in batch order
         part_of[group] = part = sizes.index(min(sizes))
         sizes[part] += tokens[group]

@@ -89,13 +89,13 @@ def out_of_memory_as(phase: str) -> Iterator[None]:
 
 def allocation_in_words(error: BaseException) -> str:
     """Returns in one sentence what did not fit and what was free; `error` has the rest."""
-    said = str(error)
-    wanted = re.search(r"tried to allocate ([\d.]+ \w+)", said, re.IGNORECASE)
-    if wanted is None:
+    message = str(error)
+    request = re.search(r"tried to allocate ([\d.]+ \w+)", message, re.IGNORECASE)
+    if request is None:
         return first_line(error)
-    room = re.search(r"capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", said)
+    room = re.search(r"capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", message)
     free = f": {room[2]} of the card's {room[1]} were free" if room else ""
-    return f"tried to allocate {wanted[1]}{free}"
+    return f"tried to allocate {request[1]}{free}"
 
 
 def first_line(error: BaseException) -> str:

@@ -59,8 +59,8 @@ class Evaluator:
     @cached_property
     def problem_set(self) -> str:
         """A digest of all test problems: their prompts and their right answers."""
-        asked = [(problem.messages, problem.ground_truth) for problem in self.problems]
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        texts = [(problem.messages, problem.ground_truth) for problem in self.problems]
+        return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
 
     @property
     def asked(self) -> list[Problem]:
@@ -73,7 +73,8 @@ class Evaluator:
         evaluation = self.config.evaluation.model_dump(mode="json")
         if len(self.asked) == len(self.problems):
             evaluation["max_problems"] = None  # a limit that leaves none out is no limit
-        reward, env = self.config.env.reward, self.config.env.model_dump(mode="json")
+        reward = self.config.env.reward
+        env = self.config.env.model_dump(mode="json")
         if self.config.env.max_turns == 1:
             del env["max_turns"]  # rows kept before there were turns stay valid
         return ({"reward_source": source_digest(reward)} if reward is not None else {}) | {
@@ -98,12 +99,12 @@ class Evaluator:
         """
         try:
             data = run.read().data or self.data
-            own = Evaluator(
+            of_the_run = Evaluator(
                 RunConfig.model_validate(read_settings(run.path)), Path(data)
             ).evaluation
         except (OSError, ValueError, TypeError):
             return run.evaluations.own() is None
-        return own == self.evaluation
+        return of_the_run == self.evaluation
 
     def rows_file(self, name: str, model: Path) -> Path:
         """Returns the file of a model's rows, which may not exist yet."""
@@ -135,15 +136,16 @@ class Evaluator:
         """
         tokenizer = load_tokenizer(str(model))
         chat = self.config.env.chat_template
-        asked = prompted(self.asked, tokenizer, chat_template=chat)
+        problems_to_ask = prompted(self.asked, tokenizer, chat_template=chat)
         decode, encode = text_codec(tokenizer)
         turns = TurnTaking(self.config.env, decode, encode)
 
         def generate(
             requests: Sequence[GenerationRequest],
-            sampling: SamplingSettings,
+            temperature: float,
             problems: Sequence[Problem],
         ) -> list[Completion]:
+            sampling = SamplingSettings(self.config.data.max_response_length, temperature)
             stream = turns.play(
                 lambda some, how: enumerate(engines.generate(some, how)),
                 requests,
@@ -157,12 +159,10 @@ class Evaluator:
         with start_rewards(env, self.config.reward) as rewards:
             rows = evaluate_model(
                 generate,
-                asked,
+                problems_to_ask,
                 decode=decode,
                 score=rewards.submit,
-                score_strictly=strict.score,
-                score_leniently=lenient.score,
-                max_tokens=self.config.data.max_response_length,
+                other_scores={"verdict_strict": strict.score, "verdict_lenient": lenient.score},
                 settings=self.config.evaluation,
             )
         rows = self.label(rows, run_id="", model=name, step=0)

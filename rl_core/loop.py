@@ -59,9 +59,9 @@ def steps(
     """Yields `trainer.total_steps` steps of training (without that setting, steps without end)."""
     config = with_teacher(config, model_path, logging.getLogger(__name__).warning)
     tokenizer = load_tokenizer(str(model_path))
-    asked = prompted(problems, tokenizer, chat_template=config.env.chat_template)
+    questions = prompted(problems, tokenizer, chat_template=config.env.chat_template)
     decode, _ = text_codec(tokenizer)
-    order = ProblemOrder(Place(config.seed, len(asked), 0, 0), config.data.train_batch_size)
+    order = ProblemOrder(Place(config.seed, len(questions), 0, 0), config.data.train_batch_size)
     sampling = SamplingSettings(config.data.max_response_length, config.rollout.temperature)
     group_size = config.algorithm.group_size
 
@@ -71,7 +71,7 @@ def steps(
     while number != config.trainer.total_steps:
         number += 1
         # 1. Problems. Each is asked once per pass over the data, in an order given by the seed.
-        chosen = [asked[i] for i in order.choose(number)]
+        chosen = [questions[i] for i in order.choose(number)]
         # 2. Responses: `group_size` to each problem, with the log-prob of each sampled token.
         torch.set_num_threads(config.resources.rollout_threads)
         requests = build_requests(chosen, group_size=group_size, seed=config.seed, step=number)
@@ -98,7 +98,8 @@ def scored(
     rollouts = []
     for i, completion in enumerate(completions):
         group_id, sample_index = divmod(i, group_size)
-        item, text = problems[group_id], decode(completion.response_ids.tolist())
+        item = problems[group_id]
+        text = decode(completion.response_ids.tolist())
         rollouts.append(
             Rollout(
                 problem=item.problem,

@@ -14,7 +14,7 @@ import numpy as np
 
 from rl_core.config.run import RunConfig
 from rl_core.data.sampling import Curriculum, ProblemOrder
-from rl_core.rollout.collector import Collected, collect, read_answers, to_rollouts
+from rl_core.rollout.collector import Collected, Collector, read_answers, to_rollouts
 from rl_core.rollout.prefetch import Clock, RolloutsAhead, staleness_metrics
 from rl_core.rollout.turns import TurnTaking
 from rl_core.system.signals import StopAsked
@@ -198,18 +198,16 @@ class Trainer:
     def _collect(self, step: int, clock: Clock) -> Collected:
         """Returns the rollouts of a step's problems; must be called for the steps in order."""
         chooser = self.curriculum or self.order
-        collected = collect(
+        collector = Collector(
             self.config,
             self.inputs.train,
-            chooser.choose(step),
-            step,
-            spares=chooser.spares,
-            stream=self.workers.engines.stream,
-            decode=self.inputs.decode,
-            encode=self.inputs.encode,
-            rewards=self.rewards,
-            clock=clock,
+            self.workers.engines.stream,
+            self.inputs.decode,
+            self.inputs.encode,
+            self.rewards,
         )
+        chosen = chooser.choose(step)
+        collected = collector.collect(chosen, step, spares=chooser.spares, clock=clock)
         limit = self.config.rollout.staleness
         metrics = collected.metrics | staleness_metrics(collected.rollouts, step, limit=limit)
         if self.curriculum is not None:
@@ -223,10 +221,10 @@ class Trainer:
         greedy = SamplingSettings(self.config.data.max_response_length, temperature=0.0)
         turns = TurnTaking(self.config.env, self.inputs.decode, self.inputs.encode)
         stream = partial(self.workers.engines.stream, phase="evaluate")
-        asked = [item.problem for item in problems]
+        of_requests = [item.problem for item in problems]
         answers = read_answers(
-            turns.play(stream, requests, greedy, asked),
-            asked,
+            turns.play(stream, requests, greedy, of_requests),
+            of_requests,
             decode=self.inputs.decode,
             rewards=self.rewards,
         )
@@ -247,4 +245,7 @@ def _score_by_source(rollouts: Sequence[Rollout]) -> dict[str, float]:
     scores: dict[str, list[float]] = {}
     for rollout in rollouts:
         scores.setdefault(rollout.problem.data_source, []).append(rollout.scored.score)
-    return {f"val/test_score/{source}": float(np.mean(own)) for source, own in scores.items()}
+    return {
+        f"val/test_score/{source}": float(np.mean(of_source))
+        for source, of_source in scores.items()
+    }

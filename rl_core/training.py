@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -49,116 +50,137 @@ def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
     return TrainInputs(train, test, *text_codec(tokenizer))
 
 
-def train_model(
-    config: RunConfig,
-    run: RunFolder,
-    *,
-    data: Path,
-    model_path: Path,
-    on_step: OnStep,
-    logger: Log,
-    on_progress: Callable[[str], None] = lambda phase: None,
-    when_done: Callable[[Engines], None] = lambda engines: None,
-    rewards: Rewards | None = None,
-    start_workers: StartWorkers | None = None,
-) -> int:
-    """Trains, from the run's latest checkpoint if it has one, and returns the last step done.
+@dataclass(frozen=True)
+class Training:
+    """A run's training, from its latest checkpoint if it has one, and what it is started with."""
 
-    Logs past the checkpoint are cut before training goes on. `data` is the folder of the data set,
-    `model_path` that of the base model, also the reference policy. For `on_progress` see
-    `Workers.start`. `when_done` gets the engines after the last step and its save; a stop ends it.
-    `rewards` scores instead of the settings' rule, `start_workers` instead of starting Ray's.
+    config: RunConfig
+    run: RunFolder
+    data: Path
+    """The folder of the data set."""
+    model_path: Path
+    """The folder of the base model, also the reference policy."""
+    on_step: OnStep
+    logger: Log
+    on_progress: Callable[[str], None] = lambda phase: None
+    """See `Workers.start`."""
+    when_done: Callable[[Engines], None] = lambda engines: None
+    """Gets the engines after the last step and its save; a stop ends it."""
+    rewards: Rewards | None = None
+    """Scores instead of the settings' rule."""
+    start_workers: StartWorkers | None = None
+    """Starts others than Ray's."""
 
-    Raises:
-        ValueError: there are too few problems for one batch, `env.reward` names no function, no
-            checkpoint of the run is sound, or the run began as another model.
-        OutOfMemory: a phase did not fit; the latest checkpoint stays valid.
-        WorkerDied: the learner or an engine was killed.
-    """
-    inputs = load_inputs(config, data, model_path)
-    checkpoint = checkpoint_to_resume(run, logger.warning)
-    start_step = checkpoint.step if checkpoint else 0
-    order = _problem_order(config, len(inputs.train), start_step, checkpoint, logger)
-    last_step = order.last_step(
-        total_epochs=config.trainer.total_epochs, total_steps=config.trainer.total_steps
-    )
-    if checkpoint is not None and start_step >= last_step:
-        logger.info("training was already finished at step %d", start_step)
-        return start_step
-    if checkpoint is not None:
-        check_same_model(run, checkpoint.path, model_path)
-    check_same_code(run, config, goes_on=checkpoint is not None)
-    named = config.teacher.path
-    known = run.read().teacher if checkpoint else {}
-    config = with_teacher(config, model_path, logger.warning, known)
-    if named is not None:
-        run.update(teacher={named: str(config.teacher.path)})
-    run.cut_after(start_step)
-    budget = BudgetLimit(config.budget, run)
-    if not budget.allows_a_step():
-        _say_stopped(run, budget, start_step, logger)
-        return start_step
-    logger.info(
-        "training goes on after step %d" if checkpoint else "training starts (step %d)", start_step
-    )
-    resume_from = checkpoint.path if checkpoint else None
-    curriculum = load_curriculum(config, data, start_step, resume_from)
+    def train(self) -> int:
+        """Trains and returns the last step done; logs past the checkpoint are cut before that.
 
-    def start_in_ray(
-        config: RunConfig, resume_from: Path | None, policy_version: int
+        Raises:
+            ValueError: there are too few problems for one batch, `env.reward` names no function, no
+                checkpoint of the run is sound, or the run began as another model.
+            OutOfMemory: a phase did not fit; the latest checkpoint stays valid.
+            WorkerDied: the learner or an engine was killed.
+        """
+        run = self.run
+        logger = self.logger
+        inputs = load_inputs(self.config, self.data, self.model_path)
+        checkpoint = checkpoint_to_resume(run, logger.warning)
+        start_step = checkpoint.step if checkpoint else 0
+        order = _problem_order(self.config, len(inputs.train), start_step, checkpoint, logger)
+        last_step = order.last_step(
+            total_epochs=self.config.trainer.total_epochs,
+            total_steps=self.config.trainer.total_steps,
+        )
+        if checkpoint is not None and start_step >= last_step:
+            logger.info("training was already finished at step %d", start_step)
+            return start_step
+        if checkpoint is not None:
+            check_same_model(run, checkpoint.path, self.model_path)
+        check_same_code(run, self.config, goes_on=checkpoint is not None)
+        known = run.read().teacher if checkpoint else {}
+        config = with_teacher(self.config, self.model_path, logger.warning, known)
+        if (named := self.config.teacher.path) is not None:
+            run.update(teacher={named: str(config.teacher.path)})
+        run.cut_after(start_step)
+        budget = BudgetLimit(config.budget, run)
+        last_done = start_step
+        if budget.allows_a_step():
+            last_done = replace(self, config=config)._train_after(
+                checkpoint, inputs, order, last_step, budget
+            )
+        if last_done < last_step:
+            _say_stopped(run, budget, last_done, logger)
+        return last_done
+
+    def _train_after(
+        self,
+        checkpoint: Checkpoint | None,
+        inputs: TrainInputs,
+        order: ProblemOrder,
+        last_step: int,
+        budget: BudgetLimit,
+    ) -> int:
+        """Starts all that the loop needs, and returns the last step done."""
+        config = self.config
+        run = self.run
+        start_step = checkpoint.step if checkpoint else 0
+        resume_from = checkpoint.path if checkpoint else None
+        begin = "training goes on after step %d" if checkpoint else "training starts (step %d)"
+        self.logger.info(begin, start_step)
+        curriculum = load_curriculum(config, self.data, start_step, resume_from)
+        rewards = self.rewards
+        with (
+            HostMemory(config, run) as host_memory,
+            start_rewards(config.env, config.reward)
+            if rewards is None
+            else nullcontext(rewards) as scorer,
+            wandb_tracking(config, run.path),
+            TensorBoardTracker(config, run.path, start_step) as tensorboard,
+            (self.start_workers or self._start_in_ray)(config, resume_from, start_step) as workers,
+            StopSignals(config.trainer.stop_grace_s) as signals,
+        ):
+            observers = (
+                StepObserver(on_step=lambda step, _, metrics: log_out_of_memory(step, metrics)),
+                StepObserver(measure=lambda: {"disk/free_gib": run.free_gib()}),
+                StepObserver(measure=host_memory.measure),
+                StepObserver(wants_stop=budget.wants_stop, on_step=budget.on_step),
+                StepObserver(wants_stop=signals.requested),
+                StepObserver(on_step=self.on_step),
+                StepObserver(on_step=tensorboard.on_step),
+            )
+            with _saves(config, run, workers, order, curriculum) as saves:
+                last_done = Trainer(
+                    config,
+                    inputs,
+                    workers,
+                    scorer,
+                    run,
+                    saves,
+                    order,
+                    observers,
+                    curriculum,
+                    signals.interruptible,
+                ).train(start_step)
+            if last_done == last_step:
+                with suppress(StopAsked), signals.interruptible():
+                    self.when_done(workers.engines)
+        if saves.trouble is not None:
+            run.note(saves.trouble)
+        return last_done
+
+    def _start_in_ray(
+        self, config: RunConfig, resume_from: Path | None, policy_version: int
     ) -> AbstractContextManager[Workers]:
         from rl_core.workers.cluster import Workers
 
         return Workers.start(
             config,
-            model_path,
+            self.model_path,
             resume_from=resume_from,
             policy_version=policy_version,
-            log_folder=run.path / "workers",
-            report=logger.info,
-            on_progress=on_progress,
+            log_folder=self.run.path / "workers",
+            report=self.logger.info,
+            on_progress=self.on_progress,
         )
-
-    with (
-        HostMemory(config, run) as host_memory,
-        start_rewards(config.env, config.reward)
-        if rewards is None
-        else nullcontext(rewards) as scorer,
-        wandb_tracking(config, run.path),
-        TensorBoardTracker(config, run.path, start_step) as tensorboard,
-        (start_workers or start_in_ray)(config, resume_from, start_step) as workers,
-        StopSignals(config.trainer.stop_grace_s) as signals,
-    ):
-        observers = (
-            StepObserver(on_step=lambda step, _, metrics: log_out_of_memory(step, metrics)),
-            StepObserver(measure=lambda: {"disk/free_gib": run.free_gib()}),
-            StepObserver(measure=host_memory.measure),
-            StepObserver(wants_stop=budget.wants_stop, on_step=budget.on_step),
-            StepObserver(wants_stop=signals.requested),
-            StepObserver(on_step=on_step),
-            StepObserver(on_step=tensorboard.on_step),
-        )
-        with _saves(config, run, workers, order, curriculum) as saves:
-            last_done = Trainer(
-                config,
-                inputs,
-                workers,
-                scorer,
-                run,
-                saves,
-                order,
-                observers,
-                curriculum,
-                signals.interruptible,
-            ).train(start_step)
-        if last_done == last_step:
-            with suppress(StopAsked), signals.interruptible():
-                when_done(workers.engines)
-    if last_done < last_step:
-        _say_stopped(run, budget, last_done, logger)
-    if saves.trouble is not None:
-        run.note(saves.trouble)
-    return last_done
 
 
 def load_curriculum(
@@ -172,10 +194,7 @@ def load_curriculum(
         return None
     return Curriculum(
         difficulty_classes(config.env, data / "train.parquet"),
-        seed=config.seed,
-        batch_size=config.data.train_batch_size,
-        group_size=config.algorithm.group_size,
-        ahead=config.rollout.staleness,
+        config,
         step=step,
         checkpoint=checkpoint / RESUME_FOLDER if checkpoint else None,
     )

@@ -1,4 +1,4 @@
-"""How long a run will take and what it will cost: measured before, or by a roofline."""
+"""How long a run takes and what it costs, by what was measured in runs of the same shape."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,8 +9,6 @@ from rl_core.config.run import RunConfig
 from rl_core.data.readers import count_rows
 from rl_core.data.sampling import total_steps
 from rl_core.resources import cost
-from rl_core.resources.memory_plan import ModelShape
-from rl_core.resources.roofline import Machine, step_time, with_bounds
 from rl_core.runs.metrics_log import MetricsLog
 from rl_core.runs.run_folder import IMPORTED, RunFolder
 from rl_core.runs.settings_file import read_settings
@@ -47,19 +45,6 @@ def measured_before(config: RunConfig) -> StepEstimate | None:
     return None
 
 
-def estimates(
-    config: RunConfig, shape: ModelShape | None, machines: list[Machine]
-) -> list[StepEstimate]:
-    """Returns the known estimates of a step's time: a measured one, or one per possible machine."""
-    if (known := measured_before(config)) is not None:
-        return [known]
-    return [
-        StepEstimate(with_bounds(step_time(shape, config, m).total), f"a roofline of {m.name}")
-        for m in machines
-        if shape is not None
-    ]
-
-
 def _shape(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         f"{section}.{name}": value
@@ -72,7 +57,9 @@ def _shape(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def left_of(run: RunFolder) -> str | None:
     """Returns time and price of the steps that are left, in words; None if none will be done."""
-    record, config, last_step = run.read(), _settings(run.path), last_step_of(run)
+    record = run.read()
+    config = _settings(run.path)
+    last_step = last_step_of(run)
     if record.status != "running" or record.reason or config is None or last_step is None:
         return None
     rows = run.metrics.read()
@@ -85,7 +72,8 @@ def left_of(run: RunFolder) -> str | None:
 
 def steps_in_words(run: RunFolder) -> str | None:
     """Returns a step's measured and planned time: `6.1 s per step, planned: 11.5 s (...)`."""
-    record, measured = run.read(), cost.measured_step(run.metrics.values("timing_s/step"))
+    record = run.read()
+    measured = cost.measured_step(run.metrics.values("timing_s/step"))
     words = [f"{cost.seconds_in_words(measured)} per step"] if measured is not None else []
     if record.planned_step_s is not None:
         planned = f"planned: {cost.seconds_in_words(record.planned_step_s)} ({record.planned_from})"
@@ -95,7 +83,8 @@ def steps_in_words(run: RunFolder) -> str | None:
 
 def last_step_of(run: RunFolder) -> int | None:
     """Returns the step at which training ends; None if that cannot be known (no data set, say)."""
-    config, record = _settings(run.path), run.read()
+    config = _settings(run.path)
+    record = run.read()
     if config is None or record.preset == IMPORTED:
         return None
     with suppress(OSError, ValueError):  # its data is gone

@@ -27,7 +27,7 @@ def train_supervised(
     on_step: Callable[[int, int, dict[str, float]], None],
     logger: Log,
 ) -> int:
-    """Trains like `train_model`, in a watched process, and returns the last step done.
+    """Trains by `Training`, in a watched process, and returns the last step done.
 
     If it is asked to stop, it finishes the current update and saves. In a task run its engines then
     also answer the problems of the evaluation. Errors are as in `call_supervised`.

@@ -19,8 +19,7 @@ _MAX_LOG_RATIO = 20.0
 
 
 def importance_weights(
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
+    log_ratios: Tensor,
     response_mask: Tensor,
     *,
     level: Level = "token",
@@ -30,15 +29,15 @@ def importance_weights(
 ) -> Tensor:
     """Returns the probability of what was sampled, for the learner over the engine, within bounds.
 
-    With d = old_logprobs - rollout_logprobs: `token` exp(d), for each token; `sequence` exp(sum d)
-    for all tokens of a response, which is unbiased and varies most; `geometric` keeps or drops a
-    response by exp(mean d), and its tokens weigh exp(d), at most 2. A ratio outside [low, cap] is
-    set to the bound (`clip`), or its tokens teach nothing (`drop`).
+    With d = `log_ratios`, learner less engine: `token` exp(d), for each token; `sequence`
+    exp(sum d) for all tokens of a response, which is unbiased and varies most; `geometric` keeps or
+    drops a response by exp(mean d), and its tokens weigh exp(d), at most 2. A ratio outside
+    [low, cap] is set to the bound (`clip`), or its tokens teach nothing (`drop`).
 
     Source: Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings you
         off-policy RL training"; IcePop (Ring-1T, arXiv:2510.18855) for `drop` at tokens.
     """
-    difference = (old_logprobs - rollout_logprobs).detach().where(response_mask, 0.0)
+    difference = log_ratios.detach().where(response_mask, 0.0)
     decides = difference
     if level != "token":
         decides = difference.sum(dim=-1, keepdim=True)

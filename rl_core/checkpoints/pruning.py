@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,14 +87,15 @@ def _plan(
         highest = best_of(checkpoints)
         on_disk = sum(checkpoint.size_bytes for checkpoint in checkpoints)
         free = shutil.disk_usage(checkpoints_folder(run_folder)).free
+        roles = [(checkpoint.step, "latest") for checkpoint in checkpoints[-1:]]
+        if highest is not None:
+            roles.append((highest.step, "best"))
         return plan_pruning(
             checkpoints,
-            latest_step=checkpoints[-1].step if checkpoints else None,
-            best_step=highest.step if highest else None,
+            roles=[*roles, *_protected(run_folder, checkpoints).items()],
             keep_last=keep_last,
             quota_bytes=quota_bytes,
             disk_bytes=on_disk + free - spare_bytes,
-            protected=_protected(run_folder, checkpoints),
         )
 
     checkpoints = list_checkpoints(run_folder)
@@ -136,35 +137,37 @@ def _carried_out(decision: PruningDecision) -> PruningDecision:
 def plan_pruning(
     checkpoints: Sequence[Checkpoint],
     *,
-    latest_step: int | None,
-    best_step: int | None,
+    roles: Iterable[tuple[int, str]],
     keep_last: int,
     quota_bytes: int,
     disk_bytes: int | None = None,
-    protected: Mapping[int, str] | None = None,
 ) -> list[PruningDecision]:
     """Returns what to do with each checkpoint, newest first. Pure.
 
-    Latest, best and `protected` ones (a reason by step) always stay, even above `quota_bytes`. The
+    Those with `roles`, by step (latest, best, champion), always stay, even above `quota_bytes`. The
     newest `keep_last` others stay too, as long as all that stay fit into the quota and into
     `disk_bytes`. After the first that does not fit, no older one stays: there are no gaps.
     """
-    roles: dict[int, list[str]] = {}
-    for step, role in ((latest_step, "latest"), (best_step, "best"), *(protected or {}).items()):
-        if step is not None:
-            roles.setdefault(step, []).append(role)
-    used = sum(c.size_bytes for c in checkpoints if c.step in roles)
-    decisions, num_newest, no_room = [], 0, ""
+    stays: dict[int, list[str]] = {}
+    for step, role in roles:
+        stays.setdefault(step, []).append(role)
+    used = sum(c.size_bytes for c in checkpoints if c.step in stays)
+    decisions: list[PruningDecision] = []
+    num_newest = 0
+    no_room = ""
     for checkpoint in sorted(checkpoints, key=lambda c: c.step, reverse=True):
-        keep, reason = False, f"older than the newest {keep_last} beside latest and best"
-        if checkpoint.step in roles:
-            keep, reason = True, " and ".join(roles[checkpoint.step])
+        keep = checkpoint.step in stays
+        reason = f"older than the newest {keep_last} beside latest and best"
+        if keep:
+            reason = " and ".join(stays[checkpoint.step])
         elif num_newest < keep_last:
             after = used + checkpoint.size_bytes
             no_room = no_room or _why_no_room(after, quota_bytes, disk_bytes)
-            keep, reason = not no_room, no_room
+            keep = not no_room
+            reason = no_room
             if keep:
-                used, num_newest = after, num_newest + 1
+                used = after
+                num_newest += 1
                 reason = f"one of the newest {keep_last} beside latest and best"
         decisions.append(PruningDecision(checkpoint, keep, reason))
     return decisions

@@ -183,8 +183,7 @@ class ActorConfig(Section):
         weights = None
         if self.importance_cap is not None:
             weights = importance_weights(
-                old,
-                rollout,
+                old - rollout,
                 mask,
                 level=self.importance_level,
                 low=self.importance_low,

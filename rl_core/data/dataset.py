@@ -48,7 +48,11 @@ _SETTINGS, _SEED, _VERSION, _CONTENT, _SOURCE, _OWN = (
     for name in ("generator", "seed", "version", "content_sha256", "source_sha256", "own_files")
 )
 _NOT_GENERATOR_SETTINGS = {
-    *("answer_from", "chat_args", "format_score", "full_score", "max_turns"),
+    "answer_from",
+    "chat_args",
+    "format_score",
+    "full_score",
+    "max_turns",
     "reward",
 }
 

@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from rl_core.config.run import RunConfig
 
-_PLACE, _CURRICULUM = "data.json", "curriculum.safetensors"
+_PLACE = "data.json"
+_CURRICULUM = "curriculum.safetensors"
 LEAST_WEIGHT: Final = 0.05
 """The smallest weight: a measured pass rate stays true only if its problem is asked at times."""
 CLASS_MEMORY: Final = 0.9
@@ -67,18 +68,21 @@ class ProblemOrder:
 
     def __init__(self, start: Place, batch_size: int) -> None:
         self._per_epoch = steps_per_epoch(start.num_problems, batch_size)
-        self._start, self._batch_size = start, batch_size
+        self._start = start
+        self._batch_size = batch_size
         self._left = (start.num_problems - start.taken) // batch_size
         self._held = start
 
     def before(self, step: int) -> Place:
         """Returns the place at which a step begins; it must be after the start's step."""
-        start, after = self._start, step - self._start.step - 1
+        start = self._start
+        after = step - self._start.step - 1
         if after < self._left:
             taken = start.taken + after * self._batch_size
             return replace(start, step=step - 1, taken=taken)
         passes, steps = divmod(after - self._left, self._per_epoch)
-        taken, epoch = steps * self._batch_size, start.epoch + 1 + passes
+        taken = steps * self._batch_size
+        epoch = start.epoch + 1 + passes
         return replace(start, step=step - 1, epoch=epoch, taken=taken)
 
     def choose(self, step: int) -> list[int]:
@@ -156,38 +160,39 @@ class Curriculum:
     if rollouts are collected ahead: they are collected one step after the other.
 
     `classes` has the class of each of the N problems, at least a batch. Steps are chosen at most
-    `ahead` steps before they are learned from. `checkpoint` is the folder that `save` wrote to
-    after `step`; without one, nothing is known yet. ValueError if it is of other problems.
+    `rollout.staleness` steps before they are learned from. `checkpoint` is the folder that `save`
+    wrote to after `step`; without one, nothing is known yet. ValueError if it is of other problems.
     """
 
     def __init__(
         self,
         classes: Sequence[str],
+        config: RunConfig,
         *,
-        seed: int,
-        batch_size: int,
-        group_size: int,
-        ahead: int = 0,
         step: int = 0,
         checkpoint: Path | None = None,
     ) -> None:
         names, class_of = np.unique(np.array(classes), return_inverse=True)
         self._class_of: npt.NDArray[np.int64] = class_of
-        self._seed, self._batch_size, self._group_size = seed, batch_size, group_size
+        self._seed = config.seed
+        self._batch_size = config.data.train_batch_size
+        self._group_size = config.algorithm.group_size
         state = CurriculumState(
             0, 0, *(np.zeros(size) for size in 2 * [len(classes)] + 2 * [len(names)])
         )
         if checkpoint is not None and (checkpoint / _CURRICULUM).is_file():
             state = _read_state(checkpoint / _CURRICULUM, like=state)
-        self._ahead = ahead
+        self._ahead = config.rollout.staleness
         self._after = {step: state}
         self._held = state
 
     def choose(self, step: int) -> list[int]:
         """Returns the problems of the next step, as positions: `batch_size` different ones."""
         state = self._after[step - 1]
-        weights, chosen = self.weights(step - 1), list[int]()
-        epoch, position = state.epoch, state.position
+        weights = self.weights(step - 1)
+        chosen = list[int]()
+        epoch = state.epoch
+        position = state.position
         while True:
             order = epoch_order(self._seed, epoch, len(weights))
             draws = np.random.default_rng([self._seed, epoch, 2]).random(len(order))
@@ -198,7 +203,8 @@ class Curriculum:
             chosen += order[places].tolist()
             if len(chosen) == self._batch_size:
                 break
-            epoch, position = epoch + 1, 0
+            epoch = epoch + 1
+            position = 0
         position = int(places[-1]) + 1
         self._after[step] = replace(state, epoch=epoch, position=position)
         self._after.pop(step - self._ahead - 2, None)
@@ -216,23 +222,26 @@ class Curriculum:
 
     def observe(self, step: int, num_correct: Mapping[int, int]) -> dict[str, float]:
         """Counts the correct responses to each problem of the last step; returns `curriculum/*`."""
-        before, state = self._after[step - 1], self._after[step]
-        asked, solved = state.asked.copy(), state.solved.copy()
+        before = self._after[step - 1]
+        state = self._after[step]
+        num_asked = state.asked.copy()
+        solved = state.solved.copy()
         indices = np.array(list(num_correct), dtype=np.int64)
         correct = np.array(list(num_correct.values()), dtype=np.float64)
-        asked[indices] = OWN_MEMORY * asked[indices] + self._group_size
+        num_asked[indices] = OWN_MEMORY * num_asked[indices] + self._group_size
         solved[indices] = OWN_MEMORY * solved[indices] + correct
-        classes, size = self._class_of[indices], len(state.class_asked)
+        classes = self._class_of[indices]
+        size = len(state.class_asked)
         now_asked = self._group_size * np.bincount(classes, minlength=size)
         now_solved = np.bincount(classes, weights=correct, minlength=size)
         self._after[step] = replace(
             state,
-            asked=asked,
+            asked=num_asked,
             solved=solved,
             class_asked=CLASS_MEMORY * state.class_asked + now_asked,
             class_solved=CLASS_MEMORY * state.class_solved + now_solved,
         )
-        places = [s.epoch * len(asked) + s.position for s in (before, state)]
+        places = [s.epoch * len(num_asked) + s.position for s in (before, state)]
         return {"curriculum/passed_over_frac": 1 - self._batch_size / (places[1] - places[0])}
 
     def weights(self, step: int) -> Floats:

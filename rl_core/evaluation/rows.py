@@ -27,14 +27,13 @@ from rl_core.schema import EVALUATION
 from rl_core.system.atomic import locked, new_file
 from rl_core.system.plain_parquet import open_parquet, read_table
 from rl_core.system.seeds import seed_of
-from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings, ScoredText
+from rl_core.types import Completion, GenerationRequest, Problem, ScoredText
 
 if TYPE_CHECKING:
     from rl_core.types import PromptedProblem
 
-Generate = Callable[
-    [Sequence[GenerationRequest], SamplingSettings, Sequence[Problem]], list[Completion]
-]
+Generate = Callable[[Sequence[GenerationRequest], float, Sequence[Problem]], list[Completion]]
+"""(requests, temperature, their problems) -> whole responses in order, the env's turns included."""
 Score = Callable[[str, Any], ScoredText]
 """(response, ground truth) -> verdict."""
 UNKNOWN: Final = "unknown"
@@ -49,9 +48,7 @@ def evaluate_model(
     *,
     decode: Callable[[Sequence[int]], str],
     score: Callable[[str, Problem], Future[ScoredText]],
-    score_strictly: Score,
-    score_leniently: Score,
-    max_tokens: int,
+    other_scores: Mapping[str, Score],
     settings: EvaluationConfig,
 ) -> list[dict[str, Any]]:
     """Returns one row per response: each problem once greedily, then n times sampled.
@@ -60,22 +57,22 @@ def evaluate_model(
     others. Sampling seeds depend only on (seed, problem, sample): every model has the same ones,
     and a problem's rows do not depend on the other problems.
 
-    `generate` returns whole responses, the env's turns included, in the requests' order. `score`
-    gives the verdict that counts: all responses of a mode are submitted before the first result is
-    awaited. The two other scores read the answer in the strictest place, and in any place.
+    `score` gives the verdict that counts: all responses of a mode are submitted before the first
+    result is awaited. Verdicts of `other_scores` go to the columns that are their names.
     """
-    asked = {"greedy": [(item, 0) for item in problems]}
-    places = range(settings.samples_per_problem)
-    asked["sampled"] = [(item, i) for item in problems for i in places]
+    samples = range(settings.samples_per_problem)
+    modes = {
+        "greedy": [(item, 0) for item in problems],
+        "sampled": [(item, i) for item in problems for i in samples],
+    }
     rows = []
-    for mode, questions in asked.items():
+    for mode, questions in modes.items():
         requests = [
             GenerationRequest(item.prompt_ids, seed_of(settings.seed, item.problem.index, sample))
             for item, sample in questions
         ]
         temperature = settings.temperature if mode == "sampled" else 0.0
-        sampling = SamplingSettings(max_tokens, temperature)
-        completions = generate(requests, sampling, [item.problem for item, _ in questions])
+        completions = generate(requests, temperature, [item.problem for item, _ in questions])
         texts = [decode(completion.response_ids.tolist()) for completion in completions]
         pending = [
             score(text, item.problem) for text, (item, _) in zip(texts, questions, strict=True)
@@ -83,7 +80,8 @@ def evaluate_model(
         for (item, sample), completion, text, scored in zip(
             questions, completions, texts, pending, strict=True
         ):
-            problem, truth = item.problem, item.problem.ground_truth
+            problem = item.problem
+            truth = problem.ground_truth
             has_numbers = isinstance(truth, Mapping) and "numbers" in truth
             rows.append(
                 {
@@ -98,9 +96,8 @@ def evaluate_model(
                     "response": text,
                     "response_tokens": len(completion.response_ids),
                     "finish_reason": completion.finish_reason,
-                    "verdict_strict": score_strictly(text, truth).verdict,
-                    "verdict_lenient": score_leniently(text, truth).verdict,
                 }
+                | {name: other(text, truth).verdict for name, other in other_scores.items()}
                 | asdict(scored.result())
             )
     return rows
@@ -150,11 +147,13 @@ class EvaluationFiles:
         Only rows of the same model and evaluation are replaced: if another evaluation is in the
         place of the run's own, its files are moved to their own folder first.
         """
-        model, evaluation = str(rows[0]["model"]), str(rows[0]["evaluation"])
+        model = str(rows[0]["model"])
+        evaluation = str(rows[0]["evaluation"])
         with locked(self.folder):
             is_own = is_own or evaluation == self.own()
-            own, other = self.folder / f"{model}.parquet", self._beside(evaluation, model)
-            final, elsewhere = (own, other) if is_own else (other, own)
+            place = self.folder / f"{model}.parquet"
+            other = self._beside(evaluation, model)
+            final, elsewhere = (place, other) if is_own else (other, place)
             with new_file(final) as temporary:
                 table = pa.Table.from_pylist(list(rows), schema=EVALUATION)
                 pq.write_table(table, temporary, compression="zstd")
@@ -167,9 +166,9 @@ class EvaluationFiles:
 
     def find(self, model: str, evaluation: str) -> Path | None:
         """Returns the file of a model's rows, or None."""
-        own = self.folder / f"{model}.parquet"
-        if own.exists() and evaluation_of(own) == evaluation:
-            return own
+        place = self.folder / f"{model}.parquet"
+        if place.exists() and evaluation_of(place) == evaluation:
+            return place
         other = self._beside(evaluation, model)
         return other if other.exists() else None
 
@@ -180,9 +179,9 @@ class EvaluationFiles:
     def _make_way(self, evaluation: str) -> None:
         """Moves rows of other evaluations, and their pages, out of the place of the run's own."""
         for file in list(self._own_files()):
-            if (found := evaluation_of(file)) == evaluation:
+            if (other := evaluation_of(file)) == evaluation:
                 continue
-            free = self._beside(found, file.stem)
+            free = self._beside(other, file.stem)
             free.parent.mkdir(exist_ok=True)
             file.rename(free)
             page = file.with_suffix(PAGE)

@@ -22,7 +22,8 @@ from rl_core.models.shares import cut_as, own_part
 
 CONSTANTS = ("qmap1", "qmap2")
 """The number of each byte: the same in every tensor's state, and no part of a checkpoint."""
-_BLOCK, _SMALLEST = 256, 4_096
+_BLOCK = 256
+_SMALLEST = 4_096
 
 
 def make_adamw_8bit(
@@ -51,7 +52,8 @@ def fresh_state(optimizer: Any, share: nn.Parameter, of: nn.Parameter) -> dict[s
 
 def moments_like(parameter: nn.Parameter) -> dict[str, Tensor]:
     """Returns, by field, tensors with the later moments' shape and dtype that take no memory."""
-    size, device = parameter.numel(), parameter.device
+    size = parameter.numel()
+    device = parameter.device
     if not _is_rounded(parameter):
         return {"state1": parameter.detach(), "state2": parameter.detach()}
     byte = torch.empty((), dtype=torch.uint8, device=device).expand(parameter.shape)
@@ -90,7 +92,8 @@ def restored_state(
     functional = load_bitsandbytes("actor.optimizer=adamw_8bit", share.device).functional
     state["step"] = int(saved["step"])
     for number in ("1", "2"):
-        moment, largest = saved[f"state{number}"], saved.get(f"absmax{number}")
+        moment = saved[f"state{number}"]
+        largest = saved.get(f"absmax{number}")
         code = optimizer.name2qmap["dynamic" if number == "1" else "udynamic"].cpu()
         is_rounded = state[f"state{number}"].dtype == torch.uint8
         if largest is not None and not is_rounded:
@@ -123,7 +126,8 @@ def _is_rounded(parameter: Tensor) -> bool:
         return False
     if not isinstance(parameter, DTensor):
         return True
-    rows, ranks = parameter.shape[0], parameter.device_mesh.size()
+    rows = parameter.shape[0]
+    ranks = parameter.device_mesh.size()
     step = _rows_per_cut(parameter)
     return rows % step == 0 and math.ceil(rows / ranks) % step == 0
 

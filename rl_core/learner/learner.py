@@ -1,13 +1,14 @@
 """The learner: actor, critic and reference, from a batch of rollouts to new weights.
 
-The path of a batch: `make_experience` (experience.py: log-probs, values, advantages), then `update`
-(update.py: losses, gradients, optimizers). A checkpoint's content is copied while no weight
-changes, written later, and restored (state.py).
+The path of a batch is `Learner.learn`: `make_experience` (experience.py: log-probs, values,
+advantages), then `Updater.update` (update.py: losses, gradients, optimizers). A checkpoint's
+content is copied while no weight changes, written later, and restored (state.py).
 Not here: Ray (workers/), formulas (algos/), generation (rollout/), which checkpoints are kept.
 """
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,18 +23,11 @@ from rl_core.checkpoints.tensor_snapshot import SnapshotMemory, bytes_to_write
 from rl_core.config.run import RunConfig
 from rl_core.data.prompts import name_for_others
 from rl_core.errors import out_of_memory_as
-from rl_core.learner.experience import Experience, ExperienceMaker
-from rl_core.learner.metrics import (
-    batch_metrics,
-    kl_per_response,
-    policy_metrics,
-    rollout_columns,
-    teacher_metrics,
-    weight_metrics,
-)
+from rl_core.learner.experience import Experience, Reader, assemble
+from rl_core.learner.metrics import rollout_columns, step_metrics
 from rl_core.learner.microbatching import Microbatching
 from rl_core.learner.optimizer import make_optimizers, offload_device
-from rl_core.learner.profiling import Utilisation
+from rl_core.learner.profiling import Utilisation, measured
 from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.learner.state import (
     STATE_FOLDER,
@@ -66,7 +60,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Learner:
-    """Holds the models and their optimizers; `make_experience`, then `update`, once per step.
+    """Holds the models and their optimizers; `learn` does a step.
 
     Actor and critic start from the folder of the base model, which is also the reference, or from a
     folder written by `save`. All of the learner's ranks must call each method in the same order.
@@ -84,7 +78,8 @@ class Learner:
     ) -> None:
         torch.manual_seed(config.seed)
         self.config = config
-        self._model_path, self._ranks = model_path, ranks
+        self._model_path = model_path
+        self._ranks = ranks
         self.device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
         # Ranks take a layer at a time to their card, which need not hold a whole model.
         in_memory = not ranks.is_alone and not config.model.load_in_4bit
@@ -101,12 +96,8 @@ class Learner:
             forward = partial(sharded_pass, roots, forward)
         self.optimizers = make_optimizers(config, self.models, offload_to)
         self.microbatching = Microbatching(config, self.models.actor, self.device, ranks)
-        self._maker = ExperienceMaker(
-            config, self.models, forward, self.microbatching, offload_to=offload_to, ranks=ranks
-        )
-        self.updater = Updater(
-            config, self.models, self.optimizers, forward, self.microbatching, ranks
-        )
+        self._reader = Reader(config, self.models, forward, self.microbatching, offload_to)
+        self.updater = Updater(config, self.models, self.optimizers, forward, self.microbatching)
         self._utilisation = Utilisation(
             config,
             model_path,
@@ -129,56 +120,71 @@ class Learner:
             self.load_state(resume_from)
 
     def learn(self, batch: TrainBatch) -> tuple[dict[str, float], dict[str, list[float]]]:
-        """Does a whole step; returns its metrics and the rollout log's columns."""
+        """Does a whole step; returns its metrics and the rollout log's columns.
+
+        The batch may be on any device. The actor does not learn in the first `critic.warmup_steps`
+        steps of a run with a critic.
+        """
+        config = self.config
         with out_of_memory_as("prepare"):
             experience, costs = self.make_experience(batch)
         give_back_heap()  # else the update's peak includes what the passes before it have left
         with out_of_memory_as("update"):
-            metrics, columns = self.update(experience)
-        return costs | metrics, columns
+            actor_learns = self._actor_learns()
+            experience, metrics = self.updater.update(
+                experience, kl_coef=self._kl_coef, actor_learns=actor_learns
+            )
+            metrics |= step_metrics(experience, config, self._kl_coef)
+            metrics |= self.microbatching.budgets.end_step()
+            teaches = self.updater.teaches("actor", experience)
+            metrics |= self._utilisation.shares(experience.batch, teaches, metrics)
+        if actor_learns:
+            self._kl_coef = _KL_CONTROLLERS[config.algorithm.kl_controller](
+                self._kl_coef,
+                experience.kl_per_response,
+                target=config.algorithm.kl_target,
+                horizon=config.algorithm.kl_horizon,
+                num_rollouts=len(batch),
+            )
+        self.steps_done += 1
+        return costs | metrics, rollout_columns(experience)
 
     def make_experience(self, batch: TrainBatch) -> tuple[Experience, dict[str, float]]:
         """Returns the batch with log-probs, values and advantages, and costs; changes nothing.
 
-        What the step's only update computes anyway is left out, see `Experience`. The batch may be
-        on any device; its groups must be whole.
+        Groups must be whole. What the step's only update computes anyway is left out: if the update
+        is on-policy there are no `old_logprobs`, and if the critic has only one, no values.
         """
-        return self._maker.make(
-            batch.to(self.device),
-            kl_coef=self._kl_coef,
-            is_on_policy=self.next_update_is_on_policy(),
-        )
-
-    def update(self, experience: Experience) -> tuple[dict[str, float], dict[str, list[float]]]:
-        """Updates critic and actor from a step's experience; returns as `learn`.
-
-        The actor does not learn in the first `critic.warmup_steps` steps of a run with a critic.
-        """
-        config, actor_learns = self.config, self._actor_learns()
-        experience, metrics = self.updater.update(
-            experience, kl_coef=self._kl_coef, actor_learns=actor_learns
-        )
-        metrics |= batch_metrics(
-            experience,
-            algorithm=config.algorithm,
-            max_prompt_length=config.data.max_prompt_length,
-            num_ranks=config.resources.learner_ranks,
-        )
-        metrics |= policy_metrics(experience, kl_coef=self._kl_coef) | self.microbatching.end_step()
-        metrics |= weight_metrics(experience, config.actor)
-        metrics |= teacher_metrics(experience, bound=config.teacher.bound)
-        teaches = self.updater.teaches("actor", experience)
-        metrics |= self._utilisation.shares(experience.batch, teaches, metrics)
-        if actor_learns:
-            self._kl_coef = _KL_CONTROLLERS[config.algorithm.kl_controller](
-                self._kl_coef,
-                kl_per_response(experience),
-                target=config.algorithm.kl_target,
-                horizon=config.algorithm.kl_horizon,
-                num_rollouts=len(experience.batch),
+        config = self.config
+        models = self.models
+        costs: dict[str, float] = {}
+        old = ref = values = taught = states = None
+        batch = batch.to(self.device)
+        if not self.next_update_is_on_policy():
+            with measured("old_log_prob", self.device, costs):
+                old, _ = self._reader.read("old_log_prob", batch, actor=models.actor)
+        if models.reference is not None:
+            with measured("ref", self.device, costs):
+                ref, _ = self._reader.read("ref", batch, actor=models.reference)
+        if models.teacher is not None:
+            with measured("teacher", self.device, costs):
+                is_full = config.teacher.signal == "full"
+                taught, states = self._reader.read(
+                    "teacher", batch, actor=models.teacher, with_states=is_full
+                )
+        if models.critic is not None and not config.has_one_critic_update:
+            with measured("values", self.device, costs):
+                values, _ = self._reader.read("values", batch, critic=models.critic)
+        with measured("adv", self.device, costs):
+            experience = assemble(
+                batch,
+                old_logprobs=old,
+                ref_logprobs=ref,
+                values=values,
+                config=config,
+                kl_coef=self._kl_coef,
             )
-        self.steps_done += 1
-        return metrics, rollout_columns(experience)
+        return replace(experience, teacher_logprobs=taught, teacher_states=states), costs
 
     def _actor_learns(self) -> bool:
         return self.models.critic is None or self.steps_done >= self.config.critic.warmup_steps
@@ -225,7 +231,7 @@ class Learner:
         numbers = {
             "steps_done": self.steps_done,
             "kl_coef": self._kl_coef,
-            "token_budgets": self.microbatching.state(),
+            "token_budgets": {"learned": self.microbatching.budgets.learned()},
             "settings": model_settings(self.config),
         }
         for name, optimizer in self.optimizers.items():
@@ -236,7 +242,8 @@ class Learner:
             for name, merged in merged_state(self.models.actor):  # a card never holds all of them
                 kept = merged if self.config.checkpoints.in_background else merged.cpu()
                 weights |= self._memory.copy({name: kept})
-            adapter, state = self._memory.copy(adapter), self._memory.copy(state)
+            adapter = self._memory.copy(adapter)
+            state = self._memory.copy(state)
         elif self._ranks.is_alone:
             weights = self.weights()
             assert not weights.keys() & state.keys()
@@ -268,7 +275,8 @@ class Learner:
         Of several ranks, each writes its share.
         """
         weights, adapter, state, numbers = self._snapshot
-        rank, size = self._ranks.rank, self._ranks.size
+        rank = self._ranks.rank
+        size = self._ranks.size
         if self._ranks.is_alone:
             save_actor(self.models.actor, weights, self._model_path, folder)
         else:
@@ -307,7 +315,7 @@ class Learner:
         self.steps_done = numbers["steps_done"]
         if self.config.algorithm.kl_controller == "adaptive":  # a fixed one is a setting
             self._kl_coef = numbers["kl_coef"]
-        self.microbatching.restore(numbers["token_budgets"])
+        self.microbatching.budgets.restore(numbers["token_budgets"]["learned"])
 
     def _adapter(self) -> dict[str, Tensor]:
         """Returns the adapter's weights under PEFT's names; none if all weights learn."""

@@ -68,7 +68,8 @@ class ModelOptimizer:
     ) -> None:
         self.model = model
         self._is_8bit = kind == "adamw_8bit"
-        self._grad_clip, self._lr = settings.grad_clip, settings.lr
+        self._grad_clip = settings.grad_clip
+        self._lr = settings.lr
         self._offload_to = offload_to
         self._shares = {parameter: own_share(parameter) for parameter in self.parameters}
         """What the optimizer updates: of a sharded parameter, this rank's part."""
@@ -242,7 +243,8 @@ def make_optimizers(
     # Only decays need it, and the settings demand it for them.
     num_steps = config.trainer.total_steps or 0
     make = partial(ModelOptimizer, kind=config.actor.optimizer, offload_to=offload_to)
-    actor, critic = config.actor, config.critic
+    actor = config.actor
+    critic = config.critic
     if models.critic is None:
         warmup_steps = actor.warmup_steps
         return {"actor": make(models.actor, actor, warmup_steps=warmup_steps, num_steps=num_steps)}

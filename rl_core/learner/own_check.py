@@ -37,7 +37,8 @@ def main() -> None:
     """
     channel = channel_to_parent()
     die_with(int(sys.argv[1]))
-    question, own_pid = channel.receive(), os.getpid()
+    question = channel.receive()
+    own_pid = os.getpid()
     reason = None
     for key, name in question["named"].items():
         try:
@@ -149,7 +150,8 @@ def _check_finite(x: Tensor, what: str) -> None:
 
 def _leaves(x: Tensor) -> set[Tensor]:
     """Returns the tensors that a gradient would be added to."""
-    leaves, to_do = set(), [x.grad_fn]
+    leaves = set()
+    to_do = [x.grad_fn]
     for node in to_do:
         if node is not None:
             leaves |= {node.variable} if hasattr(node, "variable") else set()

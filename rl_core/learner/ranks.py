@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # torch exports it so
 
-from rl_core.batch import TrainBatch, balanced_rows
 from rl_core.errors import RankLost, first_line, is_out_of_memory
 from rl_core.models.shares import whole_in
 from rl_core.system.peers import listening_ports, refuse_strangers_at
@@ -31,18 +30,13 @@ class Ranks:
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self.rank, self.size = rank, size
+        self.rank = rank
+        self.size = size
 
     @property
     def is_alone(self) -> bool:
         """There is one rank: the learner is one process."""
         return self.size == 1
-
-    def rows(self, batch: TrainBatch) -> Tensor:
-        """Returns the rows (int64 [b], ascending) that this rank computes."""
-        if self.is_alone:
-            return torch.arange(len(batch), device="cpu")
-        return balanced_rows(batch, self.size)[self.rank]
 
     def same_passes(
         self, micro_batches: Sequence[Tensor], learns: Sequence[bool]
@@ -131,8 +125,8 @@ def reporting_lost_rank(ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, distributed.DistError) as error:
-        said = str(error).lower()
-        is_news = any(words in said for words in _LOST_RANK_WORDS)
+        message = str(error).lower()
+        is_news = any(words in message for words in _LOST_RANK_WORDS)
         if ranks.is_alone or is_out_of_memory(error) or not is_news:
             raise
         lost = f"rank {ranks.rank} lost another ({first_line(error)})"

@@ -29,7 +29,6 @@ from rl_core.learner.experience import Experience
 from rl_core.learner.microbatching import Microbatching, in_rows
 from rl_core.learner.optimizer import ModelOptimizer, side_by_side
 from rl_core.learner.profiling import measured
-from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.models.fast_linear import cast_once
 from rl_core.models.forward import ForwardPass
 from rl_core.models.loading import Models
@@ -51,8 +50,7 @@ class Pass:
 class Updater:
     """Updates the models that have an optimizer from a step's experience; holds no other state.
 
-    `forward` has the run's temperature and type. Each of the `ranks` computes the gradient of its
-    own rows.
+    `forward` has the run's temperature and type. Each rank computes the gradient of its own rows.
     """
 
     def __init__(
@@ -62,27 +60,43 @@ class Updater:
         optimizers: Mapping[str, ModelOptimizer],
         forward: ForwardPass,
         microbatching: Microbatching,
-        ranks: Ranks = ALONE,
     ) -> None:
-        self._ranks = ranks
-        self._config, self._models, self._optimizers = config, models, optimizers
-        self._forward, self._microbatching = forward, microbatching
+        self._config = config
+        self._models = models
+        self._optimizers = optimizers
+        self._forward = forward
+        self._microbatching = microbatching
+        self._ranks = microbatching.ranks
 
     def update(
         self, experience: Experience, *, kl_coef: float, actor_learns: bool
     ) -> tuple[Experience, dict[str, float]]:
         """Does all updates of a step, model after model; returns metrics under verl's names.
 
-        The experience is returned with the values and log-probs of the first passes, if it had
-        none. During the critic's warm-up the actor does not learn.
+        Metrics are means over the updates. The experience is returned with the values and log-probs
+        of the first passes, if it had none. During the critic's warm-up the actor does not learn.
         """
+        actor = self._config.actor
+        batches = mini_batches(experience.batch.group_ids, actor.mini_batch_size)
         metrics: dict[str, float] = {}
         for name in self.learners(actor_learns=actor_learns):
+            optimizer = self._optimizers[name]
+            metrics[f"{name}/lr"] = optimizer.lr
             with measured(f"update_{name}", self._microbatching.device, metrics):
-                learned, per_token = self.run_epochs(name, experience, kl_coef)
-            metrics |= learned
+                updates = [
+                    self._update(name, experience.select(rows), kl_coef)
+                    for _ in range(actor.ppo_epochs)
+                    for rows in batches
+                ]
+                optimizer.end_step()
+            metrics |= {
+                metric: float(torch.stack([shares[metric] for shares, _ in updates]).mean())
+                for metric in updates[0][0]
+            }
+            first_epoch = zip(batches, (per_token for _, per_token in updates), strict=False)
+            per_token = in_rows(first_epoch, experience.batch.rollout_logprobs)
             if name == "critic" and experience.values is None:
-                experience = experience.with_values(per_token, self._config.algorithm)
+                experience = experience.with_advantages(per_token, self._config.algorithm)
             if name == "actor" and experience.old_logprobs is None:
                 experience = replace(experience, old_logprobs=per_token)
         return experience, metrics
@@ -92,36 +106,12 @@ class Updater:
         critic: list[Name] = [] if self._models.critic is None else ["critic"]
         return [*critic, "actor"] if actor_learns else critic
 
-    def run_epochs(
-        self, name: Name, experience: Experience, kl_coef: float
-    ) -> tuple[dict[str, float], Tensor]:
-        """Does all updates of a step of one model.
-
-        Returns metrics, means over the updates, and the model's log-probs or values as the first
-        epoch's passes have computed them, [B, T].
-        """
-        actor, optimizer = self._config.actor, self._optimizers[name]
-        batches = mini_batches(experience.batch.group_ids, actor.mini_batch_size)
-        lr = optimizer.lr
-        updates = [
-            self._update(name, experience.select(rows), kl_coef)
-            for _ in range(actor.ppo_epochs)
-            for rows in batches
-        ]
-        optimizer.end_step()
-        means = {
-            metric: float(torch.stack([shares[metric] for shares, _ in updates]).mean())
-            for metric in updates[0][0]
-        }
-        first = zip(batches, (per_token for _, per_token in updates), strict=False)
-        per_token = in_rows(first, experience.batch.rollout_logprobs)
-        return means | {f"{name}/lr": lr}, per_token
-
     def _update(
         self, name: Name, mini: Experience, kl_coef: float
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Updates the weights once, from a mini-batch; returns as `accumulate`, of all ranks."""
-        optimizer, phase = self._optimizers[name], f"update_{name}"
+        optimizer = self._optimizers[name]
+        phase = f"update_{name}"
 
         def attempt(micro_batches: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
             optimizer.offload()  # after an attempt that ran out of memory late
@@ -140,7 +130,8 @@ class Updater:
         """Returns the rows (bool [B]) that a gradient can come from."""
         if name == "critic":
             return torch.ones_like(mini.batch.truncated)
-        actor, algorithm = self._config.actor, self._config.algorithm
+        actor = self._config.actor
+        algorithm = self._config.algorithm
         has_other_terms = (
             actor.entropy_coef > 0
             or algorithm.kl_mode == "loss"
@@ -213,20 +204,25 @@ class Updater:
         The loss is the policy loss, less the entropy bonus, plus the KL penalty (`kl_mode=loss`)
         and the KL to the teacher (`teacher.signal=full`).
         """
-        actor, algorithm = self._config.actor, self._config.algorithm
+        actor = self._config.actor
+        algorithm = self._config.algorithm
+        teacher = self._config.teacher
+        teacher_outputs = None
+        if micro.teacher_states is not None:
+            assert self._models.teacher is not None, "it has computed the states"
+            head = self._models.teacher.get_output_embeddings().weight
+            teacher_outputs = (micro.teacher_states, head.to(micro.teacher_states.device))
         outputs = self._forward(
-            micro.batch,
-            actor=self._models.actor,
-            with_entropy=True,
-            teacher=self._teacher_of(micro),
+            micro.batch, actor=self._models.actor, with_entropy=True, teacher=teacher_outputs
         )
-        logprobs, entropy = outputs.logprobs, outputs.entropy
+        logprobs = outputs.logprobs
+        entropy = outputs.entropy
         assert logprobs is not None
         assert entropy is not None
         assert micro.advantages is not None
         mask = micro.loss_mask
         old_logprobs = logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
-        advantages, teacher = micro.advantages, self._config.teacher
+        advantages = micro.advantages
         if micro.teacher_logprobs is not None and teacher.signal == "tokens":
             advantages = advantages + teacher_advantages(
                 logprobs, micro.teacher_logprobs, mask, coef=teacher.coef, bound=teacher.bound
@@ -270,20 +266,12 @@ class Updater:
             loss = loss + teacher.coef * teacher_loss
         return loss, Pass(metrics, logprobs.detach())
 
-    def _teacher_of(self, micro: Experience) -> tuple[Tensor, Tensor] | None:
-        """Returns the teacher's states of a micro-batch and its output embedding, if needed."""
-        if micro.teacher_states is None:
-            return None
-        assert self._models.teacher is not None, "it has computed the states"
-        head = self._models.teacher.get_output_embeddings().weight
-        return micro.teacher_states, head.to(micro.teacher_states.device)
-
     def _critic_pass(self, micro: Experience, denominators: Denominators) -> tuple[Tensor, Pass]:
         """Returns a micro-batch's share of the critic's loss, its metrics and its values."""
         values = self._forward(micro.batch, critic=self._models.critic).values
         assert values is not None
         if micro.values is None:  # the critic's only update: its targets are of this pass
-            micro = micro.with_values(values.detach(), self._config.algorithm)
+            micro = micro.with_advantages(values.detach(), self._config.algorithm)
         assert micro.values is not None
         assert micro.returns is not None
         value = clipped_value_loss(

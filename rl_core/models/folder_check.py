@@ -130,10 +130,10 @@ def _expected(folder: Path, num_stored: int) -> tuple[Expected, Mapping[str, str
 
 def _check_tensors(expected: Expected, there: Mapping[str, StoredTensor]) -> None:
     """Compares what the class needs with what the files hold."""
-    found = {
+    tensors_of_names = {
         name: there.get(name) or there.get(short_name) for name, (short_name, _) in expected.items()
     }
-    missing = [name for name, tensor in found.items() if tensor is None]
+    missing = [name for name, tensor in tensors_of_names.items() if tensor is None]
     if missing:
         more = ", ..." if len(missing) > _NAMES_SHOWN else ""
         raise ValueError(
@@ -142,7 +142,7 @@ def _check_tensors(expected: Expected, there: Mapping[str, StoredTensor]) -> Non
             "again"
         )
     for name, (short_name, shape) in expected.items():
-        tensor = found[name]
+        tensor = tensors_of_names[name]
         if tensor is not None and tensor.shape != shape:
             raise ValueError(
                 f"{name} has shape {list(tensor.shape)}, and config.json makes it {list(shape)}: "

@@ -72,7 +72,8 @@ def forward_pass(
         return TokenOutputs(values=_padded(critic.head(hidden.float()).squeeze(-1), mask))
     assert critic is None, "one pass of two models"
     hidden = sampled_states(actor.get_decoder(), batch, compute_dtype=compute_dtype)
-    head, targets = actor.get_output_embeddings().weight, batch.sampled_ids()
+    head = actor.get_output_embeddings().weight
+    targets = batch.sampled_ids()
     if not with_entropy:
         logprobs = token_logprobs(
             hidden, head, targets, temperature=temperature, compute_dtype=compute_dtype
@@ -88,8 +89,7 @@ def forward_pass(
         per_token = full_reverse_kl(
             hidden,
             head,
-            states[mask],
-            teacher_head,
+            (states[mask], teacher_head),
             temperature=temperature,
             compute_dtype=compute_dtype,
         )
@@ -109,8 +109,8 @@ def sampled_states(trunk: nn.Module, batch: TrainBatch, *, compute_dtype: torch.
     if batch.env_mask is None:
         return hidden
     # The env's tokens are input, and never predicted.
-    own = batch.sampled_mask[batch.response_mask].nonzero().squeeze(-1)
-    return select_rows(hidden, own)
+    sampled = batch.sampled_mask[batch.response_mask].nonzero().squeeze(-1)
+    return select_rows(hidden, sampled)
 
 
 def _padded(per_token: Tensor, mask: Tensor) -> Tensor:

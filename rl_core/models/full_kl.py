@@ -12,15 +12,15 @@ from torch import Tensor
 
 from rl_core.models.matmul import product, product_in_float32, product_operand
 
-_BLOCK_LOGITS, _CARD_BLOCK_LOGITS = 2**20, 2**24  # two models': half of those in logprobs.py
+_BLOCK_LOGITS = 2**20  # two models': half of those in logprobs.py
+_CARD_BLOCK_LOGITS = 2**24
 _SMALLEST_BLOCK = 256
 
 
 def full_reverse_kl(
     hidden: Tensor,
     head_weight: Tensor,
-    teacher_hidden: Tensor,
-    teacher_head: Tensor,
+    teacher: tuple[Tensor, Tensor],
     *,
     temperature: float,
     compute_dtype: torch.dtype,
@@ -33,14 +33,15 @@ def full_reverse_kl(
     Args:
         hidden: float [N, H], the states that predict the tokens; carries gradient.
         head_weight: float [V, H], the output embedding; carries gradient.
-        teacher_hidden: float [N, K], the teacher's states, constants.
-        teacher_head: float [V, K], constants.
+        teacher: float [N, K], the teacher's states, and float [V, K], its output embedding;
+            constants.
         temperature: all logits are divided by it.
         compute_dtype: of the matrix products; softmax is always float32.
         block_size: vocabulary entries in one block.
     """
     most = _CARD_BLOCK_LOGITS if hidden.is_cuda else _BLOCK_LOGITS
     block_size = block_size or max(most // max(len(hidden), 1), _SMALLEST_BLOCK)
+    teacher_hidden, teacher_head = teacher
     common = min(len(head_weight), len(teacher_head))
     result = _BlockwiseKl.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
         hidden.to(compute_dtype),
@@ -85,7 +86,8 @@ class _BlockwiseKl(torch.autograd.Function):
         teacher_log_sums = teacher_highest + teacher_total.log()
         kl: Tensor = moment / total - log_sums + teacher_log_sums
         ctx.save_for_backward(*inputs[:4], log_sums, teacher_log_sums, kl)
-        ctx.temperature, ctx.block_size = temperature, block_size
+        ctx.temperature = temperature
+        ctx.block_size = block_size
         return kl
 
     @staticmethod
@@ -115,7 +117,8 @@ def _blocks(
     block_size: int,
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
     """Yields (first entry, weights [v, H], logits and the teacher's, float32 [N, v]) in blocks."""
-    states, teacher_states = product_operand(hidden), product_operand(teacher_hidden)
+    states = product_operand(hidden)
+    teacher_states = product_operand(teacher_hidden)
     for first in range(0, len(head), block_size):
         some = slice(first, first + block_size)
         with torch.autocast(hidden.device.type, enabled=False):

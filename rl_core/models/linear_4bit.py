@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from rl_core.models.bitsandbytes import load_bitsandbytes
 
-_BLOCK, _LEVELS = 64, "nf4"
+_BLOCK = 64
+_LEVELS = "nf4"
 
 
 class Linear4bit(nn.Linear):

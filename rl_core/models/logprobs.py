@@ -15,7 +15,8 @@ from torch import Tensor
 
 from rl_core.models.matmul import product, product_in_float32, product_operand
 
-_BLOCK_LOGITS, _CARD_BLOCK_LOGITS = 2**21, 2**25
+_BLOCK_LOGITS = 2**21
+_CARD_BLOCK_LOGITS = 2**25
 """Logits in one block, on a CPU and a card: 8 MiB of float32 fit a CPU's cache; a card needs more.
 
 Measured on an H200, 8,192 tokens of Qwen2.5-0.5B in bfloat16, forward and backward: 537 ms with
@@ -137,15 +138,8 @@ class _BlockwiseLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        head_weight: Tensor,
-        targets: Tensor,
-        temperature: float,
-        block_size: int,
-        with_entropy: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        hidden, head_weight, targets, temperature, block_size, with_entropy = inputs
         chosen, total, moment = (
             torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device) for _ in range(3)
         )
@@ -161,7 +155,8 @@ class _BlockwiseLogprobs(torch.autograd.Function):
                 chosen = torch.where(inside, logits.gather(-1, columns).squeeze(-1), chosen)
                 new_highest = torch.maximum(highest, logits.amax(dim=-1))
                 shift = highest - new_highest
-                moment, total = (moment + shift * total) * shift.exp(), total * shift.exp()
+                moment = (moment + shift * total) * shift.exp()
+                total = total * shift.exp()
                 highest = new_highest
                 logits.sub_(highest.unsqueeze(-1))
                 if keeps:
@@ -172,11 +167,13 @@ class _BlockwiseLogprobs(torch.autograd.Function):
                 if with_entropy:
                     moment += exps.mul_(logits).sum(dim=-1)
         log_total = total.log()
-        log_sums, entropies = highest + log_total, log_total - moment / total
+        log_sums = highest + log_total
+        entropies = log_total - moment / total
         rests = [highest - before + log_total for before in subtracted]
         ctx.save_for_backward(hidden, head_weight, targets, log_sums, entropies, *kept, *rests)
         ctx.temperature = temperature
-        ctx.block_size, ctx.num_kept = block_size, len(kept)
+        ctx.block_size = block_size
+        ctx.num_kept = len(kept)
         ctx.set_materialize_grads(False)
         if not with_entropy:
             ctx.mark_non_differentiable(entropies)
@@ -185,7 +182,8 @@ class _BlockwiseLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, head_weight, targets, log_sums, entropies, *kept_and_rests = ctx.saved_tensors
-        kept, rests = kept_and_rests[: ctx.num_kept], kept_and_rests[ctx.num_kept :]
+        kept = kept_and_rests[: ctx.num_kept]
+        rests = kept_and_rests[ctx.num_kept :]
         # The gradient of the logits is linear in these, and they are few.
         logprob_grad, entropy_grad = (None if x is None else x / ctx.temperature for x in grads)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]

@@ -73,7 +73,8 @@ class PackedRows:
         """Returns the tokens that must be computed to predict a batch's responses."""
         device = batch.input_ids.device
         prompt_rows, prompt_of_row = batch.prompts()
-        before, lengths = batch.prompt_lengths - 1, batch.lengths - 1
+        before = batch.prompt_lengths - 1
+        lengths = batch.lengths - 1
         columns = torch.arange(int(lengths.max()), device=device)
         of_prompts = columns < before[prompt_rows].unsqueeze(-1)
         in_prompt = columns < before.unsqueeze(-1)

@@ -68,7 +68,9 @@ def shard(models: Models, device: torch.device, *, offloads: bool) -> dict[nn.Mo
     shares of reference and teacher are in the machine's memory.
     """
     mesh = mesh_of_all(device.type)
-    actor, reference, critic = models.actor, models.reference, models.critic
+    actor = models.actor
+    reference = models.reference
+    critic = models.critic
     still = {weight for weight in actor.parameters() if not weight.requires_grad}
     for weight in still:
         weight.data = weight.data.to(device)

@@ -85,10 +85,10 @@ def time_and_price_range(seconds: Spread, budget: BudgetConfig) -> str:
     Bounds that would print like the typical number are left out.
     """
     times = (seconds.typical, seconds.low, seconds.high)
-    said = [_with_bounds([duration(s) for s in times])]
+    ranges = [_with_bounds([duration(s) for s in times])]
     if budget.price_per_hour is not None:
-        said.append(_with_bounds([price_in_words(s, budget) or "" for s in times]))
-    return ", ".join(said)
+        ranges.append(_with_bounds([price_in_words(s, budget) or "" for s in times]))
+    return ", ".join(ranges)
 
 
 def seconds_in_words(step: Spread) -> str:
@@ -125,7 +125,8 @@ class Spending:
 
     def limit_within(self, num_steps: int) -> str | None:
         """Returns in words the limit that `num_steps` more steps like the last exceed, or None."""
-        seconds, budget = self.seconds + num_steps * self._last_step_s, self._budget
+        seconds = self.seconds + num_steps * self._last_step_s
+        budget = self._budget
         if budget.max_hours is not None and seconds > budget.max_hours * _S_PER_HOUR:
             return f"budget.max_hours={budget.max_hours:g}"
         cost = price(seconds, budget)

@@ -8,7 +8,10 @@ from rl_core.schema import MOST_VALIDATION_ROWS
 
 _FIXED_BYTES = 2**20
 """Tokenizer and JSON in a checkpoint (Qwen's tokenizer has 11 MB, little beside gigabytes)."""
-_ROW_BYTES, _TOKEN_BYTES, _TURN_BYTES, _METRICS_BYTES = 64, 2, 4, 3_000
+_ROW_BYTES = 64
+_TOKEN_BYTES = 2
+_TURN_BYTES = 4
+_METRICS_BYTES = 3_000
 """Compressed: a rollout's numbers, a response token's text, a turn's numbers, a line of metrics."""
 _TEST_FILE_BYTES = 10_000
 """A parquet file with a test's answers, without its rows."""
@@ -50,7 +53,8 @@ def disk_plan(shape: ModelShape, config: RunConfig, num_steps: int) -> DiskPlan:
     allowed = min(2 + max(kept.keep_last, 1), kept.quota_bytes // size)
     num_rollouts = config.data.train_batch_size * config.algorithm.group_size
     row = _ROW_BYTES + _TOKEN_BYTES * config.data.max_response_length
-    most, turns = config.data.max_response_length, 0
+    most = config.data.max_response_length
+    turns = 0
     if config.env.max_turns > 1:
         # Turns store the text once more: the model's turns and, between them, the env's, each of at
         # least one token.

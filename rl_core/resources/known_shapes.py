@@ -6,8 +6,13 @@ from typing import Any, Final
 from rl_core.resources.memory_plan import ModelShape
 
 _FIELDS: Final = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "vocab_size", "tie_word_embeddings"),
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "tie_word_embeddings",
 )
 _SIZES: Final = {
     "Qwen2.5-0.5B": (896, 4_864, 24, 14, 2, 151_936, True),

@@ -114,7 +114,8 @@ def _shares(config: RunConfig, shape: ModelShape | None) -> list[float]:
     """Returns smaller shares; the last just holds one longest response. A share below it rises."""
     if not _has_share(config):
         return []
-    now, least = config.rollout.gpu_memory_utilization, round(_share_for(config, shape, 1), 3)
+    now = config.rollout.gpu_memory_utilization
+    least = round(_share_for(config, shape, 1), 3)
     highest = now if now >= least else _roomy_share(config, shape) + _SHARE_STEP
     steps = [round(_SHARE_STEP * i, 2) for i in range(int(highest / _SHARE_STEP) + 1, 0, -1)]
     return [x for x in (*(x for x in steps if x > least), least) if x < min(highest, 1)]
@@ -165,7 +166,8 @@ def _threads(config: RunConfig, shape: ModelShape | None) -> list[int]:
 
 def _more_ranks(config: RunConfig, shape: ModelShape | None) -> list[int]:
     """Each needs its own card (on a CPU, more ranks take more memory) and a prompt per update."""
-    now, on_whole_cards = config.resources.learner_ranks, config.resources.learner_gpus == 1
+    now = config.resources.learner_ranks
+    on_whole_cards = config.resources.learner_gpus == 1
     return [n for n in (2 * now, 4 * now) if on_whole_cards and n <= config.actor.mini_batch_size]
 
 

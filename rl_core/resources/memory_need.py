@@ -77,17 +77,21 @@ def card_need(shape: ModelShape, config: RunConfig, card_gib: float) -> Need:
     vLLM takes its share of the card at its start, and new weights come on top. Engines that take
     turns with the learner hold their share only while the learner is at rest.
     """
-    plan, rollout = memory_plan(shape, config), config.rollout
-    peak, engine = learner_peak(plan), plan[-1]
+    plan = memory_plan(shape, config)
+    rollout = config.rollout
+    peak = learner_peak(plan)
+    engine = plan[-1]
 
     def on_card(tenants: Sequence[str]) -> Need:
         num_engines = sum(name != LEARNER for name in tenants)
         engines = _several(num_engines, "engine", "engines")
-        cuda, awake = {"CUDA": CUDA_GIB * len(tenants)}, dict[str, float]()
+        cuda = {"CUDA": CUDA_GIB * len(tenants)}
+        awake = dict[str, float]()
         if num_engines and rollout.engine == "hf":
             awake = {engines: num_engines * engine.total_bytes / GIB}
         elif num_engines:
-            share, incoming = rollout.gpu_memory_utilization, engine.parts["incoming_weights"]
+            share = rollout.gpu_memory_utilization
+            incoming = engine.parts["incoming_weights"]
             awake = {
                 f"{engines} ({share:g} of the card)": num_engines * share * card_gib,
                 "new weights on their way": num_engines * incoming / GIB,
@@ -116,7 +120,8 @@ def why_not_split(shape: ModelShape, parts: int) -> str | None:
 
     Each shard has whole attention heads; those of keys and values are divided or copied.
     """
-    heads, kv_heads = shape.num_heads, shape.num_kv_heads
+    heads = shape.num_heads
+    kv_heads = shape.num_kv_heads
     possible = [
         number
         for number in range(1, heads + 1)
@@ -151,9 +156,12 @@ def machine_need(shape: ModelShape, config: RunConfig) -> Need:
     once for all engines, and the learner its own copy. If engines generate ahead, Ray still holds
     the old weights too; if not, transformers' engines hold nothing during an update.
     """
-    plan, ranks = memory_plan(shape, config), config.resources.learner_ranks
-    peak, num_engines = learner_peak(plan), config.rollout.num_engines
-    version, runs_ahead = plan[-1].parts["incoming_weights"], config.rollout.staleness > 0
+    plan = memory_plan(shape, config)
+    ranks = config.resources.learner_ranks
+    peak = learner_peak(plan)
+    num_engines = config.rollout.num_engines
+    version = plan[-1].parts["incoming_weights"]
+    runs_ahead = config.rollout.staleness > 0
     # Each shard of an engine receives all new weights.
     copies = config.rollout.tensor_parallel_size - 1
     engines = num_engines * (plan[-1].total_bytes - version + copies * version)
@@ -195,7 +203,8 @@ def _in_gib(in_bytes: Mapping[str, int]) -> dict[str, float]:
 
 def _processes(config: RunConfig) -> dict[str, float]:
     """Returns the GiB of all processes; an engine of several shards has one each, and a caller."""
-    ranks, parts = config.resources.learner_ranks, config.rollout.tensor_parallel_size
+    ranks = config.resources.learner_ranks
+    parts = config.rollout.tensor_parallel_size
     num_engines = config.rollout.num_engines * (1 if parts == 1 else 1 + parts)
     gib = ranks * _LEARNER_GIB + num_engines * _ENGINE_GIB[config.rollout.engine]
     return {f"{ranks + num_engines} processes": gib}

@@ -17,9 +17,11 @@ from rl_core.resources.model_shape import ModelShape as ModelShape  # it is look
 from rl_core.resources.placement import asked_at_a_time
 
 _FLOAT32 = 4
-_LOGIT_BLOCK, _CARD_LOGIT_BLOCK = 2**21 * _FLOAT32, 2**25 * _FLOAT32
+_LOGIT_BLOCK = 2**21 * _FLOAT32
+_CARD_LOGIT_BLOCK = 2**25 * _FLOAT32
 _KEPT_LOGITS = 2**25 * _FLOAT32  # these three as in models/logprobs.py
-_MOMENT_BLOCK, _4BIT_BLOCK = 256, 64
+_MOMENT_BLOCK = 256
+_4BIT_BLOCK = 64
 """Numbers that share one scale: learner/adamw_8bit.py, models/linear_4bit.py."""
 _LIVE_BLOCKS = 4  # logits, their exponentials, and what an operation makes of them
 
@@ -56,7 +58,8 @@ def micro_batch_tokens(config: RunConfig) -> int:
 
 def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
     """Returns what a learner rank holds between two steps."""
-    models, ranks = model_sizes(shape, config), config.resources.learner_ranks
+    models = model_sizes(shape, config)
+    ranks = config.resources.learner_ranks
     learning = math.ceil((models.actor + models.critic) / ranks)
     # With adapters, the frozen weights are not sharded: all models share them.
     frozen = frozen_bytes(shape, config)
@@ -136,7 +139,8 @@ class ModelSizes(NamedTuple):
 
 def model_sizes(shape: ModelShape, config: RunConfig) -> ModelSizes:
     """Returns the sizes of a run's models; those with adapters share the weights below them."""
-    has_critic, rank = config.algorithm.formula.needs_critic, config.model.lora_rank
+    has_critic = config.algorithm.formula.needs_critic
+    rank = config.model.lora_rank
     adapters = shape.num_adapter_parameters(rank)
     critic = shape.hidden_size + 1 + (adapters if rank else shape.num_backbone_parameters)
     return ModelSizes(
@@ -185,13 +189,28 @@ def _layer_bytes(shape: ModelShape, tokens: int) -> int:
     return tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
 
 
+def _passing_bytes(shape: ModelShape, config: RunConfig, tokens: int) -> int:
+    """Returns what a pass takes and gives back within a layer."""
+    passing = _layer_bytes(shape, tokens)
+    if config.model.lora_rank:
+        # Beside a product: B A x, that scaled, the sum, and peft's float32 copy of x.
+        copies = 3 if config.compute_dtype == "float32" else 4
+        passing += copies * tokens * _FLOAT32 * shape.intermediate_size
+    if config.model.load_in_4bit:  # a product needs its whole matrix unpacked
+        passing += compute_width(config) * shape.hidden_size * shape.intermediate_size
+    return passing
+
+
 def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
-    models, rank = model_sizes(shape, config), config.model.lora_rank
+    models = model_sizes(shape, config)
+    rank = config.model.lora_rank
     resident = _held_while_learning(shape, config)
     at_hand = max(_offloaded_frozen(models, config))  # one after the other
-    on_gpu, ranks = config.resources.learner_gpus > 0, config.resources.learner_ranks
+    on_gpu = config.resources.learner_gpus > 0
+    ranks = config.resources.learner_ranks
     threads = 1 if on_gpu or ranks > 1 else config.resources.learner_threads
-    tokens, checkpoints = micro_batch_tokens(config), config.model.gradient_checkpointing
+    tokens = micro_batch_tokens(config)
+    checkpoints = config.model.gradient_checkpointing
     casts_weights = config.compute_dtype != "float32" and not _holds_bfloat16(shape, config)
     kept = shape.activation_bytes(
         tokens,
@@ -205,12 +224,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     )
     # Copies of the weights for all micro-batches; without checkpoints, `kept` includes them.
     is_cast = adds and checkpoints and casts_weights and ranks == 1
-    passing = _layer_bytes(shape, tokens)
-    if rank:  # beside a product: B A x, that scaled, the sum, and peft's float32 copy of x
-        copies = 3 if config.compute_dtype == "float32" else 4
-        passing += copies * tokens * _FLOAT32 * shape.intermediate_size
-    if config.model.load_in_4bit:  # a product needs its whole matrix unpacked
-        passing += compute_width(config) * shape.hidden_size * shape.intermediate_size
+    passing = _passing_bytes(shape, config, tokens)
 
     def update(phase: str, num_parameters: int, logits: int) -> PhaseMemory:
         share = math.ceil(num_parameters / ranks)
@@ -252,7 +266,8 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
 
 def _kept_logits(shape: ModelShape, config: RunConfig) -> int:
     """Returns the bytes of kept logits beyond a block; a group's responses share one prompt."""
-    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    prompt = config.data.max_prompt_length
+    response = config.data.max_response_length
     share = response / (prompt / config.algorithm.group_size + response)
     kept = math.ceil(share * micro_batch_tokens(config)) * shape.vocab_size * _FLOAT32
     return max(0, min(kept, _KEPT_LOGITS) - _LOGIT_BLOCK)
@@ -280,11 +295,13 @@ def _packed_attention_bytes(shape: ModelShape, config: RunConfig) -> int:
     Queries, keys, values and outputs of the tokens that are read again (models/packing.py), in each
     layer, or in one if layers are checkpointed. No attention here has a mask [rows, rows].
     """
-    checkpointed, size = config.model.gradient_checkpointing, config.algorithm.group_size
+    checkpointed = config.model.gradient_checkpointing
+    size = config.algorithm.group_size
     on_ranks = config.resources.learner_ranks > 1
     if not (checkpointed or on_ranks or config.resources.learner_gpus > 0):
         return 0
-    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    prompt = config.data.max_prompt_length
+    response = config.data.max_response_length
     rows = micro_batch_tokens(config) * size * (prompt + response) / (prompt + size * response)
     more = math.ceil(rows) - micro_batch_tokens(config)
     num_layers = 1 if checkpointed else shape.num_layers
@@ -298,12 +315,14 @@ def compute_width(config: RunConfig) -> int:
 
 def _engine_phase(shape: ModelShape, config: RunConfig) -> PhaseMemory:
     """Returns an engine's peak; if it is split over GPUs, the peak on each GPU."""
-    width, on_gpu = compute_width(config), config.resources.rollout_gpus > 0
+    width = compute_width(config)
+    on_gpu = config.resources.rollout_gpus > 0
     parts_of_model = config.rollout.tensor_parallel_size if on_gpu else 1
     weights = width * shape.num_parameters // parts_of_model
     # Weights are replaced in place, but only after all new ones have arrived.
     parts = {"weights": weights, "incoming_weights": weights}
-    (num_seqs, num_prompts), data = asked_at_a_time(config), config.data
+    num_seqs, num_prompts = asked_at_a_time(config)
+    data = config.data
     if config.rollout.engine == "hf":
         longest = data.max_prompt_length + data.max_response_length
         parts["kv_cache"] = num_seqs * longest * shape.kv_bytes(width)

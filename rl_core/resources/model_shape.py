@@ -40,7 +40,8 @@ class ModelShape:
             ValueError: if it describes no such decoder.
         """
         try:
-            heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+            heads = int(config["num_attention_heads"])
+            hidden = int(config["hidden_size"])
             kind = config.get("model_type")
             return cls(
                 hidden_size=hidden,
@@ -118,7 +119,8 @@ class ModelShape:
 
     def num_adapter_parameters(self, rank: int) -> int:
         """Parameters of low-rank adapters on all linear layers."""
-        hidden, inner = self.hidden_size, self.intermediate_size
+        hidden = self.hidden_size
+        inner = self.intermediate_size
         attention = 2 * (hidden + self._query_size) + 2 * (hidden + self._kv_size)
         return self.num_layers * rank * (attention + 3 * (hidden + inner))
 
@@ -131,9 +133,11 @@ class ModelShape:
         the weights are bfloat16. With checkpoints each layer keeps only its input; only one layer
         at a time keeps the rest too.
         """
-        hidden, inside = self.hidden_size, 4 * self.intermediate_size + self.attention_size
+        hidden = self.hidden_size
+        inside = 4 * self.intermediate_size + self.attention_size
         if dtype == "float32":
-            per_token, weights = _FLOAT32 * (inside + 6 * hidden + self.num_heads + 2), 0
+            per_token = _FLOAT32 * (inside + 6 * hidden + self.num_heads + 2)
+            weights = 0
         else:
             in_float32 = 4 * hidden + self.num_heads + 2
             per_token = 2 * (inside + 5 * hidden) + _FLOAT32 * in_float32

@@ -63,8 +63,8 @@ def with_changes(config: RunConfig, taken: Iterable[Changes]) -> RunConfig:
     They come from a run's folder, so nothing counts that no retry changes: not what names code.
     """
     for changes in taken:
-        own = {name: change for name, change in changes.items() if name in _MOVED_BY_RETRIES}
-        config = _changed(config, own) or config
+        by_retries = {name: change for name, change in changes.items() if name in _MOVED_BY_RETRIES}
+        config = _changed(config, by_retries) or config
     return config
 
 
@@ -91,10 +91,10 @@ def beyond_recovery(config: RunConfig, phase: str) -> list[str]:
     ]
 
 
-def nothing_smaller(config: RunConfig, phase: str, said: str) -> OutOfMemory:
+def nothing_smaller(config: RunConfig, phase: str, reason: str) -> OutOfMemory:
     """Returns the error of a phase whose smallest piece of work did not fit."""
-    helpful = [*remedies(config, OutOfMemory(phase, said)), *beyond_recovery(config, phase)]
-    return OutOfMemory(phase, f"{said}. What helps: {' or '.join(helpful)}")
+    helpful = [*remedies(config, OutOfMemory(phase, reason)), *beyond_recovery(config, phase)]
+    return OutOfMemory(phase, f"{reason}. What helps: {' or '.join(helpful)}")
 
 
 def _memory(config: RunConfig, owner: Owner) -> str:

@@ -38,13 +38,14 @@ def card_tenants(config: RunConfig) -> list[list[str]]:
     As Ray places them: engines first, then the learner; a share of a card goes to the fullest card
     that has room for it, else to a new one. Processes on the CPU are on none.
     """
-    resources, rollout = config.resources, config.rollout
+    resources = config.resources
+    rollout = config.rollout
     per_engine = rollout.tensor_parallel_size * resources.rollout_gpus
-    wanted = [(engine_name(i), per_engine) for i in range(rollout.num_engines)]
+    shares = [(engine_name(i), per_engine) for i in range(rollout.num_engines)]
     # Each rank has its own card: in the plan all these cards are alike.
-    wanted += [(LEARNER, resources.learner_gpus)] * resources.learner_ranks
+    shares += [(LEARNER, resources.learner_gpus)] * resources.learner_ranks
     cards: list[tuple[float, list[str]]] = []  # (room left, tenants)
-    for name, share in wanted:
+    for name, share in shares:
         fitting = [i for i, (room, _) in enumerate(cards) if share <= room + _ALMOST]
         if 0 < share < 1 and fitting:
             fullest = min(fitting, key=lambda i: cards[i][0])
@@ -66,7 +67,9 @@ def asked_at_a_time(config: RunConfig) -> tuple[int, int]:
 
     In a training step or a test. A group's responses share a prompt, unless they have turns.
     """
-    data, size, rollout = config.data, config.algorithm.group_size, config.rollout
+    data = config.data
+    size = config.algorithm.group_size
+    rollout = config.rollout
     in_all = (data.train_batch_size * size, min(config.trainer.test_problems, data.test_size))
     num_rollouts, num_tests = (
         min(rollout.max_num_seqs, -(-number // rollout.num_engines)) for number in in_all
@@ -99,11 +102,11 @@ def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[li
     queues: list[tuple[set[tuple[str, str]], list[str]]] = []
     # Stable: engines stay in order.
     for name in sorted(cards, key=lambda name: name.startswith(LEARNER)):
-        own = set(cards[name])
-        met = [queue for queue in queues if queue[0] & own]
-        queues = [queue for queue in queues if not queue[0] & own]
+        card_numbers = set(cards[name])
+        met = [queue for queue in queues if queue[0] & card_numbers]
+        queues = [queue for queue in queues if not queue[0] & card_numbers]
         before = [tenant for _, tenants in met for tenant in tenants]
-        queues.append((own.union(*(taken for taken, _ in met)), [*before, name]))
+        queues.append((card_numbers.union(*(taken for taken, _ in met)), [*before, name]))
     return [tenants for _, tenants in queues]
 
 
@@ -112,43 +115,44 @@ def asked_of_ray(config: RunConfig, *, learner: bool) -> dict[str, dict[str, flo
 
     An evaluation has only engines, and no learner.
     """
-    resources, parts = config.resources, config.rollout.tensor_parallel_size
+    resources = config.resources
+    parts = config.rollout.tensor_parallel_size
     # As one request, so that all GPUs of an engine are on one machine.
     gpus = parts * resources.rollout_gpus
     engine = {"CPU": parts * resources.rollout_threads} | ({"GPU": gpus} if gpus else {})
-    asked = {engine_name(i): engine for i in range(config.rollout.num_engines)}
+    bundles = {engine_name(i): engine for i in range(config.rollout.num_engines)}
     if learner:
         gpus = resources.learner_gpus
         rank = {"CPU": resources.learner_threads} | ({"GPU": gpus} if gpus else {})
-        asked |= {learner_name(i): rank for i in range(resources.learner_ranks)}
-    return asked
+        bundles |= {learner_name(i): rank for i in range(resources.learner_ranks)}
+    return bundles
 
 
 def lacking(
-    asked: Mapping[str, Mapping[str, float]], machines: Sequence[Mapping[str, float]]
+    bundles: Mapping[str, Mapping[str, float]], machines: Sequence[Mapping[str, float]]
 ) -> list[str]:
     """Returns the kinds of which all machines together have too little: `CPU`, `GPU`."""
     return [
         kind
         for kind in _SETTINGS
-        if sum(x.get(kind, 0) for x in asked.values())
+        if sum(x.get(kind, 0) for x in bundles.values())
         > sum(x.get(kind, 0) for x in machines) + _ALMOST
     ]
 
 
 def too_little(
-    asked: Mapping[str, Mapping[str, float]], machines: Sequence[Mapping[str, float]]
+    bundles: Mapping[str, Mapping[str, float]], machines: Sequence[Mapping[str, float]]
 ) -> str:
     """Returns in words what is requested (see `asked_of_ray`), what there is, and what to do."""
-    engines = [bundle for name, bundle in asked.items() if not name.startswith(LEARNER)]
-    ranks = [bundle for name, bundle in asked.items() if name.startswith(LEARNER)]
+    engines = [bundle for name, bundle in bundles.items() if not name.startswith(LEARNER)]
+    ranks = [bundle for name, bundle in bundles.items() if name.startswith(LEARNER)]
     named = {counted(len(engines), "engine"): engines}
     if ranks:
         named["learner" if len(ranks) == 1 else f"{len(ranks)} learner ranks"] = ranks
     parts = [f"{who} of {in_words(x[0])}{' each' * (len(x) > 1)}" for who, x in named.items()]
     alike = Counter(in_words(machine) for machine in machines)
     there = " + ".join(f"{counted(n, 'machine')} of {has}" for has, n in alike.items())
-    kinds = lacking(asked, machines) or _SETTINGS
+    kinds = lacking(bundles, machines) or _SETTINGS
     settings = [name for kind in kinds for name in _SETTINGS[kind]]
     counts = ["rollout.num_engines", "resources.learner_ranks"][: 1 + (len(ranks) > 1)]
     return (

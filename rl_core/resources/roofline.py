@@ -114,7 +114,8 @@ def step_time(
     shares: Shares | None = None,
 ) -> StepTime:
     """Returns the seconds of one step, of guessed lengths; the critic has the actor's backbone."""
-    resources, rollout = config.resources, config.rollout
+    resources = config.resources
+    rollout = config.rollout
     lengths = lengths or guess_lengths(config)
     shares = shares or (H200 if machine.on_gpu else CPU)
     num_cards = resources.learner_ranks * resources.learner_gpus
@@ -174,7 +175,9 @@ def _generate(
     shape: ModelShape, config: RunConfig, machine: Machine, lengths: Lengths, shares: Shares
 ) -> float:
     """Returns the seconds of a step's responses."""
-    width, rollout, engines = compute_width(config), config.rollout, config.rollout.num_engines
+    width = compute_width(config)
+    rollout = config.rollout
+    engines = config.rollout.num_engines
     if machine.on_gpu:  # engines that are not split: several on one card share its bandwidth
         engines = max(1, min(engines, math.floor(engines * config.resources.rollout_gpus)))
     num_prompts = config.data.train_batch_size / engines
@@ -202,7 +205,9 @@ def _learn(
     shape: ModelShape, config: RunConfig, machine: Machine, lengths: Lengths, shares: Shares
 ) -> float:
     """Returns the seconds of a step's passes and updates."""
-    data, actor, ranks = config.data, config.actor, config.resources.learner_ranks
+    data = config.data
+    actor = config.actor
+    ranks = config.resources.learner_ranks
     num_rows = data.train_batch_size * config.algorithm.group_size
     of_actor, of_critic = (
         forward_flops(shape, num_rows, lengths, num_prompts=data.train_batch_size, has_head=x)
@@ -228,7 +233,9 @@ def _learn(
 
 def _passes(config: RunConfig) -> tuple[float, float]:
     """Returns a step's work, in forward passes of the actor and of a critic's backbone."""
-    algorithm, model, epochs = config.algorithm, config.model, config.actor.ppo_epochs
+    algorithm = config.algorithm
+    model = config.model
+    epochs = config.actor.ppo_epochs
     # Forward, and twice that backward; the gradient of weights below adapters is not computed.
     update = epochs * (3 + bool(model.gradient_checkpointing) - bool(model.lora_rank))
     actor = update + (not config.has_one_update) + bool(algorithm.has_reference)

@@ -37,7 +37,8 @@ class _Budget:
     """Since the last pass that did not fit."""
 
     def shrink(self, failed_tokens: int) -> None:
-        self.tokens, self.failed_tokens = max(failed_tokens // 2, 1), failed_tokens
+        self.tokens = max(failed_tokens // 2, 1)
+        self.failed_tokens = failed_tokens
         self.clean_steps = 0
 
     def end_clean_step(self, limit: int) -> None:
@@ -128,7 +129,7 @@ def log_out_of_memory(step: int | None, metrics: Mapping[str, float]) -> None:
     for name, failed in metrics.items():
         kind, _, phase = name.rpartition("/")
         if kind == "memory/oom_tokens":
-            said = (
+            message = (
                 f"{phase} ran out of memory at {int(failed)} tokens; "
                 f"{int(metrics[f'memory/budget_tokens/{phase}'])} from now on, the step's result "
                 "is unchanged"
@@ -136,7 +137,7 @@ def log_out_of_memory(step: int | None, metrics: Mapping[str, float]) -> None:
         elif kind == "memory/oom_seqs":
             now = int(metrics["memory/budget_seqs/gen"])
             counts = f"{int(failed)} -> {now} responses at a time"
-            said = f"out of memory in {phase}: {counts}, nothing was lost"
+            message = f"out of memory in {phase}: {counts}, nothing was lost"
         else:
             continue
-        _logger.warning("%s: %s", when, said)
+        _logger.warning("%s: %s", when, message)

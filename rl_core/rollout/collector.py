@@ -57,78 +57,90 @@ class Collected:
     """
 
 
-def collect(
-    config: RunConfig,
-    problems: Sequence[PromptedProblem],
-    chosen: Sequence[int],
-    step: int,
-    *,
-    spares: Callable[[int], Sequence[int]],
-    stream: Stream,
-    decode: Callable[[Sequence[int]], str],
-    encode: Callable[[str], Sequence[int]],
-    rewards: Rewards,
-    clock: Callable[[str], AbstractContextManager[None]],
-) -> Collected:
-    """Returns a step's scored rollouts of the problems at the `chosen` positions.
+@dataclass(frozen=True)
+class Collector:
+    """What a step's rollouts are made with: for `decode` and `encode` see `TurnTaking`."""
 
-    In up to `algorithm.resample_rounds` rounds, groups that teach nothing (all scores are equal, or
-    the outcome gate is closed) are replaced by groups of other problems (DAPO, arXiv:2503.14476,
-    section 3.2): of the first ones that `spares` of the step names and that were not chosen. Groups
-    that no round could replace stay.
+    config: RunConfig
+    problems: Sequence[PromptedProblem]
+    stream: Stream
+    decode: Callable[[Sequence[int]], str]
+    encode: Callable[[str], Sequence[int]]
+    rewards: Rewards
 
-    `step` counts from 1; for `decode` and `encode` see `TurnTaking`. The clock times `gen`, and as
-    `reward` the rest of the scoring after it.
-    """
-    group_size = config.algorithm.group_size
-    sampling = SamplingSettings(config.data.max_response_length, config.rollout.temperature)
-    turns = TurnTaking(config.env, decode, encode)
-    num_tokens, seconds = 0, 0.0
-    num_correct: dict[int, int] = {}
+    def collect(
+        self,
+        chosen: Sequence[int],
+        step: int,
+        *,
+        spares: Callable[[int], Sequence[int]],
+        clock: Callable[[str], AbstractContextManager[None]],
+    ) -> Collected:
+        """Returns a step's scored rollouts of the problems at the `chosen` positions.
 
-    def ask(positions: Sequence[int]) -> list[Rollout]:
-        nonlocal num_tokens, seconds
-        asked = [problems[i] for i in positions]
-        requests = build_requests(asked, group_size=group_size, seed=config.seed, step=step)
-        own = [item.problem for item in asked for _ in range(group_size)]
-        start = time.perf_counter()
-        with clock("gen"):
-            played = turns.play(stream, requests, sampling, own)
-            answers = read_answers(played, own, decode=decode, rewards=rewards)
-        seconds += time.perf_counter() - start
-        num_tokens += sum(answer.completion.num_sampled for answer in answers)
-        with clock("reward"):
-            fresh = to_rollouts(asked, answers, config.env, group_size=group_size)
-        for group, i in enumerate(positions):
-            members = fresh[group * group_size : (group + 1) * group_size]
-            verdicts = Counter(rollout.scored.verdict for rollout in members)
-            if REWARD_ERROR not in verdicts:  # else nobody knows how many were right
-                num_correct[i] = verdicts["correct"]
-        return fresh
+        In up to `algorithm.resample_rounds` rounds, groups that teach nothing (all scores are
+        equal, or the outcome gate is closed) are replaced by groups of other problems (DAPO,
+        arXiv:2503.14476, section 3.2): of the first ones that `spares` of the step names and that
+        were not chosen. Groups that no round could replace stay.
 
-    rollouts = ask(chosen)
-    metrics = reward_metrics(rollouts)
-    if config.env.max_turns > 1:
-        metrics |= turn_metrics([rollout.completion for rollout in rollouts])
-    if rounds := config.algorithm.resample_rounds:
-        taken, replaced = set(chosen), 0
-        others = [i for i in spares(step) if i not in taken]
-        for _ in range(rounds):
-            flat = [g for g in range(len(chosen)) if not _teaches(rollouts, g, config)]
-            drawn, others = others[: len(flat)], others[len(flat) :]
-            if not drawn:
-                break
-            fresh = ask(drawn)
-            useful = [g for g in range(len(drawn)) if _teaches(fresh, g, config)]
-            for old, new in zip(flat, useful, strict=False):
-                rollouts[old * group_size : (old + 1) * group_size] = [
-                    replace(rollout, group_id=old)
-                    for rollout in fresh[new * group_size : (new + 1) * group_size]
-                ]
-            replaced += len(useful)
-        metrics["group/replaced_frac"] = replaced / len(chosen)
-    metrics["rollout/tokens_per_s"] = num_tokens / seconds
-    return Collected(rollouts, metrics, num_correct)
+        `step` counts from 1. The clock times `gen`, and as `reward` the rest of the scoring after
+        it.
+        """
+        group_size = self.config.algorithm.group_size
+        sampling = SamplingSettings(
+            self.config.data.max_response_length, self.config.rollout.temperature
+        )
+        turns = TurnTaking(self.config.env, self.decode, self.encode)
+        num_tokens, seconds = 0, 0.0
+        num_correct: dict[int, int] = {}
+
+        def ask(positions: Sequence[int]) -> list[Rollout]:
+            nonlocal num_tokens, seconds
+            drawn_problems = [self.problems[i] for i in positions]
+            requests = build_requests(
+                drawn_problems, group_size=group_size, seed=self.config.seed, step=step
+            )
+            of_requests = [item.problem for item in drawn_problems for _ in range(group_size)]
+            start = time.perf_counter()
+            with clock("gen"):
+                played = turns.play(self.stream, requests, sampling, of_requests)
+                answers = read_answers(
+                    played, of_requests, decode=self.decode, rewards=self.rewards
+                )
+            seconds += time.perf_counter() - start
+            num_tokens += sum(answer.completion.num_sampled for answer in answers)
+            with clock("reward"):
+                fresh = to_rollouts(drawn_problems, answers, self.config.env, group_size=group_size)
+            for group, i in enumerate(positions):
+                members = fresh[group * group_size : (group + 1) * group_size]
+                verdicts = Counter(rollout.scored.verdict for rollout in members)
+                if REWARD_ERROR not in verdicts:  # else nobody knows how many were right
+                    num_correct[i] = verdicts["correct"]
+            return fresh
+
+        rollouts = ask(chosen)
+        metrics = reward_metrics(rollouts)
+        if self.config.env.max_turns > 1:
+            metrics |= turn_metrics([rollout.completion for rollout in rollouts])
+        if rounds := self.config.algorithm.resample_rounds:
+            taken, replaced = set(chosen), 0
+            others = [i for i in spares(step) if i not in taken]
+            for _ in range(rounds):
+                flat = [g for g in range(len(chosen)) if not _teaches(rollouts, g, self.config)]
+                drawn, others = others[: len(flat)], others[len(flat) :]
+                if not drawn:
+                    break
+                fresh = ask(drawn)
+                useful = [g for g in range(len(drawn)) if _teaches(fresh, g, self.config)]
+                for old, new in zip(flat, useful, strict=False):
+                    rollouts[old * group_size : (old + 1) * group_size] = [
+                        replace(rollout, group_id=old)
+                        for rollout in fresh[new * group_size : (new + 1) * group_size]
+                    ]
+                replaced += len(useful)
+            metrics["group/replaced_frac"] = replaced / len(chosen)
+        metrics["rollout/tokens_per_s"] = num_tokens / seconds
+        return Collected(rollouts, metrics, num_correct)
 
 
 def _teaches(rollouts: Sequence[Rollout], group: int, config: RunConfig) -> bool:

@@ -147,15 +147,13 @@ def _attention(
     attention_mask: Tensor | None,
     *,
     shared_prompts: SharedPrompts | None = None,
-    scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Returns [b, tokens, H, D], as transformers asks of an attention function."""
     if shared_prompts is None:
-        result = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **others
-        )
+        result = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
         return result[0], None
+    scaling = others.get("scaling")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     grouped = (query * scale).view(len(query), key.shape[1], -1, query.shape[-1])
     read = shared_prompts.attend(int(module.layer_idx), grouped, key, value)  # type: ignore[arg-type]  # torch types attributes as modules

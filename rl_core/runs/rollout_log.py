@@ -33,8 +33,15 @@ from rl_core.system.words import disk_size
 from rl_core.types import Rollout
 
 _OF_SAMPLES: Final = (
-    *("step", "prompt", "response", "answer", "verdict", "score"),
-    *("response_tokens", "finish_reason", "truth"),
+    "step",
+    "prompt",
+    "response",
+    "answer",
+    "verdict",
+    "score",
+    "response_tokens",
+    "finish_reason",
+    "truth",
 )
 """Columns that are read of the few rollouts to show."""
 Row = dict[str, Any]

@@ -227,11 +227,11 @@ def disk_errors_as_os_errors(folder: Path) -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        said = [int(code) for code in _OS_ERROR.findall(str(error))]
-        said += [code for code in _DISK_FULL if os.strerror(code) in str(error)]
-        if not said and shutil.disk_usage(folder).free >= 2**20:
+        codes = [int(code) for code in _OS_ERROR.findall(str(error))]
+        codes += [code for code in _DISK_FULL if os.strerror(code) in str(error)]
+        if not codes and shutil.disk_usage(folder).free >= 2**20:
             raise
-        code = said[0] if said else errno.ENOSPC
+        code = codes[0] if codes else errno.ENOSPC
         raise OSError(code, os.strerror(code), str(folder)) from error
 
 

@@ -20,9 +20,27 @@ from typing import Final
 
 _NOISE: Final = frozenset(
     {
-        *("nvidia", "geforce", "tesla", "quadro", "rtx", "gpu", "graphics", "generation"),
-        *("sxm", "sxm2", "sxm3", "sxm4", "sxm5", "hbm2", "hbm2e", "hbm3", "hbm3e"),
-        *("server", "workstation", "edition", "blackwell"),
+        "nvidia",
+        "geforce",
+        "tesla",
+        "quadro",
+        "rtx",
+        "gpu",
+        "graphics",
+        "generation",
+        "sxm",
+        "sxm2",
+        "sxm3",
+        "sxm4",
+        "sxm5",
+        "hbm2",
+        "hbm2e",
+        "hbm3",
+        "hbm3e",
+        "server",
+        "workstation",
+        "edition",
+        "blackwell",
     }
 )
 """Words of a device's name that do not distinguish cards of the table."""
@@ -54,7 +72,8 @@ class CardFigures:
 def _read_cards() -> Iterator[CardFigures]:
     with Path(__file__).with_name("cards.csv").open(encoding="ascii", newline="") as file:
         for row in csv.DictReader(file):
-            name, of_float32 = row.pop("name"), row["float32_tflops"]
+            name = row.pop("name")
+            of_float32 = row["float32_tflops"]
             yield CardFigures(name, **{key: float(row[key] or of_float32) for key in row})
 
 
@@ -67,12 +86,12 @@ def find_card(name: str, memory_gib: float | None = None) -> CardFigures | None:
     `NVIDIA A100-SXM4-80GB`, `a100 80`, `4090`, ...; a laptop's card, another chip of the same name,
     is unknown. The device's `memory_gib` decides between cards of one name.
     """
-    found = _namesakes(name)
-    said = _MEMORY.search(name.lower())
-    wanted = memory_gib or (float(said[1]) if said else None)
-    if wanted is not None:
-        found = [card for card in found if _is_about(wanted, card.memory_gib)]
-    return found[0] if len(found) == 1 else None
+    cards = _namesakes(name)
+    in_name = _MEMORY.search(name.lower())
+    size_gib = memory_gib or (float(in_name[1]) if in_name else None)
+    if size_gib is not None:
+        cards = [card for card in cards if _is_about(size_gib, card.memory_gib)]
+    return cards[0] if len(cards) == 1 else None
 
 
 def named_card(name: str) -> CardFigures:
@@ -80,7 +99,7 @@ def named_card(name: str) -> CardFigures:
     card = find_card(name)
     if card is not None:
         return card
-    several = [found.name for found in _namesakes(name)]
+    several = [one.name for one in _namesakes(name)]
     if len(several) > 1:
         raise ValueError(f"resources.card={name} is {' or '.join(several)}: say which")
     names = {card.name.lower(): card.name for card in CARDS}
@@ -89,12 +108,6 @@ def named_card(name: str) -> CardFigures:
         f"resources.card={name} is not among the {len(CARDS)} cards whose figures are known: did "
         f"you mean {names[near]!r}? For another card set resources.gpu_memory_gib instead"
     )
-
-
-def cards_of(memory_gib: float) -> list[CardFigures]:
-    """Returns all cards with about so much memory, the fastest memory first."""
-    fitting = [card for card in CARDS if _is_about(memory_gib, card.memory_gib)]
-    return sorted(fitting, key=lambda card: -card.bandwidth_gb_s)
 
 
 def _namesakes(name: str) -> list[CardFigures]:
@@ -110,8 +123,8 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(joined) - _NOISE
 
 
-def _is_about(wanted: float, memory_gib: float) -> bool:
-    return abs(wanted - memory_gib) <= 0.1 * memory_gib  # a card of 24 GiB reports 23.5
+def _is_about(size_gib: float, memory_gib: float) -> bool:
+    return abs(size_gib - memory_gib) <= 0.1 * memory_gib  # a card of 24 GiB reports 23.5
 
 
 @cache

@@ -157,7 +157,8 @@ def tensors_of(file: Path) -> dict[str, StoredTensor]:
                 f"{disk_size(_MOST_HEADER_BYTES)} are read: save_pretrained writes several files"
             )
         header = content.read(length) if length <= size else b""
-    tensors, needed = {}, 8 + length
+    tensors = {}
+    needed = 8 + length
     try:
         for name, one in json.loads(header).items():
             if name != "__metadata__":
@@ -226,7 +227,8 @@ def _real(file: Path) -> Path:
         return file
     from huggingface_hub import constants
 
-    folder, target = file.parent.resolve(), file.resolve()
+    folder = file.parent.resolve()
+    target = file.resolve()
     allowed = [folder, Path(constants.HF_HUB_CACHE).resolve()]
     if folder.parent.name == "snapshots":  # of a cache elsewhere: its files are ../../blobs/HASH
         allowed.append(folder.parents[1] / "blobs")

@@ -40,6 +40,6 @@ def source_digest(name: str) -> str | None:
     module = Path(*name.partition(":")[0].split("."))
     for folder in (*sys.path, ""):  # as `load_function` looks
         for file in (module.with_suffix(".py"), module / "__init__.py"):
-            if (found := Path(folder, file)).is_file():
-                return hashlib.sha256(found.read_bytes()).hexdigest()
+            if (source := Path(folder, file)).is_file():
+                return hashlib.sha256(source.read_bytes()).hexdigest()
     return None

@@ -20,8 +20,8 @@ def wandb_url() -> str:
     settings = configparser.ConfigParser(interpolation=None)
     with suppress(configparser.Error, OSError, UnicodeError, RuntimeError):  # or no home
         settings.read(folder.expanduser() / "settings")
-    own = settings.get("default", "base_url", fallback="https://api.wandb.ai")
-    return os.environ.get("WANDB_BASE_URL") or own
+    configured = settings.get("default", "base_url", fallback="https://api.wandb.ai")
+    return os.environ.get("WANDB_BASE_URL") or configured
 
 
 def hubs_are_off() -> bool:
@@ -41,16 +41,16 @@ def spare_loopback() -> None:
 
 def why_unreachable(url: str) -> str | None:
     """Returns why nothing accepts a connection at `url`, or at its proxy; None if it does."""
-    wanted = urlsplit(url)
-    host = f"{wanted.hostname}:{wanted.port or _PORTS.get(wanted.scheme, 443)}"
-    proxy = None if proxy_bypass(host) else getproxies().get(wanted.scheme)
-    asked = urlsplit(proxy if "//" in proxy else f"//{proxy}") if proxy else wanted
-    port = asked.port or _PORTS.get(asked.scheme, 443)
+    parts = urlsplit(url)
+    host = f"{parts.hostname}:{parts.port or _PORTS.get(parts.scheme, 443)}"
+    proxy = None if proxy_bypass(host) else getproxies().get(parts.scheme)
+    contact = urlsplit(proxy if "//" in proxy else f"//{proxy}") if proxy else parts
+    port = contact.port or _PORTS.get(contact.scheme, 443)
     try:
-        with socket.create_connection((asked.hostname or "", port), timeout=PROBE_TIMEOUT_S):
+        with socket.create_connection((contact.hostname or "", port), timeout=PROBE_TIMEOUT_S):
             return None
     except (OSError, UnicodeError) as error:
-        return f"{asked.hostname}:{port}: {error}"
+        return f"{contact.hostname}:{port}: {error}"
 
 
 def why_silent(url: str) -> str | None:

@@ -25,21 +25,21 @@ _WAITS: Final = ("01", "03")  # a connection that no process has accepted yet: i
 class _Socket:
     """A line of a table; `inode` is 0 until a process accepts the connection, and after it ends."""
 
-    own: Address
+    local: Address
     peer: Address
     state: str
     user: int
     inode: int
 
 
-def refuse_stranger(own: Any, peer: Any) -> None:
+def refuse_stranger(local: Any, peer: Any) -> None:
     """Raises ConnectionRefusedError if another user of this machine is at a connection's other end.
 
     Args:
-        own: `getsockname()` of the connected socket.
+        local: `getsockname()` of the connected socket.
         peer: Its `getpeername()`.
     """
-    here = _address(own[0], own[1])
+    here = _address(local[0], local[1])
     there = _address(peer[0], peer[1])
     place = f"{there[0]}:{there[1]}"
     for table in _TABLES:
@@ -47,7 +47,7 @@ def refuse_stranger(own: Any, peer: Any) -> None:
         for socket in _sockets(table):
             if socket.state == _LISTENS and _takes(socket, there):
                 listeners.add(socket.user)
-            elif (socket.own, socket.peer) == (there, here):
+            elif (socket.local, socket.peer) == (there, here):
                 users = {socket.user} if socket.inode else set()
                 if not socket.inode and socket.state in _WAITS:  # for the one that listens
                     users = listeners
@@ -75,18 +75,18 @@ def refuse_strangers_at(ports: Collection[int]) -> None:
 def is_anothers(host: str, port: int) -> bool:
     """Says whether another user's socket would take a connection to this very address."""
     try:
-        wanted = _address("127.0.0.1" if host == "localhost" else host, port)
+        address = _address("127.0.0.1" if host == "localhost" else host, port)
     except ValueError:  # a name, whose address is the network's to say
         return False
     listeners = [
         socket
         for table in _TABLES
         for socket in _sockets(table)
-        if socket.state == _LISTENS and _takes(socket, wanted)
+        if socket.state == _LISTENS and _takes(socket, address)
     ]
     # The kernel takes the one at the address itself, then the one at all addresses of its kind.
-    exact = [socket for socket in listeners if socket.own == wanted]
-    same_kind = [s for s in listeners if s.own[0].version == wanted[0].version]
+    exact = [socket for socket in listeners if socket.local == address]
+    same_kind = [s for s in listeners if s.local[0].version == address[0].version]
     return not {socket.user for socket in exact or same_kind or listeners} <= _trusted()
 
 
@@ -95,9 +95,9 @@ def _trusted() -> set[int]:
     return {os.geteuid(), 0}
 
 
-def _takes(listener: _Socket, wanted: Address) -> bool:
-    host, port = listener.own
-    return port == wanted[1] and (host == wanted[0] or host.is_unspecified)
+def _takes(listener: _Socket, address: Address) -> bool:
+    host, port = listener.local
+    return port == address[1] and (host == address[0] or host.is_unspecified)
 
 
 def _sockets(table: Path) -> Iterator[_Socket]:
@@ -106,8 +106,9 @@ def _sockets(table: Path) -> Iterator[_Socket]:
     except OSError:
         return
     for fields in map(str.split, lines):
-        own, peer = _parsed(fields[1]), _parsed(fields[2])
-        yield _Socket(own, peer, fields[3], int(fields[7]), int(fields[9]))
+        local = _parsed(fields[1])
+        peer = _parsed(fields[2])
+        yield _Socket(local, peer, fields[3], int(fields[7]), int(fields[9]))
 
 
 def _parsed(text: str) -> Address:
@@ -120,6 +121,6 @@ def _parsed(text: str) -> Address:
 
 def _address(host: str | IPv4Address | IPv6Address, port: int) -> Address:
     """Returns an address in one form: an IPv4 address that an IPv6 socket serves is IPv4."""
-    found = ip_address(host.partition("%")[0]) if isinstance(host, str) else host
-    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
-    return mapped or found, port
+    ip = ip_address(host.partition("%")[0]) if isinstance(host, str) else host
+    mapped = ip.ipv4_mapped if isinstance(ip, IPv6Address) else None
+    return mapped or ip, port

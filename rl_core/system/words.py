@@ -41,9 +41,9 @@ def counted(number: float, noun: str) -> str:
     return f"{number:.12g} {noun}{'' if number == 1 else 's'}"
 
 
-def in_one_line(said: object) -> str:
+def in_one_line(text: object) -> str:
     """Returns a text, or what an error says, in one line, with single spaces."""
-    return " ".join(str(said).split())
+    return " ".join(str(text).split())
 
 
 def cut(text: str, longest: int) -> str:

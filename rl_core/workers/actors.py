@@ -65,11 +65,11 @@ def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
     sys.stdout = sys.stderr = io.TextIOWrapper(
         _Forgiving(1), errors="backslashreplace", line_buffering=True
     )
-    own = logging.StreamHandler()
-    own.setFormatter(RedactingFormatter())
+    handler = logging.StreamHandler()
+    handler.setFormatter(RedactingFormatter())
     logger = logging.getLogger("rl_core")
     logger.setLevel(logging.INFO)
-    logger.addHandler(own)
+    logger.addHandler(handler)
     logger.propagate = False
     # Harmless, as sent weights are only read; in a dead process's log it looks like the cause.
     warnings.filterwarnings("ignore", "Zero-copy tensor serialization")
@@ -145,7 +145,8 @@ class LearnerActor:
 
         dtype = getattr(torch, self._config.compute_dtype)
         with self._in_phase("weights"):
-            gathered, self._gathered = self._gathered, None
+            gathered = self._gathered
+            self._gathered = None
             # One by one: with adapters, all merged weights at once might not fit beside them.
             weights = self._learner.each_weight() if gathered is None else gathered.items()
             sent = {n: t.to("cpu", dtype) for n, t in weights}

@@ -47,9 +47,12 @@ class Workers:
         policy_version: int,
         on_progress: Callable[[str], None],
     ) -> None:
-        self._config, self._log_folder, self._room = config, log_folder, room
+        self._config = config
+        self._log_folder = log_folder
+        self._room = room
         self._meeting = meeting
-        self._result, self._on_progress = Results(log_folder).wait_for, on_progress
+        self._result = Results(log_folder).wait_for
+        self._on_progress = on_progress
 
         def load(actor: Any, weights: Any, *policy_version: int) -> Any:
             return actor.load.remote(config, model_path, weights, *policy_version)
@@ -143,16 +146,17 @@ class Workers:
         if not self._config.rollout.staleness:
             self.engines.release_weights()  # nobody generates before `sync_weights`
         start = time.perf_counter()
-        told = self._together(
+        results = self._together(
             actor.learn.remote(list(rollouts), step) for actor in self.ranks.values()
         )
-        metrics, columns = told[0]
+        metrics, columns = results[0]
         learner_s = sum(s for name, s in metrics.items() if name.startswith("timing_s/"))
         # Transfer and conversion to tensors: the call's time less that of the learner's phases.
         metrics["timing_s/handover"] = time.perf_counter() - start - learner_s
-        if len(told) > 1:
-            of_memory = [{k: x for k, x in m.items() if k.startswith("memory/")} for m, _ in told]
-            metrics |= merge_metrics(of_memory)
+        if len(results) > 1:
+            metrics |= merge_metrics(
+                [{k: x for k, x in m.items() if k.startswith("memory/")} for m, _ in results]
+            )
         return metrics, columns
 
     def weights(self) -> Any:
@@ -211,8 +215,10 @@ class Workers:
         return errors
 
     def _spawn(self, name: str, actor: type) -> Any:
-        resources, place = self._config.resources, self._room.options(name)
-        on_gpu, threads = place["num_gpus"] > 0, resources.rollout_threads
+        resources = self._config.resources
+        place = self._room.options(name)
+        on_gpu = place["num_gpus"] > 0
+        threads = resources.rollout_threads
         if actor is LearnerActor:
             # On a CPU, one process runs its own threads, a micro-batch each.
             of_torch = on_gpu or resources.learner_ranks > 1
@@ -256,7 +262,8 @@ class Workers:
                     load_first(rest)
 
     def _meet(self) -> None:
-        ranks, size = self.ranks.values(), len(self.ranks)
+        ranks = self.ranks.values()
+        size = len(self.ranks)
         timeout_s = self._config.watchdog.stall_s  # how long a rank waits for another in a step
         hosts = self._together(
             actor.__ray_call__.remote(lambda _: ray.util.get_node_ip_address()) for actor in ranks
@@ -273,20 +280,20 @@ class Workers:
         resources = self._config.resources
         if not (resources.learner_gpus or resources.rollout_gpus):
             return {name: set() for name in actors}
-        asked = {name: actor.__ray_call__.remote(_own_cards) for name, actor in actors.items()}
-        return {name: self._result(name, cards.future()) for name, cards in asked.items()}
+        calls = {name: actor.__ray_call__.remote(_own_cards) for name, actor in actors.items()}
+        return {name: self._result(name, cards.future()) for name, cards in calls.items()}
 
 
 @contextmanager
-def _folder_of_logs(config: RunConfig, asked: Path | None, temp_dir: Path) -> Iterator[Path]:
+def _folder_of_logs(config: RunConfig, log_folder: Path | None, temp_dir: Path) -> Iterator[Path]:
     """Yields the folder asked for, else a temporary one, which all of Ray's machines see."""
-    if asked is None and config.resources.ray_address is not None:
+    if log_folder is None and config.resources.ray_address is not None:
         root = config.storage.root.resolve()
         root.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".workers-", dir=root, ignore_cleanup_errors=True) as made:
             yield Path(made)
         return
-    folder = (asked or temp_dir).resolve()
+    folder = (log_folder or temp_dir).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     yield folder
 

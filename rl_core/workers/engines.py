@@ -67,9 +67,13 @@ class Engines:
         on_progress: Callable[[str], None],
         beside_learner: bool,
     ) -> None:
-        self._spawn, self._load, self._result = spawn, load, result
-        self._on_progress, self._beside_learner = on_progress, beside_learner
-        self._lock, self._is_closed = threading.Lock(), False
+        self._spawn = spawn
+        self._load = load
+        self._result = result
+        self._on_progress = on_progress
+        self._beside_learner = beside_learner
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._policy_version = policy_version
         # Ray keeps what is referred to: an engine that starts again gets what the others hold.
         self._weights: Any = weights
@@ -121,8 +125,8 @@ class Engines:
             for engine, share in zip(engines, _shares(positions, len(engines)), strict=True):
                 self._catch_up(engine)
                 unanswered.update(dict.fromkeys(share, engine))
-                asked = [requests[position] for position in share]
-                begun = _begin(engine.actor, asked, sampling, phase)
+                taken = [requests[position] for position in share]
+                begun = _begin(engine.actor, taken, sampling, phase)
                 calls.update(dict.fromkeys(begun, (engine, share)))
             return [engine.name for engine in engines]
 
@@ -132,7 +136,7 @@ class Engines:
                 return self._answer(engine, call) or ()
             except WorkerDied as death:
                 self._replace(engine, death)
-                if lost := [i for i, asked in unanswered.items() if asked is engine]:
+                if lost := [i for i, taker in unanswered.items() if taker is engine]:
                     others = ", ".join(ask(lost))
                     message = "%s died: its %d unfinished responses go to %s"
                     _logger.warning(message, engine.name, len(lost), others)
@@ -187,7 +191,8 @@ class Engines:
         one. `policy_version` is how many updates made them: completions carry it.
         """
         loaded = self._loaded()
-        self._weights, self._policy_version = weights, policy_version
+        self._weights = weights
+        self._policy_version = policy_version
         for engine in self._engines.values():
             # Not now: the call would keep these weights in Ray as long as the engine has no room.
             engine.is_behind |= engine not in loaded

@@ -41,12 +41,12 @@ def software() -> Software:
     return Software(digest.hexdigest()[:12], str(_SOURCES))
 
 
-def refuse_other(own: Software, theirs: Software, machine: str) -> None:
+def refuse_other(ours: Software, theirs: Software, machine: str) -> None:
     """Raises ValueError if another machine has another version of this project."""
-    if theirs.sources != own.sources:
+    if theirs.sources != ours.sources:
         raise ValueError(
             f"{machine} has another rl_core ({theirs.sources}, in {theirs.folder}) than this one "
-            f"({own.sources}): install the same version on all machines"
+            f"({ours.sources}): install the same version on all machines"
         )
 
 
@@ -58,13 +58,13 @@ def own_node() -> str:
 def check_nodes(nodes: Iterable[str], folders: Iterable[Path]) -> None:
     """Raises ValueError if a machine, by Ray's ids, lacks our version or does not see a folder."""
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    own = software()
+    ours = software()
     with _marked(folders) as marks:
-        asked = {}
+        answers = {}
         for node in nodes:
             there = NodeAffinitySchedulingStrategy(node, soft=False)
-            asked[node] = _look.options(scheduling_strategy=there).remote(marks)
-        for node, answer in asked.items():
+            answers[node] = _look.options(scheduling_strategy=there).remote(marks)
+        for node, answer in answers.items():
             machine = f"Ray's machine {addresses.get(node, node)}"
             try:
                 theirs, unseen = answer.future().result()
@@ -74,7 +74,7 @@ def check_nodes(nodes: Iterable[str], folders: Iterable[Path]) -> None:
                     f"{machine} cannot load rl_core ({why}): install there what is installed here, "
                     "and start its Ray from that environment"
                 ) from error
-            refuse_other(own, theirs, machine)
+            refuse_other(ours, theirs, machine)
             if unseen:
                 raise ValueError(
                     f"{machine} does not see {unseen[0].parent} of this one: put storage.root, "

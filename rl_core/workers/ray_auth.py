@@ -72,15 +72,15 @@ def private() -> Iterator[None]:
     """
     from ray._private import ray_constants  # preflight asks for a token without loading Ray
 
-    wanted = {_ZERO_COPY: "1"} | environment_of_child()
-    wanted |= {**_PRIVATE, _TOKEN: secrets.token_hex(32)}
+    variables = {_ZERO_COPY: "1"} | environment_of_child()
+    variables |= {**_PRIVATE, _TOKEN: secrets.token_hex(32)}
     before = {
         name: os.environ.get(name)
-        for name in {*os.environ, *wanted}
-        if os.environ.get(name) != wanted.get(name)
+        for name in {*os.environ, *variables}
+        if os.environ.get(name) != variables.get(name)
     }
     is_cluster = ray_constants.ENABLE_RAY_CLUSTER
-    _set_variables({name: wanted.get(name) for name in before})
+    _set_variables({name: variables.get(name) for name in before})
     ray_constants.ENABLE_RAY_CLUSTER = False  # read when Ray was imported
     reread_settings()
     try:
@@ -123,19 +123,20 @@ def mode_for(address: str) -> str | None:
             and is on other machines or was not named; or the address is of Ray's client; or see
             `address_of_auto`.
     """
-    found = address_of_auto() if address == "auto" else address
-    if found is None:
+    host = address_of_auto() if address == "auto" else address
+    if host is None:
         return None
-    if "//" in found:
-        means = "" if address == found else f", which means {found},"
+    if "//" in host:
+        means = "" if address == host else f", which means {host},"
         raise ValueError(
             f"resources.ray_address={address}{means} is for programs outside of the cluster, and a "
             "run starts on one of its machines: give host:port there, or use `ray job submit`"
         )
-    mode, (token, source) = os.environ.get(_MODE, "").lower(), _token()
-    is_open = _accepts(found, None)
+    mode = os.environ.get(_MODE, "").lower()
+    (token, source) = _token()
+    is_open = _accepts(host, None)
     if is_open:
-        if mode != "disabled" and (address == "auto" or not _is_loopback(found)):
+        if mode != "disabled" and (address == "auto" or not _is_loopback(host)):
             raise ValueError(
                 f"resources.ray_address={address}: this Ray takes commands from anyone who reaches "
                 f"it: start it with {_MODE}=token and {_TOKEN}, or set {_MODE}=disabled here, too"
@@ -149,7 +150,7 @@ def mode_for(address: str) -> str | None:
             f"resources.ray_address={address}: this Ray needs a token and {why}: set {_MODE}=token "
             f"and {_TOKEN} (or {_TOKEN_FILE}, a file) to those that it was started with"
         )
-    if _accepts(found, token) is False:
+    if _accepts(host, token) is False:
         raise ValueError(
             f"resources.ray_address={address}: this Ray refuses the token of {source}: it needs "
             "the one that it was started with"

@@ -43,7 +43,8 @@ class Reservation:
 
     def options(self, name: str) -> dict[str, Any]:
         """Returns the options of an actor's class that put it into its reserved place."""
-        bundle, index = self._asked[name], list(self._asked).index(name)
+        bundle = self._asked[name]
+        index = list(self._asked).index(name)
         return {
             "num_cpus": bundle["CPU"],
             "num_gpus": bundle.get("GPU", 0),
@@ -55,7 +56,8 @@ class Reservation:
         return set(placement_group_table(self._group)["bundles_to_node_id"].values())
 
     def _wait(self, report: Callable[[str], None]) -> None:
-        since, said = time.monotonic(), ""
+        since = time.monotonic()
+        reported = ""
         while (table := placement_group_table(self._group))["state"] != "CREATED":
             waits_for = ""
             state = table["stats"]["scheduling_state"]
@@ -70,8 +72,9 @@ class Reservation:
                     raise WorkerDied(RAY, f"it has no room: {free} are free, others hold the rest")
                 if state == "NO_RESOURCES":
                     waits_for = f"room in Ray: {free} are free"
-            if waits_for and waits_for.partition(":")[0] != said.partition(":")[0]:
-                since, said = time.monotonic(), waits_for
+            if waits_for and waits_for.partition(":")[0] != reported.partition(":")[0]:
+                since = time.monotonic()
+                reported = waits_for
                 report(f"waiting for {waits_for}")
             time.sleep(_POLL_S)
 

@@ -43,7 +43,8 @@ def ray_session(
     apply_defaults()
     with session_folder() as folder, _stopping_signals() as restore_handlers:
         # Inside our folder, which other users cannot enter: Ray makes its own open to everybody.
-        temp_dir, address = folder / "r", config.resources.ray_address
+        temp_dir = folder / "r"
+        address = config.resources.ray_address
         try:
             try:
                 if address is None:
@@ -90,12 +91,12 @@ def options_of_cluster(address: str) -> dict[str, Any]:
 def _private_options(
     config: RunConfig, model_path: Path, temp_dir: Path, *, learner: bool
 ) -> dict[str, Any]:
-    asked = asked_of_ray(config, learner=learner).values()
+    bundles = asked_of_ray(config, learner=learner).values()
     weight_bytes = sum(file.stat().st_size for file in model_path.glob("*.safetensors"))
     return {
         "address": "local",
-        "num_cpus": int(sum(bundle["CPU"] for bundle in asked)),
-        "num_gpus": None if any("GPU" in bundle for bundle in asked) else 0,
+        "num_cpus": int(sum(bundle["CPU"] for bundle in bundles)),
+        "num_gpus": None if any("GPU" in bundle for bundle in bundles) else 0,
         # Two versions of the weights in flight, each up to twice the file (bfloat16 on disk).
         "object_store_memory": 200 * 2**20 + 4 * weight_bytes,
         "include_dashboard": False,
@@ -213,10 +214,10 @@ class Results:
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         # A warning of torch's C++, [W, names no cause: a host without a name, say.
         telling = (line.strip() for line in lines if not line.startswith("[W"))
-        said = [line for line in telling if line][-3:]
+        last_lines = [line for line in telling if line][-3:]
         # Ray's own words for a dead actor.
         how = (
             "machine is gone" if "its node has died" in str(error) else "process is gone (killed?)"
         )
-        ends = f"{log} ends with: {' | '.join(said) or '(nothing)'}"
+        ends = f"{log} ends with: {' | '.join(last_lines) or '(nothing)'}"
         return WorkerDied(name, f"its {how}; {ends}")

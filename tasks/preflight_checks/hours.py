@@ -15,12 +15,12 @@ from rl_core.resources.cost import (
     seconds_in_words,
     time_and_price_range,
 )
-from rl_core.resources.roofline import Machine, sft_step_s, with_bounds
+from rl_core.resources.roofline import Machine, sft_step_s, step_time, with_bounds
 from rl_core.runs.run_folder import RunFolder
 from rl_core.sft.named_data import planned_sft_steps
-from rl_core.system.devices import CardFigures, cards_of, find_card, named_card
+from rl_core.system.devices import CardFigures, find_card, named_card
 from rl_core.system.words import GIB
-from tasks.hours import StepEstimate, estimates
+from tasks.hours import StepEstimate, measured_before
 from tasks.preflight_checks import Finding, ok, warning
 from tasks.preflight_checks.device import ask_python, cards_here
 from tasks.preflight_checks.plans import model_shape
@@ -42,16 +42,15 @@ other load distorts wall-clock time, and the best of many short ones (0.5 and 2 
 def time_findings(config: RunConfig) -> Iterator[Finding]:
     """Yields hours and price, as a warning if a budget ends training early."""
     try:
-        problems, machines = count_problems(config), planned_machines(config)
-        steps = total_steps(config, problems)
-        known = estimates(config, model_shape(config), machines)
-        message = _in_words(config, problems, known, machines) + _sft_in_words(config, machines)
+        problems = count_problems(config)
+        machine = planned_machine(config)
+        known = estimate(config, machine)
+        message = _in_words(config, problems, known, machine) + _sft_in_words(config, machine)
+        steps_to_come = total_steps(config, problems) - 1
     except ValueError:
         return  # another check reports it
-    limits = {  # the budgets that the typical rates exceed
-        Spending(config.budget, [one.seconds.typical]).limit_within(steps - 1) for one in known
-    }
-    limit = limits.pop() if len(limits) == 1 else None
+    spending = Spending(config.budget, [known.seconds.typical] if known else [])
+    limit = spending.limit_within(steps_to_come)
     remedy = f"{limit} will stop it earlier: raise it, or lower trainer.total_steps"
     yield warning("time", message, remedy) if limit else ok("time", message)
 
@@ -60,59 +59,65 @@ def plan_steps(config: RunConfig, run: RunFolder) -> Spread | None:
     """Returns the planned seconds per step, noted in `run.json`; None if they are not known."""
     if (before := run.read().planned_step_s) is not None:
         return before  # of an earlier attempt
-    known = estimates(config, model_shape(config), planned_machines(config))
-    if len(known) != 1:
+    known = estimate(config, planned_machine(config))
+    if known is None:
         return None
-    run.update(planned_step_s=known[0].seconds, planned_from=known[0].source)
-    return known[0].seconds
+    run.update(planned_step_s=known.seconds, planned_from=known.source)
+    return known.seconds
+
+
+def estimate(config: RunConfig, machine: Machine | None) -> StepEstimate | None:
+    """Returns a step's time, measured in a run of the same shape or a roofline; None: unknown."""
+    if (known := measured_before(config)) is not None:
+        return known
+    shape = model_shape(config)
+    if shape is None or machine is None:
+        return None
+    seconds = with_bounds(step_time(shape, config, machine).total)
+    return StepEstimate(seconds, f"a roofline of {machine.name}")
 
 
 def _in_words(
-    config: RunConfig, problems: int, known: list[StepEstimate], machines: list[Machine]
+    config: RunConfig, problems: int, known: StepEstimate | None, machine: Machine | None
 ) -> str:
     later = f"from step {MEASURED_FROM} on progress shows the measured time"
-    if not known:
+    if known is None:
         why = "the rates of the device are not known (resources.card=NAME plans for a card)"
-        why = "the model's shape is not known" if machines else why
+        why = "the model's shape is not known" if machine else why
         return f"no run of this shape yet, and {why}: {later}"
-    steps, in_epoch = (
-        total_steps(config, problems),
-        steps_per_epoch(problems, config.data.train_batch_size),
+    steps = total_steps(config, problems)
+    in_epoch = steps_per_epoch(problems, config.data.train_batch_size)
+    epoch, whole = (
+        time_and_price_range(known.seconds.times(number), config.budget)
+        for number in (in_epoch, steps)
     )
-    epochs = [time_and_price_range(x.seconds.times(in_epoch), config.budget) for x in known]
-    of_epoch = f"per epoch of {problems:,} problems"
-    if len(known) > 1:
-        by_card = "; ".join(f"{x.name} {epoch}" for x, epoch in zip(machines, epochs, strict=True))
-        return f"by card (a roofline), {of_epoch}: {by_card}; name yours as resources.card; {later}"
-    seconds, source = known[0]
-    whole = time_and_price_range(seconds.times(steps), config.budget)
     return (
-        f"{seconds_in_words(seconds)} per step ({source}): {epochs[0]} {of_epoch}, {whole} for "
-        f"{steps:,} steps of training; {later}"
+        f"{seconds_in_words(known.seconds)} per step ({known.source}): {epoch} per epoch of "
+        f"{problems:,} problems, {whole} for {steps:,} steps of training; {later}"
     )
 
 
-def _sft_in_words(config: RunConfig, machines: list[Machine]) -> str:
-    """Returns time and price of the SFT before the first step, if one machine is planned for."""
+def _sft_in_words(config: RunConfig, machine: Machine | None) -> str:
+    """Returns time and price of the SFT before the first step."""
     shape = model_shape(config)
-    if config.sft.data is None or shape is None or len(machines) != 1:
+    if config.sft.data is None or shape is None or machine is None:
         return ""
     steps = planned_sft_steps(config)
-    whole = with_bounds(steps * sft_step_s(shape, config, machines[0]))
+    whole = with_bounds(steps * sft_step_s(shape, config, machine))
     took = time_and_price_range(whole, config.budget)
     return f"; SFT of {steps:,} steps before it: {took} (a roofline)"
 
 
-def planned_machines(config: RunConfig) -> list[Machine]:
-    """Returns the machines that the settings plan for; none if their rates are not known."""
+def planned_machine(config: RunConfig) -> Machine | None:
+    """Returns the machine that the settings plan for; None if its rates are not known."""
     resources = config.resources
     gpus = (resources.learner_gpus, resources.rollout_gpus)
-    if 0 not in gpus:
-        by_card = ((x, x.flops(config.compute_dtype)) for x in _cards(config))
-        ranks = resources.learner_ranks
-        return [Machine(x.name, True, ranks * f, f, 1e9 * x.bandwidth_gb_s) for x, f in by_card]
+    if 0 not in gpus and (card := _card(config)) is not None:
+        rate = card.flops(config.compute_dtype)
+        learner = resources.learner_ranks * rate
+        return Machine(card.name, True, learner, rate, 1e9 * card.bandwidth_gb_s)
     if any(gpus) or (rates := _rates_of_a_thread()) is None:
-        return []
+        return None
     flops, bandwidth = rates
     num_cores = len(os.sched_getaffinity(0))
     threads = min(resources.learner_ranks * resources.learner_threads, num_cores)
@@ -120,19 +125,17 @@ def planned_machines(config: RunConfig) -> list[Machine]:
     crowded = max(1.0, config.rollout.num_engines * resources.rollout_threads / num_cores)
     of_engine = flops * resources.rollout_threads / crowded
     name = "this CPU, undisturbed"
-    return [Machine(name, False, flops * threads, of_engine, bandwidth / crowded)]
+    return Machine(name, False, flops * threads, of_engine, bandwidth / crowded)
 
 
-def _cards(config: RunConfig) -> list[CardFigures]:
-    """Returns the card of the settings or of this machine, else all with the planned memory."""
-    resources = config.resources
-    if resources.card is not None:
-        return [named_card(resources.card)]
-    if here := cards_here():
-        smallest = min(here, key=lambda card: card.total_bytes)
-        if (known := find_card(smallest.name, smallest.total_bytes / GIB)) is not None:
-            return [known]
-    return cards_of(resources.gpu_memory_gib) if resources.gpu_memory_gib is not None else []
+def _card(config: RunConfig) -> CardFigures | None:
+    """Returns the card of the settings, else the smallest of this machine, if it is known."""
+    if config.resources.card is not None:
+        return named_card(config.resources.card)
+    if not (here := cards_here()):
+        return None
+    smallest = min(here, key=lambda card: card.total_bytes)
+    return find_card(smallest.name, smallest.total_bytes / GIB)
 
 
 @lru_cache(maxsize=1)

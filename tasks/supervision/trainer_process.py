@@ -12,7 +12,7 @@ from rl_core.evaluator import ask_trained
 from rl_core.runs.lock import training
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.signals import LEAVING_S
-from rl_core.training import train_model
+from rl_core.training import Training
 from tasks.supervision.worker_logs import TRAINER_LOGGER
 
 if TYPE_CHECKING:
@@ -28,19 +28,20 @@ def train_for_parent(
     model_path: Path,
     evaluates: bool,
 ) -> int:
-    """Trains like `train_model`, in a watched process; `evaluates`: `ask_trained` follows."""
+    """Trains by `Training`, in a watched process; `evaluates`: `ask_trained` follows."""
     ask = partial(ask_trained, config, run, data, model_path)
+    work = Training(
+        config,
+        run,
+        data=data,
+        model_path=model_path,
+        on_step=reporter.step,
+        logger=logging.getLogger(TRAINER_LOGGER),
+        on_progress=reporter.progress,
+        when_done=ask if evaluates else lambda engines: None,
+    )
     with training(run, wait_s=config.trainer.stop_grace_s + LEAVING_S):
-        return train_model(
-            config,
-            run,
-            data=data,
-            model_path=model_path,
-            on_step=reporter.step,
-            logger=logging.getLogger(TRAINER_LOGGER),
-            on_progress=reporter.progress,
-            when_done=ask if evaluates else lambda engines: None,
-        )
+        return work.train()
 
 
 def tune_for_parent(

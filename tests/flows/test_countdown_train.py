@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_harness")]
 
 
 class Attempts:
-    """Stands for `train_model`: each call ends with the next of these, and notes its settings."""
+    """Stands for `Training.train`: each call ends with the next of these, and notes settings."""
 
     def __init__(self, *endings: Exception | int) -> None:
         self._endings = iter(endings)

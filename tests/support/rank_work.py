@@ -102,7 +102,7 @@ def whole_gradients(learner: Learner, ranks: Ranks, batch: TrainBatch) -> dict[s
         )
         if experience.values is None and name == "critic":
             values = ranks.add(per_token)
-            experience = experience.with_values(values, learner.config.algorithm)
+            experience = experience.with_advantages(values, learner.config.algorithm)
         for weight, parameter in learner.optimizers[name].model.named_parameters():
             if parameter.grad is not None:
                 gradients[f"{name}.{weight}"] = whole_tensor(parameter.grad).clone()

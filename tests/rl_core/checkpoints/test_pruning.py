@@ -39,7 +39,7 @@ def planned(steps: Iterable[int], size: int, **rules: Any) -> list[tuple[int, bo
 
 
 def test_pruning_says_why():
-    rules = {"latest_step": 7, "best_step": 2, "keep_last": 3, "quota_bytes": 4_500_000_000}
+    rules = {"keep_last": 3, "quota_bytes": 4_500_000_000, "roles": [(7, "latest"), (2, "best")]}
     assert planned(range(1, 8), 10**9, **rules) == [
         (7, True, "latest"),
         (6, True, "one of the newest 3 beside latest and best"),
@@ -49,7 +49,7 @@ def test_pruning_says_why():
         (2, True, "best"),
         (1, False, "over the quota of 4.5 GB"),
     ]
-    rules = {"latest_step": 7, "best_step": 7, "keep_last": 1, "quota_bytes": 10**12}
+    rules = {"keep_last": 1, "quota_bytes": 10**12, "roles": [(7, "latest"), (7, "best")]}
     assert planned(range(1, 8), 10**9, **rules) == [
         (7, True, "latest and best"),
         (6, True, "one of the newest 1 beside latest and best"),
@@ -70,8 +70,7 @@ def test_what_stays_is_latest_best_and_the_longest_newest_row_that_fits(
     newest, highest = (data.draw(st.integers(0, len(sizes) - 1)) for _ in range(2))
     decisions = plan_pruning(
         data.draw(st.permutations(checkpoints)),
-        latest_step=newest,
-        best_step=highest,
+        roles=[(newest, "latest"), (highest, "best")],
         keep_last=keep_last,
         quota_bytes=quota_bytes,
     )
@@ -129,7 +128,7 @@ def test_room_is_made_for_the_free_disk_before_the_save(small_disk, caplog):
 
 
 def test_what_fills_the_disk_is_beyond_it_as_beyond_the_quota():
-    rules = {"latest_step": 4, "best_step": 4, "keep_last": 3, "quota_bytes": 1_000}
+    rules = {"roles": [(4, "latest"), (4, "best")], "keep_last": 3, "quota_bytes": 1_000}
     assert planned((1, 2, 3, 4), 10, **rules, disk_bytes=29) == [
         (4, True, "latest and best"),
         (3, True, "one of the newest 3 beside latest and best"),
@@ -139,9 +138,8 @@ def test_what_fills_the_disk_is_beyond_it_as_beyond_the_quota():
 
 
 def test_what_is_protected_stays_and_counts_whatever_the_quota():
-    protected = {1: "being read", 2: "champion"}
-    rules = {"latest_step": 4, "best_step": 2, "keep_last": 5, "quota_bytes": 30}
-    assert planned((1, 2, 3, 4), 10, **rules, protected=protected) == [
+    roles = [(4, "latest"), (2, "best"), (1, "being read"), (2, "champion")]
+    assert planned((1, 2, 3, 4), 10, roles=roles, keep_last=5, quota_bytes=30) == [
         (4, True, "latest"),
         (3, False, "over the quota of 30 B"),
         (2, True, "best and champion"),

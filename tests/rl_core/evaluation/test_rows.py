@@ -52,13 +52,16 @@ def half_right(response: str, problem: Problem) -> Future[ScoredText]:
 
 def ask(engine: DiceEngine, indices: Sequence[int], *, seed: int = 0) -> list[dict[str, Any]]:
     return evaluate_model(
-        lambda requests, sampling, problems: engine.generate(requests, sampling),
+        lambda requests, temperature, problems: engine.generate(
+            requests, SamplingSettings(64, temperature)
+        ),
         [prompted(index) for index in indices],
         decode=lambda ids: " ".join(map(str, ids)),
         score=half_right,
-        score_strictly=lambda response, truth: ScoredText(0.0, "no_answer", None),
-        score_leniently=lambda response, truth: ScoredText(1.0, "correct", None),
-        max_tokens=64,
+        other_scores={
+            "verdict_strict": lambda response, truth: ScoredText(0.0, "no_answer", None),
+            "verdict_lenient": lambda response, truth: ScoredText(1.0, "correct", None),
+        },
         settings=EvaluationConfig(samples_per_problem=3, temperature=0.8, seed=seed),
     )
 

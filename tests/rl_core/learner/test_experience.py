@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rl_core.batch import collate
-from rl_core.learner.metrics import kl_per_response, rollout_columns
+from rl_core.learner.metrics import rollout_columns
 from tests.support.experiences import experience_of
 
 
@@ -19,8 +19,8 @@ def test_without_a_penalty_the_rewards_are_the_scores(two_responses):
     without = experience_of(two_responses, ref=None)
     for experience in (as_a_loss, without):
         torch.testing.assert_close(experience.token_rewards, torch.tensor([[0.0, 1.0], [0.1, 0.0]]))
-    assert kl_per_response(as_a_loss) == pytest.approx((-0.5 + 2.0) / 2)
-    assert kl_per_response(without) == 0.0
+    assert as_a_loss.kl_per_response == pytest.approx((-0.5 + 2.0) / 2)
+    assert without.kl_per_response == 0.0
     assert all(math.isnan(x) for x in rollout_columns(without)["ref_kl"])
 
 

@@ -23,7 +23,7 @@ def experience_of(learner: Learner, batch: TrainBatch) -> Experience:
     experience, _ = learner.make_experience(batch)
     assert experience.values is None
     values = passes(learner, experience, "critic")
-    return experience.with_values(values, learner.config.algorithm)
+    return experience.with_advantages(values, learner.config.algorithm)
 
 
 def passes(learner: Learner, experience: Experience, which: str) -> Tensor:
@@ -141,7 +141,7 @@ def test_each_mini_batch_moves_along_the_gradient_of_its_own_loss(
     halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
     actor = [slow_actor_gradient(tiny_model_path, experience, rows) for rows in halves]
     critic = [slow_critic_gradient(learner, experience, rows) for rows in halves]
-    metrics, _ = learner.update(experience)
+    _, metrics = learner.updater.update(experience, kl_coef=0.1, actor_learns=True)
     for name, gradients in (("actor", actor), ("critic", critic)):
         norms = [gradient.norm().item() for gradient in gradients]
         assert abs(norms[0] - norms[1]) > 1e-3

@@ -122,7 +122,7 @@ def test_prepare_changes_nothing_and_agrees_with_the_formulas(new_learner, make_
         old_logprobs=again.old_logprobs,
         ref_logprobs=again.ref_logprobs,
         values=again.values,
-        algorithm=settings().algorithm,
+        config=settings(),
         kl_coef=0.05,
     )
     assert torch.equal(expected.advantages, experience.advantages)

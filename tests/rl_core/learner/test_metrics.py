@@ -2,16 +2,13 @@ import pytest
 import torch
 
 from rl_core.batch import collate
-from rl_core.config.algorithm import AlgorithmConfig
-from rl_core.learner.metrics import batch_metrics, policy_metrics, rollout_columns
+from rl_core.learner.metrics import rollout_columns, step_metrics
 from tests.support.experiences import experience_of
 
 
-def test_metrics_by_hand(two_responses):
-    algorithm = AlgorithmConfig()
+def test_metrics_by_hand(two_responses, settings):
     experience = experience_of(two_responses)
-    metrics = batch_metrics(experience, algorithm=algorithm, max_prompt_length=2)
-    metrics |= policy_metrics(experience, kl_coef=0.1)
+    metrics = step_metrics(experience, settings(data={"max_prompt_length": 2}), kl_coef=0.1)
     expected = {
         "critic/score/mean": 0.55,
         "critic/rewards/max": 1.05,
@@ -40,11 +37,11 @@ def test_metrics_by_hand(two_responses):
     assert "group/zero_spread_frac" not in metrics
 
 
-def test_groups_without_spread_are_counted(make_rollout):
+def test_groups_without_spread_are_counted(make_rollout, settings):
     rollouts = [make_rollout([1], [2], score=s, group_id=g) for s, g in ((0.1, 0), (0.1, 0))]
     experience = experience_of(collate(rollouts, 0), values=None, estimator="grpo")
-    metrics = batch_metrics(
-        experience, algorithm=AlgorithmConfig(estimator="grpo"), max_prompt_length=9
+    metrics = step_metrics(
+        experience, settings(algorithm={"estimator": "grpo", "group_size": 2}), kl_coef=0.0
     )
     assert metrics["group/zero_spread_frac"] == 1.0
 

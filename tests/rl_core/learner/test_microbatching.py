@@ -14,7 +14,7 @@ import yaml
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from rl_core.batch import micro_batches, padded_tokens
+from rl_core.batch import micro_batches
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.learner.learner import Learner
@@ -46,13 +46,12 @@ def make_learner(
     config: RunConfig, folder: Path, budgets: dict[str, dict[str, Any]] | None = None
 ) -> Learner:
     learner = Learner(config, folder)
-    learner.microbatching.restore(learner.microbatching.state() | {"learned": budgets or {}})
+    learner.microbatching.budgets.restore(budgets or {})
     return learner
 
 
 def learned_budgets(learner: Learner) -> dict[str, dict[str, Any]]:
-    learned: dict[str, dict[str, Any]] = learner.microbatching.state()["learned"]
-    return learned
+    return learner.microbatching.budgets.learned()
 
 
 def state_of(learner: Learner) -> dict[str, Tensor]:
@@ -133,7 +132,7 @@ def test_metrics_tell_what_did_not_fit_and_what_holds_from_now_on(new_learner, m
     assert metrics["memory/oom/update_actor"] == 2
     assert metrics["memory/oom_tokens/update_actor"] == all_tokens
     second = micro_batches(batch, all_tokens // 2, share_prompts=True)
-    failed = max(padded_tokens(batch, rows, share_prompts=True) for rows in second)
+    failed = max(size for _, size in second)
     assert metrics["memory/budget_tokens/update_actor"] == failed // 2
     assert metrics["memory/budget_tokens/update_critic"] == 10_000
     assert metrics["memory/oom/update_critic"] == 0

@@ -7,7 +7,7 @@ from torch import nn
 
 from rl_core.config.run import RunConfig
 from rl_core.learner import learner as learner_module
-from rl_core.learner.experience import ExperienceMaker
+from rl_core.learner.experience import Reader
 from rl_core.learner.learner import Learner
 from rl_core.learner.microbatching import Microbatching
 from rl_core.learner.optimizer import offload_device, on_device
@@ -42,16 +42,10 @@ def test_a_reference_that_is_cut_is_not_moved_whole(tiny_model_path):
     with torch.device("meta"):
         shape = transformers.AutoConfig.from_pretrained(tiny_model_path)
         reference = transformers.AutoModelForCausalLM.from_config(shape)
-    microbatching = Microbatching(config, reference, torch.device("cpu"))
+    ranks = Ranks(rank=0, size=2)
+    microbatching = Microbatching(config, reference, torch.device("cpu"), ranks)
     models = Models(actor=reference, reference=reference, critic=None)
-    ExperienceMaker(
-        config,
-        models,
-        forward_pass,
-        microbatching,
-        offload_to=ELSEWHERE,
-        ranks=Ranks(rank=0, size=2),
-    )
+    Reader(config, models, forward_pass, microbatching, ELSEWHERE)
     assert reference.device.type == "meta"
 
 

@@ -197,8 +197,9 @@ def test_in_bfloat16_and_moved_for_its_pass_it_is_nearly_the_same(
             teacher={"path": str(teacher_path), "signal": signal},
             model={"dtype": dtype},
         )
-        maker = learner._maker
-        maker._offload_to, maker._away = torch.device("cpu"), [learner.models.teacher]
+        reader = learner._reader
+        reader._offload_to = torch.device("cpu")
+        reader._away = [learner.models.teacher]
         metrics, _ = learner.learn(make_batch(group_size=2))
         name = "teacher/kl" if signal == "tokens" else "actor/teacher_loss"
         distances.append(metrics[name])

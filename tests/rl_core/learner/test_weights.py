@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rl_core.learner.metrics import weight_metrics
+from rl_core.learner.metrics import step_metrics
 from tests.support.experiences import experience_of
 from tests.support.learners import without_timings
 
@@ -31,13 +31,13 @@ def test_effective_sample_size_by_hand(settings, two_responses):
     # Weights of the three tokens: exp(0.1), 1 and exp(-1), of which the last is below 0.5.
     experience = experience_of(two_responses, kl_mode="none")
     a, b = torch.tensor(0.1).exp().item(), 1.0
-    actor = settings(actor={"importance_low": 0.5, "importance_outside": "drop"}).actor
-    metrics = weight_metrics(experience, actor)
+    config = settings(actor={"importance_low": 0.5, "importance_outside": "drop"})
+    metrics = step_metrics(experience, config, kl_coef=0.0)
     assert metrics["rollout/dropped_frac"] == pytest.approx(1 / 3)
     expected = (a + b) ** 2 / (3 * (a * a + b * b))
     assert metrics["rollout/ess_frac"] == pytest.approx(expected, abs=1e-6)
-    plain = settings(actor={"importance_cap": None}).actor
-    assert weight_metrics(experience, plain) == {}
+    plain = step_metrics(experience, settings(actor={"importance_cap": None}), kl_coef=0.0)
+    assert "rollout/ess_frac" not in plain
 
 
 def test_dppo_needs_no_log_probs_of_before(new_learner, make_batch):

@@ -13,7 +13,7 @@ def kl_of(logits: Tensor, teacher_logits: Tensor, **settings: object) -> Tensor:
     """Of given logits: the states are the logits, the output embedding the identity."""
     eye = torch.eye(logits.shape[-1], dtype=logits.dtype)
     return full_reverse_kl(
-        logits, eye, teacher_logits, eye, **({"temperature": 1.0} | FLOAT64 | settings)
+        logits, eye, (teacher_logits, eye), **({"temperature": 1.0} | FLOAT64 | settings)
     )
 
 
@@ -51,7 +51,7 @@ def test_it_equals_the_whole_vocabulary_at_once(temperature):
     expected = (logprobs.exp() * (logprobs - others)).sum(-1)
     wanted = torch.autograd.grad((weights * expected).sum(), (hidden, head))
     kl = full_reverse_kl(
-        hidden, head, taught, teacher_head, temperature=temperature, block_size=256, **FLOAT64
+        hidden, head, (taught, teacher_head), temperature=temperature, block_size=256, **FLOAT64
     )
     torch.testing.assert_close(kl.double(), expected, atol=1e-5, rtol=1e-5)
     actual = torch.autograd.grad((weights * kl).sum(), (hidden, head))

@@ -153,15 +153,6 @@ def memory(field):
     status = Path("/proc/self/status").read_text()
     return int(re.search(field + r":\\s+(\\d+) kB", status)[1]) * 1024
 
-def peak(model, kl_coef):
-    global experience
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
-    _, per_token = learner.updater.run_epochs(model, experience, kl_coef)
-    if experience.advantages is None:
-        experience = experience.with_values(per_token, config.algorithm)
-    return memory("VmHWM") - memory("RssFile") - base
-
 size = config.algorithm.group_size
 rows = config.data.train_batch_size * size
 prompt, response = config.data.max_prompt_length, config.data.max_response_length
@@ -180,11 +171,12 @@ learner = Learner(config, model, ranks=ranks)
 learner.learn(batch)
 learner.snapshot()
 experience, metrics = learner.make_experience(batch)  # measures each of its phases itself
-gib = max(x for name, x in metrics.items() if name.startswith("memory/peak_gib/"))
-peaks = {"log_probs": int(gib * 2**30) - base}
-if learner.models.critic is not None:
-    peaks["update_critic"] = peak("critic", 0.0)
-peaks["update_actor"] = peak("actor", config.algorithm.kl_coef)
+gib = {"log_probs": max(x for name, x in metrics.items() if name.startswith("memory/peak_gib/"))}
+gc.collect()
+_, metrics = learner.updater.update(experience, kl_coef=config.algorithm.kl_coef, actor_learns=True)
+for model in learner.updater.learners(actor_learns=True):
+    gib[f"update_{model}"] = metrics[f"memory/peak_gib/update_{model}"]
+peaks = {phase: int(x * 2**30) - base for phase, x in gib.items()}
 print(json.dumps(peaks))
 """
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl_core.rewards.scoring import start_rewards
-from rl_core.rollout.collector import Collected, Stream, _teaches, build_requests, collect
+from rl_core.rollout.collector import Collected, Collector, Stream, _teaches, build_requests
 from rl_core.types import (
     Completion,
     GenerationRequest,
@@ -67,16 +67,18 @@ def run(
         data={"train_batch_size": 128},
     )
     with start_rewards(config.env, config.reward) as rewards:
-        return collect(
+        collector = Collector(
             config,
             problems,
-            chosen,
-            7,
-            spares=lambda step: spares or [*range(len(problems))],
-            stream=engine,
+            engine,
             decode=lambda ids: " ".join(TEXTS[i] for i in ids),
             encode=lambda text: [],
             rewards=rewards,
+        )
+        return collector.collect(
+            chosen,
+            7,
+            spares=lambda step: spares or [*range(len(problems))],
             clock=lambda phase: nullcontext(),
         )
 

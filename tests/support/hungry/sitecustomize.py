@@ -44,19 +44,19 @@ class _HungryLearner(MetaPathFinder):
 def _make_hungry(learner: Any) -> None:
     import torch
 
-    update = learner.update
+    learn = learner.learn
 
     def keep(tensor: Any) -> Any:
         torch.empty(_NOBODY_HAS_BYTES, dtype=torch.uint8)
 
-    def hungry_update(self: Any, experience: Any) -> dict[str, float]:
+    def hungry_learn(self: Any, batch: Any) -> Any:
         if self.steps_done < STEPS_BEFORE or self.config.model.gradient_checkpointing:
-            return update(self, experience)
+            return learn(self, batch)
         # Where a forward pass keeps its first tensor, through whichever code it goes.
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            return update(self, experience)
+            return learn(self, batch)
 
-    learner.update = hungry_update
+    learner.learn = hungry_learn
 
 
 sys.meta_path.insert(0, _HungryLearner())

@@ -9,11 +9,10 @@ from rl_core.data.dataset import write_dataset
 from rl_core.resources.cost import Spread
 from rl_core.runs.run_folder import RunFolder
 from tasks.generate import dataset_folder
-from tasks.hours import StepEstimate, estimates, measured_before
+from tasks.hours import StepEstimate, measured_before
 from tasks.preflight import preflight, refuse_fatal
 from tasks.preflight_checks import Finding, PreflightError
-from tasks.preflight_checks.hours import planned_machines
-from tasks.preflight_checks.plans import model_shape
+from tasks.preflight_checks.hours import estimate, planned_machine
 
 DIARY = {
     "data": {"train_batch_size": 32},
@@ -48,8 +47,9 @@ ON_A_CARD: dict[str, Any] = {
 
 
 def planned(settings: RunConfig) -> Spread:
-    (estimate,) = estimates(settings, model_shape(settings), planned_machines(settings))
-    return estimate.seconds
+    known = estimate(settings, planned_machine(settings))
+    assert known is not None
+    return known.seconds
 
 
 def test_without_a_run_of_this_shape_the_cpu_is_measured(tmp_path):
@@ -72,15 +72,10 @@ def test_the_first_diary_is_planned_for_its_card(tmp_path):
     assert hours.low < 25.5 < hours.high
 
 
-def test_a_card_of_which_only_the_memory_is_said_is_one_of_several(tmp_path):
+def test_a_card_of_which_only_the_memory_is_known_has_no_rates(tmp_path):
     resources = {"learner_gpus": 0.5, "rollout_gpus": 0.5, "gpu_memory_gib": 24}
     found = time_finding(config(tmp_path, **(ON_A_CARD | {"resources": resources})))
-    assert all(card in found.message for card in ("RTX 3090", "RTX 4090", "L4"))
-    assert "name yours as resources.card" in found.message
-    unknown = time_finding(
-        config(tmp_path, **(ON_A_CARD | {"resources": resources | {"gpu_memory_gib": 1_000}}))
-    )
-    assert "the rates of the device are not known" in unknown.message
+    assert "the rates of the device are not known (resources.card=NAME plans" in found.message
 
 
 @pytest.mark.parametrize(

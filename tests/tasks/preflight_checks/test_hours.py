@@ -7,7 +7,7 @@ from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from tasks.preflight_checks import device
 from tasks.preflight_checks.device import Card, DeviceFacts
-from tasks.preflight_checks.hours import planned_machines, time_findings
+from tasks.preflight_checks.hours import planned_machine, time_findings
 
 ON_GPU = {"learner_gpus": 0.5, "rollout_gpus": 0.5}
 
@@ -31,21 +31,21 @@ def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_card_that_is_there_counts_unless_another_is_named(two_cards):
-    (here,) = planned_machines(config(**ON_GPU, gpu_memory_gib=24))
+    here = planned_machine(config(**ON_GPU, gpu_memory_gib=24))
     assert here.name == "A100 40GB"  # the smaller one, by the name and memory that it shows
     assert (here.learner_flops, here.bandwidth) == (312e12, 1_555e9)
-    (named,) = planned_machines(config(**ON_GPU, card="RTX 4090"))
+    named = planned_machine(config(**ON_GPU, card="RTX 4090"))
     assert (named.name, named.on_gpu) == ("RTX 4090", True)
 
 
 def test_learner_and_engines_on_different_devices_have_no_estimate():
-    assert planned_machines(config(learner_gpus=1, card="H100")) == []
+    assert planned_machine(config(learner_gpus=1, card="H100")) is None
 
 
 def test_a_cpu_is_measured_and_its_cores_are_shared():
     num_cores = len(os.sched_getaffinity(0))
-    (one,) = planned_machines(config(learner_threads=1, rollout_threads=1))
-    (many,) = planned_machines(config(learner_threads=99, rollout_threads=num_cores))
+    one = planned_machine(config(learner_threads=1, rollout_threads=1))
+    many = planned_machine(config(learner_threads=99, rollout_threads=num_cores))
     assert not one.on_gpu
     assert 1e8 < one.learner_flops < 1e13
     assert 1e8 < one.bandwidth * max(1.0, 2 / num_cores) < 1e12
@@ -55,8 +55,8 @@ def test_a_cpu_is_measured_and_its_cores_are_shared():
 
 
 def test_ranks_add_up_their_cards():
-    (one,) = planned_machines(config(learner_gpus=1, rollout_gpus=1, card="H100"))
-    (four,) = planned_machines(config(learner_gpus=1, rollout_gpus=1, learner_ranks=4, card="H100"))
+    one = planned_machine(config(learner_gpus=1, rollout_gpus=1, card="H100"))
+    four = planned_machine(config(learner_gpus=1, rollout_gpus=1, learner_ranks=4, card="H100"))
     assert four.learner_flops == 4 * one.learner_flops
 
 
