@@ -57,7 +57,6 @@ ROOMS = {
 }
 CIRCLES = {
     # modules that import each other, by room and names
-    "rl_core/data: adapter_source gguf_source prompts",
     "rl_core/envs: countdown puzzles",
     "rl_core/envs: problems reasoning_gym scoring",
 }

@@ -10,6 +10,7 @@ from typing import Final
 
 from rl_core.config.run import RunConfig
 from rl_core.data.gguf_source import is_unpacked, local_folder, unpack_model
+from rl_core.data.model_cache import find_model_here
 from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
 from rl_core.data.template_check import look_at_template
 from rl_core.data.user_files import first_own_problems
@@ -153,8 +154,6 @@ def _hub_model(
     path: str, root: Path, *, is_cached: bool, hub: str, url: str
 ) -> tuple[str, Path | None]:
     if is_cached:
-        from rl_core.data.prompts import find_model_here  # brings transformers
-
         here = find_model_here(path)
         folder = unpack_model(str(here), root) if here else None  # it may be an adapter
         return f"{path}, from the local cache of {hub}", folder

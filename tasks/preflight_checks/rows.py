@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rl_core.config.run import RunConfig
 from rl_core.data.gguf_source import local_folder
+from rl_core.data.model_cache import find_model_here
 from rl_core.data.readers import is_hub_name
 from rl_core.data.user_files import OwnRows, read_own_rows
 from rl_core.envs.rows import JSON_STYLE, Row, shown_truth
@@ -91,7 +92,7 @@ def _tokenizer(config: RunConfig) -> Any:
     """Returns the model's tokenizer; None if the model is not here, or another check refuses it."""
     if config.model.path is None:
         return None
-    from rl_core.data.prompts import find_model_here, load_tokenizer  # transformers takes seconds
+    from rl_core.data.prompts import load_tokenizer  # transformers takes seconds
 
     folder = local_folder(config.model.path, config.storage.root)
     if not folder.is_dir():
