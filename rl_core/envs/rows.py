@@ -63,8 +63,21 @@ class Row:
     """The env's own columns, by name."""
 
 
-def table_of_rows(schema: pa.Schema, split: str, rows: Sequence[Row]) -> pa.Table:
-    """Returns the rows of one split as an Arrow table."""
+def text_columns() -> pa.Schema:
+    """Returns the columns of a data set whose truths are texts, or JSON."""
+    import pyarrow as pa
+
+    from rl_core.schema import dataset_schema
+
+    return dataset_schema(pa.string())
+
+
+def tables_of(rows: Mapping[str, Sequence[Row]], schema: pa.Schema) -> dict[str, pa.Table]:
+    """Returns the rows of each split as an Arrow table."""
+    return {split: _table(schema, split, part) for split, part in rows.items()}
+
+
+def _table(schema: pa.Schema, split: str, rows: Sequence[Row]) -> pa.Table:
     import pyarrow as pa
 
     extra = schema.field("extra_info").type

@@ -80,7 +80,7 @@ def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
     problems: list[Problem] = []
     with suppress(ValueError, OSError):  # the check of the files reports it
         problems = first_own_problems(config.env, config.data, _ROWS)
-    prompts = [problem.messages for problem in problems] or [tuple(config.env.render("Is 7 odd?"))]
+    prompts = [problem.messages for problem in problems] or [tuple(config.env.prompt("Is 7 odd?"))]
     placed = [({"row": row}, prompt) for row, prompt in enumerate(prompts, start=1)]
     chat_args = config.env.chat_args
     for name, value in chat_args.items():

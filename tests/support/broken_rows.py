@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from rl_core.envs.countdown import render_messages
+from rl_core.envs.countdown.templates import render_messages
 from rl_core.envs.gsm8k import Gsm8k
 from tests.support.solving import solve
 
