@@ -172,10 +172,7 @@ def load_curriculum(
         return None
     return Curriculum(
         difficulty_classes(config.env, data / "train.parquet"),
-        seed=config.seed,
-        batch_size=config.data.train_batch_size,
-        group_size=config.algorithm.group_size,
-        ahead=config.rollout.staleness,
+        config,
         step=step,
         checkpoint=checkpoint / RESUME_FOLDER if checkpoint else None,
     )

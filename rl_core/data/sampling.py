@@ -156,30 +156,29 @@ class Curriculum:
     if rollouts are collected ahead: they are collected one step after the other.
 
     `classes` has the class of each of the N problems, at least a batch. Steps are chosen at most
-    `ahead` steps before they are learned from. `checkpoint` is the folder that `save` wrote to
+    `rollout.staleness` steps before they are learned from. `checkpoint` is the folder that `save` wrote to
     after `step`; without one, nothing is known yet. ValueError if it is of other problems.
     """
 
     def __init__(
         self,
         classes: Sequence[str],
+        config: RunConfig,
         *,
-        seed: int,
-        batch_size: int,
-        group_size: int,
-        ahead: int = 0,
         step: int = 0,
         checkpoint: Path | None = None,
     ) -> None:
         names, class_of = np.unique(np.array(classes), return_inverse=True)
         self._class_of: npt.NDArray[np.int64] = class_of
-        self._seed, self._batch_size, self._group_size = seed, batch_size, group_size
+        self._seed = config.seed
+        self._batch_size = config.data.train_batch_size
+        self._group_size = config.algorithm.group_size
+        self._ahead = config.rollout.staleness
         state = CurriculumState(
             0, 0, *(np.zeros(size) for size in 2 * [len(classes)] + 2 * [len(names)])
         )
         if checkpoint is not None and (checkpoint / _CURRICULUM).is_file():
             state = _read_state(checkpoint / _CURRICULUM, like=state)
-        self._ahead = ahead
         self._after = {step: state}
         self._held = state
 

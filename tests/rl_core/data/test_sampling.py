@@ -125,9 +125,19 @@ CLASSES = ["easy", "easy", "hard", "hard", "new"]
 
 
 def curriculum(
-    classes: list[str] = CLASSES, batch_size: int = 4, group_size: int = 2, **more: object
+    classes: list[str] = CLASSES,
+    batch_size: int = 4,
+    group_size: int = 2,
+    ahead: int = 0,
+    **more: object,
 ) -> Curriculum:
-    return Curriculum(classes, seed=0, batch_size=batch_size, group_size=group_size, **more)
+    config = of_batches(
+        batch_size,
+        seed=0,
+        algorithm={"estimator": "grpo", "group_size": group_size},
+        rollout={"staleness": ahead},
+    )
+    return Curriculum(classes, config, **more)
 
 
 def weights_after(*steps: dict[int, int]) -> Floats:
@@ -226,10 +236,10 @@ def play(chooser: Curriculum, first: int, last: int) -> list[list[int]]:
 
 def test_a_resumed_curriculum_goes_on_as_if_it_had_not_stopped(tmp_path):
     classes = [f"class {i % 7}" for i in range(100)]
-    chooser = curriculum(classes, batch_size=16, ahead=2)
-    whole = play(chooser, 1, 9)
-    chooser.hold(7)  # two steps are ahead of the one that is saved
-    whole += play(chooser, 10, 20)  # and more follow before it is written
+    chooser = curriculum(classes, batch_size=16, ahead=1)
+    whole = play(chooser, 1, 8)
+    chooser.hold(7)  # a step is ahead of the one that is saved
+    whole += play(chooser, 9, 20)  # and more follow before it is written
     chooser.save(tmp_path / "trainer")
     resumed = curriculum(classes, batch_size=16, step=7, checkpoint=tmp_path / "trainer")
     assert play(resumed, 8, 20) == whole[7:]
