@@ -40,9 +40,9 @@ def steps_per_epoch(num_problems: int, batch_size: int) -> int:
 
 def total_steps(config: RunConfig, num_problems: int) -> int:
     """Returns the step at which the run is finished."""
-    epochs = config.trainer.total_epochs
-    steps = epochs * steps_per_epoch(num_problems, config.data.train_batch_size)
-    return min(steps, config.trainer.total_steps or steps)
+    order = ProblemOrder(Place(config.seed, num_problems), config.data.train_batch_size)
+    trainer = config.trainer
+    return order.last_step(total_epochs=trainer.total_epochs, total_steps=trainer.total_steps)
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class Curriculum:
     if rollouts are collected ahead: they are collected one step after the other.
 
     `classes` has the class of each of the N problems, at least a batch. Steps are chosen at most
-    `rollout.staleness` steps before they are learned from. `checkpoint` is the folder that `save` wrote to
-    after `step`; without one, nothing is known yet. ValueError if it is of other problems.
+    `rollout.staleness` steps before they are learned from. `checkpoint` is the folder that `save`
+    wrote to after `step`; without one, nothing is known yet. ValueError if it is of other problems.
     """
 
     def __init__(

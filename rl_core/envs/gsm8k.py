@@ -24,7 +24,6 @@ from rl_core.envs.rows import (
     text_columns,
     text_of,
 )
-from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.text_env import (
     TEXT_CHECKS,
     Checks,
@@ -32,10 +31,10 @@ from rl_core.envs.text_env import (
     Question,
     Rows,
     Sft,
-    Solved,
     TextEnv,
     prompt_in,
 )
+from rl_core.envs.word_problems import SolutionExamples, generate_word_problems
 from rl_core.types import Problem, ScoredText
 
 if TYPE_CHECKING:
@@ -58,17 +57,6 @@ def _has_truth(truth: Any) -> bool:
     """Says whether a truth is a number as text that can be compared."""
     number = number_of(truth) if isinstance(truth, str) else None
     return number is not None and number.value is not None
-
-
-def _solution_examples(give_up_prob: float, train: Solved, test: Solved) -> SftExamples:
-    """Returns solutions of which some stop too early."""
-    from rl_core.envs.word_problems import SolutionExamples
-
-    train_pairs, test_pairs = (
-        [(problem.messages[0]["content"], solution) for problem, solution in split]
-        for split in (train, test)
-    )
-    return SolutionExamples(give_up_prob, train_pairs, test_pairs)
 
 
 def _solution_trace(
@@ -115,8 +103,6 @@ def _as_texts(record: Record, name: str) -> Record:
 def _make_toy_rows(
     env: TextEnv, *, train_size: int, test_size: int, seed: int
 ) -> dict[str, pa.Table]:
-    from rl_core.envs.word_problems import generate_word_problems
-
     written = generate_word_problems(size=train_size + test_size, seed=seed)
     rows = [_read_row(env, row) for row in written]
     return tables_of({"train": rows[test_size:], "test": rows[:test_size]}, text_columns())
@@ -162,7 +148,8 @@ class Gsm8k(TextEnv):
         "toy word problems",
         f"env=gsm8k env.source={_TOY_SOURCE} {_THINKS}",
         lambda env: bool(env.source == _TOY_SOURCE),
-        _solution_examples,
+        SolutionExamples,
+        lambda problem, solution: solution,
         _solution_trace,
     )
     import_from: ClassVar = ImportFrom(

@@ -50,8 +50,6 @@ _MOST_REPEATS: Final = 10_000
 
 Truth: TypeAlias = Any
 """`Problem.ground_truth`: only the env's own methods depend on its shape."""
-Solved: TypeAlias = Sequence[tuple[Problem, str]]
-"""Problems with a solution each."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +158,10 @@ class Sft:
     """The settings that choose them."""
     is_taught: Callable[[Any], bool]
     """Says whether an env's settings choose these problems."""
-    examples: Callable[[float, Solved, Solved], SftExamples]
-    """Returns what a home-made base model is made from, of (give_up_prob, train, test)."""
+    examples: type[SftExamples]
+    """What a home-made base model is made from."""
+    lesson: Callable[[Problem, str], Any]
+    """Returns the env's data on a problem for `examples`, of (problem, solution)."""
     write_trace: Callable[[Any, Problem, str, random.Random, float], str]
     """Returns a response that a given model may learn from (`sft.data=traces`), of
     (env, problem, solution, rng, give_up_prob)."""

@@ -19,10 +19,9 @@ from rl_core.envs.countdown.templates import (
     message_templates,
     render_messages,
 )
-from rl_core.envs.countdown.traces import FEWEST, MOST, write_trace
+from rl_core.envs.countdown.traces import FEWEST, MOST, SearchExamples, write_trace
 from rl_core.envs.rows import Record, Row, own_prompt, shown, struct_of
-from rl_core.envs.sft_examples import SftExamples
-from rl_core.envs.text_env import Checks, ImportFrom, Question, Rows, Sft, Solved, TextEnv
+from rl_core.envs.text_env import Checks, ImportFrom, Question, Rows, Sft, TextEnv
 from rl_core.types import Message, Problem, ScoredText
 
 if TYPE_CHECKING:
@@ -50,16 +49,6 @@ def _imported_settings(row: Record, model: str) -> dict[str, Any]:
         is_raw = len(prompt) == 1 and re.search(r"(^|\n)Assistant:", text)
         return {} if is_raw else {"env.prompt_template": "chat"}
     return {"env.prompt_template": "qwen-instruct"} if "instruct" in model else {}
-
-
-def _search_examples(give_up_prob: float, train: Solved, test: Solved) -> SftExamples:
-    from rl_core.envs.countdown.traces import SearchExamples
-
-    train_pairs, test_pairs = (
-        [(problem.messages[0]["content"], _numbers_and_target(problem)) for problem, _ in split]
-        for split in (train, test)
-    )
-    return SearchExamples(give_up_prob, train_pairs, test_pairs)
 
 
 def _search_trace(
@@ -191,7 +180,8 @@ class Countdown(TextEnv):
         f"Countdown with {FEWEST} or {MOST} numbers",
         f"env=countdown env.min_operands={FEWEST} env.max_operands={MOST}",
         lambda env: env.min_operands >= FEWEST and env.max_operands <= MOST,
-        _search_examples,
+        SearchExamples,
+        lambda problem, solution: _numbers_and_target(problem),
         _search_trace,
         gives_up=True,
         weak_models=("0.5b",),

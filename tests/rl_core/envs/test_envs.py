@@ -9,7 +9,7 @@ from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS, find_env
 from rl_core.envs.countdown import Countdown
 from rl_core.envs.gsm8k import Gsm8k
-from rl_core.envs.text_env import strict_and_lenient
+from rl_core.envs.text_env import TextEnv, strict_and_lenient
 from rl_core.types import ScoredText
 
 SQL = Path(__file__).parents[3] / "sql"
@@ -53,6 +53,11 @@ def test_each_env_is_scored_strictly_and_leniently():
     strict, lenient = strict_and_lenient(Gsm8k())
     assert [e.score("so 18", "18").verdict for e in (strict, lenient)] == ["no_answer", "correct"]
     assert strict.score("#### 18", "18").verdict == "correct"
+
+
+def test_the_base_class_stays_thin():
+    members = {*TextEnv.model_fields, *(one for one in vars(TextEnv) if one.isidentifier())}
+    assert len([one for one in members if not one.startswith(("_", "model_"))]) <= 25
 
 
 @pytest.mark.parametrize("name", ENVS)
