@@ -106,7 +106,7 @@ def no_rows(_: Rows, test: Rows) -> None:
 def other_word_problems(train: Rows, test: Rows) -> None:
     test[0]["prompt"][0]["content"] = "Half?"
     train[0]["prompt"] *= 2
-    train[1]["prompt"] = Gsm8k().render(" ")
+    train[1]["prompt"] = Gsm8k().prompt(" ")
 
 
 @breaks("custom", text_unique=1)
