@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from step_time import HERE, WORK, environment, make_environments
 
-from rl_core.envs.countdown import message_templates
+from rl_core.envs.countdown.templates import message_templates
 
 TEST_ROWS = 1_024
 SPLITS = ("train", "test")

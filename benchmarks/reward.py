@@ -22,7 +22,8 @@ from typing import Any
 
 from peers.tinyzero import score as tinyzero_score
 
-from rl_core.envs.countdown import render_messages, score_response
+from rl_core.envs.countdown.scoring import score_response
+from rl_core.envs.countdown.templates import render_messages
 
 COMPLETIONS = 20_000
 LENGTHS = (50, 3_000)

@@ -17,6 +17,7 @@ from rl_core.checkpoints.store import reading_latest
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
 from rl_core.data.prompts import load_tokenizer, prompted, text_codec
+from rl_core.envs.text_env import strict_and_lenient
 from rl_core.errors import first_line
 from rl_core.evaluation.rows import evaluate_model, label_rows, read_rows, write_rows
 from rl_core.rewards.scoring import start_rewards
@@ -155,7 +156,7 @@ class Evaluator:
             return in_order(stream)
 
         env = self.config.env
-        strict, lenient = env.strict_and_lenient()
+        strict, lenient = strict_and_lenient(env)
         with start_rewards(env, self.config.reward) as rewards:
             rows = evaluate_model(
                 generate,

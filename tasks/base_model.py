@@ -16,6 +16,7 @@ from rl_core.config.operations import BudgetConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import generator_settings, read_solved
 from rl_core.data.gguf_source import local_folder
+from rl_core.data.readers import SPLITS
 from rl_core.errors import Stalled, WorkerDied
 from rl_core.resources.cost import time_left
 from rl_core.sft.named_data import CURVE_NAME, check_sft, data_digest
@@ -172,9 +173,14 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
     env = config.env
     if env.sft is None:
         raise ValueError(f"model.path must name a model: env={env.name} has no home-made one")
-    train, test = (read_solved(data / f"{split}.parquet") for split in ("train", "test"))
-    give_up = config.base_model.give_up_prob
-    examples = env.sft.examples(give_up, train, test)
+    train, test = (
+        [
+            (problem.messages[0]["content"], env.sft.lesson(problem, solution))
+            for problem, solution in read_solved(data / f"{split}.parquet")
+        ]
+        for split in SPLITS
+    )
+    examples = env.sft.examples(config.base_model.give_up_prob, train, test)
     disable_progress_bar()  # it would show only the saving of one small file
     _logger.info(
         "warm-starting the home-made base model: %d steps; it is saved at its end only, so if it "

@@ -62,7 +62,7 @@ def _run_name(parameters: dict[str, Any]) -> str:
     data = config.data
     if data.train_files:
         return cut(f"take over problems from {', '.join(data.train_files)}", _NAME_CHARACTERS)
-    if not config.env.is_generated:
+    if config.env.rows.source(config.env) is not None:
         return f"read the problems of {config.env.name}"
     return f"generate {data.train_size + data.test_size:,} problems"
 

@@ -113,11 +113,11 @@ def preflight_task(config: RunConfig, unread: Sequence[str]) -> None:
 
 def _own_files(config: RunConfig) -> Iterator[Finding]:
     """Yields why the user's files cannot be used, or that the env needs some and none is named."""
-    if not config.env.makes_problems and not config.data.train_files:
+    if not config.env.makes_problems() and not config.data.train_files:
         yield fatal("data", NO_PROBLEMS.format(name=config.env.name))
     try:
         own_files(config.data, from_hub=False)
-        config.env.require_package()
+        config.env.rows.refuse(config.env)
     except ValueError as error:
         yield fatal("data", str(error))
 

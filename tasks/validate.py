@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,8 @@ def check_dataset(
 def check_files(env: TextEnv) -> list[Path]:
     """Returns the SQL checks of an env, first the check of its columns."""
     folder = SQL_FOLDER / "checks"
-    owned = {folder / file for one in ENVS.values() for file in one.check_files()}
-    columns, *files = (folder / file for file in env.check_files())
+    owned = {folder / file for one in ENVS.values() for file in one.checks.files}
+    columns, *files = (folder / file for file in env.checks.files)
     of_no_env = set(folder.glob("*.sql")) - owned
     return [columns, *sorted({*files, *of_no_env}, key=lambda path: path.name)]
 
@@ -158,12 +159,12 @@ def measure_prompts(
 
     `are_templated`: it is proved that each prompt is its template, so parts may be measured.
     """
-    of_numbers = env.overrides(TextEnv.prompt_of_numbers)
+    of_numbers = env.checks.prompt_of_numbers
     columns = ["prompt", "nums", "target"] if of_numbers else ["prompt"]
     rows = pl.concat([_frame(table.select(columns)) for table in splits.values()])
     tokens = None
     if of_numbers and are_templated and rows.height > SAMPLE_ROWS:
-        tokens = measure_by_parts(rows, env.prompt_of_numbers, count_tokens)
+        tokens = measure_by_parts(rows, partial(of_numbers, env), count_tokens)
         if tokens is None:
             _logger.info("here a prompt's parts do not add up to its tokens: each one is tokenized")
     if tokens is None:
@@ -184,9 +185,9 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
     is_own = bool(config.data.train_files)
     columns, *others = check_files(env)
     if is_own:
-        others = [path for path in others if path.stem not in env.checks_of_generator]
+        others = [path for path in others if path.stem not in env.checks.of_generator]
     sizes = config.data.model_dump(include={"train_size", "test_size"})
-    parameters = env.check_parameters(**sizes)
+    parameters = {**sizes, **env.checks.parameters(env)}
     with open_checks() as session:
         for split, table in splits.items():
             try:
@@ -199,11 +200,11 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
         results = [_run_check(session, columns, parameters)]
         _raise_if_failed(Validation(results, None), data)  # the others need these columns
         session.unite("problems", list(splits))
-        for name, table in env.check_tables(splits).items():
+        for name, table in env.checks.tables(splits).items():
             session.add(name, table)
         results += [_run_check(session, path, parameters) for path in others]
     for result in results:
-        if is_own and result["check"] in env.checks_of_template and result["status"] == "failed":
+        if is_own and result["check"] in env.checks.of_template and result["status"] == "failed":
             _warn(result)
     _raise_if_failed(Validation(results, None), data)  # a row with nulls may have no prompt
     return results

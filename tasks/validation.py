@@ -112,7 +112,7 @@ def _share(part: int, total: int) -> str:
 def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[Finding]:
     """Returns the findings about prompts that the env did not write."""
     is_chat = config.env.prompt_template == "chat"
-    mark = config.env.answer_mark
+    mark = config.env.checks.answer_mark
     looks: list[tuple[str, str, Callable[[Prompt], object]]] = [
         (
             "prompt_no_json",

@@ -12,24 +12,24 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (23_001, 18_000),
+    "statements of the product": (22_991, 18_000),
     "lines of tests": (42_300, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
     "functions of more than 6 parameters": (8, 8),
-    "assignments of unrelated things": (164, 0),
-    "starred literals": (23, 0),
-    "empty names": (84, 0),
+    "assignments of unrelated things": (161, 0),
+    "starred literals": (22, 0),
+    "empty names": (81, 0),
     "stays of a step's rollouts": (24, 24),
 }
 ROOMS = {
     # room, without the rooms in it: (statements, public names), at most
-    "rl_core": (919, 56),
+    "rl_core": (920, 56),
     "rl_core/algos": (303, 51),
     "rl_core/checkpoints": (432, 32),
-    "rl_core/config": (536, 43),
-    "rl_core/data": (1_258, 83),
-    "rl_core/envs": (1_792, 119),
+    "rl_core/config": (534, 43),
+    "rl_core/data": (1_263, 83),
+    "rl_core/envs": (1_775, 128),
     "rl_core/evaluation": (309, 33),
     "rl_core/learner": (1_095, 46),
     "rl_core/models": (882, 63),
@@ -42,24 +42,18 @@ ROOMS = {
     "rl_core/system": (1_472, 140),
     "rl_core/tracking": (702, 28),
     "rl_core/workers": (908, 27),
-    "tasks": (1_416, 90),
+    "tasks": (1_417, 90),
     "tasks/importers": (1_178, 33),
     "tasks/prefect_ui": (609, 48),
-    "tasks/preflight_checks": (806, 36),
+    "tasks/preflight_checks": (807, 36),
     "tasks/queries": (659, 39),
     "tasks/report_page": (585, 43),
     "tasks/supervision": (308, 9),
     "flows": (466, 25),
-    "flows/cli": (1_455, 52),
+    "flows/cli": (1_456, 52),
     "flows/prefect_patches": (328, 18),
     "flows/runs": (477, 24),
     "flows/settings": (302, 21),
-}
-CIRCLES = {
-    # modules that import each other, by room and names
-    "rl_core/data: adapter_source gguf_source prompts",
-    "rl_core/envs: countdown puzzles",
-    "rl_core/envs: problems reasoning_gym scoring",
 }
 EMPTY_NAMES = {"asked", "found", "own", "said", "told", "wanted"}
 
@@ -164,7 +158,4 @@ def test_no_room_has_a_circle_of_imports():
     for middle in reached:
         for to in reached.values():
             to |= reached[middle] if middle in to else set()
-    for path, name in names.items():
-        circle = {to for to in reached[name] if name in reached.get(to, ())}
-        modules = " ".join(sorted(to.rpartition(".")[2] for to in circle))
-        assert not circle or f"{room_of(path)}: {modules}" in CIRCLES
+    assert not [name for name in names.values() if name in reached[name]], "they import each other"

@@ -12,6 +12,7 @@ from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder
 from rl_core.data.gguf_source import local_folder
+from rl_core.data.model_cache import find_model_here
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.words import as_path
 from tasks.queries.parquet_look import CountTokens, columns, describe_file, first_rows, text_lengths
@@ -99,7 +100,7 @@ def _tokenizer(config: RunConfig, run: RunFolder | None) -> tuple[str, CountToke
     if model is None:
         return "no tokens: no model was made yet (model.path=FOLDER names one)", None
     # With transformers, which no other look needs.
-    from rl_core.data.prompts import count_tokens, find_model_here, load_tokenizer
+    from rl_core.data.prompts import count_tokens, load_tokenizer
 
     folder = find_model_here(model)
     if folder is None:

@@ -70,8 +70,8 @@ def refuse_unnamed(config: RunConfig, words: Sequence[str], *, ray: bool = False
 def _fetched(config: RunConfig) -> dict[str, str]:
     """Returns the settings that name a hub's data set that is not cached, besides an env's own."""
     data = config.data
-    source = config.env.source_name
-    default_source = type(config.env)().source_name
+    source = config.env.rows.source(config.env)
+    default_source = config.env.rows.source(type(config.env)())
     lists = {"train": data.train_files, "test": data.test_files}
     names = {
         "sft.data": config.sft.data,

@@ -60,12 +60,10 @@ Files = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
 
 def _of_its_env(value: Any, validate: ValidatorFunctionWrapHandler) -> TextEnv:
     """Returns the settings as the model of the env that they name, which checks them."""
-    if isinstance(value, TextEnv) or not isinstance(value, Mapping):
-        checked: TextEnv = validate(value)
-        return checked
-    env = find_env(value.get("name"), imports=False)
-    settings = env.model_validate(value)
-    if settings.max_turns > 1 and not env.overrides(TextEnv.reply):
+    if isinstance(value, Mapping):
+        value = find_env(value.get("name"), imports=False).model_validate(value)
+    settings: TextEnv = validate(value)
+    if settings.max_turns > 1 and type(settings).reply is TextEnv.reply:
         raise ValueError(
             f"env.max_turns={settings.max_turns}: env={settings.name} answers no response, so it "
             "must be 1"
@@ -221,7 +219,7 @@ class RunConfig(Section):
                 f"actor.mini_batch_size={mini} must divide data.train_batch_size={batch}: "
                 f"a mini-batch left unfilled would scale gradients by {(batch % mini) / mini:.3g}"
             )
-        if self.env.is_generated and batch > self.data.train_size:
+        if self.env.rows.source(self.env) is None and batch > self.data.train_size:
             raise ValueError(
                 f"data.train_batch_size={batch} is above data.train_size={self.data.train_size}: "
                 "no step could be filled"

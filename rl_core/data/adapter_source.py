@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rl_core.data.model_cache import find_model_here
 from rl_core.system.model_folder import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -44,8 +45,6 @@ def _base_of(adapter: Path) -> Path:
 
     No hub is contacted: it would be for a name that the user did not type.
     """
-    from rl_core.data.prompts import find_model_here  # which imports this file
-
     try:
         check_files(adapter)
         config = read_object(adapter / ADAPTER_CONFIG)

@@ -27,8 +27,8 @@ from rl_core.data.readers import (
     read_parquet,
 )
 from rl_core.data.user_files import num_own_training_rows, own_settings, read_own_data, read_rows
-from rl_core.envs.rows import JSON_STYLE
-from rl_core.envs.text_env import TextEnv
+from rl_core.envs.rows import JSON_STYLE, tables_of
+from rl_core.envs.text_env import TextEnv, make_splits
 from rl_core.system.atomic import new_folder
 from rl_core.system.versions import version_of
 from rl_core.types import OWN_EXTRA_INFO, Message, Problem
@@ -66,9 +66,9 @@ def generator_settings(env: TextEnv, data: DataConfig) -> dict[str, Any]:
         "env": env.model_dump(mode="json", exclude=_NOT_GENERATOR_SETTINGS) | {"reward_env": []},
         "version": GENERATOR_VERSION,
     }
-    if env.is_generated:
+    if env.rows.source(env) is None:
         settings |= data.model_dump(mode="json", include={"train_size", "test_size", "seed"})
-        if (package := env.made_by) is not None:
+        if (package := env.rows.package) is not None:
             settings["package"] = f"{package} {version_of(package)}"
     return settings
 
@@ -135,7 +135,7 @@ def count_problems(config: RunConfig) -> int:
     ValueError if a file cannot be read, or leaves no row for training.
     """
     env, data = config.env, config.data
-    if env.is_generated and not data.train_files:
+    if env.rows.source(env) is None and not data.train_files:
         return data.train_size
     fetched = any(is_hub_name(name) for name in (*data.train_files, *data.test_files))
     if data.name is not None or not fetched:
@@ -148,8 +148,8 @@ def count_problems(config: RunConfig) -> int:
             return data.train_size
         return num_own_training_rows(data)
     _source_files(env, from_hub=False)
-    assert env.hub_problems is not None, f"env={env.name} reads what it does not know"
-    return env.hub_problems
+    assert env.rows.source_size is not None, f"env={env.name} reads what it does not know"
+    return env.rows.source_size
 
 
 def read_problems(path: Path) -> list[Problem]:
@@ -244,23 +244,22 @@ def _tables(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], dict[b
     if data.train_files:
         tables, facts = read_own_data(env, data)
         return tables, {_OWN: json.dumps(facts)}
-    if env.is_generated:
-        if not env.makes_problems:
+    if env.rows.source(env) is None:
+        if not env.makes_problems():
             raise ValueError(NO_PROBLEMS.format(name=env.name))
-        sizes = data.model_dump(include={"train_size", "test_size", "seed"})
-        return env.make_splits(**sizes), {}
+        return make_splits(env, **data.model_dump(include={"train_size", "test_size", "seed"})), {}
     files = _source_files(env)
-    tables = {s: env.table_of(s, list(read_rows(env, files[s]))) for s in SPLITS}
+    rows = {split: list(read_rows(env, files[split])) for split in SPLITS}
     digest = hashlib.sha256()
     for split in sorted(files):
         for file in files[split]:
             digest.update(split.encode() + bytes.fromhex(file_digest(file)))
-    return tables, {_SOURCE: digest.hexdigest()}
+    return tables_of(rows, env.rows.schema()), {_SOURCE: digest.hexdigest()}
 
 
 def _source_files(env: TextEnv, *, from_hub: bool = True) -> dict[str, list[Path]]:
     """Returns the files of `env.source` by split; ValueError if it is no name of the hub."""
-    name = env.source_name
+    name = env.rows.source(env)
     assert name is not None, f"env={env.name} reads no rows"
     if not is_hub_name(name):
         raise ValueError(

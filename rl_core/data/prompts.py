@@ -10,12 +10,8 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rl_core.data.gguf_source import is_unpacked, unpack_model
-from rl_core.data.modelscope_source import (
-    MODEL_FILES,
-    cached_from_modelscope,
-    fetch_from_modelscope,
-    modelscope_name,
-)
+from rl_core.data.model_cache import find_model_here
+from rl_core.data.modelscope_source import MODEL_FILES, fetch_from_modelscope, modelscope_name
 from rl_core.data.tokenizer_probe import why_unusable
 from rl_core.system.model_folder import CONFIG, TOKENIZER, check_files, files_of, read_object
 from rl_core.system.words import as_path, cut, in_one_line
@@ -57,19 +53,6 @@ def resolve_model(path: str, root: Path = Path("outputs")) -> Path:
             "give a local folder or a model that can be downloaded"
         ) from None
     return unpack_model(str(fetched), root)  # it may be an adapter
-
-
-def find_model_here(path: str) -> Path | None:
-    """Returns the folder of a model if it is on this machine, else None; no hub is contacted."""
-    if (name := modelscope_name(path)) is not None:
-        return cached_from_modelscope(name)
-    folder = as_path(path)
-    if folder.is_dir():
-        return folder.resolve()
-    try:
-        return Path(snapshot_download(path, local_files_only=True, allow_patterns=MODEL_FILES))
-    except (OSError, ValueError):
-        return None
 
 
 def name_for_others(path: str | None, folder: Path) -> str:

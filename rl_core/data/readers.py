@@ -171,11 +171,8 @@ def _refuse_other_encoding(file: Path, stream: BufferedReader) -> None:
     start = stream.peek(4)
     for encoding, marks in _ENCODINGS.items():
         if start.startswith(marks):
-            raise ValueError(f"{file} is {encoding}, and UTF-8 is read: {_anew(file, encoding)}")
-
-
-def _anew(file: Path, encoding: str) -> str:
-    return f"iconv -f {encoding} -t UTF-8 {file.name} > utf8-{file.name} writes it anew"
+            anew = f"iconv -f {encoding} -t UTF-8 {file.name} > utf8-{file.name} writes it anew"
+            raise ValueError(f"{file} is {encoding}, and UTF-8 is read: {anew}")
 
 
 def _is_list(file: Path, stream: BufferedReader) -> bool:

@@ -41,9 +41,9 @@ def steps_per_epoch(num_problems: int, batch_size: int) -> int:
 
 def total_steps(config: RunConfig, num_problems: int) -> int:
     """Returns the step at which the run is finished."""
-    epochs = config.trainer.total_epochs
-    steps = epochs * steps_per_epoch(num_problems, config.data.train_batch_size)
-    return min(steps, config.trainer.total_steps or steps)
+    order = ProblemOrder(Place(config.seed, num_problems), config.data.train_batch_size)
+    trainer = config.trainer
+    return order.last_step(total_epochs=trainer.total_epochs, total_steps=trainer.total_steps)
 
 
 @dataclass(frozen=True)

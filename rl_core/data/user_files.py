@@ -26,7 +26,7 @@ from rl_core.data.readers import (
     media_columns,
     read_records,
 )
-from rl_core.envs.rows import COLUMNS, Record, Row
+from rl_core.envs.rows import COLUMNS, Record, Row, tables_of
 from rl_core.envs.text_env import TextEnv
 from rl_core.types import Problem
 
@@ -96,12 +96,12 @@ def read_own_data(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], 
     tested: set[tuple[Any, ...]] = set()
     for split in reversed(SPLITS):  # a problem in both belongs to the test split
         rows[split] = _without_doubles(rows[split], tested, left_out[split])
-        solved = env.with_solutions(rows[split])  # None if the env's solver finds nothing
+        solved = env.rows.solve(rows[split])  # None if the env's solver finds nothing
         left_out[split]["without a solution"] += solved.count(None)
         rows[split] = [problem for problem in solved if problem is not None]
         tested = {problem.key for problem in rows[split]}
     _say_what_was_left_out(rows, num_read, left_out)
-    return {split: env.table_of(split, rows[split]) for split in SPLITS}, {
+    return tables_of(rows, env.rows.schema()), {
         "rows_read": num_read,
         "left_out": {split: dict(+left_out[split]) for split in SPLITS},
         "other_prompts": {},  # kept: the same rows make the same file
@@ -199,7 +199,7 @@ def _records(env: TextEnv, files: Iterable[Path]) -> Iterator[tuple[Path, int, R
     """Yields (file, row, record); raises ValueError if a file holds no rows."""
     for file in files:
         row = 0
-        for row, record in read_records(file, (*env.own_columns, *COLUMNS)):
+        for row, record in read_records(file, (*env.rows.columns, *COLUMNS)):
             yield file, row, record
         if row == 0:
             raise ValueError(f"{file}: holds no rows: leave it out")
@@ -207,7 +207,11 @@ def _records(env: TextEnv, files: Iterable[Path]) -> Iterator[tuple[Path, int, R
 
 def _read(env: TextEnv, file: Path, row: int, record: Record) -> Row:
     try:
-        problem = env.read_row(record)
+        if env.rows.read is None:
+            raise ValueError(
+                f"env={env.name} makes its own problems: env=custom takes rows of yours"
+            )
+        problem = env.rows.read(env, record)
     except ValueError as error:
         raise ValueError(f"{file}: row {row}: {error}") from None
     marks = (MEDIA_MARK.search(message["content"]) for message in problem.prompt)

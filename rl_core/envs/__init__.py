@@ -23,7 +23,6 @@ ENVS: Final[dict[str, type[TextEnv]]] = {
 }
 """By the name that `env=NAME` chooses; the first is the default. `find_env` adds to them."""
 DEFAULT_ENV: Final = next(iter(ENVS))
-_MAKES_PROBLEMS: Final = (TextEnv.problems, TextEnv.rows_of_splits, TextEnv.make_splits)
 
 
 def find_env(name: object, *, imports: bool = True) -> type[TextEnv]:
@@ -51,9 +50,9 @@ def _load(name: str) -> type[TextEnv]:
         raise ValueError(f"env={name} cannot be loaded: {type(error).__name__}: {error}") from error
     if not (isinstance(env, type) and issubclass(env, TextEnv)):
         raise ValueError(f"env={name} must be a class of TextEnv, not {type(env).__name__}")
-    if env.makes_problems and not any(env.overrides(method) for method in _MAKES_PROBLEMS):
+    if not env.makes_problems() and env.rows.read is None:
         raise ValueError(f"env={name} has no method `problems`")
-    if not env.overrides(TextEnv.score):
+    if env.score is TextEnv.score:
         raise ValueError(f"env={name} has no method `score`")
     own_name = env.model_fields["name"].default
     if own_name != name:

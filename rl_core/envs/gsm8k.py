@@ -4,17 +4,41 @@ Prompts are byte for byte those of the field's data, so that models and logs com
 reads truths and answers alike.
 """
 
+from __future__ import annotations
+
 import random
 import re
-from typing import Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from rl_core.envs.numbers import extract_truth, number_of, score_response
-from rl_core.envs.rows import Record, Row, in_conversation, prompt_key, shown, struct_of, text_of
-from rl_core.envs.sft_examples import SftExamples
-from rl_core.envs.text_env import TEXT_CHECKS, ImportFrom, Question, Sft, Solved, TextEnv
+from rl_core.envs.rows import (
+    Record,
+    Row,
+    in_conversation,
+    prompt_key,
+    shown,
+    struct_of,
+    tables_of,
+    text_columns,
+    text_of,
+)
+from rl_core.envs.text_env import (
+    TEXT_CHECKS,
+    Checks,
+    ImportFrom,
+    Question,
+    Rows,
+    Sft,
+    TextEnv,
+    prompt_in,
+)
+from rl_core.envs.word_problems import SolutionExamples, generate_word_problems
 from rl_core.types import Problem, ScoredText
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 DATA_SOURCE: Final = "openai/gsm8k"
 _TOY_SOURCE: Final = "toy"
@@ -35,17 +59,6 @@ def _has_truth(truth: Any) -> bool:
     return number is not None and number.value is not None
 
 
-def _solution_examples(give_up_prob: float, train: Solved, test: Solved) -> SftExamples:
-    """Returns solutions of which some stop too early."""
-    from rl_core.envs.word_problems import SolutionExamples
-
-    train_pairs, test_pairs = (
-        [(problem.messages[0]["content"], solution) for problem, solution in split]
-        for split in (train, test)
-    )
-    return SolutionExamples(give_up_prob, train_pairs, test_pairs)
-
-
 def _solution_trace(
     env: Any, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
 ) -> str:
@@ -55,6 +68,50 @@ def _solution_trace(
     if env.prompt_template == "think":
         return f"\n{steps}</think>\n{answer}"
     return f"{steps}{end}{answer}"
+
+
+def _read_row(env: TextEnv, record: Record) -> Row:
+    """Returns the word problem of one row: `{question, answer}`, or as verl writes it."""
+    extra = struct_of(record, "extra_info")
+    question = text_of(record, extra, "question")
+    answer = text_of(_as_texts(record, "answer"), _as_texts(extra, "answer"), "answer")
+    answer = answer or text_of(extra, {}, "solution")
+    if answer is not None and number_of(answer) is not None:
+        answer = f"#### {answer.strip()}"  # a plain number, as many files have it
+    truth = _as_texts(struct_of(record, "reward_model"), "ground_truth").get("ground_truth")
+    if truth is not None and not isinstance(truth, str):
+        raise ValueError(f"ground_truth={shown(truth)} must be a number as text, such as '18'")
+    if truth is None and answer is None:
+        raise ValueError("it has neither `answer` nor reward_model.ground_truth: add one")
+    answer = answer or f"#### {truth}"
+    number = extract_truth(answer)
+    if truth is not None and score_response(f"#### {truth}", number).verdict != "correct":
+        raise ValueError(f"ground_truth={shown(truth)} is not its answer's number {number}")
+    prompt = prompt_in(env, record, question)
+    return Row(prompt_key(prompt), prompt, number, DATA_SOURCE, answer.rstrip())
+
+
+def _as_texts(record: Record, name: str) -> Record:
+    """Returns the row with its number of that name as text: 4 and 4.0 become `4`."""
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return record
+    is_whole = isinstance(value, float) and value.is_integer()
+    return record | {name: str(int(value) if is_whole else value)}
+
+
+def _make_toy_rows(
+    env: TextEnv, *, train_size: int, test_size: int, seed: int
+) -> dict[str, pa.Table]:
+    written = generate_word_problems(size=train_size + test_size, seed=seed)
+    rows = [_read_row(env, row) for row in written]
+    return tables_of({"train": rows[test_size:], "test": rows[:test_size]}, text_columns())
+
+
+def _check_parameters(env: TextEnv) -> dict[str, Any]:
+    """Returns the words of the template around a question."""
+    before, _, after = env.templates[env.prompt_template].partition("{question}")
+    return {"data_source": DATA_SOURCE, "before": before, "after": after}
 
 
 class Gsm8k(TextEnv):
@@ -72,18 +129,27 @@ class Gsm8k(TextEnv):
     format_score: float = Field(0.0, ge=0, le=1)
     """Score of a response with a number that is not correct."""
 
-    shared_checks: ClassVar = (*TEXT_CHECKS, "labels.sql")
-    checks: ClassVar = ("gsm8k_ground_truth.sql", "gsm8k_prompt.sql")
-    checks_of_template: ClassVar = ("gsm8k_prompt",)
     templates: ClassVar = _TEXTS
-    answer_mark: ClassVar = "####"
-    hub_problems: ClassVar = 7_473
-    own_columns: ClassVar = ("question", "answer")
+    rows: ClassVar = Rows(
+        make=_make_toy_rows,
+        source=lambda env: None if env.source == _TOY_SOURCE else env.source,
+        source_size=7_473,
+        columns=("question", "answer"),
+        read=_read_row,
+    )
+    checks: ClassVar = Checks(
+        own=("gsm8k_ground_truth.sql", "gsm8k_prompt.sql"),
+        shared=(*TEXT_CHECKS, "labels.sql"),
+        of_template=("gsm8k_prompt",),
+        parameters=_check_parameters,
+        answer_mark="####",
+    )
     sft: ClassVar = Sft(
         "toy word problems",
         f"env=gsm8k env.source={_TOY_SOURCE} {_THINKS}",
-        lambda env: bool(env.is_generated),
-        _solution_examples,
+        lambda env: bool(env.source == _TOY_SOURCE),
+        SolutionExamples,
+        lambda problem, solution: solution,
         _solution_trace,
     )
     import_from: ClassVar = ImportFrom(
@@ -91,11 +157,6 @@ class Gsm8k(TextEnv):
         "the run fetches openai/gsm8k; data.train_files=FILE names those of a copy",
         _has_truth,
     )
-
-    @property
-    def source_name(self) -> str | None:
-        """The data set; None for toy problems."""
-        return None if self.source == _TOY_SOURCE else self.source
 
     def score(self, response: str, truth: str) -> ScoredText:
         """Compares the number that a response gives."""
@@ -112,50 +173,8 @@ class Gsm8k(TextEnv):
         """Returns the number of a solution's lines."""
         return f"{solution.count(chr(10))} steps"
 
-    def rows_of_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, list[Row]]:
-        """Returns toy problems."""
-        from rl_core.envs.word_problems import generate_word_problems
-
-        written = generate_word_problems(size=train_size + test_size, seed=seed)
-        rows = [self.read_row(row) for row in written]
-        return {"train": rows[test_size:], "test": rows[:test_size]}
-
-    def read_row(self, record: Record) -> Row:
-        """Returns the word problem of one row: `{question, answer}`, or as verl writes it."""
-        extra = struct_of(record, "extra_info")
-        question = text_of(record, extra, "question")
-        answer = text_of(_as_texts(record, "answer"), _as_texts(extra, "answer"), "answer")
-        answer = answer or text_of(extra, {}, "solution")
-        if answer is not None and number_of(answer) is not None:
-            answer = f"#### {answer.strip()}"  # a plain number, as many files have it
-        truth = _as_texts(struct_of(record, "reward_model"), "ground_truth").get("ground_truth")
-        if truth is not None and not isinstance(truth, str):
-            raise ValueError(f"ground_truth={shown(truth)} must be a number as text, such as '18'")
-        if truth is None and answer is None:
-            raise ValueError("it has neither `answer` nor reward_model.ground_truth: add one")
-        answer = answer or f"#### {truth}"
-        number = extract_truth(answer)
-        if truth is not None and score_response(f"#### {truth}", number).verdict != "correct":
-            raise ValueError(f"ground_truth={shown(truth)} is not its answer's number {number}")
-        prompt = self.prompt_in(record, question)
-        return Row(prompt_key(prompt), prompt, number, DATA_SOURCE, answer.rstrip())
-
-    def check_parameters(self, *, train_size: int, test_size: int) -> dict[str, Any]:
-        """Returns the words of the template around a question."""
-        before, _, after = self.templates[self.prompt_template].partition("{question}")
-        return {"data_source": DATA_SOURCE, "before": before, "after": after}
-
     def read_question(self, text: str, answer: str | None) -> Question:
         """Returns a word problem in the words of the template."""
         known = "0" if answer is None else extract_truth(f"#### {answer}")
-        problem = Problem(0, DATA_SOURCE, tuple(self.render(text)), known, 0)
+        problem = Problem(0, DATA_SOURCE, tuple(self.prompt(text)), known, 0)
         return Question(text, problem, is_scored=answer is not None)
-
-
-def _as_texts(record: Record, name: str) -> Record:
-    """Returns the row with its number of that name as text: 4 and 4.0 become `4`."""
-    value = record.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return record
-    is_whole = isinstance(value, float) and value.is_integer()
-    return record | {name: str(int(value) if is_whole else value)}

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from rl_core.envs.numbers import last_number, numbers
-from rl_core.envs.text_env import TextEnv, TextProblem
+from rl_core.envs.text_env import Checks, TextEnv, TextProblem
 from rl_core.types import ScoredText
 
 LONGEST_ANSWER: Final = 100
@@ -38,7 +38,7 @@ class NumberQuestions(TextEnv):
     max_numbers: int = Field(5, ge=3, le=9)
     """Longest list of which the largest or smallest number is asked; the shortest has 3."""
 
-    checks: ClassVar = ("number_questions_truth.sql", "number_questions_splits.sql")
+    checks: ClassVar = Checks(own=("number_questions_truth.sql", "number_questions_splits.sql"))
 
     def problems(self, rng: random.Random) -> Iterator[TextProblem]:
         """Yields questions of each kind in turn, until no product is left."""

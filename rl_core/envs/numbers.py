@@ -136,8 +136,6 @@ def score_response(
     `lenient` takes the last number. The verdict is `no_answer` (score 0), `wrong_value`
     (`format_score`) or `correct` (`full_score`).
     """
-    if answer_from not in ("strict", "lenient"):
-        raise ValueError(f"answer_from={answer_from!r} must be 'strict' or 'lenient'")
     expected = number_of(truth)
     if expected is None or expected.value is None:
         raise ValueError(f"ground truth {truth!r} is not a number")

@@ -63,8 +63,21 @@ class Row:
     """The env's own columns, by name."""
 
 
-def table_of_rows(schema: pa.Schema, split: str, rows: Sequence[Row]) -> pa.Table:
-    """Returns the rows of one split as an Arrow table."""
+def text_columns() -> pa.Schema:
+    """Returns the columns of a data set whose truths are texts, or JSON."""
+    import pyarrow as pa
+
+    from rl_core.schema import dataset_schema
+
+    return dataset_schema(pa.string())
+
+
+def tables_of(rows: Mapping[str, Sequence[Row]], schema: pa.Schema) -> dict[str, pa.Table]:
+    """Returns the rows of each split as an Arrow table."""
+    return {split: _table(schema, split, part) for split, part in rows.items()}
+
+
+def _table(schema: pa.Schema, split: str, rows: Sequence[Row]) -> pa.Table:
     import pyarrow as pa
 
     extra = schema.field("extra_info").type
@@ -165,11 +178,9 @@ def shown_truth(truth: Any) -> str:
 def find_answer(response: str, answer_from: str) -> str:
     """Returns the text between the last closing tag and the nearest opening one before it.
 
-    Empty if there is none; linear in the response's length. `last_line` reads tags on the
-    response's last line only, as TinyZero does. ValueError if `answer_from` is neither of the two.
+    Empty if there is none; linear in the response's length. Unless `answer_from` is `anywhere`,
+    only tags on the response's last line are read, as TinyZero does.
     """
-    if answer_from not in ("anywhere", "last_line"):
-        raise ValueError(f"answer_from={answer_from!r} must be 'anywhere' or 'last_line'")
     start = 0 if answer_from == "anywhere" else response.rfind("\n") + 1
     close = response.rfind(CLOSE_TAG, start)
     opening = response.rfind(OPEN_TAG, start, close) if close >= 0 else -1

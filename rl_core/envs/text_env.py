@@ -26,7 +26,8 @@ from rl_core.envs.rows import (
     prompt_key,
     question_in,
     shown_truth,
-    table_of_rows,
+    tables_of,
+    text_columns,
 )
 from rl_core.section import Section
 from rl_core.types import ChatTemplate, Message, Problem, ScoredText
@@ -49,8 +50,6 @@ _MOST_REPEATS: Final = 10_000
 
 Truth: TypeAlias = Any
 """`Problem.ground_truth`: only the env's own methods depend on its shape."""
-Solved: TypeAlias = Sequence[tuple[Problem, str]]
-"""Problems with a solution each."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,7 @@ class TextProblem:
     """A question to the model, and its right answer."""
 
     prompt: str
+    """The question; `TextEnv.prompt` puts the words of the template around it."""
     truth: Any
     """A text, or any other value of JSON."""
     kind: str = ""
@@ -96,6 +96,59 @@ class Question:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Where the rows of an env's data sets come from; a function gets the env with its settings."""
+
+    make: Callable[..., dict[str, pa.Table]] | None = None
+    """Returns both splits, of (env, train_size=, test_size=, seed=); the same on every machine, and
+    ValueError if there are too few rows. None: the rows are those of `TextEnv.problems`."""
+    package: str | None = None
+    """A package whose version the made rows depend on."""
+    refuse: Callable[[Any], None] = lambda env: None
+    """Raises ValueError if the package is missing, or has no such settings."""
+    source: Callable[[Any], str | None] = lambda env: None
+    """Returns the data set of the hub that the rows come from; None if they are made."""
+    source_size: int | None = None
+    """Number of train problems in the default source."""
+    columns: tuple[str, ...] = ()
+    """Columns of a user's row that are read beside `rows.COLUMNS`; the first one names the env."""
+    read: Callable[[Any, Record], Row] | None = None
+    """Returns a row of a user or of the source as a checked problem, or raises ValueError."""
+    solve: Callable[[Sequence[Row]], Sequence[Row | None]] = lambda rows: rows
+    """Returns a user's rows with solutions; None for a row without one."""
+    schema: Callable[[], pa.Schema] = text_columns
+    """Returns the columns of the data set."""
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What `validate` needs to check the rows of an env."""
+
+    own: tuple[str | Path, ...] = ()
+    """SQL files in `sql/checks`, or whole paths; each selects the rows that are wrong."""
+    shared: tuple[str | Path, ...] = (*TEXT_CHECKS, "text_prompt.sql", "row_count.sql")
+    """Checks that other envs have too. The first one checks the columns, before the others."""
+    of_generator: tuple[str, ...] = ()
+    """Names of checks of the generator's settings: they do not apply to `data.train_files`."""
+    of_template: tuple[str, ...] = ()
+    """Names of checks that prompts of `data.train_files` may fail: the user wrote them so."""
+    parameters: Callable[[Any], Mapping[str, Any]] = lambda env: {}
+    """Returns parameters beside `train_size` and `test_size`; others keep their check's default."""
+    tables: Callable[[Mapping[str, pa.Table]], Mapping[str, pa.Table]] = lambda splits: {}
+    """Returns more tables for the checks."""
+    answer_mark: str = ""
+    """Text that a response needs to be scored: prompts that ask for another form teach nothing."""
+    prompt_of_numbers: Callable[[Any, Sequence[int], int], list[Message]] | None = None
+    """Returns the prompt of (env, nums, target) if it depends on nothing else: then its length is
+    computed as a sum over its parts."""
+
+    @property
+    def files(self) -> tuple[str | Path, ...]:
+        """All SQL checks, the check of the columns first."""
+        return (*self.shared, *self.own)
+
+
+@dataclass(frozen=True)
 class Sft:
     """What a model may learn from before reinforcement; `env` is the env with its settings."""
 
@@ -105,8 +158,10 @@ class Sft:
     """The settings that choose them."""
     is_taught: Callable[[Any], bool]
     """Says whether an env's settings choose these problems."""
-    examples: Callable[[float, Solved, Solved], SftExamples]
-    """Returns what a home-made base model is made from, of (give_up_prob, train, test)."""
+    examples: type[SftExamples]
+    """What a home-made base model is made from."""
+    lesson: Callable[[Problem, str], Any]
+    """Returns the env's data on a problem for `examples`, of (problem, solution)."""
     write_trace: Callable[[Any, Problem, str, random.Random, float], str]
     """Returns a response that a given model may learn from (`sft.data=traces`), of
     (env, problem, solution, rng, give_up_prob)."""
@@ -151,32 +206,15 @@ class TextEnv(Section):
     reward: str | None = Field(None, pattern=REWARD_NAME)
     """package.module:function, a reward of your own with verl's signature, see rl_core/rewards/."""
 
-    checks: ClassVar[tuple[str | Path, ...]] = ()
-    """SQL files in `sql/checks`, or whole paths; each selects the rows that are wrong."""
-    shared_checks: ClassVar[tuple[str | Path, ...]] = (
-        *TEXT_CHECKS,
-        *("text_prompt.sql", "row_count.sql"),
-    )
-    """Checks that other envs have too. The first one checks the columns, before the others."""
-    checks_of_generator: ClassVar[tuple[str, ...]] = ()
-    """Names of checks of the generator's settings: they do not apply to `data.train_files`."""
-    checks_of_template: ClassVar[tuple[str, ...]] = ()
-    """Names of checks that prompts of `data.train_files` may fail: the user wrote them so."""
     templates: ClassVar[Mapping[str, str]] = {}
     """Texts around a `{question}`, by `prompt_template`; without any, a prompt is the question."""
     stop: ClassVar[tuple[str, ...]] = ()
     """Texts after which `reply` is called; each ends in an ASCII character. Without any, it is
     called when the response has ended by itself."""
-    answer_mark: ClassVar[str] = ""
-    """Text that a response needs to be scored: prompts that ask for another form teach nothing."""
-    makes_problems: ClassVar[bool] = True
-    """Whether there are problems other than the user's."""
-    made_by: ClassVar[str | None] = None
-    """A package whose version the generated rows depend on."""
-    hub_problems: ClassVar[int | None] = None
-    """Number of train problems in the hub's data set that is the default `source_name`."""
-    own_columns: ClassVar[tuple[str, ...]] = ()
-    """Columns of a user's row that are read beside `rows.COLUMNS`; the first one names the env."""
+    rows: ClassVar[Rows] = Rows()
+    """Rows that `problems` does not make: the user's, the hub's, or those of a generator."""
+    checks: ClassVar[Checks] = Checks()
+    """What is checked of the rows."""
     sft: ClassVar[Sft | None] = None
     """What a model may learn from before reinforcement; None: nothing."""
     import_from: ClassVar[ImportFrom] = ImportFrom()
@@ -215,6 +253,11 @@ class TextEnv(Section):
         """Yields problems, those of the test split first; a prompt that comes again is left out."""
         raise NotImplementedError
 
+    def prompt(self, question: str) -> list[Message]:
+        """Returns the prompt of a question, in the words of the template."""
+        text = self.templates.get(self.prompt_template, "{question}")
+        return [Message(role="user", content=text.replace("{question}", question))]
+
     def score(self, response: str, truth: Any) -> ScoredText:
         """Returns `scored(...)`; bounded in time and memory for any text."""
         raise NotImplementedError
@@ -226,20 +269,6 @@ class TextEnv(Section):
         if right:
             return ScoredText(self.full_score, "correct", answer, answer)
         return ScoredText(self.format_score, "wrong_value", answer, answer)
-
-    def score_words(self, response: str, truth: str) -> ScoredText:
-        """Returns the score of an answer in tags, which must be the truth word for word.
-
-        Case, white space, the form of Unicode (NFKC) and a full stop at the end do not count.
-        Linear in the response's length.
-        """
-        raw = find_answer(response, self.answer_from).strip()
-        if not raw:
-            return ScoredText(0.0, "no_answer", None)
-        value = _normal_form(raw) if len(raw) <= LONGEST_ANSWER else None
-        if value == _normal_form(truth):
-            return ScoredText(self.full_score, "correct", raw, value)
-        return ScoredText(self.format_score, "wrong_value", raw[:LONGEST_ANSWER], value)
 
     def reply(self, response: str, truth: Any) -> EnvTurn | None:
         """Returns the env's reply to a response so far, earlier replies included; None ends it.
@@ -253,109 +282,11 @@ class TextEnv(Section):
         """Returns a name that problems share if they are about as hard, for `data.curriculum`."""
         return ""
 
-    # The rows of a data set.
-
-    @property
-    def source_name(self) -> str | None:
-        """A data set of the hub that the rows come from; None if they are generated."""
-        return None
-
-    @property
-    def is_generated(self) -> bool:
-        """Whether `data.train_size`, `data.test_size` and `data.seed` make the rows."""
-        return self.source_name is None
-
-    def rows_of_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, list[Row]]:
-        """Returns generated rows, the same on every machine; ValueError if there are too few."""
-        made: dict[tuple[str, ...], Row] = {}
-        repeats, size = 0, train_size + test_size
-        for one in self.problems(random.Random(f"{self.name}/{seed}")):
-            prompt = [Message(role="user", content=one.prompt)]
-            key = prompt_key(prompt)
-            repeats = repeats + 1 if key in made else 0
-            if repeats == 0:
-                kind = f"{self.name}/{one.kind}" if one.kind else self.name
-                made[key] = Row(key, prompt, one.truth, kind, one.solution)
-            if len(made) == size or repeats == _MOST_REPEATS:
-                break
-        if len(made) < size:
-            raise ValueError(
-                f"env={self.name} has {len(made):,} different prompts: "
-                f"data.train_size={train_size:,} and data.test_size={test_size:,} ask for {size:,}"
-            )
-        rows = list(made.values())
-        return {"train": rows[test_size:], "test": rows[:test_size]}
-
-    def make_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, pa.Table]:
-        """Returns the rows of `rows_of_splits` as tables."""
-        rows = self.rows_of_splits(train_size=train_size, test_size=test_size, seed=seed)
-        return {split: self.table_of(split, rows[split]) for split in rows}
-
-    def render(self, question: str) -> list[Message]:
-        """Returns the prompt of a question, in the words of the template."""
-        text = self.templates.get(self.prompt_template, "{question}")
-        return [Message(role="user", content=text.replace("{question}", question))]
-
-    def prompt_in(self, record: Record, question: str | None) -> list[Message]:
-        """Returns a row's own prompt, else that of its question; ValueError if it has neither."""
-        if (prompt := own_prompt(record)) is not None:
-            return prompt
-        if question is None or not question.strip():
-            raise ValueError("it has neither `question` nor `prompt`: add one")
-        return self.render(question)
-
-    def read_row(self, record: Record) -> Row:
-        """Returns a row of a user, or of `source_name`, as a checked problem, or ValueError."""
-        raise ValueError(f"env={self.name} makes its own problems: env=custom takes rows of yours")
-
-    @staticmethod
-    def with_solutions(rows: Sequence[Row]) -> Sequence[Row | None]:
-        """Returns the user's rows with a solver's solutions; None for a row without a solution."""
-        return rows
-
-    @staticmethod
-    def arrow_schema() -> pa.Schema:
-        """Returns the columns of the data set."""
-        import pyarrow as pa
-
-        from rl_core.schema import dataset_schema
-
-        return dataset_schema(pa.string())
-
-    @classmethod
-    def table_of(cls, split: str, rows: Sequence[Row]) -> pa.Table:
-        """Returns the rows of one split."""
-        return table_of_rows(cls.arrow_schema(), split, rows)
-
-    @classmethod
-    def check_files(cls) -> tuple[str | Path, ...]:
-        """Returns all SQL checks of the env, the check of the columns first."""
-        return (*cls.shared_checks, *cls.checks)
-
-    def check_parameters(self, *, train_size: int, test_size: int) -> Mapping[str, Any]:
-        """Returns values for parameters of the checks; any other keeps its check's default."""
-        return {"train_size": train_size, "test_size": test_size}
-
-    @staticmethod
-    def check_tables(splits: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        """Returns more tables for the checks."""
-        return {}
-
-    def prompt_of_numbers(self, numbers: Sequence[int], target: int) -> list[Message]:
-        """Returns the prompt of a row whose prompt depends on `nums` and `target` only.
-
-        Then the prompt's length is computed as a sum over its parts.
-        """
-        raise NotImplementedError
-
-    def require_package(self) -> None:
-        """Raises ValueError if the problems' package is missing, or refuses the settings."""
-
-    # Questions of people, and the two ways to read an answer.
+    # Questions of people, and what the class is.
 
     def read_question(self, text: str, answer: str | None) -> Question:
         """Returns a person's question, or raises ValueError; `answer` is None if not known."""
-        problem = Problem(0, self.name, tuple(self.render(text)), answer or "", 0)
+        problem = Problem(0, self.name, tuple(self.prompt(text)), answer or "", 0)
         return Question(text, problem, is_scored=answer is not None)
 
     def show_problem(self, problem: Problem) -> str:
@@ -363,24 +294,82 @@ class TextEnv(Section):
         question = question_in(problem.messages[-1]["content"])
         return f"{question} (the answer is {shown_truth(problem.ground_truth)})"
 
-    def strict_and_lenient(self) -> tuple[Self, Self]:
-        """Returns the settings with the strictest place of an answer, and the most lenient."""
-        annotation = type(self).model_fields["answer_from"].annotation
-        readings = get_args(annotation) or ("strict",)
-        strict, lenient = (
-            self.model_copy(update={"answer_from": place}) for place in (readings[0], readings[-1])
-        )
-        return strict, lenient
-
     @classmethod
-    def overrides(cls, method: Callable[..., Any]) -> bool:
-        """Says whether the class overrides a method of `TextEnv`, such as `TextEnv.reply`."""
-        return getattr(cls, method.__name__) is not method
+    def makes_problems(cls) -> bool:
+        """Says whether there are problems other than the user's."""
+        return cls.rows.make is not None or cls.problems is not TextEnv.problems
 
     @property
     def slug(self) -> str:
         """The name as part of a folder's name, without the colon of a module's env."""
         return self.name.replace(":", ".")
+
+
+def make_splits(env: TextEnv, *, train_size: int, test_size: int, seed: int) -> dict[str, pa.Table]:
+    """Returns generated rows, the same on every machine; ValueError if there are too few."""
+    sizes = {"train_size": train_size, "test_size": test_size, "seed": seed}
+    return (env.rows.make or _rows_of_problems)(env, **sizes)
+
+
+def _rows_of_problems(
+    env: TextEnv, *, train_size: int, test_size: int, seed: int
+) -> dict[str, pa.Table]:
+    made: dict[tuple[str, ...], Row] = {}
+    repeats = 0
+    size = train_size + test_size
+    for problem in env.problems(random.Random(f"{env.name}/{seed}")):
+        row = row_of(env, problem)
+        repeats = repeats + 1 if row.key in made else 0
+        made.setdefault(row.key, row)
+        if len(made) == size or repeats == _MOST_REPEATS:
+            break
+    if len(made) < size:
+        raise ValueError(
+            f"env={env.name} has {len(made):,} different prompts: "
+            f"data.train_size={train_size:,} and data.test_size={test_size:,} ask for {size:,}"
+        )
+    rows = list(made.values())
+    return tables_of({"train": rows[test_size:], "test": rows[:test_size]}, env.rows.schema())
+
+
+def row_of(env: TextEnv, problem: TextProblem) -> Row:
+    """Returns the row of a problem that an env made."""
+    prompt = env.prompt(problem.prompt)
+    kind = f"{env.name}/{problem.kind}" if problem.kind else env.name
+    return Row(prompt_key(prompt), prompt, problem.truth, kind, problem.solution)
+
+
+def prompt_in(env: TextEnv, record: Record, question: str | None) -> list[Message]:
+    """Returns a row's own prompt, else that of its question; ValueError if it has neither."""
+    if (prompt := own_prompt(record)) is not None:
+        return prompt
+    if question is None or not question.strip():
+        raise ValueError("it has neither `question` nor `prompt`: add one")
+    return env.prompt(question)
+
+
+def score_words(env: TextEnv, response: str, truth: str) -> ScoredText:
+    """Returns the score of an answer in tags, which must be the truth word for word.
+
+    Case, white space, the form of Unicode (NFKC) and a full stop at the end do not count.
+    Linear in the response's length.
+    """
+    raw = find_answer(response, env.answer_from).strip()
+    if not raw:
+        return env.scored(None, right=False)
+    value = _normal_form(raw) if len(raw) <= LONGEST_ANSWER else None
+    if value == _normal_form(truth):
+        return ScoredText(env.full_score, "correct", raw, value)
+    return ScoredText(env.format_score, "wrong_value", raw[:LONGEST_ANSWER], value)
+
+
+def strict_and_lenient(env: TextEnv) -> tuple[TextEnv, TextEnv]:
+    """Returns the env with the strictest place of an answer, and with the most lenient."""
+    places = get_args(type(env).model_fields["answer_from"].annotation) or ("strict",)
+    strict, lenient = (
+        env.model_copy(update={"answer_from": place}) for place in (places[0], places[-1])
+    )
+    return strict, lenient
 
 
 def _normal_form(text: str) -> str:

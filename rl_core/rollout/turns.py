@@ -119,7 +119,7 @@ class TurnTaking:
         The next turn begins when all responses have ended the current one. `sampling.max_tokens` is
         the limit of a whole response, including the env's tokens.
         """
-        if self.env.max_turns == 1 or not self.env.overrides(TextEnv.reply):
+        if self.env.max_turns == 1:
             yield from stream(requests, sampling)
             return
         sampling = replace(sampling, stop=self.env.stop)

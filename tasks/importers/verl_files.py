@@ -27,7 +27,7 @@ def add_files(script: ScriptSettings) -> None:
     tests, missing_tests = _here(settings.pop("data.test_files", ()))
     row: Record = {}
     with suppress(IndexError, StopIteration, ValueError):  # none is here, or it cannot be read
-        columns = (column for its in ENVS.values() for column in its.own_columns)
+        columns = (column for its in ENVS.values() for column in its.rows.columns)
         fields = ("data_source", "prompt", "reward_model", *columns)
         row = next(read_records(_files(here)[0], fields))[1]
     source = row.get("data_source")
@@ -36,7 +36,7 @@ def add_files(script: ScriptSettings) -> None:
     elif isinstance(source, str):
         env = _env_in(source)
     else:
-        env = _env_whose(lambda its: any(row.get(column) for column in its.own_columns[:1]))
+        env = _env_whose(lambda its: any(row.get(column) for column in its.rows.columns[:1]))
     other_column = script.plain("data.prompt_key") not in (None, "prompt")
     settings["env.name"] = env or ("custom" if other_column else DEFAULT_ENV)
     _say_missing(script, _TRAIN, missing, None if here else env)
@@ -75,7 +75,7 @@ def num_problems(script: ScriptSettings) -> int | None:
         return min(rows, most or rows)
     if _TRAIN in script.given and _env_by_name(script) is None:
         return None
-    if (on_hub := ENVS[script.settings["env.name"]].hub_problems) is not None:
+    if (on_hub := ENVS[script.settings["env.name"]].rows.source_size) is not None:
         return on_hub
     return most or int(DataConfig.model_fields["train_size"].default)
 

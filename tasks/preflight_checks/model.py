@@ -10,6 +10,7 @@ from typing import Final
 
 from rl_core.config.run import RunConfig
 from rl_core.data.gguf_source import is_unpacked, local_folder, unpack_model
+from rl_core.data.model_cache import find_model_here
 from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
 from rl_core.data.template_check import look_at_template
 from rl_core.data.user_files import first_own_problems
@@ -79,7 +80,7 @@ def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
     problems: list[Problem] = []
     with suppress(ValueError, OSError):  # the check of the files reports it
         problems = first_own_problems(config.env, config.data, _ROWS)
-    prompts = [problem.messages for problem in problems] or [tuple(config.env.render("Is 7 odd?"))]
+    prompts = [problem.messages for problem in problems] or [tuple(config.env.prompt("Is 7 odd?"))]
     placed = [({"row": row}, prompt) for row, prompt in enumerate(prompts, start=1)]
     chat_args = config.env.chat_args
     for name, value in chat_args.items():
@@ -153,8 +154,6 @@ def _hub_model(
     path: str, root: Path, *, is_cached: bool, hub: str, url: str
 ) -> tuple[str, Path | None]:
     if is_cached:
-        from rl_core.data.prompts import find_model_here  # brings transformers
-
         here = find_model_here(path)
         folder = unpack_model(str(here), root) if here else None  # it may be an adapter
         return f"{path}, from the local cache of {hub}", folder

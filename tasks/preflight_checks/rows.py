@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from rl_core.config.run import RunConfig
 from rl_core.data.gguf_source import local_folder
+from rl_core.data.model_cache import find_model_here
 from rl_core.data.readers import is_hub_name
 from rl_core.data.user_files import OwnRows, read_own_rows
 from rl_core.envs.rows import JSON_STYLE, Row, shown_truth
-from rl_core.envs.text_env import TextEnv
+from rl_core.envs.text_env import TextEnv, make_splits
 from rl_core.system.words import cut
 from tasks.preflight_checks import Finding, fatal, ok, warning
 
@@ -91,7 +92,7 @@ def _tokenizer(config: RunConfig) -> Any:
     """Returns the model's tokenizer; None if the model is not here, or another check refuses it."""
     if config.model.path is None:
         return None
-    from rl_core.data.prompts import find_model_here, load_tokenizer  # transformers takes seconds
+    from rl_core.data.prompts import load_tokenizer  # transformers takes seconds
 
     folder = local_folder(config.model.path, config.storage.root)
     if not folder.is_dir():
@@ -143,8 +144,8 @@ def _some_rows(env: TextEnv) -> Sequence[Row]:
     """Returns some problems of an env that makes its own; none if it cannot."""
     rows: list[Row] = []
     with suppress(Exception):  # an env's own code: what is wrong with it, the data set's stage says
-        if env.is_generated and env.makes_problems:
-            table = env.make_splits(train_size=_ANSWERS, test_size=1, seed=0)["train"]
+        if env.rows.source(env) is None and env.makes_problems():
+            table = make_splits(env, train_size=_ANSWERS, test_size=1, seed=0)["train"]
             for index, problem in enumerate(table.to_pylist()):
                 truth = problem["reward_model"]["ground_truth"]
                 if problem["reward_model"]["style"] == JSON_STYLE:
@@ -165,7 +166,7 @@ def _right_response(env: TextEnv, row: Row) -> str | None:
     if work and not question.rstrip().endswith("<think>"):
         work = f"<think> {work}"
     with suppress(Exception):  # as above
-        solved = row if row.solution else env.with_solutions([row])[0]
+        solved = row if row.solution else env.rows.solve([row])[0]
         for answer in (shown_truth(row.truth), solved.solution if solved else ""):
             forms = {"<answer>": f"<answer> {answer} </answer>", "####": f"#### {answer}"}
             forms[""] = answer

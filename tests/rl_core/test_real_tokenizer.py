@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rl_core.data.prompt_lengths import measure_all, measure_by_parts
 from rl_core.data.prompts import count_tokens, encode_prompt, load_tokenizer, text_codec
-from rl_core.envs.countdown import render_messages
+from rl_core.envs.countdown.templates import render_messages
 from rl_core.rollout.hf_engine import StopTexts
 from rl_core.rollout.turns import TurnTaking
 from rl_core.runs.run_folder import RunFolder

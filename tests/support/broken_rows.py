@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from rl_core.envs.countdown import render_messages
+from rl_core.envs.countdown.templates import render_messages
 from rl_core.envs.gsm8k import Gsm8k
 from tests.support.solving import solve
 
@@ -106,7 +106,7 @@ def no_rows(_: Rows, test: Rows) -> None:
 def other_word_problems(train: Rows, test: Rows) -> None:
     test[0]["prompt"][0]["content"] = "Half?"
     train[0]["prompt"] *= 2
-    train[1]["prompt"] = Gsm8k().render(" ")
+    train[1]["prompt"] = Gsm8k().prompt(" ")
 
 
 @breaks("custom", text_unique=1)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_core.envs.countdown import Template, render_messages
+from rl_core.envs.countdown.templates import Template, render_messages
 
 _MESSAGES = pa.list_(
     pa.field("element", pa.struct([("role", pa.string()), ("content", pa.string())]))

@@ -1,7 +1,4 @@
-"""Countdown: combine all the numbers, each once, with + - * / to make the target.
-
-Prompts are byte for byte those of the field's data, so that models and logs compare.
-"""
+"""Countdown: combine all the numbers, each once, with + - * / to make the target."""
 
 from __future__ import annotations
 
@@ -11,46 +8,30 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from rl_core.envs.countdown.scoring import score_response
-from rl_core.envs.countdown.traces import FEWEST, MOST, write_trace
-from rl_core.envs.rows import LEAD_IN, Record, Row, in_conversation, own_prompt, shown, struct_of
-from rl_core.envs.sft_examples import SftExamples
-from rl_core.envs.text_env import ImportFrom, Question, Sft, Solved, TextEnv
+from rl_core.envs.countdown.templates import (
+    DATA_SOURCE,
+    Template,
+    message_templates,
+    render_messages,
+)
+from rl_core.envs.countdown.traces import FEWEST, MOST, SearchExamples, write_trace
+from rl_core.envs.rows import Record, Row, own_prompt, shown, struct_of
+from rl_core.envs.text_env import Checks, ImportFrom, Question, Rows, Sft, TextEnv
 from rl_core.types import Message, Problem, ScoredText
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DATA_SOURCE: Final = "countdown"
 _FEWEST: Final = 2
 _MOST_DIGITS: Final = 18
 """Of a number in a person's puzzle, so that it fits into an int64 column."""
 _PUZZLE: Final = re.compile(r"[\s\d,;\[\](){}=:>→-]*")
 _RANGES: Final = ("operands", "number", "target")
-
-Template: TypeAlias = Literal["base", "qwen-instruct", "chat"]
-
-_QUESTION = (
-    "Using the numbers {numbers}, create an equation that equals {target}. "
-    "You can use basic arithmetic operations (+, -, *, /) and each number can only be used once. "
-    "Show your work in <think> </think> tags. And return the final answer in <answer> </answer> "
-    "tags, for example <answer> (1 + 2) / 3 </answer>."
-)
-_SYSTEM = (
-    "You are a helpful assistant. You first thinks about the reasoning process in the mind "
-    "and then provides the user with the answer."
-)
-_WHOLE_PROMPT = {
-    "base": in_conversation(_QUESTION),
-    "qwen-instruct": (
-        f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n<|im_start|>user\n {_QUESTION}<|im_end|>\n"
-        f"<|im_start|>assistant\n{LEAD_IN}"
-    ),
-}
 
 
 def _has_truth(truth: Any) -> bool:
@@ -70,21 +51,80 @@ def _imported_settings(row: Record, model: str) -> dict[str, Any]:
     return {"env.prompt_template": "qwen-instruct"} if "instruct" in model else {}
 
 
-def _search_examples(give_up_prob: float, train: Solved, test: Solved) -> SftExamples:
-    from rl_core.envs.countdown.traces import SearchExamples
-
-    train_pairs, test_pairs = (
-        [(problem.messages[0]["content"], _numbers_and_target(problem)) for problem, _ in split]
-        for split in (train, test)
-    )
-    return SearchExamples(give_up_prob, train_pairs, test_pairs)
-
-
 def _search_trace(
     env: TextEnv, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
 ) -> str:
     trace = write_trace(*_numbers_and_target(problem), give_up_prob=give_up_prob, rng=rng).text
     return f"<think>{trace}" if env.prompt_template == "chat" else trace
+
+
+def _make_puzzles(
+    env: Countdown, *, train_size: int, test_size: int, seed: int
+) -> dict[str, pa.Table]:
+    """Returns both splits, cut from one draw of puzzles."""
+    from rl_core.envs.countdown.puzzles import countdown_table, generate_puzzles
+
+    puzzles = generate_puzzles(**env.ranges, size=train_size + test_size, seed=seed)
+    parts = {"train": puzzles[test_size:], "test": puzzles[:test_size]}
+    return {
+        split: countdown_table(part, split=split, template=env.prompt_template)
+        for split, part in parts.items()
+    }
+
+
+def _read_row(env: Countdown, record: Record) -> Row:
+    """Returns a puzzle, not yet solved: `{nums, target}`, or a row of verl or TinyZero."""
+    numbers, target = stated_puzzle(record)
+    return Row(
+        (tuple(sorted(numbers)), target),
+        own_prompt(record) or _prompt(env, numbers, target),
+        {"target": target, "numbers": numbers},
+        DATA_SOURCE,
+        own={"nums": numbers, "target": target},
+    )
+
+
+def _with_solutions(rows: Sequence[Row]) -> list[Row | None]:
+    """Returns each puzzle with a solution and how many there are; None if there is none."""
+    from rl_core.envs.countdown.solver import solve_many
+
+    numbers, targets = [row.key[0] for row in rows], [row.key[1] for row in rows]
+    return [
+        None if solution is None else replace(row, solution=solution, num_solutions=count)
+        for row, (solution, count) in zip(rows, solve_many(numbers, targets), strict=True)
+    ]
+
+
+def _columns() -> pa.Schema:
+    """Returns verl's columns, and `nums` and `target`."""
+    from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
+
+    return COUNTDOWN_DATASET
+
+
+def _check_parameters(env: Countdown) -> dict[str, Any]:
+    """Returns the ranges of the settings, and the words of the template around a puzzle."""
+    *system, question = message_templates(env.prompt_template)
+    before, between, after = re.split("{numbers}|{target}", question["content"])
+    return {
+        **env.model_dump(include={f"{end}_{of}" for end in ("min", "max") for of in _RANGES}),
+        "data_source": DATA_SOURCE,
+        "system": system[0]["content"] if system else "none",
+        "before": before,
+        "between": between,
+        "after": after,
+    }
+
+
+def _check_tables(splits: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    """Returns solutions with the reward's verdict on them, which SQL cannot compute."""
+    from rl_core.envs.countdown.puzzles import solutions_table
+
+    return {"solutions": solutions_table(splits)}
+
+
+def _prompt(env: Countdown, numbers: Sequence[int], target: int) -> list[Message]:
+    return render_messages(env.prompt_template, numbers, target)
 
 
 class Countdown(TextEnv):
@@ -111,25 +151,37 @@ class Countdown(TextEnv):
     format_score: float = Field(0.1, ge=0, le=1)
     """Score of a response with an answer that is not correct."""
 
-    shared_checks: ClassVar = ("countdown_columns.sql", "labels.sql", "row_count.sql")
-    checks: ClassVar = (
-        *("countdown_ground_truth.sql", "countdown_no_nulls.sql"),
-        *("countdown_number_range.sql", "countdown_operand_count.sql", "countdown_prompt.sql"),
-        *("countdown_solution.sql", "countdown_splits_disjoint.sql"),
-        *("countdown_target_range.sql", "countdown_unique.sql"),
+    rows: ClassVar = Rows(
+        make=_make_puzzles,
+        columns=("nums", "numbers", "target"),
+        read=_read_row,
+        solve=_with_solutions,
+        schema=_columns,
     )
-    checks_of_generator: ClassVar = (
-        *("countdown_number_range", "countdown_operand_count", "row_count"),
-        "countdown_target_range",
+    checks: ClassVar = Checks(
+        own=(
+            *("countdown_ground_truth.sql", "countdown_no_nulls.sql"),
+            *("countdown_number_range.sql", "countdown_operand_count.sql", "countdown_prompt.sql"),
+            *("countdown_solution.sql", "countdown_splits_disjoint.sql"),
+            *("countdown_target_range.sql", "countdown_unique.sql"),
+        ),
+        shared=("countdown_columns.sql", "labels.sql", "row_count.sql"),
+        of_generator=(
+            *("countdown_number_range", "countdown_operand_count", "row_count"),
+            "countdown_target_range",
+        ),
+        of_template=("countdown_prompt",),
+        parameters=_check_parameters,
+        tables=_check_tables,
+        answer_mark="<answer>",
+        prompt_of_numbers=_prompt,
     )
-    checks_of_template: ClassVar = ("countdown_prompt",)
-    answer_mark: ClassVar = "<answer>"
-    own_columns: ClassVar = ("nums", "numbers", "target")
     sft: ClassVar = Sft(
         f"Countdown with {FEWEST} or {MOST} numbers",
         f"env=countdown env.min_operands={FEWEST} env.max_operands={MOST}",
         lambda env: env.min_operands >= FEWEST and env.max_operands <= MOST,
-        _search_examples,
+        SearchExamples,
+        lambda problem, solution: _numbers_and_target(problem),
         _search_trace,
         gives_up=True,
         weak_models=("0.5b",),
@@ -141,10 +193,14 @@ class Countdown(TextEnv):
         _imported_settings,
     )
 
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Smallest and largest values: of `operands`, how many there are, `number` and `target`."""
+        return {of: (getattr(self, f"min_{of}"), getattr(self, f"max_{of}")) for of in _RANGES}
+
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        for what in _RANGES:
-            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+        for what, (low, high) in self.ranges.items():
             if low > high:
                 raise ValueError(f"env.min_{what}={low} is above env.max_{what}={high}: swap them")
         return self
@@ -165,72 +221,6 @@ class Countdown(TextEnv):
         """Returns how many numbers there are, and the operators of a solution, sorted."""
         return f"{len(truth['numbers'])} {''.join(sorted(c for c in solution if c in '+-*/'))}"
 
-    def make_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, pa.Table]:
-        """Returns both splits, cut from one draw of puzzles."""
-        from rl_core.envs.countdown.puzzles import countdown_table, generate_puzzles
-
-        puzzles = generate_puzzles(self, size=train_size + test_size, seed=seed)
-        parts = {"train": puzzles[test_size:], "test": puzzles[:test_size]}
-        return {
-            split: countdown_table(part, split=split, template=self.prompt_template)
-            for split, part in parts.items()
-        }
-
-    def read_row(self, record: Record) -> Row:
-        """Returns a puzzle, not yet solved: `{nums, target}`, or a row of verl or TinyZero."""
-        numbers, target = stated_puzzle(record)
-        return Row(
-            (tuple(sorted(numbers)), target),
-            own_prompt(record) or render_messages(self.prompt_template, numbers, target),
-            {"target": target, "numbers": numbers},
-            DATA_SOURCE,
-            own={"nums": numbers, "target": target},
-        )
-
-    @staticmethod
-    def with_solutions(rows: Sequence[Row]) -> list[Row | None]:
-        """Returns each puzzle with a solution and how many there are; None if there is none."""
-        from rl_core.envs.countdown.solver import solve_many
-
-        numbers, targets = [row.key[0] for row in rows], [row.key[1] for row in rows]
-        return [
-            None if solution is None else replace(row, solution=solution, num_solutions=count)
-            for row, (solution, count) in zip(rows, solve_many(numbers, targets), strict=True)
-        ]
-
-    @staticmethod
-    def arrow_schema() -> pa.Schema:
-        """Returns the columns: verl's, and `nums` and `target`."""
-        from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
-
-        return COUNTDOWN_DATASET
-
-    def check_parameters(self, *, train_size: int, test_size: int) -> dict[str, Any]:
-        """Returns the ranges of the settings, and the words of the template around a puzzle."""
-        *system, question = message_templates(self.prompt_template)
-        before, between, after = re.split("{numbers}|{target}", question["content"])
-        return {
-            **self.model_dump(include={f"{end}_{of}" for end in ("min", "max") for of in _RANGES}),
-            "data_source": DATA_SOURCE,
-            "train_size": train_size,
-            "test_size": test_size,
-            "system": system[0]["content"] if system else "none",
-            "before": before,
-            "between": between,
-            "after": after,
-        }
-
-    @staticmethod
-    def check_tables(splits: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        """Returns solutions with the reward's verdict on them, which SQL cannot compute."""
-        from rl_core.envs.countdown.puzzles import solutions_table
-
-        return {"solutions": solutions_table(splits)}
-
-    def prompt_of_numbers(self, numbers: Sequence[int], target: int) -> list[Message]:
-        """Returns the prompt of a puzzle."""
-        return render_messages(self.prompt_template, numbers, target)
-
     def read_question(self, text: str, answer: str | None) -> Question:
         """Reads numbers and, last, the target: `3 14 7 = 35`."""
         words = re.findall(r"\d+", text)
@@ -246,9 +236,9 @@ class Countdown(TextEnv):
         if answer is not None:
             raise ValueError("a puzzle's answer is found by its rule: answer= is for env=gsm8k")
         *numbers, target = numbers
-        asked = tuple(self.prompt_of_numbers(numbers, target))
+        prompt = tuple(_prompt(self, numbers, target))
         truth = {"numbers": numbers, "target": target}
-        problem = Problem(0, DATA_SOURCE, asked, truth, 0)
+        problem = Problem(0, DATA_SOURCE, prompt, truth, 0)
         return Question(self.show_problem(problem), problem, is_scored=True)
 
     def show_problem(self, problem: Problem) -> str:
@@ -260,22 +250,6 @@ class Countdown(TextEnv):
 def _numbers_and_target(problem: Problem) -> tuple[tuple[int, ...], int]:
     truth: Any = problem.ground_truth
     return tuple(truth["numbers"]), truth["target"]
-
-
-def render_messages(template: Template, numbers: Sequence[int], target: int) -> list[Message]:
-    """Returns the `prompt` column of one puzzle; only `chat` needs a tokenizer's chat template."""
-    said = {"numbers": list(numbers), "target": target}
-    return [
-        Message(role=message["role"], content=message["content"].format(**said))
-        for message in message_templates(template)
-    ]
-
-
-def message_templates(template: Template) -> list[Message]:
-    """Returns the messages of `render_messages`, with {numbers} and {target} not filled in."""
-    if template != "chat":
-        return [Message(role="user", content=_WHOLE_PROMPT[template])]
-    return [Message(role="system", content=_SYSTEM), Message(role="user", content=_QUESTION)]
 
 
 def _from_text(value: Any) -> Any:

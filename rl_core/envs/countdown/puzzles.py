@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from math import comb
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +26,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rl_core.envs.countdown import DATA_SOURCE, Countdown, Template, message_templates
 from rl_core.envs.countdown.forms import Ints, num_forms
 from rl_core.envs.countdown.scoring import ExpressionError, parse, run
 from rl_core.envs.countdown.solver import Solved, solution_texts, solve_range
+from rl_core.envs.countdown.templates import DATA_SOURCE, Template, message_templates
 from rl_core.schema import dataset_schema
 
 COUNTDOWN_DATASET = dataset_schema(
@@ -46,6 +46,8 @@ _TYPES = {
 """Columns are cast to these: files of others may have dictionaries or large lists."""
 _CHUNK_ROWS = 65_536
 """A column of strings holds 2 GiB at most: prompts of so many rows take far less."""
+Range: TypeAlias = tuple[int, int]
+"""The smallest and the largest value."""
 MAX_SETS = 5_000_000
 """Most sets of numbers that are looked at for one operand count."""
 _CHUNK_VALUES = 1 << 22
@@ -61,7 +63,9 @@ class _Pool(NamedTuple):
     """Whether these are all that exist."""
 
 
-def generate_puzzles(env: Countdown, *, size: int, seed: int) -> pl.DataFrame:
+def generate_puzzles(
+    *, operands: Range, number: Range, target: Range, size: int, seed: int
+) -> pl.DataFrame:
     """Returns `size` solvable puzzles, unique by (sorted numbers, target), in random order.
 
     Columns are `nums`, in the order in which they are shown; `target`; `solution`; and
@@ -69,16 +73,16 @@ def generate_puzzles(env: Countdown, *, size: int, seed: int) -> pl.DataFrame:
     puzzles on every machine. ValueError says how many there are, if too few.
     """
     rng = np.random.default_rng(seed)
-    counts = range(env.min_operands, env.max_operands + 1)
-    pools = [_draw_pool(env, count, wanted=2 * size, rng=rng) for count in counts]
+    fewest, most = operands
+    counts = range(fewest, most + 1)
+    pools = [_draw_pool(count, number, target, wanted=2 * size, rng=rng) for count in counts]
     exist = sum(len(pool.solved.rows) for pool in pools)
     if exist < size:
         found = "exist" if all(pool.complete for pool in pools) else "were found"
         raise ValueError(
             f"data.train_size + data.test_size = {size} puzzles asked, but only {exist} {found} "
-            f"with {env.min_operands} to {env.max_operands} numbers from "
-            f"{env.min_number}..{env.max_number} and targets {env.min_target}.."
-            f"{env.max_target}: ask for fewer or widen a range"
+            f"with {fewest} to {most} numbers from {number[0]}..{number[1]} and targets "
+            f"{target[0]}..{target[1]}: ask for fewer or widen a range"
         )
     parts: list[pl.DataFrame] = []
     pools.sort(key=lambda pool: len(pool.solved.rows))
@@ -89,10 +93,11 @@ def generate_puzzles(env: Countdown, *, size: int, seed: int) -> pl.DataFrame:
 
 
 def _draw_pool(
-    env: Countdown, num_operands: int, *, wanted: int, rng: np.random.Generator
+    num_operands: int, number: Range, target: Range, *, wanted: int, rng: np.random.Generator
 ) -> _Pool:
     """Returns at least `wanted` puzzles, or all there are (within `MAX_SETS` sets of numbers)."""
-    span = env.max_number - env.min_number + 1
+    low, high = number
+    span = high - low + 1
     total = comb(span + num_operands - 1, num_operands)
     if total <= MAX_SETS:
         ranks = rng.permutation(total)
@@ -103,8 +108,8 @@ def _draw_pool(
     numbers, solved = list[Ints](), list[Solved]()
     found = seen = 0
     while found < wanted and seen < len(ranks):
-        sets = multisets(ranks[seen : seen + step], span, num_operands) + env.min_number
-        own = solve_range(sets, low=env.min_target, high=env.max_target)
+        sets = multisets(ranks[seen : seen + step], span, num_operands) + low
+        own = solve_range(sets, low=target[0], high=target[1])
         numbers.append(sets)
         solved.append(own._replace(rows=own.rows + seen))
         found, seen = found + len(own.rows), seen + len(sets)

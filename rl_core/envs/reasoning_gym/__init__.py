@@ -1,17 +1,27 @@
 """reasoning-gym: which of its tasks, how hard, and how they are asked."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from rl_core.envs.rows import ANSWER_IN_TAGS, Row
-from rl_core.envs.text_env import REWARD_NAME, Question, TextEnv
+from rl_core.envs.rows import ANSWER_IN_TAGS, tables_of, text_columns
+from rl_core.envs.text_env import (
+    REWARD_NAME,
+    Checks,
+    Question,
+    Rows,
+    TextEnv,
+    row_of,
+    score_words,
+)
 from rl_core.types import ScoredText
 
-DATA_SOURCE: Final = "reasoning_gym"
-INSTALL: Final = "env=reasoning_gym needs the package: pip install reasoning-gym"
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def _as_names(value: Any) -> Any:
@@ -20,6 +30,32 @@ def _as_names(value: Any) -> Any:
 
 def _as_json(value: Any) -> Any:
     return json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
+
+
+def _make_rows(
+    env: ReasoningGym, *, train_size: int, test_size: int, seed: int
+) -> dict[str, pa.Table]:
+    """Returns the package's problems, the tasks mixed by their weights."""
+    from rl_core.envs.reasoning_gym.problems import make_problems
+
+    made = make_problems(
+        env.weights,
+        env.difficulty,
+        json.loads(env.config),
+        train_size=train_size,
+        test_size=test_size,
+        seed=seed,
+    )
+    rows = {split: [row_of(env, problem) for problem in part] for split, part in made.items()}
+    return tables_of(rows, text_columns())
+
+
+def _refuse(env: ReasoningGym) -> None:
+    """Raises ValueError if the package is missing, or has no such task or setting."""
+    from rl_core.envs.reasoning_gym.problems import open_task
+
+    for name in env.weights:
+        open_task(name, env.difficulty, json.loads(env.config), seed=0, num_rows=1)
 
 
 class ReasoningGym(TextEnv):
@@ -44,9 +80,8 @@ class ReasoningGym(TextEnv):
     """The package's own scoring, as a function with verl's signature; or another."""
 
     templates: ClassVar = ANSWER_IN_TAGS
-    checks: ClassVar = ("reasoning_gym_truth.sql",)
-    answer_mark: ClassVar = "<answer>"
-    made_by: ClassVar = "reasoning-gym"
+    rows: ClassVar = Rows(make=_make_rows, package="reasoning-gym", refuse=_refuse)
+    checks: ClassVar = Checks(own=("reasoning_gym_truth.sql",), answer_mark="<answer>")
 
     @field_validator("task")
     @classmethod
@@ -73,20 +108,7 @@ class ReasoningGym(TextEnv):
 
     def score(self, response: str, truth: Any) -> ScoredText:
         """Compares word for word: only for the strict and lenient readings of a response."""
-        return self.score_words(response, truth["answer"])
-
-    def rows_of_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, list[Row]]:
-        """Returns the package's problems, the tasks mixed by their weights."""
-        from rl_core.envs.reasoning_gym.problems import make_rows
-
-        return make_rows(self, train_size=train_size, test_size=test_size, seed=seed)
-
-    def require_package(self) -> None:
-        """Raises ValueError if the package is missing, or has no such task or setting."""
-        from rl_core.envs.reasoning_gym.problems import open_task
-
-        for name in self.weights:
-            open_task(name, self, seed=0, num_rows=1)
+        return score_words(self, response, truth["answer"])
 
     def read_question(self, text: str, answer: str | None) -> Question:
         """Returns a question that cannot be scored: its task is not known."""

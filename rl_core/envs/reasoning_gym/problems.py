@@ -1,4 +1,4 @@
-"""The package's problems as checked rows: no question twice, none of the test split in train.
+"""The package's problems, checked: no question twice, none of the test split in train.
 
 Data path stage 1. A task is a function of a seed and an index: the test split has the first
 questions, the train split the next ones, repeated questions left out. A question counts only if its
@@ -14,11 +14,10 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from importlib.util import find_spec
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from rl_core.envs.reasoning_gym import DATA_SOURCE, INSTALL, ReasoningGym
-from rl_core.envs.reasoning_gym.truths import REFUSED, WHY_REFUSED, to_json, with_enums
-from rl_core.envs.rows import Row, prompt_key
+from rl_core.envs.reasoning_gym.truths import INSTALL, REFUSED, WHY_REFUSED, to_json, with_enums
+from rl_core.envs.text_env import TextProblem
 from rl_core.system.child_process import Child, channel_to_parent, pack, unpack
 from rl_core.system.words import did_you_mean
 
@@ -28,49 +27,60 @@ _TRIED_AT_LEAST = 50
 _TRIED_PER_ROW = 10
 """A task that gives no new question in so many tries per row has too few."""
 
+Configs: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""Settings of the package, by task."""
+Splits: TypeAlias = dict[str, list[TextProblem]]
 _PART: Final = 2**15
 """Characters of a message: the other end reads many small ones faster than a large one."""
 
 
-def make_rows(
-    env: ReasoningGym, *, train_size: int, test_size: int, seed: int
-) -> dict[str, list[Row]]:
-    """Returns the rows of both splits, the tasks mixed by their weights, or raises ValueError."""
+def make_problems(
+    weights: Mapping[str, float],
+    difficulty: int | None,
+    configs: Configs,
+    *,
+    train_size: int,
+    test_size: int,
+    seed: int,
+) -> Splits:
+    """Returns problems of both splits, the tasks mixed by their weights, or raises ValueError."""
     if find_spec("reasoning_gym") is None:
         raise ValueError(INSTALL)
     if not _SAME_SETS.items() <= os.environ.items():
-        return _make_elsewhere(env=env, train_size=train_size, test_size=test_size, seed=seed)
-    rows: dict[str, list[Row]] = {"train": [], "test": []}
-    tests, trains = (_shares(env.weights.values(), size) for size in (test_size, train_size))
-    for name, num_test, num_train in zip(env.weights, tests, trains, strict=True):
+        return _make_elsewhere(
+            weights, difficulty, configs, train_size=train_size, test_size=test_size, seed=seed
+        )
+    made: Splits = {"train": [], "test": []}
+    tests, trains = (_shares(weights.values(), size) for size in (test_size, train_size))
+    for name, num_test, num_train in zip(weights, tests, trains, strict=True):
         size = num_test + num_train
-        dataset, config = open_task(name, env, seed=seed, num_rows=size)
-        problems = list(islice(_problems(env, name, dataset, config), size))
+        dataset, config = open_task(name, difficulty, configs, seed=seed, num_rows=size)
+        problems = list(islice(_problems(name, dataset, config), size))
         if len(problems) < size:
             raise ValueError(
                 f"env.task={name}: {len(problems)} different questions that its scorer can judge "
                 f"were found, {size} are needed: lower data.train_size and data.test_size "
                 "or its weight, raise env.difficulty, or leave it out"
             )
-        rows["test"] += problems[:num_test]
-        rows["train"] += problems[num_test:]
-    for split, problems in rows.items():
+        made["test"] += problems[:num_test]
+        made["train"] += problems[num_test:]
+    for split, problems in made.items():
         random.Random(f"{seed}/{split}").shuffle(problems)
-    return rows
+    return made
 
 
-def _make_elsewhere(**asked: Any) -> dict[str, list[Row]]:
-    """Calls `make_rows` in a process in which sets always have the same order."""
-    with closing(Child(__name__, pack(asked), environment=_SAME_SETS)) as child:
+def _make_elsewhere(*tasks: Any, **sizes: Any) -> Splits:
+    """Calls `make_problems` in a process in which sets always have the same order."""
+    with closing(Child(__name__, pack((tasks, sizes)), environment=_SAME_SETS)) as child:
         parts = iter(lambda: child.receive()["part"], "")
-        made: dict[str, list[Row]] | Exception = unpack("".join(parts))
+        made: Splits | Exception = unpack("".join(parts))
     if isinstance(made, Exception):
         raise made
     return made
 
 
 def open_task(
-    name: str, env: ReasoningGym, *, seed: int, num_rows: int
+    name: str, difficulty: int | None, configs: Configs, *, seed: int, num_rows: int
 ) -> tuple[Any, dict[str, Any]]:
     """Returns the package's data set of a task, and the settings that it was made with.
 
@@ -93,11 +103,11 @@ def open_task(
     if name in REFUSED:
         raise ValueError(f"env.task={name} {WHY_REFUSED}")
     config: dict[str, Any] = {}
-    if env.difficulty is not None:
+    if difficulty is not None:
         if not has_curriculum(name):
             raise ValueError(f"env.task={name} has no levels: unset env.difficulty")
-        config = _of_level(create_curriculum(name), env.difficulty)
-    config |= json.loads(env.config).get(name, {})
+        config = _of_level(create_curriculum(name), difficulty)
+    config |= configs.get(name, {})
     tries = _TRIED_AT_LEAST + _TRIED_PER_ROW * num_rows
     own_seed = random.Random(f"{seed}/{name}").getrandbits(31)
     try:
@@ -117,13 +127,11 @@ def _of_level(curriculum: Any, level: int) -> dict[str, Any]:
     return {name: value for name, value in made.items() if name not in ("seed", "size")}
 
 
-def _problems(
-    env: ReasoningGym, name: str, dataset: Any, config: Mapping[str, Any]
-) -> Iterator[Row]:
+def _problems(name: str, dataset: Any, config: Mapping[str, Any]) -> Iterator[TextProblem]:
     """Yields different questions; stops if the first tries give none."""
     from rl_core.envs.reasoning_gym.scoring import score_answer  # loads sympy
 
-    seen: set[tuple[str, ...]] = set()
+    seen: set[str] = set()
     for index in range(dataset.size):
         if index == _TRIED_AT_LEAST and not seen:
             return
@@ -134,15 +142,13 @@ def _problems(
                 "by which its scorer could be proved: leave the task out"
             )
         truth = _truth(name, config, entry)
-        prompt = env.render(entry["question"])
-        key = prompt_key(prompt)
-        if truth is None or key in seen or not entry["question"].strip():
+        key = " ".join(entry["question"].split())
+        if truth is None or key in seen or not key:
             continue
         if score_answer(dataset, truth["answer"], truth) != 1:
             continue
         seen.add(key)
-        source = f"{DATA_SOURCE}/{name}"
-        yield Row(key, prompt, truth, source, solution=truth["answer"])
+        yield TextProblem(entry["question"], truth, name, truth["answer"])
 
 
 def _truth(name: str, config: Mapping[str, Any], entry: Mapping[str, Any]) -> Any:
@@ -171,9 +177,10 @@ def _answer_parent() -> None:
     channel = channel_to_parent()
     random.seed(0)  # codeio runs programs that draw numbers without a seed
     np.random.seed(0)  # some draw from numpy's
-    made: dict[str, list[Row]] | Exception
+    made: Splits | Exception
     try:
-        made = make_rows(**unpack(sys.argv[1]))
+        tasks, sizes = unpack(sys.argv[1])
+        made = make_problems(*tasks, **sizes)
     except Exception as error:  # noqa: BLE001  # the parent raises it
         made = error
     text = pack(made)

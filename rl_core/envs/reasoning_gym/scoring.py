@@ -14,8 +14,13 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 from rl_core.envs.countdown.scoring import score_response
-from rl_core.envs.reasoning_gym import INSTALL
-from rl_core.envs.reasoning_gym.truths import REFUSED, WHY_REFUSED, from_json, with_enums
+from rl_core.envs.reasoning_gym.truths import (
+    INSTALL,
+    REFUSED,
+    WHY_REFUSED,
+    from_json,
+    with_enums,
+)
 from rl_core.envs.rows import find_answer
 from rl_core.system.sealed import TooSlow, sealed
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final, get_args, get_type_hints
 
+INSTALL: Final = "env=reasoning_gym needs the package: pip install reasoning-gym"
 REFUSED: Final = ("intermediate_integration", "polynomial_multiplication", "simple_integration")
 WHY_REFUSED: Final = "is not taken: its scorer runs what a model wrote as Python; leave it out"
 

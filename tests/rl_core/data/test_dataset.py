@@ -19,8 +19,9 @@ from rl_core.data.dataset import (
     read_verified,
     write_dataset,
 )
-from rl_core.envs.countdown import Countdown, render_messages
+from rl_core.envs.countdown import Countdown
 from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
+from rl_core.envs.countdown.templates import render_messages
 from tests.support.own_data import SOLVABLE, TINYZERO, write_tinyzero
 from tests.support.programs import python
 

@@ -100,7 +100,7 @@ def test_truths_are_numbers_as_people_write_them_and_the_check_agrees(tmp_path):
 @pytest.mark.parametrize("answer", ["#### 18k", "#### 2 dozen", "#### 1/2", "#### 18 or 19"])
 def test_a_truth_that_is_another_number_is_refused(answer):
     with pytest.raises(ValueError, match="must end with '#### <number>'"):
-        Gsm8k().read_row({"question": "How many?", "answer": answer})
+        Gsm8k.rows.read(Gsm8k(), {"question": "How many?", "answer": answer})
 
 
 def test_toy_word_problems_are_as_many_as_asked_for_and_shared_by_no_split(tmp_path):

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rl_core.data.prompt_lengths import Messages, measure_all, measure_by_parts
 from rl_core.data.prompts import count_tokens, encode_prompt
-from rl_core.envs.countdown import Template, render_messages
+from rl_core.envs.countdown.templates import Template, render_messages
 from rl_core.sft.train import train_tokenizer
 from tests.rl_core.data.test_prompts import CHAT
 

@@ -12,8 +12,10 @@ import yaml
 
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import dataset_name, is_ready, read_problems, read_verified, write_dataset
-from rl_core.envs.countdown import Countdown, render_messages, score_response
+from rl_core.envs.countdown import Countdown
 from rl_core.envs.countdown.puzzles import COUNTDOWN_DATASET
+from rl_core.envs.countdown.scoring import score_response
+from rl_core.envs.countdown.templates import render_messages
 from rl_core.envs.gsm8k import Gsm8k
 from tests.support.own_data import (
     SOLVABLE,
@@ -278,6 +280,6 @@ def test_gsm8k_rows_of_every_shape(tmp_path, kind, shape, caplog):
     assert [row["prompt"] for row in out["test"]] == [verl_gsm8k(i)["prompt"] for i in (2, 0)]
     assert out["train"][0]["extra_info"]["solution"].endswith("00")
     schema = pq.read_schema(tmp_path / "out" / "test.parquet")
-    assert schema.remove_metadata().equals(Gsm8k.arrow_schema())
+    assert schema.remove_metadata().equals(Gsm8k.rows.schema())
     assert read_problems(tmp_path / "out" / "test.parquet")[1].ground_truth == "18"
     assert not [record for record in caplog.records if record.levelname == "WARNING"]

@@ -25,7 +25,7 @@ def score(response: str, truth: Any, **settings: Any) -> ScoredText:
 
 @pytest.mark.parametrize(("row", "truth", "content"), TABLES["rows"])
 def test_a_row_says_what_is_asked_and_what_is_right(row, truth, content):
-    problem = Custom().read_row(row)
+    problem = Custom.rows.read(Custom(), row)
     assert problem.truth == truth
     assert problem.prompt == [{"role": "user", "content": content}]
 
@@ -33,15 +33,15 @@ def test_a_row_says_what_is_asked_and_what_is_right(row, truth, content):
 @pytest.mark.parametrize(("row", "said"), TABLES["refused"])
 def test_what_is_missing_is_named(row, said):
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
-        Custom().read_row(row)
+        Custom.rows.read(Custom(), row)
     assert said in str(caught.value)
 
 
 def test_a_conversation_wants_chat_tags():
     row = {"prompt": [{"role": "system", "content": "Be brief."}, *ASKED], "answer": "Paris"}
-    assert len(Custom().read_row(row).prompt) == 2
+    assert len(Custom.rows.read(Custom(), row).prompt) == 2
     with pytest.raises(ValueError, match=r"use env\.prompt_template=chat"):
-        Custom(prompt_template="base").read_row(row)
+        Custom.rows.read(Custom(prompt_template="base"), row)
 
 
 def test_truths_of_any_shape_come_back_as_they_were(tmp_path):
@@ -87,7 +87,7 @@ def test_any_text_has_a_score(response, truth):
 def test_a_problem_is_shown_without_the_words_of_its_template(template):
     env = Custom.model_validate({"prompt_template": template})
     for row in ({"question": "Capital of 日本?"}, {"prompt": "Capital of 日本?"}):
-        asked = env.read_row(row | {"answer": "東京"}).prompt
+        asked = env.rows.read(env, row | {"answer": "東京"}).prompt
         problem = Problem(0, "custom", tuple(asked), "東京", 0)
         assert env.show_problem(problem) == "Capital of 日本? (the answer is 東京)"
 

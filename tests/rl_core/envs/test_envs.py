@@ -9,6 +9,7 @@ from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS, find_env
 from rl_core.envs.countdown import Countdown
 from rl_core.envs.gsm8k import Gsm8k
+from rl_core.envs.text_env import TextEnv, strict_and_lenient
 from rl_core.types import ScoredText
 
 SQL = Path(__file__).parents[3] / "sql"
@@ -44,14 +45,19 @@ def test_an_answer_has_a_value_in_lowest_terms():
 def test_each_env_is_scored_strictly_and_leniently():
     right = "<answer> 2 + 3 * 4 </answer>"
     for env in (Countdown(), Countdown(answer_from="last_line", format_score=0.5)):
-        strict, lenient = env.strict_and_lenient()
+        strict, lenient = strict_and_lenient(env)
         verdicts = [e.score(right + "\nor so", TRUTH).verdict for e in (strict, lenient)]
         assert verdicts == ["no_answer", "correct"]
         assert strict.score(right, TRUTH).verdict == "correct"
         assert strict.model_copy(update={"answer_from": env.answer_from}) == env
-    strict, lenient = Gsm8k().strict_and_lenient()
+    strict, lenient = strict_and_lenient(Gsm8k())
     assert [e.score("so 18", "18").verdict for e in (strict, lenient)] == ["no_answer", "correct"]
     assert strict.score("#### 18", "18").verdict == "correct"
+
+
+def test_the_base_class_stays_thin():
+    members = {*TextEnv.model_fields, *(one for one in vars(TextEnv) if one.isidentifier())}
+    assert len([one for one in members if not one.startswith(("_", "model_"))]) <= 25
 
 
 @pytest.mark.parametrize("name", ENVS)
@@ -60,12 +66,12 @@ def test_an_env_is_whole(name):
     assert (env.model_fields["name"].default, env().name) == (name, name)
     assert find_env(env().name) is env
     checks = SQL / "checks"
-    stems = {Path(file).stem for file in env.check_files()}
-    assert len(stems) == len(env.check_files())
+    stems = {Path(file).stem for file in env.checks.files}
+    assert len(stems) == len(env.checks.files)
     assert stems >= {file.stem for file in checks.glob(f"{name}_*.sql")}
-    assert all((checks / file).is_file() for file in env.check_files())
-    assert stems >= {*env.checks_of_generator, *env.checks_of_template}
-    strict, lenient = env().strict_and_lenient()
+    assert all((checks / file).is_file() for file in env.checks.files)
+    assert stems >= {*env.checks.of_generator, *env.checks.of_template}
+    strict, lenient = strict_and_lenient(env())
     for places in (strict, lenient):
         assert env.model_validate(places.model_dump()) == places
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from rl_core.config.run import DataConfig
+from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import read_problems, write_dataset
+from rl_core.data.user_files import read_rows
 from rl_core.envs import ENVS, find_env
-from rl_core.envs.text_env import EnvTurn, TextEnv, TextProblem
+from rl_core.envs.text_env import EnvTurn, Rows, TextEnv, TextProblem
 from rl_core.types import Problem, ScoredText
 
 
@@ -80,8 +81,9 @@ def test_an_answer_is_right_wrong_or_none():
 
 
 def test_a_class_replies_only_if_it_says_how():
-    assert not Sums.overrides(TextEnv.reply)
-    assert Guess.overrides(TextEnv.reply)
+    with pytest.raises(ValidationError, match="answers no response, so it must be 1"):
+        RunConfig(env=Sums(max_turns=2))
+    assert RunConfig(env=Guess(max_turns=2)).env.max_turns == 2
     assert Guess().reply("6", {"sum": 7}) == EnvTurn(" no, ")
     assert Guess().reply("6 no, 7", {"sum": 7}) is None
 
@@ -102,15 +104,16 @@ class Half(TextEnv):
 class OwnRows(Half):
     """Has no problems but the user's."""
 
-    makes_problems = False
+    rows = Rows(read=lambda env, record: record)
 
 
-def test_a_class_needs_problems_or_says_that_they_are_the_users():
+def test_a_class_needs_problems_or_reads_those_of_the_user(tmp_path):
     with pytest.raises(ValueError, match="Half has no method `problems`"):
         find_env(f"{__name__}:Half")
     assert find_env(f"{__name__}:OwnRows") is OwnRows
+    (file := tmp_path / "rows.jsonl").write_text('{"question": "?"}')
     with pytest.raises(ValueError, match="makes its own problems: env=custom takes rows of yours"):
-        Sums().read_row({"question": "?"})
+        list(read_rows(Sums(), [file]))
 
 
 @pytest.mark.parametrize(

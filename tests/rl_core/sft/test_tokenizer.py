@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from rl_core.envs.countdown import render_messages
+from rl_core.envs.countdown.templates import render_messages
 from rl_core.envs.countdown.traces import write_trace
 from rl_core.sft.train import train_tokenizer
 

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rl_core.config.model import BaseModelConfig
-from rl_core.envs.countdown import render_messages
+from rl_core.envs.countdown.templates import render_messages
 from rl_core.envs.countdown.traces import ANSWER_OPEN, SearchExamples, Trace, write_trace
 from rl_core.envs.sft_examples import SftText
 from rl_core.sft.train import Muon, make_base_model, orthogonalise, train_tokenizer

@@ -90,7 +90,7 @@ GCD = {"task": "gcd", "config": {}, "question": "gcd of 8, 12?", "answer": "4", 
     ],
 )
 def test_a_question_in_words_is_short_and_without_its_template(template, question, truth, said):
-    asked = tuple(Custom(prompt_template=template).render(question))
+    asked = tuple(Custom(prompt_template=template).prompt(question))
     one = choose_answers(rows()[:1], [Problem(0, "custom", asked, truth, 0)], most=1)
     (line,) = as_table(one)
     assert re.fullmatch(said, line["problem"])

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.envs.countdown import score_response, scoring
+from rl_core.envs.countdown import scoring
+from rl_core.envs.countdown.scoring import score_response
 
 MAX_LINES = 50 * scoring.MAX_LENGTH
 """Lines of Python for any text: a few dozen for each character that the parser reads."""

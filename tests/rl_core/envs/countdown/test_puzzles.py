@@ -34,7 +34,7 @@ def keys(puzzles: pl.DataFrame) -> set[tuple[tuple[int, ...], int]]:
 )
 def test_puzzles_fit_the_settings_and_are_proved(size, options):
     env = Countdown.model_validate({"min_operands": 2} | options)
-    puzzles = generate_puzzles(env, size=size, seed=1)
+    puzzles = generate_puzzles(**env.ranges, size=size, seed=1)
     assert len(keys(puzzles)) == len(puzzles) == size
     for row, (nums, target, solution, num_solutions) in enumerate(puzzles.iter_rows()):
         assert all(env.min_number <= number <= env.max_number for number in nums)
@@ -58,29 +58,29 @@ def test_everything_that_exists_can_be_asked_for_and_not_one_more():
         for target in range(5, 13)
         if solve(numbers, target)[1]
     }
-    assert keys(generate_puzzles(env, size=len(exist), seed=0)) == exist
+    assert keys(generate_puzzles(**env.ranges, size=len(exist), seed=0)) == exist
     with pytest.raises(ValueError, match=rf"only {len(exist)} exist with 2 to 3 numbers from 1..4"):
-        generate_puzzles(env, size=len(exist) + 1, seed=0)
+        generate_puzzles(**env.ranges, size=len(exist) + 1, seed=0)
 
 
 def test_a_seed_fixes_the_puzzles():
     env = Countdown(max_operands=3, max_number=20)
-    first = generate_puzzles(env, size=100, seed=7)
-    assert first.equals(generate_puzzles(env, size=100, seed=7))
-    assert len(keys(first) & keys(generate_puzzles(env, size=100, seed=8))) < 20
+    first = generate_puzzles(**env.ranges, size=100, seed=7)
+    assert first.equals(generate_puzzles(**env.ranges, size=100, seed=7))
+    assert len(keys(first) & keys(generate_puzzles(**env.ranges, size=100, seed=8))) < 20
 
 
 def test_every_puzzle_is_equally_likely_where_all_are_known():
     """How often a puzzle comes in 200 draws of a fifth of all is binomial, for each alike."""
     env = Countdown(max_operands=3, max_number=6, max_target=30)
     with pytest.raises(ValueError, match=r"only \d+ exist") as caught:
-        generate_puzzles(env, size=10**6, seed=0)
+        generate_puzzles(**env.ranges, size=10**6, seed=0)
     total, rounds = int(str(caught.value).split("only ")[1].split()[0]), 200
     seen: Counter[tuple[tuple[int, ...], int]] = Counter()
     for seed in range(rounds):
-        seen.update(keys(generate_puzzles(env, size=total // 5, seed=seed)))
+        seen.update(keys(generate_puzzles(**env.ranges, size=total // 5, seed=seed)))
     share = (total // 5) / total
-    everything = keys(generate_puzzles(env, size=total, seed=0))
+    everything = keys(generate_puzzles(**env.ranges, size=total, seed=0))
     squares = sum((seen[key] - rounds * share) ** 2 for key in everything)
     assert len(everything) == total
     # A chi-square has mean `total` and variance `2 * total`: chance fails one in 100,000.
@@ -97,7 +97,7 @@ def test_a_sample_from_some_sets_of_numbers_is_spread_as_all_puzzles_are():
     sets = np.asarray(list(combinations_with_replacement(range(1, 21), 4)))
     whole = solve_range(sets, low=10, high=99)
     total = len(whole.rows)
-    sample = generate_puzzles(env, size=30_000, seed=3)
+    sample = generate_puzzles(**env.ranges, size=30_000, seed=3)
     looked_at = {numbers for numbers, _ in keys(sample)}
     assert 4_000 < len(looked_at) <= 5_722
     targets = counts(whole.targets)[10:] * 30_000 / total
@@ -163,7 +163,7 @@ def test_splits_and_slices_are_read_right():
 @pytest.mark.parametrize("template", ["base", "qwen-instruct", "chat"])
 def test_rows_equal_a_plain_loop(template, monkeypatch):
     monkeypatch.setattr(module, "_CHUNK_ROWS", 16)
-    puzzles = generate_puzzles(Countdown(min_operands=2, max_number=12), size=50, seed=0)
+    puzzles = generate_puzzles(**Countdown(min_operands=2, max_number=12).ranges, size=50, seed=0)
     table = countdown_table(puzzles, split="test", template=template)
     assert table.schema == COUNTDOWN_DATASET
     table.validate(full=True)

@@ -8,7 +8,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.envs.countdown import render_messages, score_response
+from rl_core.envs.countdown.scoring import score_response
+from rl_core.envs.countdown.templates import render_messages
 
 TABLES = yaml.safe_load(Path(__file__).with_name("scoring.yaml").read_text())
 

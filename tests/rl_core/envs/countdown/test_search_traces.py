@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_core.envs.countdown import score_response
+from rl_core.envs.countdown.scoring import score_response
 from rl_core.envs.countdown.traces import Need, check_response, pair_values, write_trace
 
 numbers_lists = st.lists(st.integers(1, 99), min_size=3, max_size=4)

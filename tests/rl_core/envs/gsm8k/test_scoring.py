@@ -90,8 +90,8 @@ def test_truth_is_the_text_after_the_hashes_without_commas():
 
 def test_prompts_hold_the_question_and_ask_for_the_hashes():
     question = "A {strange} question: 2 + 2?"
-    (chat,) = Gsm8k(prompt_template="chat").render(question)
-    (think,) = Gsm8k(prompt_template="think").render(question)
+    (chat,) = Gsm8k(prompt_template="chat").prompt(question)
+    (think,) = Gsm8k(prompt_template="think").prompt(question)
     words = 'Let\'s think step by step and output the final answer after "####".'
     assert chat == {"role": "user", "content": f"{question} {words}"}
     assert f"\nUser: {question} Show your work in <think> </think> tags." in think["content"]

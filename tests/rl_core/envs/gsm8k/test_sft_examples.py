@@ -36,7 +36,7 @@ class Draws(random.Random):
 def some_pairs(count: int) -> list[tuple[str, str]]:
     env = Gsm8k(prompt_template="think")
     return [
-        (env.render(problem["question"])[0]["content"], problem["answer"])
+        (env.prompt(problem["question"])[0]["content"], problem["answer"])
         for problem in generate_word_problems(size=count, seed=3)
     ]
 

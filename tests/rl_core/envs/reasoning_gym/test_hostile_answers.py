@@ -35,7 +35,7 @@ LIMITS = RewardConfig(timeout_s=300)  # of a busy machine: CPU seconds are the l
 
 
 def first_truth(task: str) -> dict[str, Any]:
-    dataset, config = open_task(task, ENV, seed=3, num_rows=1)
+    dataset, config = open_task(task, None, {}, seed=3, num_rows=1)
     truth = _truth(task, config, dataset[0])
     return {**truth, "answer": truth["answer"] or "?"}
 
@@ -83,7 +83,7 @@ OTHERS = sorted({*DATASETS} - {"composite", *WITHOUT_ANSWERS, *REFUSED, *EXECUTE
     "task", [*EXECUTED, *(pytest.param(task, marks=pytest.mark.slow) for task in OTHERS)]
 )
 def test_a_tasks_own_answer_scores_as_in_the_package(task):
-    dataset, config = open_task(task, ENV, seed=5, num_rows=3)
+    dataset, config = open_task(task, None, {}, seed=5, num_rows=3)
     for index in range(3):
         truth = _truth(task, config, dataset[index])
         if truth is not None and truth["answer"].strip():
