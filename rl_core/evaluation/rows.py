@@ -1,7 +1,7 @@
 """An EVALUATION ROW (stage 9): a response to a held-out problem, its verdicts, and its file.
 
-Each problem is answered once greedily (accuracy) and n times sampled (pass@k). Engines, decoding
-and scoring come in as functions: nothing here loads a model.
+Each problem is answered once greedily (accuracy) and n times sampled (pass@k), or only sampled
+(both). Engines, decoding and scoring come in as functions: nothing here loads a model.
 
     eval/step_000100.parquet                         with the run's own settings
     eval/100-problems-1a2b3c4d/step_000100.parquet   with others: fewer problems, say
@@ -56,6 +56,8 @@ def evaluate_model(
 ) -> list[dict[str, Any]]:
     """Returns one row per response: each problem once greedily, then n times sampled.
 
+    With `decoding=sampled` there are only the sampled ones.
+
     Rows have the columns of `rl_core.schema.EVALUATION` that follow `step`; `label_rows` adds the
     others. Sampling seeds depend only on (seed, problem, sample): every model has the same ones,
     and a problem's rows do not depend on the other problems.
@@ -64,7 +66,7 @@ def evaluate_model(
     gives the verdict that counts: all responses of a mode are submitted before the first result is
     awaited. The two other scores read the answer in the strictest place, and in any place.
     """
-    asked = {"greedy": [(item, 0) for item in problems]}
+    asked = {"greedy": [(item, 0) for item in problems]} if settings.decoding == "greedy" else {}
     places = range(settings.samples_per_problem)
     asked["sampled"] = [(item, i) for item in problems for i in places]
     rows = []
@@ -73,8 +75,7 @@ def evaluate_model(
             GenerationRequest(item.prompt_ids, seed_of(settings.seed, item.problem.index, sample))
             for item, sample in questions
         ]
-        temperature = settings.temperature if mode == "sampled" else 0.0
-        sampling = SamplingSettings(max_tokens, temperature)
+        sampling = settings.sampling(max_tokens, mode)
         completions = generate(requests, sampling, [item.problem for item, _ in questions])
         texts = [decode(completion.response_ids.tolist()) for completion in completions]
         pending = [

@@ -1,15 +1,15 @@
 -- one row per night, the newest first: model it started from, accuracy before and after with 95% intervals, promoted.
 -- Ask it how the nights went: whether each was worth its time, and why its model was not promoted.
 -- Example: countdown-train sql nights
-with greedy as (
+with answered as (
     select
         run_id,
         model,
         any_value(step) as step,
-        count(*) as problems,
-        count(*) filter (where verdict = 'correct') / count(*) as accuracy
-    from evaluations
-    where mode = 'greedy'
+        avg(accuracy) as accuracy,
+        effective_problems(avg(accuracy), var_pop(accuracy), count(*), min(samples)) as problems
+    from problem_accuracy
+    where is_default
     group by run_id, model
 ),
 
@@ -19,7 +19,7 @@ intervals as (
         model = 'base' as is_base,
         arg_max(wilson(accuracy, problems)[1], step) as low,
         arg_max(wilson(accuracy, problems)[2], step) as high
-    from greedy
+    from answered
     group by run_id, model = 'base'
 ),
 
