@@ -152,7 +152,8 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "ask a CHECKPOINT a question of yours, or problems=N of the test split",
         about="{help}. CHECKPOINT is as `evaluate checkpoint=` takes it (RUN, RUN/best, "
         "RUN/base, champion, latest, a folder, a hub name). A puzzle is '3 14 7 = 35', a word "
-        "problem may have answer=18. samples=N asks each N times, by evaluation.temperature, top_p and top_k.",
+        "problem may have answer=18. samples=N asks each N times, by evaluation.temperature, top_p "
+        "and top_k.",
         words="CHECKPOINT [QUESTION] | KEY=VALUE",
         arguments=("problems", "samples", "answer"),
     ),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from rl_core.section import MAX_INT, Section
 from rl_core.system.redaction import redact
@@ -188,3 +190,10 @@ class EvaluationConfig(Section):
         if mode == "greedy":
             return SamplingSettings(max_tokens, temperature=0.0)
         return SamplingSettings(max_tokens, self.temperature, self.top_p, self.top_k)
+
+
+def protocol_of(settings: Mapping[str, Any]) -> str:
+    """Returns how a run with these settings decodes what counts, see `EvaluationConfig`."""
+    with suppress(ValidationError):
+        return EvaluationConfig.model_validate(settings.get("evaluation", {})).protocol
+    return EvaluationConfig().protocol

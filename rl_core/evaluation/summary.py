@@ -169,6 +169,11 @@ def summarise(rows: Sequence[Row]) -> EvaluationSummary:
     )
 
 
+def accuracy_by(decoding: str) -> str:
+    """Returns what an accuracy is of: `greedy accuracy`, or `accuracy (mean of 4 samples)`."""
+    return "greedy accuracy" if decoding == "greedy" else f"accuracy ({decoding})"
+
+
 def rows_that_count(rows: Sequence[Row]) -> list[Row]:
     """Returns the rows whose responses count for accuracy: greedy ones, else all samples."""
     greedy = [row for row in rows if row["mode"] == "greedy"]
@@ -214,10 +219,10 @@ def _by_problem(rows: Sequence[Row]) -> list[list[Row]]:
 def _share(rows: Sequence[Row], counts: Callable[[Row], bool]) -> Estimate:
     """Returns the share of rows that count; its interval is of problems, not of their samples."""
     problems = _by_problem(rows)
-    num_samples = len(rows) // len(problems)
-    if num_samples == 1:
+    if len(problems) == len(rows):
         return share(sum(map(counts, rows)), len(rows))
-    return chance([sum(map(counts, of_one)) / num_samples for of_one in problems], num_samples)
+    shares = [sum(map(counts, of_one)) / len(of_one) for of_one in problems]
+    return chance(shares, min(map(len, problems)))
 
 
 def _is_correct(column: str = "verdict") -> Callable[[Row], bool]:
