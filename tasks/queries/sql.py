@@ -256,7 +256,7 @@ def connect(
             connection.execute(f"set allowed_paths = {_paths(everything)}")
         connection.execute("set enable_external_access = false")
         connection.execute("set lock_configuration = true")
-        connection.create_function("sign_flip_p", _sign_flip_p, ["DOUBLE[]"], "DOUBLE")  # type: ignore[list-item]  # a type's name does
+        connection.create_function("sign_flip_p", _sign_flip_p, ["DOUBLE[]"], "DOUBLE")
         connection.execute((SQL_FOLDER / "macros.sql").read_text(encoding="utf-8"))
         for name, table in tables.items():
             _register(connection, name, table)

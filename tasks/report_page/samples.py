@@ -215,7 +215,7 @@ class Answers:
 def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: int) -> Answers:
     """Returns some of a model's right and wrong answers, `most` each, the same ones each time."""
     by_index = {problem.index: problem for problem in problems}
-    first = [row for row in rows_that_count(rows) if not row["sample_index"]]
+    first = [dict(row) for row in rows_that_count(rows) if not row["sample_index"]]
     right = [row for row in first if row["verdict"] == "correct"]
     wrong = [row for row in first if row["verdict"] != "correct"]
 
