@@ -21,10 +21,10 @@ create macro effective_problems(mean, variance, problems, samples) as problems *
     else samples
 end;
 
--- how many problems with one sample each tell as much about a gain (`paired` in Python)
-create macro effective_pairs(won, lost, variance, problems, samples) as problems * case
+-- how many problems with one sample tell as much about a gain as one with these (`paired` in Python)
+create macro effective_pairs(won, lost, variance, problems, samples) as case
     when samples = 1 then 1
-    when variance > 0 then least(samples, (won + lost - (won - lost) ** 2) / variance)
+    when variance > 0 then least(samples, ((won + lost) / problems - ((won - lost) / problems) ** 2) / variance)
     else samples
 end;
 

@@ -61,10 +61,11 @@ def parse_settings(text: str) -> dict[str, Any]:
 
 
 def refuse_other_tests(run_folder: Path, config: RunConfig) -> None:
-    """Raises ValueError if the tests of a run that goes on would be decoded in another way."""
+    """Raises ValueError if the tests of a run that has a `best` would be decoded in another way."""
     settings = read_settings(run_folder)
     began, now = protocol_of(settings), config.evaluation.protocol
-    if settings and began != now:
+    has_best = (run_folder / "checkpoints" / "best").is_symlink()
+    if settings and has_best and began != now:
         raise ValueError(
             f"the tests of {run_folder.name} count {began}, and these settings {now}: `best` would "
             "compare the two. Keep its evaluation.*, or choose another run_id=NAME; "

@@ -19,8 +19,8 @@ paired as (
         count(*) filter (where one.accuracy > other.accuracy) as won,
         count(*) filter (where other.accuracy > one.accuracy) as lost,
         min(one.samples) as samples,
-        avg(one.accuracy * (1 - other.accuracy)) as pairs_won,
-        avg(other.accuracy * (1 - one.accuracy)) as pairs_lost,
+        sum(one.accuracy * (1 - other.accuracy)) as pairs_won,
+        sum(other.accuracy * (1 - one.accuracy)) as pairs_lost,
         var_pop(one.accuracy - other.accuracy) as variance,
         list((one.accuracy - other.accuracy) * one.samples) as differences
     from answered as one
@@ -35,10 +35,10 @@ paired as (
     group by one.run_id, one.model, other.run_id, other.model
 ),
 
-sized as (
+weighed as (
     select
         *,
-        effective_pairs(pairs_won, pairs_lost, variance, problems, samples) as size
+        effective_pairs(pairs_won, pairs_lost, variance, problems, samples) as weight
     from paired
 )
 
@@ -50,9 +50,9 @@ select
     problems,
     won,
     lost,
-    pairs_won - pairs_lost as gain,
-    gain_interval(pairs_won * size, pairs_lost * size, size)[1] as gain_low,
-    gain_interval(pairs_won * size, pairs_lost * size, size)[2] as gain_high,
+    (pairs_won - pairs_lost) / problems as gain,
+    gain_interval(weight * pairs_won, weight * pairs_lost, weight * problems)[1] as gain_low,
+    gain_interval(weight * pairs_won, weight * pairs_lost, weight * problems)[2] as gain_high,
     if(samples = 1, mcnemar_p(won, lost), sign_flip_p(differences)) as p_value
-from sized
+from weighed
 order by run_id asc, model asc, other_run_id asc, other_model asc

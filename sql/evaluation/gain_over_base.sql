@@ -17,8 +17,8 @@ paired as (
         count(*) filter (where trained.accuracy > base.accuracy) as won,
         count(*) filter (where base.accuracy > trained.accuracy) as lost,
         min(trained.samples) as samples,
-        avg(trained.accuracy * (1 - base.accuracy)) as pairs_won,
-        avg(base.accuracy * (1 - trained.accuracy)) as pairs_lost,
+        sum(trained.accuracy * (1 - base.accuracy)) as pairs_won,
+        sum(base.accuracy * (1 - trained.accuracy)) as pairs_lost,
         var_pop(trained.accuracy - base.accuracy) as variance,
         list((trained.accuracy - base.accuracy) * trained.samples) as differences
     from answered as trained
@@ -28,10 +28,10 @@ paired as (
     group by trained.run_id, trained.model
 ),
 
-sized as (
+weighed as (
     select
         *,
-        effective_pairs(pairs_won, pairs_lost, variance, problems, samples) as size
+        effective_pairs(pairs_won, pairs_lost, variance, problems, samples) as weight
     from paired
 )
 
@@ -41,9 +41,9 @@ select
     problems,
     won,
     lost,
-    pairs_won - pairs_lost as gain,
-    gain_interval(pairs_won * size, pairs_lost * size, size)[1] as gain_low,
-    gain_interval(pairs_won * size, pairs_lost * size, size)[2] as gain_high,
+    (pairs_won - pairs_lost) / problems as gain,
+    gain_interval(weight * pairs_won, weight * pairs_lost, weight * problems)[1] as gain_low,
+    gain_interval(weight * pairs_won, weight * pairs_lost, weight * problems)[2] as gain_high,
     if(samples = 1, mcnemar_p(won, lost), sign_flip_p(differences)) as p_value
-from sized
+from weighed
 order by run_id asc, model asc
