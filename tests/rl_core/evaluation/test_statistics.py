@@ -150,16 +150,15 @@ def test_gains_of_means_by_hand(correct, others, size, won, lost):
 def test_intervals_of_means_hold_the_truth_as_often_as_they_say(num_samples):
     """Problems differ as in practice, and a problem's chances under both models are alike."""
     rng = np.random.default_rng(0)
-    inside = alarms = 0
+    many = rng.beta(0.5, 0.8, 200_000)
+    moved = np.clip(many[:, None] + [0, 0.25, -0.1], 0, 1).mean(axis=1)
+    truth, inside, alarms = float(np.mean(moved - many)), 0, 0
     for _ in range(400):
         before = rng.beta(0.5, 0.8, 80)
         after = np.clip(before + rng.choice([0, 0.25, -0.1], 80), 0, 1)
         a, b, c = (rng.binomial(num_samples, p).tolist() for p in (after, before, before))
         gain = paired(a, b, num_samples).gain
-        # The truth is the mean over all problems: 2/3 of the changes, cut at 0 and 1.
-        many = rng.beta(0.5, 0.8, 20_000)
-        moved = np.clip(many[:, None] + [0, 0.25, -0.1], 0, 1).mean(axis=1)
-        inside += gain.low <= float(np.mean(moved - many)) <= gain.high
+        inside += gain.low <= truth <= gain.high
         alarms += paired(c, b, num_samples).p_value < 0.05
     assert 0.93 < inside / 400 < 0.985
     assert alarms / 400 < 0.07
