@@ -222,8 +222,8 @@ class Trainer:
 
         The test problems are asked as in the evaluation: greedily, or several times sampled.
         """
-        problems, evaluation = self.inputs.test, self.config.evaluation
-        problems = problems[: self.config.trainer.test_problems]
+        evaluation = self.config.evaluation
+        problems = self.inputs.test[: self.config.trainer.test_problems]
         samples = evaluation.samples_that_count
         requests = [
             GenerationRequest(item.prompt_ids, seed_of(evaluation.seed, item.problem.index, sample))

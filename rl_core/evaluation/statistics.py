@@ -83,7 +83,8 @@ def paired(correct: Sequence[int], others: Sequence[int], num_samples: int) -> P
         return Paired(won, lost, mcnemar_p(won, lost), gain)
     a, b = np.asarray(correct) / num_samples, np.asarray(others) / num_samples
     pairs_won, pairs_lost = float(np.mean(a * (1 - b))), float(np.mean(b * (1 - a)))
-    mean, variance = pairs_won - pairs_lost, float(np.var(a - b))
+    mean = pairs_won - pairs_lost
+    variance = float(np.var(a - b))
     of_a_pair = pairs_won + pairs_lost - mean**2
     size = num_problems * min(num_samples, of_a_pair / variance if variance > 0 else num_samples)
     low, high = gain_interval(pairs_won * size, pairs_lost * size, size)

@@ -63,7 +63,8 @@ def parse_settings(text: str) -> dict[str, Any]:
 def refuse_other_tests(run_folder: Path, config: RunConfig) -> None:
     """Raises ValueError if the tests of a run that has a `best` would be decoded in another way."""
     settings = read_settings(run_folder)
-    began, now = protocol_of(settings), config.evaluation.protocol
+    began = protocol_of(settings)
+    now = config.evaluation.protocol
     has_best = (run_folder / "checkpoints" / "best").is_symlink()
     if settings and has_best and began != now:
         raise ValueError(

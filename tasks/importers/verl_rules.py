@@ -8,9 +8,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rl_core.algos.advantages import ESTIMATORS
 from rl_core.algos.losses import LOSSES
-from rl_core.config.operations import EvaluationConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.sampling import steps_per_epoch
+from tasks.importers.verl_decoding import add_tests
 from tasks.importers.verl_files import add_files, num_problems
 from tasks.importers.verl_table import (
     CHAT_ARGS,
@@ -56,7 +56,7 @@ def translate(
     for rule in (
         *(_same, _kl, _kl_estimate, _correction, _defaults, add_files, _unlisted),
         *(_estimator, _group, _clip_ratio, _losses, _batches, _cards, _checkpointing),
-        *(_optimizer_of_ranks, _schedules, _loggers, _chat_args, _tests),
+        *(_optimizer_of_ranks, _schedules, _loggers, _chat_args, add_tests),
     ):
         rule(script)
     assumed = script.assumed.items()
@@ -387,23 +387,3 @@ def _chat_args(script: ScriptSettings) -> None:
     keys = [key for key in script.given if key.startswith(CHAT_ARGS)]
     if args := {key.removeprefix(CHAT_ARGS): script.plain(key) for key in keys}:
         script.settings["env.chat_args"] = args
-
-
-def _tests(script: ScriptSettings) -> None:
-    """Takes over how verl samples in its tests, which are greedy unless both keys say otherwise."""
-    theirs = f"{_ROLLOUT}val_kwargs."
-    key = theirs + "temperature"
-    if not script.is_true(theirs + "do_sample") or (temperature := script.number(key)) is None:
-        return
-    limits = {name: script.number(theirs + name) for name in ("top_p", "top_k")}
-    ours = {name: value for name, value in limits.items() if value is not None}
-    samples = script.count(theirs + "n") or 1
-    ours |= {"temperature": temperature, "samples_per_problem": samples}
-    try:
-        EvaluationConfig.model_validate({"decoding": "sampled", **ours})
-    except ValidationError as error:
-        why = error.errors()[0]["msg"].lower()
-        script.say("out_of_range", key, ours="evaluation.temperature", why=why)
-        return
-    script.settings |= {"evaluation.decoding": "sampled"}
-    script.settings |= {f"evaluation.{name}": value for name, value in ours.items()}
