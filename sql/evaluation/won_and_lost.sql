@@ -9,7 +9,12 @@ with answered as (
         first_answers.*,
         problem_accuracy.accuracy
     from evaluations as first_answers
-    inner join problem_accuracy using (run_id, evaluation, model, prompt_index)
+    inner join problem_accuracy
+        on
+            first_answers.run_id = problem_accuracy.run_id
+            and first_answers.evaluation = problem_accuracy.evaluation
+            and first_answers.model = problem_accuracy.model
+            and first_answers.prompt_index = problem_accuracy.prompt_index
     where first_answers.counts and coalesce(first_answers.sample_index, 0) = 0
 ),
 
