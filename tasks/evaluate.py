@@ -342,6 +342,7 @@ def measures(summary: EvaluationSummary) -> dict[str, str]:
     """Returns one model's measures by name; a share comes with its 95% interval."""
     return {
         "problems": str(summary.num_problems),
+        **({} if summary.is_greedy else {"decoding": summary.decoding}),
         "accuracy": str(summary.accuracy),
         "strict": str(summary.accuracy_strict),
         "lenient": str(summary.accuracy_lenient),

@@ -147,3 +147,8 @@ def test_means_of_samples_in_sql_are_those_of_python(tmp_path):
         write_samples(file, counts, evaluation=evaluation, **trained)
     pairs = sql.ask("compare_models", root=tmp_path).select("run_id", "other_run_id", "gain")
     assert pairs.rows() == [("one", "same", 0.0)]
+    settings = "evaluation: {decoding: sampled, samples_per_problem: 4, temperature: 0.6}"
+    (folder.parent / "config.yaml").write_text(settings)
+    decodings = sql.ask("compare_runs", root=tmp_path).select("run_id", "decoding").rows()
+    words = "decoding=sampled samples_per_problem=4 temperature=0.6"
+    assert dict(decodings) == {"one": words, "same": None, "other": None}
