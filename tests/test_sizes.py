@@ -13,7 +13,7 @@ from tests.support.walk import Walk
 MOST = {
     # what is counted: (at most, aim)
     "statements of the product": (22_890, 18_000),
-    "lines of tests": (42_300, 36_000),
+    "lines of tests": (42_320, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (110, 90),
     "functions of more than 6 parameters": (20, 8),
@@ -31,7 +31,7 @@ ROOMS = {
     "rl_core/data": (1_246, 83),
     "rl_core/envs": (1_792, 119),
     "rl_core/evaluation": (358, 38),
-    "rl_core/learner": (1_100, 50),
+    "rl_core/learner": (1_102, 50),
     "rl_core/models": (867, 63),
     "rl_core/resources": (944, 98),
     "rl_core/rewards": (271, 16),
@@ -49,7 +49,7 @@ ROOMS = {
     "tasks/queries": (663, 39),
     "tasks/report_page": (592, 43),
     "tasks/supervision": (307, 9),
-    "flows": (466, 24),
+    "flows": (467, 24),
     "flows/cli": (1_365, 50),
     "flows/prefect_patches": (328, 18),
     "flows/runs": (480, 24),
