@@ -121,6 +121,7 @@ def render(evaluated: Evaluated, names: Sequence[str]) -> str:
     lines = [plain_table(["", *names], rows)]
     for answers in evaluated.answers:
         of = f"{answers.num_right} of {answers.summary.num_problems} right"
+        of += " at the first try" if answers.summary.num_samples > 1 else ""
         shown = as_table(answers)
         table = plain_table(list(shown[0]), [list(row.values()) for row in shown])
         lines.append(f"{answers.name}: {of}\n{table}")

@@ -26,6 +26,7 @@ from flows.runs.summary import accuracy_in_words, intervals_of
 from flows.settings.compose import PresetName
 from flows.settings.night import EVENTS, Event, is_sent
 from rl_core.checkpoints.champion import PromotedContender
+from rl_core.config.operations import protocol_of
 from rl_core.config.run import RunConfig
 from rl_core.runs.lock import time_of_killed
 from rl_core.runs.run_folder import RunFolder
@@ -211,7 +212,9 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
             before, after = map(
                 accuracy_in_words, measured, (known.get("base"), known.get("trained"))
             )
-            lines.append(f"accuracy {before} -> {after}")
+            protocol = protocol_of(read_settings(night.run.path))
+            how = "" if protocol == "greedy" else f", {protocol}"
+            lines.append(f"accuracy {before} -> {after}{how}")
         by = (
             f", started from {fields['started_from']}" if night.start and night.start.folder else ""
         )

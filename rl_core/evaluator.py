@@ -1,4 +1,4 @@
-"""One evaluation: any model answers a data set's test problems once, and its rows are kept."""
+"""One evaluation: any model answers a data set's test problems, and its rows are kept."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rl_core.checkpoints.manifest import model_digest
 from rl_core.checkpoints.store import reading_latest
+from rl_core.config.operations import EvaluationConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
 from rl_core.data.prompts import load_tokenizer, prompted, text_codec
@@ -74,6 +75,9 @@ class Evaluator:
         evaluation = self.config.evaluation.model_dump(mode="json")
         if len(self.asked) == len(self.problems):
             evaluation["max_problems"] = None  # a limit that leaves none out is no limit
+        for name in ("decoding", "top_p", "top_k"):  # rows kept before there were these stay valid
+            if evaluation[name] == EvaluationConfig.model_fields[name].default:
+                del evaluation[name]
         reward = self.config.env.reward
         env = self.config.env.model_dump(mode="json")
         if self.config.env.max_turns == 1:
@@ -143,10 +147,11 @@ class Evaluator:
 
         def generate(
             requests: Sequence[GenerationRequest],
-            temperature: float,
+            mode: str,
             problems: Sequence[Problem],
         ) -> list[Completion]:
-            sampling = SamplingSettings(self.config.data.max_response_length, temperature)
+            longest = self.config.data.max_response_length
+            sampling = self.config.evaluation.sampling(longest, mode)
             stream = turns.play(
                 lambda some, how: enumerate(engines.generate(some, how)),
                 requests,

@@ -17,9 +17,10 @@ from rl_core.data.sampling import Curriculum, ProblemOrder
 from rl_core.rollout.collector import Collected, Collector, read_answers, to_rollouts
 from rl_core.rollout.prefetch import Clock, RolloutsAhead, staleness_metrics
 from rl_core.rollout.turns import TurnTaking
+from rl_core.system.seeds import seed_of
 from rl_core.system.signals import StopAsked
 from rl_core.tracking.observers import StepObserver, all_of, per_token_ms
-from rl_core.types import GenerationRequest, PromptedProblem, Rollout, SamplingSettings
+from rl_core.types import GenerationRequest, PromptedProblem, Rollout
 
 if TYPE_CHECKING:
     from rl_core.checkpoints.background_save import BackgroundSave
@@ -118,7 +119,7 @@ class Trainer:
         if start_step == 0:
             try:
                 with self.interruptible():
-                    metrics = self.test_greedily(0) | workers.engines.end_step()
+                    metrics = self.test(0) | workers.engines.end_step()
             except StopAsked:
                 return 0
             run.metrics.append(0, metrics)
@@ -173,7 +174,7 @@ class Trainer:
             workers.sync_weights(step)
         if is_testing:
             with clock("testing"):
-                metrics |= self.test_greedily(step)
+                metrics |= self.test(step)
         return metrics | workers.engines.end_step()
 
     def _leave(self, step: int, start_step: int, metrics: Mapping[str, float]) -> int:
@@ -214,22 +215,33 @@ class Trainer:
             metrics |= self.curriculum.observe(step, collected.num_correct)
         return replace(collected, metrics=metrics)
 
-    def test_greedily(self, step: int) -> dict[str, float]:
-        """Returns `val/*`: a greedy response per test problem; `held_out/` keeps the first ones."""
+    def test(self, step: int) -> dict[str, float]:
+        """Returns `val/*`, means over the responses that count; `held_out/` keeps the first ones.
+
+        The test problems are asked as in the evaluation: greedily, or several times sampled.
+        """
+        evaluation = self.config.evaluation
         problems = self.inputs.test[: self.config.trainer.test_problems]
-        requests = [GenerationRequest(item.prompt_ids, seed=0) for item in problems]
-        greedy = SamplingSettings(self.config.data.max_response_length, temperature=0.0)
+        samples = evaluation.samples_that_count
+        requests = [
+            GenerationRequest(item.prompt_ids, seed_of(evaluation.seed, item.problem.index, sample))
+            for item in problems
+            for sample in range(samples)
+        ]
+        sampling = evaluation.sampling(
+            self.config.data.max_response_length, mode=evaluation.decoding
+        )
         turns = TurnTaking(self.config.env, self.inputs.decode, self.inputs.encode)
         stream = partial(self.workers.engines.stream, phase="evaluate")
-        of_requests = [item.problem for item in problems]
+        of_requests = [item.problem for item in problems for _ in range(samples)]
         answers = read_answers(
-            turns.play(stream, requests, greedy, of_requests),
+            turns.play(stream, requests, sampling, of_requests),
             of_requests,
             decode=self.inputs.decode,
             rewards=self.rewards,
         )
-        rollouts = to_rollouts(problems, answers, self.config.env, group_size=1)
-        self.run.held_out.write(step, rollouts)
+        rollouts = to_rollouts(problems, answers, self.config.env, group_size=samples)
+        self.run.held_out.write(step, rollouts[::samples], mode=evaluation.decoding)
         return {
             "val/accuracy": float(np.mean([r.scored.verdict == "correct" for r in rollouts])),
             "val/score": float(np.mean([r.scored.score for r in rollouts])),

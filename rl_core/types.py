@@ -84,6 +84,10 @@ class SamplingSettings:
 
     max_tokens: int
     temperature: float = 1.0
+    top_p: float = 1.0
+    """The likeliest tokens whose chances add up to this are kept, of those that `top_k` keeps."""
+    top_k: int = -1
+    """The likeliest tokens that are kept; -1 or 0: all."""
     stop: tuple[str, ...] = ()
     """Texts that also end a response; it keeps them, and all of the token that completes them."""
 

@@ -16,8 +16,15 @@ create macro wilson(share, problems) as [
 
 -- how many problems that are solved or not tell as much as this mean of chances (`chance` in Python)
 create macro effective_problems(mean, variance, problems, samples) as problems * case
-    when mean in (0, 1) then 1
+    when mean in (0, 1) or samples = 1 then 1
     when variance > 0 then least(samples, mean * (1 - mean) / variance)
+    else samples
+end;
+
+-- how many problems with one sample tell as much about a gain as one with these (`paired` in Python)
+create macro effective_pairs(won, lost, variance, problems, samples) as case
+    when samples = 1 then 1
+    when variance > 0 then least(samples, ((won + lost) / problems - ((won - lost) / problems) ** 2) / variance)
     else samples
 end;
 

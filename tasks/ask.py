@@ -13,7 +13,7 @@ from rl_core.envs.text_env import Question
 from rl_core.system.model_folder import CONFIG, read_object
 from rl_core.system.process_env import hide_cuda_only_packages, process_environment
 from rl_core.system.seeds import seed_of
-from rl_core.types import GenerationRequest, Problem, SamplingSettings, ScoredText
+from rl_core.types import GenerationRequest, Problem, ScoredText
 
 if TYPE_CHECKING:
     from rl_core.rollout.hf_engine import HfEngine
@@ -48,8 +48,9 @@ def ask_model(
     """Yields the model's responses, question after question.
 
     Uses transformers, which is ready in seconds (vLLM: half a minute). Draws `samples` responses
-    per question at `evaluation.temperature`; None: one greedy response. ValueError if a question
-    has a token without an embedding, or too many tokens.
+    per question by `evaluation.temperature`, `top_p` and `top_k`; None: one response, decoded by
+    `evaluation.decoding`. ValueError if a question has a token without an embedding, or too many
+    tokens.
     """
     on_gpu = config.resources.rollout_gpus > 0
     os.environ |= process_environment(num_threads=config.resources.learner_threads, on_gpu=on_gpu)
@@ -77,9 +78,8 @@ def ask_model(
             f"the question has {num_tokens:,} tokens, and {model} reads at most {limit:,}: "
             "ask a shorter one"
         )
-    sampling = SamplingSettings(
-        config.data.max_response_length, 0.0 if samples is None else config.evaluation.temperature
-    )
+    mode = config.evaluation.decoding if samples is None else "sampled"
+    sampling = config.evaluation.sampling(config.data.max_response_length, mode)
     engine = _engine(config, model, on_gpu=on_gpu)
     decode, encode = text_codec(tokenizer)
     turns = TurnTaking(config.env, decode, encode)

@@ -17,7 +17,13 @@ from rl_core.checkpoints.champion import PromotedContender, champion_file, read_
 from rl_core.checkpoints.store import latest, list_checkpoints, reading_latest, reading_sound
 from rl_core.config.run import RunConfig
 from rl_core.evaluation.rows import PAGE, read_rows
-from rl_core.evaluation.summary import Comparison, EvaluationSummary, compare, summarise
+from rl_core.evaluation.summary import (
+    Comparison,
+    EvaluationSummary,
+    accuracy_by,
+    compare,
+    summarise,
+)
 from rl_core.evaluator import Evaluator, Rows, checkpoint_name
 from rl_core.runs.run_folder import RunFolder, write_unless_full
 from rl_core.storage.champions import bring_champion
@@ -126,9 +132,8 @@ def _record_rows(
         remedy=f"`countdown-train evaluate run_id={run.run_id}` writes it",
     )
     summary = summarise(labelled)
-    _logger.info(
-        "%s: greedy accuracy %s on %d problems", model, summary.accuracy, summary.num_problems
-    )
+    kind = accuracy_by(summary.decoding)
+    _logger.info("%s: %s %s on %d problems", model, kind, summary.accuracy, summary.num_problems)
     return summary
 
 
@@ -151,7 +156,7 @@ def evaluate_task(config: RunConfig, run: RunFolder, data: Path, model_path: Pat
     evaluated = evaluated_of_run(config, run, data, [summary.model for summary in summaries])
     _show_tables(
         summaries,
-        f"{run.run_id} on the test split, with 95% intervals. accuracy: solved greedily, "
+        f"{run.run_id} on the test split, with 95% intervals. accuracy: {summaries[0].decoding}, "
         "scored as in training; strict and lenient: by the strictest and the most lenient reading "
         "of an answer; pass@k: one of k samples is right; maj@k: their majority answer is right."
         + (f" {evaluated.comparison.gain_in_words}." if evaluated.comparison else ""),
@@ -207,7 +212,7 @@ class Evaluated:
 def evaluate_models(
     config: RunConfig, data: Path, model: NamedModel, against: NamedModel | None = None
 ) -> Evaluated:
-    """Asks both models the same problems and compares their greedy responses.
+    """Asks both models the same problems and compares their accuracies.
 
     Rows lie under `<storage.root>/evaluations`, those of a run's model also in the run's `eval/`.
     FileNotFoundError if a checkpoint was pruned since it was named, ValueError if it is damaged.
@@ -319,7 +324,7 @@ def _file_name(model: NamedModel) -> str:
 def _show_tables(summaries: Sequence[EvaluationSummary], description: str) -> None:
     """Shows the models' results, overall and by difficulty, in the Prefect UI."""
     create_table_artifact(summary_table(summaries), key="evaluation", description=description)
-    by_group = "Greedy accuracy by how many numbers and how many solutions a problem has."
+    by_group = "Accuracy by how many numbers and how many solutions a problem has."
     groups = group_table(summaries)
     create_table_artifact(groups, key="evaluation-by-difficulty", description=by_group)
 
@@ -337,6 +342,7 @@ def measures(summary: EvaluationSummary) -> dict[str, str]:
     """Returns one model's measures by name; a share comes with its 95% interval."""
     return {
         "problems": str(summary.num_problems),
+        **({} if summary.is_greedy else {"decoding": summary.decoding}),
         "accuracy": str(summary.accuracy),
         "strict": str(summary.accuracy_strict),
         "lenient": str(summary.accuracy_lenient),

@@ -10,6 +10,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from rl_core.checkpoints.manifest import read_manifest
+from rl_core.config.operations import protocol_of
 from rl_core.evaluation.statistics import wilson_interval
 from rl_core.models.lora import ADAPTER_FOLDER, ADAPTER_WEIGHTS
 from rl_core.runs.run_folder import RunFolder
@@ -79,8 +80,9 @@ def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
         interval = f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}"
         cells.append([row["model"], row["problems"], f"{row['accuracy']:.3f}", interval])
     table = markdown_table(["model", "problems", "accuracy", "interval"], cells)
+    protocol = protocol_of(read_settings(run.path))
     return [
-        "Greedy, on problems that were not trained on; 95% (Wilson) intervals.",
+        f"{protocol.capitalize()}, on problems that were not trained on; 95% (Wilson) intervals.",
         "",
         table,
         *notes,

@@ -104,7 +104,7 @@ def champion_table(promotion: Promotion) -> list[dict[str, Any]]:
     champion = promotion.champion
     reigns = (champion.current, *reversed(champion.history)) if champion else ()
     return [
-        {"checkpoint": reign.name, "accuracy": f"{reign.accuracy:.3f}"}
+        {"checkpoint": reign.name, "accuracy": f"{reign.accuracy:.3f}", "decoding": reign.protocol}
         | {"problems": reign.num_problems, "promoted at": reign.promoted_at, "why": reign.reason}
         for reign in reigns
     ]

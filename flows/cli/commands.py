@@ -160,7 +160,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "query rollouts, metrics, evaluations, checkpoints and runs with SQL",
         about="NAME is a saved question (--list); -q asks one of your own. Works while a run "
         "is writing. The views are rollouts, turns, rescores, metrics, evaluations, "
-        "all_evaluations, held_out, checkpoints, settings, runs and datasets.",
+        "all_evaluations, problem_accuracy, held_out, checkpoints, settings, runs and datasets.",
         words="NAME | RUN | KEY=VALUE",
         options={
             "-q": {"dest": "select", "metavar": "SELECT", "help": "one SELECT over the views"},
@@ -191,7 +191,8 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "ask a CHECKPOINT a question of yours, or problems=N of the test split",
         about="{help}. CHECKPOINT is as `evaluate checkpoint=` takes it (RUN, RUN/best, "
         "RUN/base, champion, latest, a folder, a hub name). A puzzle is '3 14 7 = 35', a word "
-        "problem may have answer=18. samples=N asks each N times, by evaluation.temperature.",
+        "problem may have answer=18. samples=N asks each N times, by evaluation.temperature, top_p "
+        "and top_k.",
         words="CHECKPOINT [QUESTION] | KEY=VALUE",
         arguments=("problems", "samples", "answer"),
     ),

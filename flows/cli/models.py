@@ -46,7 +46,8 @@ def ask(words: Sequence[str]) -> None:
             questions = _questions(config, model, count)
     except (OSError, ValueError) as error:
         raise BadInputError(in_one_line(error)) from error
-    how = "greedy" if samples is None else f"{samples} samples of each question"
+    how = "one sample" if config.evaluation.decoding == "sampled" else "greedy"
+    how = how if samples is None else f"{samples} samples of each question"
     say(f"{model.name}, {how}, at most {config.data.max_response_length} tokens")
     with reading_sound(model.folder):
         replies = list(ask_model(config, model.folder, questions, samples=samples))

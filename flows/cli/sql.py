@@ -110,6 +110,8 @@ def compare(words: Sequence[str]) -> None:
     root, runs, names = _root_runs_and_names(words)
     close_lost_runs(root)
     tables = compare_runs(root, runs + names)
+    if tables["what they reached"]["decoding"].drop_nulls().n_unique() > 1:
+        say("these runs measure accuracy by different decoding: their accuracies do not compare")
     for title, frame in tables.items():
         say(f"\n{title}")
         if title == PAIRED and frame.is_empty():

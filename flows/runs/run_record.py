@@ -22,7 +22,7 @@ from rl_core.runs.lock import close_lost_runs, is_free, training
 from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.resume import check_same_code, newest_sound
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord
-from rl_core.runs.settings_file import refuse_older
+from rl_core.runs.settings_file import refuse_older, refuse_other_tests
 from rl_core.system.atomic import refuse_foreign
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.system.log_file import PREFECTS_RUN_LOGGERS
@@ -84,9 +84,10 @@ def _refuse_to_start_anew(config: RunConfig, run: RunFolder) -> None:
 
 
 def _refuse_others_work(run: RunFolder, config: RunConfig) -> None:
-    """Refuses a run of an older version, and an algorithm whose file has changed since a save."""
+    """Refuses a run of an older version or with other tests, and an algorithm that has changed."""
     try:
         refuse_older(run.path)
+        refuse_other_tests(run.path, config)
         if config.own_algorithms and run.is_there() and run.last_saved():
             check_same_code(run, config, goes_on=True)
     except ValueError as error:

@@ -1,6 +1,6 @@
 """The short table at the end of a run: what it reached, where things lie, what to try next."""
 
-from rl_core.config.operations import StorageConfig
+from rl_core.config.operations import StorageConfig, protocol_of
 from rl_core.resources.oom_recovery import in_words
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
@@ -18,7 +18,9 @@ def summary_lines(run: RunFolder) -> list[str]:
     intervals = intervals_of(run)
     seconds = sum(record.timings_s.values())
     price = run.price_of(seconds)
-    diagnoses = diagnose(run.metrics.read(), settings=read_settings(run.path))
+    settings = read_settings(run.path)
+    protocol = protocol_of(settings)
+    diagnoses = diagnose(run.metrics.read(), settings=settings)
     another = f"countdown-train run preset={record.preset} seed=1{where}"
     if record.own_settings:  # too many to type, and another run without them
         another = "the same command with seed=1, and without run_id"
@@ -26,6 +28,7 @@ def summary_lines(run: RunFolder) -> list[str]:
         ("run", f"{record.run_id}, {record.status}"),
         ("accuracy before", accuracy_in_words(record.accuracy_before, intervals.get("base"))),
         ("accuracy after", accuracy_in_words(record.accuracy_after, intervals.get("trained"))),
+        *([("accuracy of", protocol)] if protocol != "greedy" else []),
         *([("champion", record.champion)] if record.champion else []),
         *(("diagnosis" if i == 0 else "", str(one)) for i, one in enumerate(diagnoses)),
         ("steps", str(record.steps)),

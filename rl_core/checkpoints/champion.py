@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from rl_core.checkpoints.manifest import MANIFEST, model_digest
+from rl_core.config.operations import protocol_of
 from rl_core.system.plain_files import read_json
 from rl_core.system.words import in_one_line
 
@@ -25,12 +26,17 @@ class Contender(BaseModel):
     """Its folder, relative to `storage.root`."""
     model_digest: str
     accuracy: float
-    """Greedy, on the test problems."""
+    """On the test problems, decoded as `evaluation` says."""
     num_problems: int
     evaluation: dict[str, Any]
     """Everything that its evaluation rows depend on, except the model."""
     rows: str
     """File of these rows, relative to `storage.root`."""
+
+    @property
+    def protocol(self) -> str:
+        """How the responses that count were decoded, see `EvaluationConfig`."""
+        return protocol_of(self.evaluation)
 
     @property
     def name(self) -> str:

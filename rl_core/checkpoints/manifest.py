@@ -41,7 +41,7 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
     step: int = Field(ge=0)
     accuracy: float | None
-    """Held-out greedy accuracy that chooses `best`; None if it was not measured."""
+    """Held-out accuracy that chooses `best`; None if it was not measured."""
     score: float | None = None
     """Mean score of the same responses, which decides between equal accuracies (graded rewards)."""
     created_at: str

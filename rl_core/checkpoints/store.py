@@ -61,9 +61,9 @@ def save_checkpoint(
     A save that fails or is killed leaves the checkpoints before it and both pointers as they were;
     the next save removes what a killed one wrote. A checkpoint of the same step is replaced.
 
-    `write` fills the folder it is given. `accuracy`, held-out and greedy, moves `best`, if it was
-    measured; the mean `score` of the same responses decides between equal ones (with a graded
-    reward, all accuracies may be 0).
+    `write` fills the folder it is given. `accuracy`, held-out, moves `best`, if it was measured;
+    the mean `score` of the same responses decides between equal ones (with a graded reward, all
+    accuracies may be 0).
 
     Raises:
         OSError: the disk is full or fails; nothing of this save is left.

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from rl_core.section import MAX_INT, Section
 from rl_core.system.redaction import redact
 from rl_core.system.signals import GRACE_S
+from rl_core.types import SamplingSettings
 
 DEFAULT_ROOT: Final = Path("outputs")
 _URL: Final = re.compile(r"(s3|gs|az)://[a-z0-9][a-z0-9._-]+(/[A-Za-z0-9._=-]+)*")
@@ -27,7 +30,8 @@ class TrainerConfig(Section):
     save_freq: int = Field(100, ge=1)
     """Steps between checkpoints; the last step is always saved."""
     test_freq: int = Field(100, ge=1)
-    """Steps between greedy evaluations on the test split; they choose `best`."""
+    """Steps between tests on the test split, decoded as `evaluation.decoding` says; they choose
+    `best`."""
     test_problems: int = Field(1_024, ge=1)
     """How many test problems those evaluations use, from the first one."""
     stop_grace_s: float = Field(GRACE_S, gt=0)
@@ -139,11 +143,57 @@ class WatchdogConfig(Section):
 class EvaluationConfig(Section):
     """The evaluation after training, of base and trained model alike."""
 
+    decoding: Literal["greedy", "sampled"] = "greedy"
+    """What accuracy is of, also in the tests during training: the likeliest response to each
+    problem, or the mean of `samples_per_problem` sampled ones, as model cards have it. Models that
+    think (Qwen3) repeat themselves without end if they are decoded greedily."""
     samples_per_problem: int = Field(4, ge=1, le=1_024)
-    """Samples for pass@k, k in 1, 2, 3, ... up to this, and for maj@k of all of them."""
+    """Samples for pass@k, k in 1, 2, 3, ... up to this, and for maj@k of all of them; with
+    `decoding=sampled` also for accuracy."""
     temperature: float = Field(1.0, gt=0, le=2)
-    """Temperature of the samples of pass@k; the answers that count for accuracy are greedy."""
+    """Temperature of the samples; greedy responses have none."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Samples take only the likeliest tokens whose chances add up to this; 1: all tokens."""
+    top_k: int = Field(-1, ge=-1)
+    """Samples take only so many of the likeliest tokens, before `top_p` counts; -1 or 0: all."""
     max_problems: int | None = Field(None, ge=1)
     """How many test problems are used, from the first one; null: all."""
     seed: int = Field(0, ge=0, le=MAX_INT)
-    """Seed of the samples of pass@k: every model has the same one."""
+    """Seed of the samples: every model has the same one."""
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> EvaluationConfig:
+        if self.top_k == 1:
+            raise ValueError(
+                "evaluation.top_k=1 makes all samples of a problem equal: use at least 2, or "
+                "evaluation.decoding=greedy"
+            )
+        return self
+
+    @property
+    def samples_that_count(self) -> int:
+        """Responses per problem whose mean is the accuracy."""
+        return 1 if self.decoding == "greedy" else self.samples_per_problem
+
+    @property
+    def protocol(self) -> str:
+        """How the responses that count are decoded, in words: accuracies of two do not compare."""
+        if self.decoding == "greedy":
+            return "greedy"
+        words = [f"temperature {self.temperature:g}"]
+        words += [f"top_p {self.top_p:g}"] * (self.top_p < 1)
+        words += [f"top_k {self.top_k}"] * (self.top_k > 0)
+        return f"mean of {self.samples_per_problem} samples, {', '.join(words)}"
+
+    def sampling(self, max_tokens: int, mode: str) -> SamplingSettings:
+        """Returns how an engine makes responses of a mode, `greedy` or `sampled`."""
+        if mode == "greedy":
+            return SamplingSettings(max_tokens, temperature=0.0)
+        return SamplingSettings(max_tokens, self.temperature, self.top_p, self.top_k)
+
+
+def protocol_of(settings: Mapping[str, Any]) -> str:
+    """Returns how a run with these settings decodes what counts, see `EvaluationConfig`."""
+    with suppress(ValidationError):
+        return EvaluationConfig.model_validate(settings.get("evaluation", {})).protocol
+    return EvaluationConfig().protocol

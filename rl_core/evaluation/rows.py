@@ -1,7 +1,7 @@
 """An EVALUATION ROW (stage 9): a response to a held-out problem, its verdicts, and its file.
 
-Each problem is answered once greedily (accuracy) and n times sampled (pass@k). Engines, decoding
-and scoring come in as functions: nothing here loads a model.
+Each problem is answered once greedily (accuracy) and n times sampled (pass@k), or only sampled
+(both). Engines, decoding and scoring come in as functions: nothing here loads a model.
 
     eval/step_000100.parquet                         with the run's own settings
     eval/100-problems-1a2b3c4d/step_000100.parquet   with others: fewer problems, say
@@ -32,8 +32,8 @@ from rl_core.types import Completion, GenerationRequest, Problem, ScoredText
 if TYPE_CHECKING:
     from rl_core.types import PromptedProblem
 
-Generate = Callable[[Sequence[GenerationRequest], float, Sequence[Problem]], list[Completion]]
-"""(requests, temperature, their problems) -> whole responses in order, the env's turns included."""
+Generate = Callable[[Sequence[GenerationRequest], str, Sequence[Problem]], list[Completion]]
+"""(requests, `greedy` or `sampled`, their problems) -> whole responses in order, the env's turns included."""
 Score = Callable[[str, Any], ScoredText]
 """(response, ground truth) -> verdict."""
 UNKNOWN: Final = "unknown"
@@ -53,6 +53,8 @@ def evaluate_model(
 ) -> list[dict[str, Any]]:
     """Returns one row per response: each problem once greedily, then n times sampled.
 
+    With `decoding=sampled` there are only the sampled ones.
+
     Rows have the columns of `rl_core.schema.EVALUATION` that follow `step`; `label_rows` adds the
     others. Sampling seeds depend only on (seed, problem, sample): every model has the same ones,
     and a problem's rows do not depend on the other problems.
@@ -61,18 +63,15 @@ def evaluate_model(
     result is awaited. Verdicts of `other_scores` go to the columns that are their names.
     """
     samples = range(settings.samples_per_problem)
-    modes = {
-        "greedy": [(item, 0) for item in problems],
-        "sampled": [(item, i) for item in problems for i in samples],
-    }
+    modes = {"greedy": [(item, 0) for item in problems]} if settings.decoding == "greedy" else {}
+    modes["sampled"] = [(item, i) for item in problems for i in samples]
     rows = []
     for mode, questions in modes.items():
         requests = [
             GenerationRequest(item.prompt_ids, seed_of(settings.seed, item.problem.index, sample))
             for item, sample in questions
         ]
-        temperature = settings.temperature if mode == "sampled" else 0.0
-        completions = generate(requests, temperature, [item.problem for item, _ in questions])
+        completions = generate(requests, mode, [item.problem for item, _ in questions])
         texts = [decode(completion.response_ids.tolist()) for completion in completions]
         pending = [
             score(text, item.problem) for text, (item, _) in zip(texts, questions, strict=True)

@@ -32,6 +32,19 @@ class Estimate:
         return f"{self.value:.{decimals}f} ({self.low:.{decimals}f} to {self.high:.{decimals}f})"
 
 
+@dataclass(frozen=True)
+class Paired:
+    """How much better a model is than another on the same problems."""
+
+    won: int
+    """Problems on which the model is better."""
+    lost: int
+    """Problems on which the other is better."""
+    p_value: float
+    gain: Estimate
+    """Accuracy of the model minus that of the other."""
+
+
 def share(num_correct: int, num_total: int) -> Estimate:
     """Returns a share with its Wilson interval."""
     return Estimate(num_correct / num_total, *wilson_interval(num_correct, num_total))
@@ -51,6 +64,32 @@ def chance(chances: Sequence[float], num_samples: int) -> Estimate:
     most = num_samples if 0 < mean < 1 else 1
     problems = len(chances) * min(most, mean * (1 - mean) / variance if variance > 0 else most)
     return Estimate(mean, *wilson_interval(mean * problems, problems))
+
+
+def paired(correct: Sequence[int], others: Sequence[int], num_samples: int) -> Paired:
+    """Returns the comparison of two models' correct samples per problem, of `num_samples` each.
+
+    A problem's samples depend on each other, so problems count, not samples. One sample is
+    McNemar's test and Tango's interval. The mean of several has the sign-flip test, which is
+    McNemar's then, and Tango's interval of the shares of pairs of samples that are won and lost, of
+    so many problems as give their difference the variance that is seen (as in `chance`).
+    """
+    num_problems = len(correct)
+    won = sum(a > b for a, b in zip(correct, others, strict=True))
+    lost = sum(b > a for a, b in zip(correct, others, strict=True))
+    if num_samples == 1:
+        interval = gain_interval(won, lost, num_problems)
+        gain = Estimate((won - lost) / num_problems, *interval)
+        return Paired(won, lost, mcnemar_p(won, lost), gain)
+    a, b = np.asarray(correct) / num_samples, np.asarray(others) / num_samples
+    pairs_won, pairs_lost = float(np.mean(a * (1 - b))), float(np.mean(b * (1 - a)))
+    mean = pairs_won - pairs_lost
+    variance = float(np.var(a - b))
+    of_a_pair = pairs_won + pairs_lost - mean**2
+    size = num_problems * min(num_samples, of_a_pair / variance if variance > 0 else num_samples)
+    low, high = gain_interval(pairs_won * size, pairs_lost * size, size)
+    differences = [a - b for a, b in zip(correct, others, strict=True)]
+    return Paired(won, lost, sign_flip_p(differences), Estimate(mean, low, high))
 
 
 def means(values: npt.ArrayLike) -> list[Estimate]:
@@ -147,7 +186,24 @@ def mcnemar_p(num_won: int, num_lost: int) -> float:
     return min(1.0, tail / 2 ** (discordant - 1)) if discordant else 1.0
 
 
-def gain_interval(num_won: int, num_lost: int, num_total: int) -> tuple[float, float]:
+def sign_flip_p(differences: Sequence[int]) -> float:
+    """Returns the two-sided p-value of the sign-flip test of paired differences, in (0, 1].
+
+    If two models are alike, each problem's difference is as likely with the other sign: the share
+    of all choices of signs whose sum is at least as far from 0 as the one seen, exactly. If all
+    differences are -1, 0 or 1, it is McNemar's.
+
+    Source: Fisher 1935, "The Design of Experiments", section 21.
+    """
+    sizes = [abs(difference) for difference in differences if difference]
+    shares = np.ones(1)  # of the choices, by the sum of the sizes with a plus
+    for size in sizes:
+        shares = (np.pad(shares, (size, 0)) + np.pad(shares, (0, size))) / 2
+    sums = 2 * np.arange(len(shares)) - sum(sizes)
+    return min(1.0, float(shares[abs(sums) >= abs(sum(differences))].sum()))
+
+
+def gain_interval(num_won: float, num_lost: float, num_total: float) -> tuple[float, float]:
     """Returns the 95% score interval of the share won minus the share lost, paired, in [-1, 1].
 
     It holds all gains whose distance from the one seen is at most `Z_95` standard errors, computed

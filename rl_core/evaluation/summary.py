@@ -2,6 +2,8 @@
 
 Shares, pass@k and maj@k have Wilson intervals, which hold at 0 and 1 too, a gain has Tango's, and
 other means have bootstrap intervals over problems. `sql/macros.sql` has the same for SQL.
+
+The responses that count are the greedy ones; of a model that has none (`decoding=sampled`), all.
 """
 
 from collections import Counter, defaultdict
@@ -9,13 +11,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+import numpy as np
+
 from rl_core.evaluation.statistics import (
     Estimate,
     chance,
-    gain_interval,
     majority_credit,
-    mcnemar_p,
     means,
+    paired,
     pass_at_k,
     share,
 )
@@ -30,7 +33,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Group:
-    """Greedy accuracy on the problems that have something in common."""
+    """Accuracy on the problems that have something in common."""
 
     label: str
     num_problems: int
@@ -39,13 +42,13 @@ class Group:
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """Summary of one model's rows: of its greedy responses, except pass@k and maj@k."""
+    """Summary of one model's rows: of the responses that count, except pass@k and maj@k."""
 
     model: str
     step: int
     num_problems: int
     accuracy: Estimate
-    """Share of problems whose greedy response is `correct` by the env's own settings."""
+    """Share of responses that are `correct` by the env's own settings."""
     accuracy_strict: Estimate
     """The same with the answer in the strictest place only."""
     accuracy_lenient: Estimate
@@ -53,7 +56,7 @@ class EvaluationSummary:
     score: Estimate
     """Mean score, format credit included."""
     format_share: Estimate
-    """Share of greedy responses with an answer that can be read, right or wrong."""
+    """Share of responses with an answer that can be read, right or wrong."""
     response_tokens: Estimate
     pass_at_k: Mapping[int, Estimate]
     """By k = 1, 2, 3, ... up to the samples per problem."""
@@ -66,6 +69,14 @@ class EvaluationSummary:
     empty if unknown."""
     by_data_source: tuple[Group, ...] = ()
     """Empty if all problems have the same."""
+    num_samples: int = 1
+    """Responses per problem that count."""
+    is_greedy: bool = True
+
+    @property
+    def decoding(self) -> str:
+        """`greedy`, or `mean of 4 samples`."""
+        return "greedy" if self.is_greedy else f"mean of {self.num_samples} samples"
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -75,15 +86,18 @@ class EvaluationSummary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A model beside another on the same problems, by greedy accuracy."""
+    """A model beside another on the same problems, by their accuracy."""
 
     num_problems: int
     won: int
-    """Problems that the model solves and the other does not."""
+    """Problems that the model solves and the other does not, or solves more often."""
     lost: int
-    """Problems that the other solves and the model does not."""
+    """Problems that the other solves and the model does not, or solves more often."""
     p_value: float
-    """Of McNemar's exact test."""
+    """Of McNemar's exact test, or of the sign-flip test of means."""
+    gain: Estimate
+    """Accuracy of the model minus that of the other."""
+    num_samples: int = 1
 
     @property
     def verdict(self) -> Literal["better", "worse", "cannot tell"]:
@@ -102,12 +116,6 @@ class Comparison:
         return f"{self.verdict} {than} {other} ({self._numbers})"
 
     @property
-    def gain(self) -> Estimate:
-        """Accuracy of the model minus that of the other."""
-        low, high = gain_interval(self.won, self.lost, self.num_problems)
-        return Estimate((self.won - self.lost) / self.num_problems, low, high)
-
-    @property
     def gain_in_words(self) -> str:
         """`gain +0.129 (95% interval +0.022 to +0.243)`, as in the report."""
         gain = self.gain
@@ -115,71 +123,110 @@ class Comparison:
 
     @property
     def _numbers(self) -> str:
+        means = f", means of {self.num_samples} samples" if self.num_samples > 1 else ""
         return (
             f"p = {self.p_value:.2g}, {self.won} problems won and {self.lost} lost of "
-            f"{self.num_problems}"
+            f"{self.num_problems}{means}"
         )
 
 
 def summarise(rows: Sequence[Row]) -> EvaluationSummary:
-    """Returns what the complete rows of one model say; ValueError if there are no greedy rows."""
-    greedy = [row for row in rows if row["mode"] == "greedy"]
-    if not greedy:
-        raise ValueError(f"no greedy row among {len(rows)} evaluation rows: nothing to summarise")
-    samples: defaultdict[int, list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["mode"] == "sampled":
-            samples[row["prompt_index"]].append(row)
-    num_readable = sum(row["verdict"] not in UNREADABLE_VERDICTS for row in greedy)
-    score, tokens = means([(row["score"], row["response_tokens"]) for row in greedy])
-    known = [row for row in greedy if row["num_solutions"]]
-    by_source = _groups(greedy, lambda row: row["data_source"], lambda own: own[0]["data_source"])
+    """Returns what the complete rows of one model say; ValueError if there are none."""
+    counted = rows_that_count(rows)
+    if not counted:
+        raise ValueError("there are no evaluation rows: nothing to summarise")
+    num_samples = len(counted) // len(_by_problem(counted))
+    samples = _by_problem([row for row in rows if row["mode"] == "sampled"])
+    score, tokens = means(
+        [
+            np.mean([(row["score"], row["response_tokens"]) for row in of_one], axis=0)
+            for of_one in _by_problem(counted)
+        ]
+    )
+    known = [row for row in counted if row["num_solutions"]]
+    by_source = _groups(counted, lambda row: row["data_source"], lambda own: own[0]["data_source"])
     return EvaluationSummary(
-        model=greedy[0]["model"],
-        step=greedy[0]["step"],
-        num_problems=len(greedy),
-        accuracy=_accuracy(greedy),
-        accuracy_strict=_accuracy(greedy, "verdict_strict"),
-        accuracy_lenient=_accuracy(greedy, "verdict_lenient"),
+        model=counted[0]["model"],
+        step=counted[0]["step"],
+        num_problems=len(counted) // num_samples,
+        accuracy=_share(counted, _is_correct()),
+        accuracy_strict=_share(counted, _is_correct("verdict_strict")),
+        accuracy_lenient=_share(counted, _is_correct("verdict_lenient")),
         score=score,
-        format_share=share(num_readable, len(greedy)),
+        format_share=_share(counted, lambda row: row["verdict"] not in UNREADABLE_VERDICTS),
         response_tokens=tokens,
-        pass_at_k=_pass_at_k(samples.values()),
-        majority_at_k=_majority_at_k(samples.values()),
+        pass_at_k=_pass_at_k(samples),
+        majority_at_k=_majority_at_k(samples),
         by_num_operands=_groups(
-            [row for row in greedy if row["num_operands"] is not None],
+            [row for row in counted if row["num_operands"] is not None],
             lambda row: row["num_operands"],
             lambda own: f"{own[0]['num_operands']} numbers",
         ),
         by_difficulty=_groups(known, lambda row: row["num_solutions"].bit_length(), _range),
         by_data_source=by_source if len(by_source) > 1 else (),
+        num_samples=num_samples,
+        is_greedy=counted[0]["mode"] == "greedy",
     )
 
 
+def accuracy_by(decoding: str) -> str:
+    """Returns what an accuracy is of: `greedy accuracy`, or `accuracy (mean of 4 samples)`."""
+    return "greedy accuracy" if decoding == "greedy" else f"accuracy ({decoding})"
+
+
+def rows_that_count(rows: Sequence[Row]) -> list[Row]:
+    """Returns the rows whose responses count for accuracy: greedy ones, else all samples."""
+    greedy = [row for row in rows if row["mode"] == "greedy"]
+    return greedy or [row for row in rows if row["mode"] == "sampled"]
+
+
 def compare(rows: Sequence[Row], other: Sequence[Row]) -> Comparison:
-    """Compares two models by their greedy responses; ValueError if their problems differ."""
-    first, second = _greedy_by_problem(rows), _greedy_by_problem(other)
+    """Compares two models; ValueError if they were not asked the same, in the same way."""
+    counted = [rows_that_count(rows), rows_that_count(other)]
+    first, second = (
+        {_problem_of(of_one[0]): _num_correct(of_one) for of_one in _by_problem(each)}
+        for each in counted
+    )
     if first.keys() != second.keys():
         differing = len(first.keys() ^ second.keys())
         raise ValueError(
             f"the models were not asked the same problems: {len(first)} and {len(second)}, "
             f"{differing} of them only one of the two; evaluate both again"
         )
-    solved = Counter((first[key], second[key]) for key in first)
-    won, lost = solved[True, False], solved[False, True]
-    return Comparison(len(first), won, lost, mcnemar_p(won, lost))
+    ways = {(each[0]["mode"], len(each), each[0].get("evaluation")) for each in counted}
+    if len(ways) > 1:
+        raise ValueError(
+            "the models were asked in different ways, by other settings or another decoding: "
+            "evaluate both again with the same evaluation.*"
+        )
+    num_samples = len(counted[0]) // len(first)
+    of_both = paired([first[key] for key in first], [second[key] for key in first], num_samples)
+    return Comparison(num_problems=len(first), num_samples=num_samples, **vars(of_both))
 
 
-def _greedy_by_problem(rows: Sequence[Row]) -> dict[tuple[int, str, str], bool]:
-    return {
-        (row["prompt_index"], row["prompt"], row["ground_truth"]): row["verdict"] == "correct"
-        for row in rows
-        if row["mode"] == "greedy"
-    }
+def _problem_of(row: Row) -> tuple[int, str, str]:
+    return row["prompt_index"], row["prompt"], row["ground_truth"]
 
 
-def _accuracy(rows: Sequence[Row], column: str = "verdict") -> Estimate:
-    return share(_num_correct(rows, column), len(rows))
+def _by_problem(rows: Sequence[Row]) -> list[list[Row]]:
+    """Returns the rows of each problem, which have as many each."""
+    groups: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["prompt_index"]].append(row)
+    return list(groups.values())
+
+
+def _share(rows: Sequence[Row], counts: Callable[[Row], bool]) -> Estimate:
+    """Returns the share of rows that count; its interval is of problems, not of their samples."""
+    problems = _by_problem(rows)
+    if len(problems) == len(rows):
+        return share(sum(map(counts, rows)), len(rows))
+    shares = [sum(map(counts, of_one)) / len(of_one) for of_one in problems]
+    return chance(shares, min(map(len, problems)))
+
+
+def _is_correct(column: str = "verdict") -> Callable[[Row], bool]:
+    return lambda row: row[column] == "correct"
 
 
 def _pass_at_k(samples: Collection[Sequence[Row]]) -> dict[int, Estimate]:
@@ -203,8 +250,8 @@ def _majority_at_k(samples: Collection[Sequence[Row]]) -> dict[int, Estimate]:
     return {min(map(len, samples)): chance(won, 1)}
 
 
-def _num_correct(rows: Sequence[Row], column: str = "verdict") -> int:
-    return sum(row[column] == "correct" for row in rows)
+def _num_correct(rows: Sequence[Row]) -> int:
+    return sum(row["verdict"] == "correct" for row in rows)
 
 
 def _groups(
@@ -214,7 +261,8 @@ def _groups(
     for row in rows:
         groups[key(row)].append(row)
     return tuple(
-        Group(label(found), len(found), _accuracy(found)) for _, found in sorted(groups.items())
+        Group(label(some), len(_by_problem(some)), _share(some, _is_correct()))
+        for _, some in sorted(groups.items())
     )
 
 

@@ -1,6 +1,7 @@
 """A model with its AdamW and its learning-rate schedule: the unit that one update steps."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -166,7 +167,8 @@ class ModelOptimizer:
 
     def end_step(self) -> None:
         """Moves the schedule on by one training step, however many updates that had."""
-        self._schedule.step()
+        with warnings.catch_warnings(action="ignore"):  # torch counts updates: there may be none
+            self._schedule.step()
 
     def state_tensors(self, prefix: str) -> dict[str, Tensor]:
         """Returns the optimizer's state as `<prefix>.<parameter>.<field>`."""

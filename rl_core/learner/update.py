@@ -93,6 +93,7 @@ class Updater:
                 metric: float(torch.stack([shares[metric] for shares, _ in updates]).mean())
                 for metric in updates[0][0]
             }
+            metrics[f"{name}/skipped_steps"] *= len(updates)  # a count
             first_epoch = zip(batches, (per_token for _, per_token in updates), strict=False)
             per_token = in_rows(first_epoch, experience.batch.rollout_logprobs)
             if name == "critic" and experience.values is None:
@@ -109,27 +110,36 @@ class Updater:
     def _update(
         self, name: Name, mini: Experience, kl_coef: float
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Updates the weights once, from a mini-batch; returns as `accumulate`, of all ranks."""
+        """Updates the weights once, from a mini-batch; returns as `accumulate`, of all ranks.
+
+        If nothing in it teaches, the weights stay: AdamW would move them by its momentum.
+        """
         optimizer = self._optimizers[name]
         phase = f"update_{name}"
+        teaches = self.teaches(name, mini)
+        is_skipped = not bool(teaches.any())
 
         def attempt(micro_batches: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
             optimizer.offload()  # after an attempt that ran out of memory late
             shares, per_token = self.accumulate(name, mini, micro_batches, kl_coef)
             metrics = self._ranks.add_shares(shares)
-            return metrics | {f"{name}/grad_norm": optimizer.clip()}, self._ranks.add(per_token)
+            norm = per_token.new_zeros(()) if is_skipped else optimizer.clip()
+            skipped = per_token.new_tensor(float(is_skipped))
+            metrics |= {f"{name}/grad_norm": norm, f"{name}/skipped_steps": skipped}
+            return metrics, self._ranks.add(per_token)
 
-        apart = ~self.teaches(name, mini)
-        metrics, per_token = self._microbatching.run(phase, mini.batch, attempt, apart=apart)
-        # Never repeated: weights must move once. `clip` has allocated all memory for it.
-        with out_of_memory_as(phase):
-            optimizer.step(metrics[f"{name}/grad_norm"])
+        metrics, per_token = self._microbatching.run(phase, mini.batch, attempt, apart=~teaches)
+        if not is_skipped:
+            # Never repeated: weights must move once. `clip` has allocated all memory for it.
+            with out_of_memory_as(phase):
+                optimizer.step(metrics[f"{name}/grad_norm"])
         return metrics, per_token
 
     def teaches(self, name: Name, mini: Experience) -> Tensor:
-        """Returns the rows (bool [B]) that a gradient can come from."""
+        """Returns the rows (bool [B]) that a gradient can come from: none if all are masked."""
+        has_tokens = mini.loss_mask.any()
         if name == "critic":
-            return torch.ones_like(mini.batch.truncated)
+            return has_tokens.expand(len(mini.batch))
         actor = self._config.actor
         algorithm = self._config.algorithm
         has_other_terms = (
@@ -138,7 +148,7 @@ class Updater:
             or not actor.formula.needs_advantages
             or self._models.teacher is not None
         )
-        return mini.teaches | has_other_terms
+        return (mini.teaches | has_other_terms) & has_tokens
 
     def accumulate(
         self, name: Name, mini: Experience, micro_batches: Sequence[Tensor], kl_coef: float
@@ -161,8 +171,6 @@ class Updater:
 
         teaches = self.teaches(name, mini)
         backward = [bool(teaches[rows].any()) for rows in micro_batches]
-        # AdamW moves weights with a gradient of 0, too, but not those without: one pass has one.
-        backward[0] |= not any(backward)
         passes = self._ranks.same_passes(micro_batches, backward)
 
         def computed(number: int) -> tuple[Tensor, Pass]:

@@ -70,14 +70,16 @@ def asked_at_a_time(config: RunConfig) -> tuple[int, int]:
     data = config.data
     size = config.algorithm.group_size
     rollout = config.rollout
-    in_all = (data.train_batch_size * size, min(config.trainer.test_problems, data.test_size))
+    samples = config.evaluation.samples_that_count
+    tests = samples * min(config.trainer.test_problems, data.test_size)
+    in_all = (data.train_batch_size * size, tests)
     num_rollouts, num_tests = (
         min(rollout.max_num_seqs, -(-number // rollout.num_engines)) for number in in_all
     )
     num_seqs = max(num_rollouts, num_tests)
     if config.env.max_turns > 1:
         return num_seqs, num_seqs
-    return num_seqs, max(-(-num_rollouts // size), num_tests)
+    return num_seqs, max(-(-num_rollouts // size), -(-num_tests // samples))
 
 
 def shares_a_card(config: RunConfig) -> bool:

@@ -146,7 +146,7 @@ class HfEngine(RolloutEngine):
         has_limits = min(most) < num_steps
         cut, stops = torch.zeros_like(ended), self._stops_at(sampling.stop)
         for step in range(num_steps):
-            token, logprob = _sample(logits, sampling.temperature, draws[rows, step])
+            token, logprob = _sample(logits, sampling, draws[rows, step])
             tokens[rows, step], logprobs[rows, step] = token, logprob
             # Ended rows stay until half have ended: what they still sample is ignored.
             lengths[rows] += ~ended[rows]
@@ -258,19 +258,39 @@ class _Context:
             self.mask = self.mask[rows]
 
 
+def likeliest_only(logits: torch.Tensor, *, top_p: float, top_k: int) -> torch.Tensor:
+    """Returns logits float32 [b, V] with minus infinity at all but a row's likeliest tokens.
+
+    These are the `top_k` likeliest (-1 or 0: all) and of them, their chances renormalised, the
+    fewest that add up to at least `top_p`: at least one. Tokens as likely as the last one stay.
+
+    Source: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", section 3.1.
+    """
+    ordered = logits.sort(dim=-1, descending=True).values
+    if 0 < top_k < logits.shape[-1]:
+        ordered = ordered[:, :top_k]
+    probabilities = ordered.softmax(dim=-1)
+    is_kept = probabilities.cumsum(dim=-1) - probabilities < top_p  # those before do not suffice
+    num_kept = is_kept.sum(dim=-1, keepdim=True).clamp(min=1)
+    return logits.masked_fill(logits < ordered.gather(1, num_kept - 1), -torch.inf)
+
+
 def _sample(
-    logits: torch.Tensor, temperature: float, draws: torch.Tensor
+    logits: torch.Tensor, sampling: SamplingSettings, draws: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the next tokens int64 [b] and their log-probs float32 [b], of logits float32 [b, V].
 
     A token is drawn where the cumulative probabilities pass `draws` (float32 [b] from [0, 1)); at
     temperature 0 it is the likeliest.
     """
+    temperature = sampling.temperature
     if temperature == 0:
         token = logits.argmax(dim=-1, keepdim=True)
         log_sums = logits.logsumexp(dim=-1, keepdim=True)
     else:
         logits = logits if temperature == 1 else logits / temperature
+        if sampling.top_p < 1 or sampling.top_k > 0:
+            logits = likeliest_only(logits, top_p=sampling.top_p, top_k=sampling.top_k)
         log_sums = logits.logsumexp(dim=-1, keepdim=True)
         cumulated = (logits - log_sums).exp_().cumsum(dim=-1)
         total = cumulated[:, -1:].contiguous()

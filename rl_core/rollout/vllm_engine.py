@@ -219,6 +219,8 @@ class VllmEngine(RolloutEngine):
     def _params(self, request: GenerationRequest, sampling: SamplingSettings) -> SamplingParams:
         return SamplingParams(
             temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
             max_tokens=min(request.max_tokens or sampling.max_tokens, sampling.max_tokens),
             seed=request.seed,
             stop=list(sampling.stop),

@@ -1,7 +1,7 @@
 """Files with what a model wrote: each step's rollouts, and its answers at each test.
 
     rollouts/step_000101.parquet   rows of `rl_core.schema.ROLLOUTS`
-    held_out/step_000100.parquet   rows of `rl_core.schema.EVALUATION`, greedy
+    held_out/step_000100.parquet   rows of `rl_core.schema.EVALUATION`, one per problem
 
 Older versions joined steps in `steps_000001_000100.parquet`, which SQL reads.
 Not here: the evaluation after training, whose files in `eval/` hold every problem.
@@ -126,10 +126,13 @@ class HeldOutLog:
     folder: Path
     run_id: str
 
-    def write(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        """Writes the first answers of a test; on a full disk they are lost with a warning."""
+    def write(self, step: int, rollouts: Sequence[Rollout], *, mode: str = "greedy") -> None:
+        """Writes the first answers of a test; on a full disk they are lost with a warning.
+
+        `rollouts` are one per problem, `mode` is `greedy` or `sampled`.
+        """
         model = f"step_{step:06d}" if step else "base"
-        rows = [_held_out_row(rollout) for rollout in rollouts[:MOST_VALIDATION_ROWS]]
+        rows = [_held_out_row(rollout, mode) for rollout in rollouts[:MOST_VALIDATION_ROWS]]
         try:
             demand_room(self.folder.parent)
             write_rows(
@@ -249,13 +252,13 @@ def _rollout_table(
     return pa.Table.from_pylist(rows, schema=ROLLOUTS)
 
 
-def _held_out_row(rollout: Rollout) -> dict[str, Any]:
+def _held_out_row(rollout: Rollout, mode: str) -> dict[str, Any]:
     problem = rollout.problem
     return {
         "prompt_index": problem.index,
         "data_source": problem.data_source,
         "num_solutions": problem.num_solutions,
-        "mode": "greedy",
+        "mode": mode,
         "sample_index": 0,
         "prompt": rollout.prompt_text,
         "response": rollout.response_text,

@@ -34,6 +34,7 @@ from rl_core.runs.settings_file import (
     changed_settings,
     read_settings,
     refuse_older,
+    refuse_other_tests,
     settings_as_yaml,
 )
 from rl_core.system.atomic import is_disk_full, locked, refuse_foreign, write_text_atomically
@@ -89,7 +90,7 @@ class RunRecord(BaseModel):
     steps: int = 0
     """Training steps done."""
     accuracy_before: float | None = None
-    """Greedy accuracy of the base model on the test split."""
+    """Accuracy of the base model on the test split, decoded by `evaluation.decoding`."""
     accuracy_after: float | None = None
     reason: str | None = None
     """Why the run has its status, in one sentence, if there is something to say."""
@@ -158,11 +159,12 @@ class RunFolder:
 
         Raises:
             ValueError: the folder cannot be written, or what is in it is not a run, or is a run of
-                an older version.
+                an older version or with other tests.
         """
         assert config.run_id is not None, "a run has a name"
         run = cls.under(config.storage.root, config.run_id)
         refuse_older(run.path)
+        refuse_other_tests(run.path, config)
         run.make()
         with run._writing():
             asked = run._write_settings(settings_as_yaml(config))

@@ -9,6 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from rl_core.config.mistakes import leaves as leaves  # of which its readers need both
+from rl_core.config.operations import protocol_of
 from rl_core.config.run import RunConfig
 from rl_core.section import Section
 from rl_core.system.plain_files import MOST_YAML_BYTES, parse_yaml, read_plain
@@ -57,6 +58,21 @@ def parse_settings(text: str) -> dict[str, Any]:
     if not all(isinstance(settings.get(section, {}), dict) for section in _SECTIONS):
         return {}
     return settings
+
+
+def refuse_other_tests(run_folder: Path, config: RunConfig) -> None:
+    """Raises ValueError if the tests of a run that has a `best` would be decoded in another way."""
+    settings = read_settings(run_folder)
+    began = protocol_of(settings)
+    now = config.evaluation.protocol
+    has_best = (run_folder / "checkpoints" / "best").is_symlink()
+    if settings and has_best and began != now:
+        raise ValueError(
+            f"the tests of {run_folder.name} count {began}, and these settings {now}: `best` would "
+            "compare the two. Keep its evaluation.*, or choose another run_id=NAME; "
+            f"`countdown-train evaluate {run_folder.name} evaluation.decoding="
+            f"{config.evaluation.decoding}` evaluates what it has trained"
+        )
 
 
 def settings_as_yaml(config: RunConfig) -> str:

@@ -1,4 +1,4 @@
--- one row per run, trained model and data source: greedy accuracy beside the base model's.
+-- one row per run, trained model and data source: accuracy beside the base model's.
 -- Ask it which tasks of a mixture training helped with.
 -- Example: countdown-train sql accuracy_by_data_source --run latest
 with shares as (
@@ -7,9 +7,9 @@ with shares as (
         model,
         data_source,
         count(*) as problems,
-        count(*) filter (where verdict = 'correct') / count(*) as accuracy
-    from evaluations
-    where mode = 'greedy'
+        avg(accuracy) as accuracy
+    from problem_accuracy
+    where is_default
     group by run_id, model, data_source
 )
 

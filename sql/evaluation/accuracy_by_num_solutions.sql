@@ -1,16 +1,15 @@
--- one row per run, evaluated model and range of solution counts: greedy accuracy beside the base model's.
+-- one row per run, evaluated model and range of solution counts: accuracy beside the base model's.
 -- Ask it whether training helped on hard problems (few solutions) or on easy ones only.
 -- Ranges double (1, 2-3, 4-7, ...), so they are the same for every data set.
 -- Example: countdown-train sql accuracy_by_num_solutions --run latest
-with greedy as (
+with answered as (
     select
         run_id,
         model,
-        verdict,
-        num_solutions,
+        accuracy,
         if(num_solutions = 0, 0, 1 << (length(bin(num_solutions)) - 1)) as fewest
-    from evaluations
-    where mode = 'greedy'
+    from problem_accuracy
+    where is_default
 ),
 
 shares as (
@@ -24,8 +23,8 @@ shares as (
             else concat(fewest, '-', 2 * fewest - 1)
         end as solutions,
         count(*) as problems,
-        count(*) filter (where verdict = 'correct') / count(*) as accuracy
-    from greedy
+        avg(accuracy) as accuracy
+    from answered
     group by run_id, model, fewest
 )
 

@@ -1,4 +1,4 @@
--- one row per run, trained model and count of numbers in a puzzle: greedy accuracy beside the base model's.
+-- one row per run, trained model and count of numbers in a puzzle: accuracy beside the base model's.
 -- Ask it whether training helped with four numbers or with three only.
 -- Example: countdown-train sql accuracy_by_operands --run latest
 with shares as (
@@ -7,9 +7,9 @@ with shares as (
         model,
         num_operands,
         count(*) as problems,
-        count(*) filter (where verdict = 'correct') / count(*) as accuracy
-    from evaluations
-    where mode = 'greedy' and num_operands is not null
+        avg(accuracy) as accuracy
+    from problem_accuracy
+    where is_default and num_operands is not null
     group by run_id, model, num_operands
 )
 

@@ -1,17 +1,12 @@
 -- one row per two trained models of any runs that answered the same problems: how often only one was right.
 -- Ask it which run to keep. Problems are the same if their index, prompt and ground truth are;
 -- `p_value` is of McNemar's exact test: below 0.05 the model is better, or worse, than the other.
+-- Means of samples (then it is the sign-flip test's) are compared only within the same evaluation.
 -- Example: countdown-train sql compare_models --run latest
-with greedy as (
-    select
-        run_id,
-        model,
-        prompt_index,
-        prompt,
-        ground_truth,
-        verdict = 'correct' as solved
-    from evaluations
-    where mode = 'greedy' and model != 'base' and ground_truth is not null
+with answered as (
+    select *
+    from problem_accuracy
+    where is_default and model != 'base' and ground_truth is not null
 ),
 
 paired as (
@@ -21,16 +16,30 @@ paired as (
         other.run_id as other_run_id,
         other.model as other_model,
         count(*) as problems,
-        count(*) filter (where one.solved and not other.solved) as won,
-        count(*) filter (where other.solved and not one.solved) as lost
-    from greedy as one
-    inner join greedy as other
+        count(*) filter (where one.accuracy > other.accuracy) as won,
+        count(*) filter (where other.accuracy > one.accuracy) as lost,
+        min(one.samples) as samples,
+        sum(one.accuracy * (1 - other.accuracy)) as pairs_won,
+        sum(other.accuracy * (1 - one.accuracy)) as pairs_lost,
+        var_pop(one.accuracy - other.accuracy) as variance,
+        list((one.accuracy - other.accuracy) * one.samples) as differences
+    from answered as one
+    inner join answered as other
         on
             one.prompt_index = other.prompt_index
             and one.prompt = other.prompt
             and one.ground_truth = other.ground_truth
+            and one.mode = other.mode
+            and (one.mode = 'greedy' or one.evaluation = other.evaluation)
             and (one.run_id, one.model) < (other.run_id, other.model)
     group by one.run_id, one.model, other.run_id, other.model
+),
+
+weighed as (
+    select
+        *,
+        effective_pairs(pairs_won, pairs_lost, variance, problems, samples) as weight
+    from paired
 )
 
 select
@@ -41,9 +50,9 @@ select
     problems,
     won,
     lost,
-    (won - lost) / problems as gain,
-    gain_interval(won, lost, problems)[1] as gain_low,
-    gain_interval(won, lost, problems)[2] as gain_high,
-    mcnemar_p(won, lost) as p_value
-from paired
+    (pairs_won - pairs_lost) / problems as gain,
+    gain_interval(weight * pairs_won, weight * pairs_lost, weight * problems)[1] as gain_low,
+    gain_interval(weight * pairs_won, weight * pairs_lost, weight * problems)[2] as gain_high,
+    if(samples = 1, mcnemar_p(won, lost), sign_flip_p(differences)) as p_value
+from weighed
 order by run_id asc, model asc, other_run_id asc, other_model asc

@@ -1,21 +1,24 @@
--- one row per run and evaluated model: greedy accuracy with its 95% (Wilson) interval, score, format.
+-- one row per run and evaluated model: accuracy with its 95% (Wilson) interval, score, format.
 -- Ask it whether training helped, and by more than chance; `strict` and `lenient` differ in where an answer counts.
 -- Example: countdown-train sql evaluation_summary --run latest
-with greedy as (
+with answered as (
     select
         run_id,
         model,
         any_value(evaluation) as evaluation,
         any_value(step) as step,
+        any_value(mode) as mode,
+        min(samples) as samples,
         count(*) as problems,
-        count(*) filter (where verdict = 'correct') / count(*) as accuracy,
-        avg(cast(verdict_strict = 'correct' as integer)) as strict_accuracy,
-        avg(cast(verdict_lenient = 'correct' as integer)) as lenient_accuracy,
+        avg(accuracy) as accuracy,
+        effective_problems(avg(accuracy), var_pop(accuracy), count(*), min(samples)) as effective,
+        avg(strict_accuracy) as strict_accuracy,
+        avg(lenient_accuracy) as lenient_accuracy,
         avg(score) as mean_score,
-        count(*) filter (where verdict not in ('no_answer', 'bad_syntax', 'too_long')) / count(*) as format_share,
+        avg(format_share) as format_share,
         avg(response_tokens) as mean_response_tokens
-    from evaluations
-    where mode = 'greedy'
+    from problem_accuracy
+    where is_default
     group by run_id, model
 )
 
@@ -25,13 +28,14 @@ select
     step,
     problems,
     accuracy,
-    wilson(accuracy, problems)[1] as accuracy_low,
-    wilson(accuracy, problems)[2] as accuracy_high,
+    wilson(accuracy, effective)[1] as accuracy_low,
+    wilson(accuracy, effective)[2] as accuracy_high,
     strict_accuracy,
     lenient_accuracy,
     mean_score,
     format_share,
     mean_response_tokens,
-    evaluation
-from greedy
+    evaluation,
+    if(mode = 'greedy', mode, format('mean of {} samples', samples)) as decoding
+from answered
 order by run_id asc, model != 'base', model asc

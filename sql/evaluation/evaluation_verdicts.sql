@@ -1,4 +1,4 @@
--- one row per run, evaluated model and verdict, with its share of the greedy responses.
+-- one row per run, evaluated model and verdict, with its share of the responses that count.
 -- Ask it how the base and the trained model fail.
 -- Example: countdown-train sql evaluation_verdicts --run latest
 with counted as (
@@ -8,7 +8,7 @@ with counted as (
         verdict,
         count(*) as responses
     from evaluations
-    where mode = 'greedy'
+    where counts
     group by run_id, model, verdict
 )
 

@@ -1,4 +1,5 @@
 -- one row per run, the best first: what it reached, in how many steps, tokens and hours.
+-- Accuracies of different `decoding` do not compare.
 -- Ask it which settings paid off; `settings_that_differ` shows what they were.
 -- Example: countdown-train sql compare_runs
 with tokens as (
@@ -31,6 +32,23 @@ tests as (
     group by run_id
 ),
 
+decodings as (
+    select
+        run_id,
+        if(
+            bool_or(key = 'evaluation.decoding' and value = 'sampled'),
+            string_agg(concat(split_part(key, '.', 2), '=', value), ' ' order by key),
+            'greedy'
+        ) as decoding
+    from settings
+    where
+        key in (
+            'evaluation.decoding', 'evaluation.samples_per_problem', 'evaluation.temperature', 'evaluation.top_k',
+            'evaluation.top_p'
+        )
+    group by run_id
+),
+
 times as (
     select
         run_id,
@@ -51,9 +69,11 @@ select
     tests.best_test_score,
     tests.best_at_step,
     times.train_hours,
-    tokens.response_tokens
+    tokens.response_tokens,
+    decodings.decoding
 from runs
 left join tests on runs.run_id = tests.run_id
 left join times on runs.run_id = times.run_id
+left join decodings on runs.run_id = decodings.run_id
 left join tokens on runs.run_id = tokens.run_id
 order by coalesce(runs.accuracy_after, tests.best_test) desc nulls last, runs.run_id asc

@@ -1,15 +1,17 @@
 -- one row per night, the newest first: model it started from, accuracy before and after with 95% intervals, promoted.
+-- Accuracies of different `decoding` do not compare.
 -- Ask it how the nights went: whether each was worth its time, and why its model was not promoted.
 -- Example: countdown-train sql nights
-with greedy as (
+with answered as (
     select
         run_id,
         model,
         any_value(step) as step,
-        count(*) as problems,
-        count(*) filter (where verdict = 'correct') / count(*) as accuracy
-    from evaluations
-    where mode = 'greedy'
+        if(any_value(mode) = 'greedy', 'greedy', format('mean of {} samples', min(samples))) as decoding,
+        avg(accuracy) as accuracy,
+        effective_problems(avg(accuracy), var_pop(accuracy), count(*), min(samples)) as problems
+    from problem_accuracy
+    where is_default
     group by run_id, model
 ),
 
@@ -17,9 +19,10 @@ intervals as (
     select
         run_id,
         model = 'base' as is_base,
+        any_value(decoding) as decoding,
         arg_max(wilson(accuracy, problems)[1], step) as low,
         arg_max(wilson(accuracy, problems)[2], step) as high
-    from greedy
+    from answered
     group by run_id, model = 'base'
 ),
 
@@ -46,7 +49,8 @@ select
     coalesce(starts_with(runs.champion, 'promoted'), false) as promoted,
     if(runs.status = 'finished', runs.champion, runs.reason) as why,
     stages.minutes,
-    runs.attempts
+    runs.attempts,
+    coalesce(trained.decoding, base.decoding) as decoding
 from runs
 left join intervals as base on runs.run_id = base.run_id and base.is_base
 left join intervals as trained on runs.run_id = trained.run_id and not trained.is_base

@@ -1,6 +1,7 @@
 -- one row per response of every evaluation that is kept of a run's models, whatever was asked of them.
 -- `evaluation` names problems and settings: group by it, and do not average rows of two evaluations.
 -- `is_default`: the run's own evaluation, else the one with the most models, then with the most problems.
+-- `counts`: whether accuracy counts it: greedy responses, and samples only in an evaluation without those.
 with every as (
     select
         *,
@@ -18,6 +19,7 @@ kept as (
         run_id,
         evaluation,
         bool_or(is_own) as is_own,
+        bool_or(mode = 'greedy') as is_greedy,
         count(distinct model) as num_models,
         max(num_problems) as num_problems
     from every
@@ -29,6 +31,7 @@ ranked as (
         run_id,
         evaluation,
         num_problems,
+        is_greedy,
         row_number() over (
             partition by run_id
             order by is_own desc, num_models desc, num_problems desc, evaluation asc
@@ -59,6 +62,7 @@ select
     every.ground_truth,
     every.evaluation,
     ranked.num_problems,
-    ranked.place = 1 as is_default
+    ranked.place = 1 as is_default,
+    (every.mode = 'greedy') = ranked.is_greedy as counts
 from every
 inner join ranked on every.run_id = ranked.run_id and every.evaluation = ranked.evaluation

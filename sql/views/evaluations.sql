@@ -23,6 +23,7 @@ select
     num_operands,
     ground_truth,
     evaluation,
-    num_problems
+    num_problems,
+    counts
 from all_evaluations
 where is_default

@@ -1,4 +1,5 @@
--- one row per test during training and problem kept of it: the greedy answer (the first problems only).
+-- one row per test during training and problem kept of it: the greedy answer, or the first sample
+-- (the first problems only).
 select
     run_id,
     model,

@@ -10,6 +10,7 @@ from rl_core.algos.advantages import ESTIMATORS
 from rl_core.algos.losses import LOSSES
 from rl_core.config.run import RunConfig
 from rl_core.data.sampling import steps_per_epoch
+from tasks.importers.verl_decoding import add_tests
 from tasks.importers.verl_files import add_files, num_problems
 from tasks.importers.verl_table import (
     CHAT_ARGS,
@@ -55,7 +56,7 @@ def translate(
     for rule in (
         *(_same, _kl, _kl_estimate, _correction, _defaults, add_files, _unlisted),
         *(_estimator, _group, _clip_ratio, _losses, _batches, _cards, _checkpointing),
-        *(_optimizer_of_ranks, _schedules, _loggers, _chat_args),
+        *(_optimizer_of_ranks, _schedules, _loggers, _chat_args, add_tests),
     ):
         rule(script)
     assumed = script.assumed.items()

@@ -92,6 +92,16 @@ def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
                 f"env.chat_args.{name}={json.dumps(value)} changes nothing of the first prompt",
                 "check the name in the model's chat_template, or leave it out",
             )
+    silent = chat_args | {"enable_thinking": False}
+    ways = [rendered(prompts[0], tokenizer, **one) for one in (chat_args, silent)]
+    if config.evaluation.decoding == "greedy" and ways[0] != ways[1]:
+        yield warning(
+            "template",
+            "this model thinks before it answers, and decoded greedily it may repeat itself until "
+            "it is cut: tests and evaluation would be too low",
+            "evaluation.decoding=sampled with the model card's evaluation.temperature and top_p, "
+            "or env.chat_args={enable_thinking: false}",
+        )
     for one in look_at_template(placed, partial(rendered, tokenizer=tokenizer, **chat_args)):
         if one.broken:
             count = counted(len(one.broken), "prompt")

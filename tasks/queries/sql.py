@@ -22,6 +22,7 @@ import pyarrow as pa
 from duckdb import DuckDBPyConnection
 
 from rl_core import schema
+from rl_core.evaluation.statistics import sign_flip_p
 from rl_core.system.words import did_you_mean, in_one_line
 from tasks.queries import run_tables as run_files
 from tasks.queries.saved_questions import SQL_FOLDER, Query, Value, load_query
@@ -36,6 +37,7 @@ VIEWS = (
     "metrics",
     "all_evaluations",
     "evaluations",
+    "problem_accuracy",
     "held_out",
     "checkpoints",
     "settings",
@@ -254,12 +256,17 @@ def connect(
             connection.execute(f"set allowed_paths = {_paths(everything)}")
         connection.execute("set enable_external_access = false")
         connection.execute("set lock_configuration = true")
+        connection.create_function("sign_flip_p", _sign_flip_p, ["DOUBLE[]"], "DOUBLE")
         connection.execute((SQL_FOLDER / "macros.sql").read_text(encoding="utf-8"))
         for name, table in tables.items():
             _register(connection, name, table)
         for name, (some, columns) in (files or {}).items():
             _register_files(connection, name, some, columns)
         yield connection
+
+
+def _sign_flip_p(differences: list[float]) -> float:
+    return sign_flip_p([round(difference) for difference in differences])
 
 
 def _register_files(

@@ -8,7 +8,9 @@ from typing import Any
 
 import polars as pl
 
+from rl_core.config.operations import protocol_of
 from rl_core.evaluation.statistics import wilson_interval
+from rl_core.evaluation.summary import accuracy_by
 from rl_core.runs.metrics_log import read_rows
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.runs.settings_file import read_settings, settings_text
@@ -65,7 +67,8 @@ class ReportData:
     price: str | None
     steps: str | None  # what a step takes, beside what was planned
     left: str | None  # time and price of the steps that are left, while it trains
-    # Greedy test accuracy of base and trained model: from the evaluation, else from first and last
+    decoding: str  # of what counts for accuracy, `EvaluationConfig.protocol`
+    # Test accuracy of base and trained model: from the evaluation, else from first and last
     # test. Never one from each: the tests of training ask fewer problems.
     before: float | None
     after: float | None
@@ -89,6 +92,11 @@ class ReportData:
     samples: list[Sample]  # one of each verdict; like best and worst, from the last steps
     phases: list[Row]
     disk: dict[str, int]
+
+    @property
+    def accuracy(self) -> str:
+        """What the accuracy is of, in words."""
+        return accuracy_by(self.decoding)
 
 
 def gather(run: RunFolder) -> ReportData:
@@ -129,6 +137,7 @@ def gather(run: RunFolder) -> ReportData:
         price=None if seconds is None else run.price_of(seconds),
         steps=steps_in_words(run),
         left=left_of(run),
+        decoding=protocol_of(settings),
         before=before if models else overview["val_before"],
         after=after if models else overview["val_after"],
         num_problems=models[0]["problems"] if models else None,
@@ -201,7 +210,7 @@ def _interval_of(row: Row) -> Row:
     """Returns the interval of a row's accuracy as text, if it has one."""
     if "problems" not in row or "accuracy" not in row:
         return {}
-    low, high = wilson_interval(round(row["accuracy"] * row["problems"]), row["problems"])
+    low, high = wilson_interval(row["accuracy"] * row["problems"], row["problems"])
     return {"interval": f"{low:.3f} to {high:.3f}"}
 
 

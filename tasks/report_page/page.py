@@ -114,7 +114,7 @@ def charts(data: ReportData) -> dict[str, str]:
     ]
     accuracy = [
         Series("train, sampled", "train", _points(curve, "accuracy")),
-        Series("test, greedy", "test", _points(curve, "test_accuracy"), "dots"),
+        Series(f"test, {data.decoding}", "test", _points(curve, "test_accuracy"), "dots"),
     ]
     solutions = "solutions that a problem has"
     numbers = "numbers that a problem has"

@@ -12,7 +12,7 @@ from typing import Any, Final
 import polars as pl
 
 from rl_core.envs.rows import question_in, shown_truth
-from rl_core.evaluation.summary import EvaluationSummary, summarise
+from rl_core.evaluation.summary import EvaluationSummary, accuracy_by, rows_that_count, summarise
 from rl_core.runs.rollout_log import in_turns
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.words import cut, in_one_line, printable, without_middle
@@ -32,19 +32,19 @@ order by {order}, hash(step, group_id, sample_index)
 limit 2
 """
 _CHANGES_QUERY = """
-with greedy as (
+with answered as (
     select *, ground_truth as truth from evaluations
-    where mode = 'greedy' and model in ('base', $model)
+    where counts and coalesce(sample_index, 0) = 0 and model in ('base', $model)
 ),
 changed as (
     select prompt_index, trained.verdict = 'correct' as is_won
-    from greedy as trained inner join greedy as base using (prompt_index)
+    from answered as trained inner join answered as base using (prompt_index)
     where
         trained.model = $model and base.model = 'base'
         and (trained.verdict = 'correct') != (base.verdict = 'correct')
     qualify row_number() over (partition by is_won order by prompt_index) <= 2
 )
-select * from greedy inner join changed using (prompt_index)
+select * from answered inner join changed using (prompt_index)
 order by is_won desc, prompt_index, model != 'base'
 """
 _TAGS = re.compile(r"<\|[^|<>]*\|>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>|<bos>")
@@ -185,7 +185,7 @@ def from_the_end(verdicts: pl.DataFrame) -> int:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model answered greedily: all verdicts, and some answers in full."""
+    """A model's first answers to all problems: all verdicts, and some answers in full."""
 
     model: str
     run_id: str  # empty if the model is of no run
@@ -202,29 +202,34 @@ class Answers:
         return f"{self.run_id}/{self.model}" if self.run_id else self.model
 
     @property
+    def accuracy(self) -> str:
+        """What the accuracy is of, in words."""
+        return accuracy_by(self.summary.decoding)
+
+    @property
     def num_right(self) -> int:
-        """Problems solved."""
+        """Problems whose first answer is right."""
         return self.verdicts.get("correct", 0)
 
 
 def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: int) -> Answers:
     """Returns some of a model's right and wrong answers, `most` each, the same ones each time."""
     by_index = {problem.index: problem for problem in problems}
-    greedy = [row for row in rows if row["mode"] == "greedy"]
-    right = [row for row in greedy if row["verdict"] == "correct"]
-    wrong = [row for row in greedy if row["verdict"] != "correct"]
+    first = [dict(row) for row in rows_that_count(rows) if not row["sample_index"]]
+    right = [row for row in first if row["verdict"] == "correct"]
+    wrong = [row for row in first if row["verdict"] != "correct"]
 
     def shown(chosen: Sequence[Row]) -> tuple[Sample, ...]:
         rows = in_turns(chosen, most)
         return tuple(replace(_as_sample(row), problem=_in_words(row, by_index)) for row in rows)
 
     return Answers(
-        model=greedy[0]["model"],
-        run_id=greedy[0]["run_id"],
-        evaluation=greedy[0]["evaluation"],
+        model=first[0]["model"],
+        run_id=first[0]["run_id"],
+        evaluation=first[0]["evaluation"],
         summary=summarise(rows),
-        verdicts=dict(Counter(row["verdict"] for row in greedy).most_common()),
-        cells=tuple((row["prompt_index"], row["verdict"]) for row in greedy[:_MOST_CELLS]),
+        verdicts=dict(Counter(row["verdict"] for row in first).most_common()),
+        cells=tuple((row["prompt_index"], row["verdict"]) for row in first[:_MOST_CELLS]),
         right=shown(right),
         wrong=shown(wrong),
     )

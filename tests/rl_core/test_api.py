@@ -1,6 +1,7 @@
 """`rl_core.train`: a run from Python, with learner and engine in the same process."""
 
 import signal
+from concurrent.futures import Future
 from pathlib import Path
 
 import polars as pl
@@ -12,8 +13,12 @@ from transformers import AutoModelForCausalLM
 from rl_core import train
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
+from rl_core.data.prompts import load_tokenizer, prompted, text_codec
 from rl_core.envs.text_env import TextEnv, TextProblem
+from rl_core.evaluation.rows import evaluate_model
 from rl_core.loop import steps
+from rl_core.rollout.hf_engine import HfEngine
+from rl_core.rollout.protocol import in_order
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.types import ScoredText
@@ -95,6 +100,44 @@ def test_the_loop_on_one_page_gives_the_same_numbers(tiny_model_path, tmp_path):
             "response_length/mean",
         ):
             assert step.metrics.get(name, row[name]) == pytest.approx(row[name], rel=1e-5), name
+
+
+def test_tests_in_training_sample_the_very_responses_of_the_evaluation(tiny_model_path, tmp_path):
+    sampled = {"decoding": "sampled", "samples_per_problem": 3, "top_k": 20, "temperature": 1.5}
+    settings = SMALL | {f"evaluation.{name}": value for name, value in sampled.items()}
+    run = train(
+        model=tiny_model_path, problems=rows(24), reward=letters, steps=1, settings=settings
+    )
+    config = RunConfig.model_validate(read_settings(run.folder))
+    (data,) = (file.parent for file in tmp_path.glob("outputs/data/*/test.parquet"))
+    tokenizer = load_tokenizer(str(tiny_model_path))
+    problems = prompted(read_problems(data / "test.parquet"), tokenizer, chat_template=False)
+    engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=64, on_gpu=False)
+
+    def score(response: str, _: object) -> ScoredText:
+        return ScoredText(letters(response, "e"), "unknown", None)
+
+    def later(response: str, problem: object) -> Future[ScoredText]:
+        scored: Future[ScoredText] = Future()
+        scored.set_result(score(response, problem))
+        return scored
+
+    evaluated = evaluate_model(
+        lambda requests, sampling, _: in_order(engine.generate(requests, sampling)),
+        problems,
+        decode=text_codec(tokenizer)[0],
+        score=later,
+        score_strictly=score,
+        score_leniently=score,
+        max_tokens=config.data.max_response_length,
+        settings=config.evaluation,
+    )
+    (at_start, *_) = run.metrics["val/score"].to_list()
+    assert at_start == pytest.approx(sum(row["score"] for row in evaluated) / len(evaluated))
+    kept = [row for row in RunFolder(run.folder).held_out.read() if row["step"] == 0]
+    assert len(evaluated) == 3 * len(kept) == 3 * len(problems)
+    assert {row["mode"] for row in kept} == {"sampled"}
+    assert [row["response"] for row in kept] == [row["response"] for row in evaluated[::3]]
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_continued(tiny_model_path):

@@ -288,11 +288,11 @@ def test_tests_during_training_use_the_running_engine_and_choose_the_best(
     """The accuracies are put in, everything else is real; a test starts and loads nothing."""
     config = settings(tmp_path, "tested", trainer={"save_freq": 1, "test_freq": 1})
     accuracies, seen, alive = {0: 0.1, 1: 0.3, 2: 0.7, 3: 0.7, 4: 0.2}, [], []
-    test_greedily = Trainer.test_greedily
+    test = Trainer.test
 
     def tested(self, step):
         before = worker_classes()
-        metrics = test_greedily(self, step)
+        metrics = test(self, step)
         alive.append((before, worker_classes()))
         assert set(metrics) == {
             *("val/accuracy", "val/score", "val/response_length/mean"),
@@ -301,7 +301,7 @@ def test_tests_during_training_use_the_running_engine_and_choose_the_best(
         assert metrics["val/test_score/countdown"] == metrics["val/score"]
         return metrics | {"val/accuracy": accuracies[len(alive) - 1]}
 
-    monkeypatch.setattr(Trainer, "test_greedily", tested)
+    monkeypatch.setattr(Trainer, "test", tested)
     run = train_until(config, tiny_model_path, on_step=seen.append)
     assert seen == [0, 1, 2, 3, 4]
     assert alive == [(["LearnerActor", "RolloutActor"],) * 2] * 5

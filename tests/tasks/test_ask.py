@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.settings.compose import compose
+from rl_core.config.operations import EvaluationConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.prompts import encode_prompt, load_tokenizer
 from rl_core.rollout.hf_engine import HfEngine
@@ -91,3 +92,6 @@ def test_replies_are_the_engines_own(tiny_model_path):
     again = list(ask_model(config, tiny_model_path, questions[:1], samples=3))
     assert sampled == again
     assert len({reply.response for reply in sampled}) == 3
+    config = config.model_copy(update={"evaluation": EvaluationConfig(decoding="sampled")})
+    (one,) = ask_model(config, tiny_model_path, questions[:1], samples=None)
+    assert one == sampled[0]

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
-from rl_core.config.operations import EvaluationConfig
+from rl_core.config.operations import EvaluationConfig, protocol_of
 from rl_core.evaluation.rows import evaluate_model, label_rows, read_rows, write_rows
 from rl_core.schema import EVALUATION
 from rl_core.types import (
@@ -50,11 +51,12 @@ def half_right(response: str, problem: Problem) -> Future[ScoredText]:
     return scored
 
 
-def ask(engine: DiceEngine, indices: Sequence[int], *, seed: int = 0) -> list[dict[str, Any]]:
+def ask(
+    engine: DiceEngine, indices: Sequence[int], *, seed: int = 0, **changes: Any
+) -> list[dict[str, Any]]:
+    settings = EvaluationConfig(samples_per_problem=3, temperature=0.8, seed=seed, **changes)
     return evaluate_model(
-        lambda requests, temperature, problems: engine.generate(
-            requests, SamplingSettings(64, temperature)
-        ),
+        lambda requests, mode, problems: engine.generate(requests, settings.sampling(64, mode)),
         [prompted(index) for index in indices],
         decode=lambda ids: " ".join(map(str, ids)),
         score=half_right,
@@ -62,8 +64,42 @@ def ask(engine: DiceEngine, indices: Sequence[int], *, seed: int = 0) -> list[di
             "verdict_strict": lambda response, truth: ScoredText(0.0, "no_answer", None),
             "verdict_lenient": lambda response, truth: ScoredText(1.0, "correct", None),
         },
-        settings=EvaluationConfig(samples_per_problem=3, temperature=0.8, seed=seed),
+        settings=settings,
     )
+
+
+def test_sampled_evaluations_have_no_greedy_rows_and_the_same_samples():
+    engine = DiceEngine()
+    rows = ask(engine, [4, 9], decoding="sampled")
+    assert engine.asked == [(0.8, 64, 6)]
+    assert rows == [row for row in ask(engine, [4, 9]) if row["mode"] == "sampled"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "protocol"),
+    [
+        ({"temperature": 0.6, "top_p": 0.9}, "greedy"),
+        ({"decoding": "sampled"}, "mean of 4 samples, temperature 1"),
+        (
+            {"decoding": "sampled", "temperature": 0.6, "top_p": 0.95, "top_k": 20},
+            "mean of 4 samples, temperature 0.6, top_p 0.95, top_k 20",
+        ),
+    ],
+)
+def test_a_protocol_in_words(changes, protocol):
+    settings = EvaluationConfig(**changes)
+    assert settings.protocol == protocol_of({"evaluation": changes}) == protocol
+    assert settings.sampling(8, "greedy") == SamplingSettings(8, 0.0)
+    expected = SamplingSettings(
+        8, settings.temperature, changes.get("top_p", 1.0), changes.get("top_k", -1)
+    )
+    assert settings.sampling(8, "sampled") == expected
+    assert protocol_of({}) == protocol_of({"evaluation": {"what": 1}}) == "greedy"
+
+
+def test_samples_that_cannot_differ_are_refused():
+    with pytest.raises(ValueError, match=r"top_k=1 makes all .* evaluation\.decoding=greedy"):
+        EvaluationConfig(top_k=1)
 
 
 def test_each_problem_is_asked_once_greedily_and_n_times_sampled():

@@ -13,8 +13,10 @@ from rl_core.evaluation.statistics import (
     majority_credit,
     mcnemar_p,
     means,
+    paired,
     pass_at_k,
     share,
+    sign_flip_p,
     wilson_interval,
 )
 
@@ -103,6 +105,63 @@ def test_mcnemar_is_the_share_of_coin_tosses_at_least_as_uneven(won, lost):
         return
     uneven = [abs(2 * sum(toss) - won - lost) >= abs(won - lost) for toss in tosses]
     assert mcnemar_p(won, lost) == pytest.approx(sum(uneven) / len(tosses))
+
+
+def test_sign_flips_by_hand():
+    # Of the 16 sums of +-2 +-2 +-2 +-1, 7, 5, -5 and -7 are at least as far from 0 as 5.
+    assert sign_flip_p([2, 0, 2, 2, -1]) == 4 / 16
+    assert sign_flip_p([]) == sign_flip_p([0, 0]) == sign_flip_p([3]) == sign_flip_p([1, -1]) == 1
+    assert sign_flip_p([1] * 10 + [-1] * 2) == pytest.approx(mcnemar_p(10, 2), rel=1e-12)
+
+
+@given(st.lists(st.integers(-3, 3), max_size=8))
+def test_the_sign_flip_test_is_the_share_of_signs_at_least_as_far_from_0(differences):
+    signs = list(itertools.product((-1, 1), repeat=len(differences)))
+    sums = [sum(s * d for s, d in zip(sign, differences, strict=True)) for sign in signs]
+    far = [abs(one) >= abs(sum(differences)) for one in sums]
+    assert sign_flip_p(differences) == pytest.approx(sum(far) / len(far))
+
+
+@pytest.mark.parametrize(
+    ("correct", "others", "size", "won", "lost"),
+    [
+        # Differences 1, 1/2, 0, -1/2: mean 1/4, variance 5/16. Of pairs of samples 3/8 are won and
+        # 1/8 lost: variance 1/2 - 1/16 = 7/16, so 4 problems count as 4 * (7/16) / (5/16) = 5.6.
+        ([2, 2, 0, 0], [0, 1, 0, 1], 5.6, 3 / 8, 1 / 8),
+        # 1/2, 0, 1/2, 1/2 vary less than two independent samples of each: at most 2 * 4 count.
+        ([2, 1, 1, 2], [1, 1, 0, 1], 8, 7 / 16, 1 / 16),
+        # Samples that are all alike tell no more than one.
+        ([2, 2, 0, 0], [0, 0, 2, 0], 4, 2 / 4, 1 / 4),
+        ([1, 1], [1, 1], 4, 1 / 4, 1 / 4),
+    ],
+)
+def test_gains_of_means_by_hand(correct, others, size, won, lost):
+    both = paired(correct, others, 2)
+    assert both.gain.value == pytest.approx((sum(correct) - sum(others)) / 2 / len(correct))
+    expected = gain_interval(won * size, lost * size, size)
+    assert (both.gain.low, both.gain.high) == pytest.approx(expected)
+    assert both.p_value == sign_flip_p(np.subtract(correct, others).tolist())
+    back = paired(others, correct, 2)
+    assert (back.won, back.lost, back.p_value) == (both.lost, both.won, both.p_value)
+    assert (-back.gain.high, -back.gain.low) == pytest.approx((both.gain.low, both.gain.high))
+
+
+@pytest.mark.parametrize("num_samples", [1, 4, 16])
+def test_intervals_of_means_hold_the_truth_as_often_as_they_say(num_samples):
+    """Problems differ as in practice, and a problem's chances under both models are alike."""
+    rng = np.random.default_rng(0)
+    many = rng.beta(0.5, 0.8, 200_000)
+    moved = np.clip(many[:, None] + [0, 0.25, -0.1], 0, 1).mean(axis=1)
+    truth, inside, alarms = float(np.mean(moved - many)), 0, 0
+    for _ in range(400):
+        before = rng.beta(0.5, 0.8, 80)
+        after = np.clip(before + rng.choice([0, 0.25, -0.1], 80), 0, 1)
+        a, b, c = (rng.binomial(num_samples, p).tolist() for p in (after, before, before))
+        gain = paired(a, b, num_samples).gain
+        inside += gain.low <= truth <= gain.high
+        alarms += paired(c, b, num_samples).p_value < 0.05
+    assert 0.93 < inside / 400 < 0.985
+    assert alarms / 400 < 0.07
 
 
 def test_paired_gains_of_the_books():

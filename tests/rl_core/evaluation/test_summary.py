@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from rl_core.evaluation.statistics import gain_interval, wilson_interval
+from rl_core.evaluation.statistics import gain_interval, paired, wilson_interval
 from rl_core.evaluation.summary import compare, summarise
 from rl_core.schema import EVALUATION
 
@@ -101,8 +101,42 @@ def test_k_stops_at_the_samples_that_every_problem_has():
     rows = [row(1, "correct"), *(row(index, "correct", "sampled") for index in (1, 2, 2))]
     assert list(summarise(rows).pass_at_k) == [1]
     assert dict(summarise(rows[:1]).pass_at_k) == {}
-    with pytest.raises(ValueError, match="no greedy row among 3 evaluation rows"):
-        summarise(rows[1:])
+    with pytest.raises(ValueError, match="there are no evaluation rows"):
+        summarise([])
+
+
+def sampled(*counts: int, of: int = 4, **changes: Any) -> list[dict[str, Any]]:
+    """Rows of problems of whose samples so many are correct."""
+    return [
+        row(i, "correct" if sample < right else "bad_syntax", "sampled", num_solutions=1, **changes)
+        for i, right in enumerate(counts)
+        for sample in range(of)
+    ]
+
+
+def test_without_greedy_rows_the_mean_of_the_samples_counts():
+    summary = summarise(sampled(4, 3, 0, 1))
+    assert (summary.num_problems, summary.num_samples) == (4, 4)
+    assert (summary.decoding, summarise(solved(True)).decoding) == ("mean of 4 samples", "greedy")
+    assert summary.accuracy == summary.accuracy_strict == summary.pass_at_k[1]
+    # 1, 3/4, 0, 1/4: mean 1/2, variance 5/32, so 4 * (1/4) / (5/32) problems count.
+    assert (summary.accuracy.low, summary.accuracy.high) == wilson_interval(3.2, 6.4)
+    assert summary.format_share == summary.accuracy
+    assert summary.score.value == pytest.approx((8 * 1 + 8 * 0.1) / 16)
+    (group,) = summary.by_difficulty
+    assert (group.num_problems, group.accuracy) == (4, summary.accuracy)
+
+
+def test_means_are_compared_by_problem_and_only_with_means_of_the_same_evaluation():
+    better = compare(sampled(4, 3, 3, 2, 1), sampled(2, 1, 1, 0, 2))
+    gain = paired([4, 3, 3, 2, 1], [2, 1, 1, 0, 2], 4)
+    assert (better.won, better.lost, better.p_value) == (4, 1, gain.p_value)
+    assert better.gain == gain.gain
+    assert better.against("X").endswith("4 problems won and 1 lost of 5, means of 4 samples)")
+    one = sampled(1, 0, of=1, evaluation="hot")
+    for other in (solved(True, False), sampled(1, 0), sampled(1, 0, of=1, evaluation="cold")):
+        with pytest.raises(ValueError, match="asked in different ways, by other settings"):
+            compare(one, other)
 
 
 def solved(*outcomes: bool) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from rl_core.data.prompts import load_tokenizer
 from rl_core.models.shared_prefix import can_share_prompts
-from rl_core.rollout.hf_engine import HfEngine
+from rl_core.rollout.hf_engine import HfEngine, likeliest_only
 from rl_core.rollout.protocol import in_order
 from rl_core.types import GenerationRequest, SamplingSettings
 from tests.support.engines import (
@@ -97,6 +97,41 @@ def test_a_seed_gives_the_same_sample_alone_and_in_a_batch(engine):
             np.testing.assert_allclose(batch[i].logprobs, alone.logprobs, atol=1e-4)
     same_prompt = [tuple(c.response_ids) for r, c in zip(requests, batch, strict=True)]
     assert len(set(same_prompt)) > len(requests) * 0.9, "other seeds must give other samples"
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "top_p", "top_k", "kept"),
+    [
+        ([0.5, 0.25, 0.15, 0.1], 1.0, -1, [0.5, 0.25, 0.15, 0.1]),
+        ([0.5, 0.25, 0.15, 0.1], 1.0, 0, [0.5, 0.25, 0.15, 0.1]),
+        ([0.1, 0.5, 0.15, 0.25], 0.6, -1, [0, 2 / 3, 0, 1 / 3]),
+        ([0.5, 0.25, 0.15, 0.1], 0.8, -1, [5 / 9, 5 / 18, 1 / 6, 0]),
+        # Of three they have 5/9, 5/18 and 1/6: the first two add up to 0.83.
+        ([0.5, 0.25, 0.15, 0.1], 0.8, 3, [2 / 3, 1 / 3, 0, 0]),
+        ([0.5, 0.25, 0.15, 0.1], 1.0, 3, [5 / 9, 5 / 18, 1 / 6, 0]),
+        ([0.5, 0.25, 0.15, 0.1], 1e-6, 9, [1, 0, 0, 0]),
+        ([0.4, 0.3, 0.3], 1.0, 2, [0.4, 0.3, 0.3]),  # as likely as the last one
+    ],
+)
+def test_the_likeliest_tokens_by_hand(probabilities, top_p, top_k, kept):
+    logits = torch.tensor([probabilities, probabilities[::-1]]).log()
+    left = likeliest_only(logits, top_p=top_p, top_k=top_k).softmax(dim=-1)
+    torch.testing.assert_close(left, torch.tensor([kept, kept[::-1]], dtype=torch.float32))
+
+
+def test_samples_are_of_the_likeliest_tokens_with_their_log_probs(engine, reference):
+    sampling = SamplingSettings(max_tokens=12, temperature=1.5, top_p=0.9, top_k=3)
+    asked, places = prompts() * 3, []
+    for prompt, completion in zip(asked, ask(engine, asked, sampling), strict=True):
+        ids = torch.tensor([[*prompt, *completion.response_ids.tolist()]])
+        with torch.no_grad():
+            logits = reference(input_ids=ids).logits[0, len(prompt) - 1 : -1] / 1.5
+        chances = likeliest_only(logits, top_p=0.9, top_k=3).log_softmax(dim=-1)
+        sampled = chances.gather(1, torch.tensor(completion.response_ids)[:, None])[:, 0]
+        np.testing.assert_allclose(completion.logprobs, sampled, atol=1e-4)
+        ranks = logits.argsort(dim=-1, descending=True)
+        places += (ranks == torch.tensor(completion.response_ids)[:, None]).nonzero()[:, 1].tolist()
+    assert set(places) == {0, 1, 2}
 
 
 def test_prompts_above_the_budget_of_one_pass_and_a_full_cache_change_no_sample(engine):

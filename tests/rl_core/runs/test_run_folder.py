@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from rl_core.config.operations import StorageConfig
+from rl_core.config.operations import EvaluationConfig, StorageConfig
 from rl_core.config.run import ModelConfig, RunConfig
 from rl_core.runs.metrics_log import MetricsLog
 from rl_core.runs.rollout_log import RolloutLog
@@ -86,6 +86,18 @@ def test_what_a_person_changed_is_told_as_one_would_type_it(tmp_path):
     (run.path / "config.yaml").write_text("seed: [")
     RunFolder.create(named)
     assert run.read().attempts[-1].asked == "", "damaged settings name no change"
+
+
+def test_a_run_keeps_the_decoding_of_its_tests(tmp_path):
+    run = RunFolder.create(config_in(tmp_path))
+    hot = config_in(tmp_path, evaluation=EvaluationConfig(temperature=0.5))
+    sampled = config_in(tmp_path, evaluation=EvaluationConfig(decoding="sampled"))
+    RunFolder.create(sampled)  # it has no best yet
+    (run.path / "checkpoints").mkdir()
+    (run.path / "checkpoints" / "best").symlink_to("step_000001")
+    with pytest.raises(ValueError, match=r"count mean of 4 samples, temperature 1, .* greedy:"):
+        RunFolder.create(hot)
+    RunFolder.create(sampled)
 
 
 def test_updates_are_checked_and_timings_add_up(tmp_path):

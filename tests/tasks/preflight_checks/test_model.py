@@ -156,9 +156,11 @@ def test_an_argument_that_the_template_does_not_read_is_named(folder):
     ends = "{% if enable_thinking %}<think>{% endif %}"
     (folder / "chat_template.jinja").write_text(ROLES + ends)
     given = {"enable_thinking": True, "enable_thinkng": False}
-    finding, _ = findings(folder, chat_args=given)
-    assert finding.level == "warning"
+    finding, thinks, _ = findings(folder, chat_args=given)
+    assert (finding.level, thinks.level) == ("warning", "warning")
     assert finding.message.startswith("env.chat_args.enable_thinkng=false changes nothing")
+    assert thinks.remedy.startswith("evaluation.decoding=sampled with the model card's")
+    assert len(findings(folder)) == 1, "nobody asks it to think"
 
 
 def test_problems_that_an_env_makes_are_looked_at_too(folder):

@@ -91,7 +91,7 @@ def test_without_any_run_all_views_are_empty_with_their_columns(tmp_path):
     empty = {view: sql.run_query(f"from {view}", root=tmp_path) for view in sql.VIEWS}
     assert all(frame.is_empty() for frame in empty.values())
     assert empty["rollouts"].columns == [*ROLLOUTS.names, "target"]
-    assert empty["evaluations"].columns == EVALUATION.names
+    assert empty["evaluations"].columns == [*EVALUATION.names, "counts"]
     with pytest.raises(ValueError, match=r"no run in .* yet"):
         sql.run_query("from runs", root=tmp_path, run="latest")
 

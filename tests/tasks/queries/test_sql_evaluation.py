@@ -1,6 +1,8 @@
 """Saved questions about evaluations beside `rl_core.evaluation.summary`, which answers them too."""
 
 import itertools
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -101,3 +103,52 @@ def test_models_of_different_runs_are_compared_on_the_same_problems(tmp_path):
     p_value = pytest.approx(compare(one[:18], two[:18]).p_value)
     gain = (8 / 18, *map(pytest.approx, gain_interval(10, 2, 18)))
     assert row == ("one", "step_000001", "two", "step_000001", 18, 10, 2, *gain, p_value)
+
+
+def write_samples(file: Path, counts: Sequence[int], **labels: Any) -> list[dict[str, Any]]:
+    """Rows of problems of whose four samples so many are correct."""
+    rows = [
+        {"run_id": "one", "mode": "sampled", "evaluation": "hot", "num_problems": len(counts)}
+        | {"prompt_index": i, "prompt": f"p{i}", "ground_truth": "t", "sample_index": sample}
+        | {"score": float(sample), "response_tokens": sample, "num_solutions": 1, **labels}
+        | dict.fromkeys(
+            ("verdict", "verdict_strict", "verdict_lenient"),
+            "correct" if sample < right else "no_answer",
+        )
+        for i, right in enumerate(counts)
+        for sample in range(4)
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=EVALUATION), file)
+    return [dict.fromkeys(EVALUATION.names) | row for row in rows]
+
+
+def test_means_of_samples_in_sql_are_those_of_python(tmp_path):
+    folder = tmp_path / "runs" / "one" / "eval"
+    base = write_samples(folder / "base.parquet", [0, 4, 1, 2, 0, 3, 1], model="base", step=0)
+    counts, trained = [4, 4, 3, 1, 0, 4, 3], {"model": "step_000003", "step": 3}
+    rows = write_samples(folder / "step_000003.parquet", counts, **trained)
+    result, summary = compare(rows, base), summarise(rows)
+    accuracy = (summary.accuracy.value, summary.accuracy.low, summary.accuracy.high)
+    for question in ("evaluation_summary", "kept_evaluations"):
+        answer = sql.ask(question, root=tmp_path).row(1, named=True)
+        named = (answer["accuracy"], answer["accuracy_low"], answer["accuracy_high"])
+        assert (answer["problems"], named) == (7, pytest.approx(accuracy, abs=1e-9))
+    assert sql.ask("evaluation_summary", root=tmp_path)["decoding"][0] == "mean of 4 samples"
+    gain = (result.gain.value, result.gain.low, result.gain.high, result.p_value)
+    expected = ("one", "step_000003", 7, 4, 1, *map(pytest.approx, gain))
+    assert sql.ask("gain_over_base", root=tmp_path).row(0) == expected
+    changes = sql.ask("won_and_lost", root=tmp_path).select("prompt_index", "change").rows()
+    assert changes == [(0, "won"), (2, "won"), (5, "won"), (6, "won"), (3, "lost")]
+    solved = sql.ask("accuracy_by_num_solutions", root=tmp_path).row(0, named=True)
+    assert (solved["problems"], solved["gain"]) == (7, pytest.approx(result.gain.value))
+    for run_id, evaluation in (("same", "hot"), ("other", "cold")):
+        file = tmp_path / "runs" / run_id / "eval" / "step_000003.parquet"
+        write_samples(file, counts, evaluation=evaluation, **trained)
+    pairs = sql.ask("compare_models", root=tmp_path).select("run_id", "other_run_id", "gain")
+    assert pairs.rows() == [("one", "same", 0.0)]
+    settings = "evaluation: {decoding: sampled, samples_per_problem: 4, temperature: 0.6}"
+    (folder.parent / "config.yaml").write_text(settings)
+    decodings = sql.ask("compare_runs", root=tmp_path).select("run_id", "decoding").rows()
+    words = "decoding=sampled samples_per_problem=4 temperature=0.6"
+    assert dict(decodings) == {"one": words, "same": None, "other": None}
