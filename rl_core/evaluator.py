@@ -29,7 +29,7 @@ from rl_core.runs.settings_file import read_settings
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import demand_room
 from rl_core.system.named_code import source_digest
-from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings
+from rl_core.types import Completion, GenerationRequest, Problem
 
 if TYPE_CHECKING:
     from rl_core.workers.engines import Engines

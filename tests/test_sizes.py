@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (23_161, 18_000),
+    "statements of the product": (23_163, 18_000),
     "lines of tests": (42_600, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
@@ -27,7 +27,7 @@ ROOMS = {
     "rl_core": (930, 56),
     "rl_core/algos": (303, 51),
     "rl_core/checkpoints": (435, 32),
-    "rl_core/config": (561, 44),
+    "rl_core/config": (563, 44),
     "rl_core/data": (1_263, 83),
     "rl_core/envs": (1_775, 128),
     "rl_core/evaluation": (360, 38),

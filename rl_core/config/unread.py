@@ -26,6 +26,10 @@ def _ratio_moves(config: RunConfig) -> bool:
     return config.actor.formula.ratio_to_engine or not config.updates_once
 
 
+def _are_generated(config: RunConfig) -> bool:
+    return config.env.rows.source(config.env) is None and not config.data.train_files
+
+
 def _files_make_tests(config: RunConfig) -> bool:
     return bool(config.data.train_files) and not config.data.test_files
 
@@ -125,18 +129,19 @@ READERS: Final = (
     ),
     Reader(
         "data.seed env.min_ env.max_n env.max_op env.max_target",
-        lambda config: config.env.is_generated and not config.data.train_files,
+        _are_generated,
         "the problems are read from files, not generated",
     ),
     Reader(
         "data.train_size",
-        lambda config: config.env.is_generated or config.data.train_files,
+        lambda config: _are_generated(config) or config.data.train_files,
         "all rows of the published data are used (data.train_files takes a part)",
     ),
     Reader(
         "data.test_size",
         lambda config: (
-            _files_make_tests(config) or (config.env.is_generated and not config.data.train_files)
+            _files_make_tests(config)
+            or (config.env.rows.is_generated and not config.data.train_files)
         ),
         "all rows of the test split are used (evaluation.max_problems takes a part)",
     ),

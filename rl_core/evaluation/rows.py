@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rl_core.types import PromptedProblem
 
 Generate = Callable[[Sequence[GenerationRequest], str, Sequence[Problem]], list[Completion]]
-"""(requests, `greedy` or `sampled`, their problems) -> whole responses in order, the env's turns included."""
+"""(requests, `greedy` or `sampled`, their problems) -> whole responses in order, turns included."""
 Score = Callable[[str, Any], ScoredText]
 """(response, ground truth) -> verdict."""
 UNKNOWN: Final = "unknown"
