@@ -93,6 +93,13 @@ class CheckpointsConfig(Section):
     """Bytes that all checkpoints of one run may take; latest and best always stay."""
     keep_last: int = Field(2, ge=0)
     """Newest checkpoints kept beside latest and best, if the quota has room."""
+    merged: Literal["last", "all", "none"] = "last"
+    """Which checkpoints of a run with `model.lora_rank` hold a whole model, merged, and not only
+    the adapter: latest and best at the end of training, all, or none.
+
+    Each loads as any model does, here: `model.path`, evaluate, ask, export merge an adapter with
+    its base. With `model.load_in_4bit` all are merged.
+    """
     in_background: bool = True
     """Saves during training, from a copy in the machine's memory: 12 bytes per trained weight."""
 
