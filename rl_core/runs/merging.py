@@ -31,7 +31,7 @@ def merge_latest_and_best(config: RunConfig, run: RunFolder, logger: Log) -> Non
                 logger.info("%s holds the merged model", checkpoint.path.name)
             except (OSError, ValueError) as error:
                 trouble = f"{checkpoint.path.name} holds only the adapter ({last_line(error)})"
-                logger.warning("%s: it loads as before", trouble)
+                logger.warning("%s", trouble)
                 run.note(trouble)
 
 

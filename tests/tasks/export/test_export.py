@@ -49,8 +49,9 @@ def test_an_adapter_is_exported_for_peft(cli, tmp_path, tiny_model_path):
     learner.save(tmp_path / "saved")
     to = tmp_path / "exported"
     cli("export", str(tmp_path / "saved"), f"to={to}", "adapter=true")
+    cli("export", str(tmp_path / "saved"), f"to={tmp_path / 'merged'}", "dtype=float32")
     base = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32)
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
     ids = torch.arange(2, 12).unsqueeze(0)
     with torch.no_grad():
         logits = peft.PeftModel.from_pretrained(base, to)(ids).logits
