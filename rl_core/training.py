@@ -135,11 +135,9 @@ def train_model(
         observers = (
             StepObserver(on_step=lambda step, _, metrics: log_out_of_memory(step, metrics)),
             StepObserver(measure=lambda: {"disk/free_gib": run.free_gib()}),
-            StepObserver(measure=host_memory.measure),
             StepObserver(wants_stop=budget.wants_stop, on_step=budget.on_step),
-            StepObserver(wants_stop=signals.requested),
-            StepObserver(on_step=on_step),
-            StepObserver(on_step=tensorboard.on_step),
+            StepObserver(wants_stop=signals.requested, on_step=on_step),
+            StepObserver(measure=host_memory.measure, on_step=tensorboard.on_step),
         )
         with _saves(config, run, workers, order, curriculum, model_path) as saves:
             last_done = Trainer(
@@ -159,9 +157,7 @@ def train_model(
                 when_done(workers.engines)
     if last_done < last_step:
         _say_stopped(run, budget, last_done, logger)
-    if not signals.requested():  # else it goes on later
-        on_progress("save")
-        merge_latest_and_best(config, run, logger)
+    merge_latest_and_best(config, run, logger)
     if saves.trouble is not None:
         run.note(saves.trouble)
     return last_done

@@ -94,11 +94,11 @@ class CheckpointsConfig(Section):
     keep_last: int = Field(2, ge=0)
     """Newest checkpoints kept beside latest and best, if the quota has room."""
     merged: Literal["last", "all", "none"] = "last"
-    """Which checkpoints of a run with `model.lora_rank` hold a whole model, merged, and not only
-    the adapter: latest and best at the end of training, all, or none.
+    """Which checkpoints of a run with `model.lora_rank` hold the merged model, and not only the
+    adapter: the latest and the best when training ends, all, or none.
 
-    Each loads as any model does, here: `model.path`, evaluate, ask, export merge an adapter with
-    its base. With `model.load_in_4bit` all are merged.
+    `model.path`, evaluate, ask, export and a resume take either kind, as long as the base is on the
+    machine. With `model.load_in_4bit` all are merged.
     """
     in_background: bool = True
     """Saves during training, from a copy in the machine's memory: 12 bytes per trained weight."""
