@@ -13,12 +13,14 @@ from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.checkpoints.manifest import RESUME_FOLDER
 from rl_core.checkpoints.store import Checkpoint
 from rl_core.config.run import RunConfig
+from rl_core.data.adapter_source import base_digest
 from rl_core.data.dataset import difficulty_classes, read_problems
 from rl_core.data.prompts import load_tokenizer, prompted, text_codec
 from rl_core.data.readers import SPLITS
 from rl_core.data.sampling import Curriculum, Place, ProblemOrder, read_place
 from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import Rewards, start_rewards
+from rl_core.runs.merging import merge_latest_and_best
 from rl_core.runs.resume import check_same_code, check_same_model, checkpoint_to_resume
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.teacher import with_teacher
@@ -92,6 +94,7 @@ class Training:
         )
         if checkpoint is not None and start_step >= last_step:
             logger.info("training was already finished at step %d", start_step)
+            merge_latest_and_best(self.config, run, logger)
             return start_step
         if checkpoint is not None:
             check_same_model(run, checkpoint.path, self.model_path)
@@ -107,6 +110,7 @@ class Training:
             last_done = replace(self, config=config)._train_after(
                 checkpoint, inputs, order, last_step, budget
             )
+            merge_latest_and_best(config, run, logger)
         if last_done < last_step:
             _say_stopped(run, budget, last_done, logger)
         return last_done
@@ -147,7 +151,7 @@ class Training:
                 StepObserver(on_step=self.on_step),
                 StepObserver(on_step=tensorboard.on_step),
             )
-            with _saves(config, run, workers, order, curriculum) as saves:
+            with _saves(config, run, workers, order, curriculum, self.model_path) as saves:
                 last_done = Trainer(
                     config,
                     inputs,
@@ -231,6 +235,7 @@ def _saves(
     workers: Workers,
     order: ProblemOrder,
     curriculum: Curriculum | None,
+    model_path: Path,
 ) -> BackgroundSave:
     def write(folder: Path) -> None:
         workers.write_snapshot(folder)
@@ -245,6 +250,7 @@ def _saves(
         write,
         min_free_bytes=int(config.storage.min_free_gib * 2**30),
         after_save=partial(run.rollouts.age_out, config.storage.rollout_quota_bytes),
+        base_sha256=base_digest(model_path) if config.model.lora_rank else None,
     )
 
 

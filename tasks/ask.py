@@ -100,14 +100,20 @@ def _engine(config: RunConfig, model: Path, *, on_gpu: bool) -> HfEngine:
     import torch
     from transformers.utils.logging import disable_progress_bar
 
+    from rl_core.data.adapter_source import base_of
     from rl_core.rollout.hf_engine import HfEngine
+    from rl_core.rollout.model_files import read_weights
 
     disable_progress_bar()
 
     torch.set_num_threads(config.resources.learner_threads)
-    return HfEngine(
-        model,
+    base = base_of(model)
+    engine = HfEngine(
+        base,
         dtype=config.compute_dtype,
         max_num_seqs=config.rollout.max_num_seqs,
         on_gpu=on_gpu and torch.cuda.is_available(),
     )
+    if base != model:
+        engine.update_weights(read_weights(model))
+    return engine

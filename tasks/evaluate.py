@@ -16,6 +16,7 @@ from prefect import task
 from rl_core.checkpoints.champion import PromotedContender, champion_file, read_champion
 from rl_core.checkpoints.store import latest, list_checkpoints, reading_latest, reading_sound
 from rl_core.config.run import RunConfig
+from rl_core.data.adapter_source import base_of
 from rl_core.evaluation.rows import PAGE, read_rows
 from rl_core.evaluation.summary import (
     Comparison,
@@ -292,10 +293,15 @@ def _answers_of(evaluator: Evaluator, model: NamedModel) -> Rows:
     name = _file_name(model)
     if (rows := evaluator.reusable_rows(name, model.folder)) is not None:
         return rows
+    base = base_of(model.folder)
     with (
         reading_sound(model.folder),
         Workers.start(
-            evaluator.config, model.folder, learner=False, report=_logger.info
+            evaluator.config,
+            base,
+            resume_from=None if base == model.folder else model.folder,
+            learner=False,
+            report=_logger.info,
         ) as workers,
     ):
         return evaluator.ask(workers.engines, name, model.folder)

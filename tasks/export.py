@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -11,17 +12,20 @@ from safetensors.torch import load_file, save_file
 
 from rl_core.checkpoints.manifest import read_manifest
 from rl_core.config.operations import protocol_of
+from rl_core.data.adapter_source import merge
 from rl_core.evaluation.statistics import wilson_interval
-from rl_core.models.lora import ADAPTER_FOLDER, ADAPTER_WEIGHTS
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.system.atomic import disk_errors_as_os_errors, new_folder
 from rl_core.system.model_folder import (
     ADAPTER_CONFIG,
+    ADAPTER_FOLDER,
+    ADAPTER_WEIGHTS,
     CONFIG,
     GENERATION_CONFIG,
     INDEX,
     TOKENIZER_FILES,
+    adapter_in,
     check_files,
     copy_files,
     read_object,
@@ -99,12 +103,18 @@ def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path
     _refuse_filled(to)
     with disk_errors_as_os_errors(to.absolute().parent), new_folder(to.absolute()) as temporary:
         copy_files(model.folder, (GENERATION_CONFIG, *TOKENIZER_FILES, *_LICENSES), temporary)
-        for name in weight_files(model.folder):
-            _write_weights(model.folder / name, temporary / name, DTYPES[dtype])
-        if (model.folder / INDEX).is_file():  # weights in several files: which file has which
+        weights = model.folder
+        if (adapter := adapter_in(weights)) is not None:
+            weights = temporary / "merged"
+            merge(adapter, weights)
+        for name in weight_files(weights):
+            _write_weights(weights / name, temporary / name, DTYPES[dtype])
+        if (weights / INDEX).is_file():  # weights in several files: which file has which
             total = sum(file.stat().st_size for file in temporary.glob("*.safetensors"))
-            index = read_object(model.folder / INDEX) | {"metadata": {"total_size": total}}
+            index = read_object(weights / INDEX) | {"metadata": {"total_size": total}}
             (temporary / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        if adapter is not None:
+            shutil.rmtree(weights)
         settings = read_object(model.folder / CONFIG)
         settings.pop("torch_dtype", None)
         changed = settings | {"dtype": dtype}

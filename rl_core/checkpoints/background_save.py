@@ -30,6 +30,7 @@ class BackgroundSave:
 
     `take` copies all that a checkpoint holds, and returns the bytes that writing it takes; `write`
     writes the latest copy into a folder; `after_save` is called in the thread after each write.
+    `base_sha256` goes into each manifest.
 
     Example:
         with BackgroundSave(kept, run.path, workers.snapshot, workers.write_snapshot) as saves:
@@ -47,12 +48,14 @@ class BackgroundSave:
         *,
         min_free_bytes: int = 0,
         after_save: Callable[[], object] = lambda: None,
+        base_sha256: str | None = None,
     ) -> None:
         self._kept = kept
         self._run_folder = run_folder
         self._take, self._write = take, write
         self._min_free_bytes = min_free_bytes
         self._after_save = after_save
+        self._base_sha256 = base_sha256
         self._size_bytes = 0
         self._pending: Future[None] | None = None
         self.trouble: str | None = None
@@ -129,7 +132,14 @@ class BackgroundSave:
 
     def _save_checkpoint(self, step: int, accuracy: float | None, score: float | None) -> Path:
         demand_room(self._run_folder)
-        return save_checkpoint(self._run_folder, step, self._write, accuracy, score=score)
+        return save_checkpoint(
+            self._run_folder,
+            step,
+            self._write,
+            accuracy,
+            score=score,
+            base_sha256=self._base_sha256,
+        )
 
     def _prune(self, kept: CheckpointsConfig, incoming_bytes: int = 0) -> list[PruningDecision]:
         return prune(

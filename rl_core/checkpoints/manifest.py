@@ -4,15 +4,18 @@ import hashlib
 import json
 import os
 import zlib
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from rl_core.system.atomic import write_text_atomically
+from rl_core.system.model_folder import CHECKPOINT_MANIFEST, INDEX
 from rl_core.system.plain_files import open_plain, read_json
 
-MANIFEST = "checkpoint.json"
+MANIFEST = CHECKPOINT_MANIFEST
 RESUME_FOLDER = "trainer/"
 """What an exact resume needs beside the model."""
 
@@ -44,13 +47,26 @@ class Manifest(BaseModel):
     """Held-out accuracy that chooses `best`; None if it was not measured."""
     score: float | None = None
     """Mean score of the same responses, which decides between equal accuracies (graded rewards)."""
+    base_sha256: str | None = None
+    """Of the weights that the adapter learned beside; None if all weights learned."""
     created_at: str
     total_bytes: int
     files: tuple[ManifestFile, ...]
 
+    @property
+    def weights(self) -> set[str]:
+        """Names of the files with the whole model's weights; none if only the adapter is there."""
+        names = (file.path for file in self.files if "/" not in file.path)
+        return {name for name in names if name.endswith(".safetensors") or name == INDEX}
+
 
 def write_manifest(
-    folder: Path, step: int, accuracy: float | None, *, score: float | None = None
+    folder: Path,
+    step: int,
+    accuracy: float | None,
+    *,
+    score: float | None = None,
+    base_sha256: str | None = None,
 ) -> None:
     """Writes the manifest of all files that are in the folder."""
     files = tuple(_described(folder, path) for path in sorted(folder.rglob("*")) if path.is_file())
@@ -58,11 +74,22 @@ def write_manifest(
         step=step,
         accuracy=accuracy,
         score=score,
+        base_sha256=base_sha256,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         total_bytes=sum(file.bytes for file in files),
         files=files,
     )
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
+
+
+def add_to_manifest(folder: Path, names: Iterable[str]) -> None:
+    """Replaces a sound checkpoint's manifest by one that describes these files, too."""
+    manifest = Manifest.model_validate(read_json(folder / MANIFEST, below=folder))
+    added = {name: _described(folder, folder / name) for name in sorted(names)}
+    files = (*(file for file in manifest.files if file.path not in added), *added.values())
+    total = sum(file.bytes for file in files)
+    grown = manifest.model_copy(update={"files": files, "total_bytes": total})
+    write_text_atomically(folder / MANIFEST, grown.model_dump_json(indent=2) + "\n")
 
 
 def _described(folder: Path, path: Path) -> ManifestFile:
@@ -119,8 +146,9 @@ def find_damage(checkpoint: Path, *, from_disk: bool = False) -> str | None:
 def model_digest(folder: Path) -> str:
     """Returns 16 hexadecimal digits that change if the folder holds another model.
 
-    For a checkpoint, a digest of its files' checksums, without those for a resume. For another
-    folder, of names, sizes and times of writing: hashing gigabytes would take longer.
+    For a checkpoint, a digest of its files' checksums, without those for a resume; an adapter is
+    the same model before and after it is merged. For another folder, of names, sizes and times of
+    writing: hashing gigabytes would take longer.
     """
     manifest = read_manifest(folder)
     if isinstance(manifest, Manifest):
@@ -129,6 +157,9 @@ def model_digest(folder: Path) -> str:
             for file in manifest.files
             if not file.path.startswith(RESUME_FOLDER)
         ]
+        if manifest.base_sha256 is not None:
+            facts = [fact for fact in facts if fact[0] not in manifest.weights]
+            facts.append(("base", 0, manifest.base_sha256))
     else:
         stats = {path.name: path.stat() for path in folder.iterdir() if path.is_file()}
         facts = [(name, one.st_size, one.st_mtime_ns) for name, one in stats.items()]

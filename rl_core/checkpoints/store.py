@@ -11,6 +11,7 @@ what a step's folder holds; nothing here loads a model. Which checkpoints stay: 
 
 import logging
 import re
+import shutil
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ from pathlib import Path
 from rl_core.checkpoints.manifest import (
     MANIFEST,
     Manifest,
+    add_to_manifest,
     find_damage,
     read_manifest,
     write_manifest,
 )
 from rl_core.system.atomic import (
+    TEMPORARY_PREFIX,
     disk_errors_as_os_errors,
     locked,
     new_folder,
@@ -55,6 +58,7 @@ def save_checkpoint(
     accuracy: float | None,
     *,
     score: float | None = None,
+    base_sha256: str | None = None,
 ) -> Path:
     """Saves one checkpoint, moves the pointers, and returns its folder.
 
@@ -63,7 +67,7 @@ def save_checkpoint(
 
     `write` fills the folder it is given. `accuracy`, held-out, moves `best`, if it was measured;
     the mean `score` of the same responses decides between equal ones (with a graded reward, all
-    accuracies may be 0).
+    accuracies may be 0). `base_sha256` is of the weights that an adapter needs.
 
     Raises:
         OSError: the disk is full or fails; nothing of this save is left.
@@ -76,9 +80,33 @@ def save_checkpoint(
         with new_folder(final) as temporary:
             with disk_errors_as_os_errors(temporary):
                 write(temporary)
-            write_manifest(temporary, step, accuracy, score=score)
+            write_manifest(temporary, step, accuracy, score=score, base_sha256=base_sha256)
         move_pointers(run_folder)
     return final
+
+
+def add_weights(checkpoint: Path, write: Callable[[Path], None]) -> None:
+    """Adds a whole model's weights to a sound checkpoint that holds only an adapter.
+
+    `write` fills the folder that it is given. A failure or a kill leaves a sound checkpoint: files
+    of weights come before their index, and the manifest follows.
+
+    Raises:
+        OSError: the disk is full or fails.
+    """
+    folder = checkpoint.parent
+    merged = folder / f"{TEMPORARY_PREFIX}{checkpoint.name}"
+    with locked(folder):
+        sweep_leftovers(folder)
+        try:
+            with new_folder(merged) as temporary, disk_errors_as_os_errors(folder):
+                write(temporary)
+            names = sorted(file.name for file in merged.glob("*.safetensors*"))
+            for name in names:
+                (merged / name).replace(checkpoint / name)
+            add_to_manifest(checkpoint, names)
+        finally:
+            shutil.rmtree(merged, ignore_errors=True)
 
 
 def list_checkpoints(run_folder: Path) -> list[Checkpoint]:

@@ -97,6 +97,13 @@ class CheckpointsConfig(Section):
     """Bytes that all checkpoints of one run may take; latest and best always stay."""
     keep_last: int = Field(2, ge=0)
     """Newest checkpoints kept beside latest and best, if the quota has room."""
+    merged: Literal["last", "all", "none"] = "last"
+    """Which checkpoints of a run with `model.lora_rank` hold the merged model, and not only the
+    adapter: the latest and the best when training ends, all, or none.
+
+    `model.path`, evaluate, ask, export and a resume take either kind, as long as the base is on the
+    machine. With `model.load_in_4bit` all are merged.
+    """
     in_background: bool = True
     """Saves during training, from a copy in the machine's memory: 12 bytes per trained weight."""
 

@@ -201,6 +201,15 @@ class RunConfig(Section):
         return never_needed and (engines_agree or not needed_before)
 
     @property
+    def saves_whole_models(self) -> bool:
+        """Whether each checkpoint holds the model's weights: merged ones, if adapters learn.
+
+        What learned beside 4 bits cannot be merged later: only the learner has the rounded weights.
+        """
+        is_adapter = self.model.lora_rank > 0 and not self.model.load_in_4bit
+        return not is_adapter or self.checkpoints.merged == "all"
+
+    @property
     def has_one_critic_update(self) -> bool:
         """Whether a step's values can be those of its only update, which saves a pass."""
         return self.algorithm.formula.needs_critic and self.updates_once

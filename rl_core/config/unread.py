@@ -139,10 +139,7 @@ READERS: Final = (
     ),
     Reader(
         "data.test_size",
-        lambda config: (
-            _files_make_tests(config)
-            or (config.env.rows.is_generated and not config.data.train_files)
-        ),
+        lambda config: _are_generated(config) or _files_make_tests(config),
         "all rows of the test split are used (evaluation.max_problems takes a part)",
     ),
     Reader(

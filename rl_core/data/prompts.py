@@ -69,7 +69,9 @@ def name_for_others(path: str | None, folder: Path) -> str:
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """Returns the tokenizer of a model after a test that it is lossless, or raises ValueError."""
-    folder = resolve_model(path)
+    folder = as_path(path).resolve()
+    if not (folder / CONFIG).is_file():  # else it has the tokenizer, too, merged or not
+        folder = resolve_model(path)
     try:
         tokenizer = _read_tokenizer(folder)
     except ValueError as error:

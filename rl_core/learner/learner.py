@@ -42,18 +42,13 @@ from rl_core.learner.state import (
 from rl_core.learner.update import Updater
 from rl_core.models.forward import ForwardPass, forward_pass
 from rl_core.models.loading import complete_weights, load_models
-from rl_core.models.lora import (
-    ADAPTER_FOLDER,
-    ADAPTER_WEIGHTS,
-    merged_state,
-    peft_name,
-    save_adapter,
-)
-from rl_core.models.saving import save_actor, save_beside_parts, save_part, tokenizer_bytes
+from rl_core.models.lora import merged_state, peft_name, save_adapter
+from rl_core.models.saving import save_actor, save_beside, save_index, save_part, tokenizer_bytes
 from rl_core.models.sharding import shard, sharded_pass
 from rl_core.models.shared_prefix import can_share_prompts
 from rl_core.models.shares import cut_as, whole_tensor
 from rl_core.system.heap import give_back_heap
+from rl_core.system.model_folder import ADAPTER_FOLDER, ADAPTER_WEIGHTS
 
 _KL_CONTROLLERS = {"fixed": fixed_kl_coef, "adaptive": adaptive_kl_coef}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -202,7 +197,7 @@ class Learner:
         return ((name, whole_tensor(tensor)) for name, tensor in merged_state(self.models.actor))
 
     def save(self, folder: Path) -> None:
-        """Writes a checkpoint: the model as it can be served, and beside it the learner's state."""
+        """Writes a checkpoint: the model or its adapter, and beside it the learner's state."""
         self.snapshot()
         self.write_snapshot(folder)
 
@@ -211,11 +206,11 @@ class Learner:
         if not self._ranks.is_alone:
             return  # a step may be gathering the weights: the first snapshot does it
         tensors = self._critic_weights() | self._adapter()
-        if self.config.model.lora_rank:
+        if not self.config.model.lora_rank:
+            tensors |= self.weights()
+        elif self.config.saves_whole_models:
             for name, merged in merged_state(self.models.actor):
                 self._memory.reserve({name: merged})
-        else:
-            tensors |= self.weights()
         for name, optimizer in self.optimizers.items():
             tensors |= optimizer.moments_to_come(name)
         self._memory.reserve(tensors)
@@ -239,7 +234,7 @@ class Learner:
             numbers[f"{name}_schedule"] = copy.deepcopy(optimizer.schedule_state())
         if self._ranks.is_alone and self.config.model.lora_rank:
             weights: dict[str, Tensor] = {}
-            for name, merged in merged_state(self.models.actor):  # a card never holds all of them
+            for name, merged in self._merged():  # a card never holds all of them
                 kept = merged if self.config.checkpoints.in_background else merged.cpu()
                 weights |= self._memory.copy({name: kept})
             adapter = self._memory.copy(adapter)
@@ -250,12 +245,16 @@ class Learner:
             copies = self._memory.copy(weights | state)
             weights, state = ({name: copies[name] for name in part} for part in (weights, state))
         else:
-            weights, self._owners = self._copy_share(merged_state(self.models.actor))
+            weights, self._owners = self._copy_share(self._merged())
             adapter, _ = self._copy_share(adapter.items(), owner=0)
             state, _ = self._copy_share(state.items())
         self._snapshot = weights, adapter, state, numbers
         beside = tokenizer_bytes(self._model_path)
         return bytes_to_write(weights | adapter | state, beside=beside)
+
+    def _merged(self) -> Iterable[tuple[str, Tensor]]:
+        """Yields the model's weights, see `merged_state`; none if a checkpoint has no such."""
+        return merged_state(self.models.actor) if self.config.saves_whole_models else ()
 
     def _copy_share(
         self, tensors: Iterable[tuple[str, Tensor]], owner: int | None = None
@@ -277,12 +276,14 @@ class Learner:
         weights, adapter, state, numbers = self._snapshot
         rank = self._ranks.rank
         size = self._ranks.size
-        if self._ranks.is_alone:
+        if weights and self._ranks.is_alone:
             save_actor(self.models.actor, weights, self._model_path, folder)
-        else:
+        elif rank == 0:
+            save_beside(self.models.actor, self._model_path, folder)
+        if self._owners:
             save_part(weights, folder, rank, size)
             if rank == 0:
-                save_beside_parts(self.models.actor, self._owners, size, self._model_path, folder)
+                save_index(self._owners, size, folder)
         if adapter:
             settings = self.config.model
             save_adapter(

@@ -12,7 +12,7 @@ Source: Hu et al. 2021 (arXiv:2106.09685).
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 import transformers
@@ -22,10 +22,8 @@ from torch import Tensor, nn
 from rl_core.models.fast_linear import FastLinear
 from rl_core.models.linear_4bit import Linear4bit
 from rl_core.models.shares import whole_tensor
+from rl_core.system.model_folder import ADAPTER_WEIGHTS
 
-ADAPTER_FOLDER: Final = "adapter"
-"""Inside a checkpoint. Beside `config.json` transformers would load it on top of what is merged."""
-ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 _logger = logging.getLogger(__name__)
 _ADAPTER = "default"
 """peft's name for the only adapter of a layer."""

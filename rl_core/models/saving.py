@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import torch
 import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rl_core.system.model_folder import TOKENIZER_FILES, copy_files, files_of
+from rl_core.system.model_folder import INDEX, TOKENIZER_FILES, copy_files, files_of
 
 _WEIGHTS: Final = "model.safetensors"
 
@@ -32,9 +33,7 @@ def save_actor(
     is taken from `model`, whose own weights may change meanwhile.
     """
     model.save_pretrained(folder, state_dict=dict(weights))
-    model.config.dtype = next(iter(weights.values())).dtype  # not that of the model's own weights
-    model.config.save_pretrained(folder)
-    copy_files(tokenizer_from, TOKENIZER_FILES, folder)
+    save_beside(model, tokenizer_from, folder)
 
 
 def save_part(weights: Mapping[str, Tensor], folder: Path, part: int, size: int) -> None:
@@ -43,24 +42,23 @@ def save_part(weights: Mapping[str, Tensor], folder: Path, part: int, size: int)
     save_file(dict(weights), folder / part_file(_WEIGHTS, part, size), metadata={"format": "pt"})
 
 
-def save_beside_parts(
-    model: transformers.PreTrainedModel,
-    parts: Mapping[str, int],
-    size: int,
-    tokenizer_from: Path,
-    folder: Path,
-) -> None:
-    """Writes what `save_actor` does except the weights, and the index of their shards."""
+def save_beside(model: transformers.PreTrainedModel, tokenizer_from: Path, folder: Path) -> None:
+    """Writes what `save_actor` does except the weights, which are float32."""
+    model.config.dtype = torch.float32  # not that of the model's own weights
     model.config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
+    copy_files(tokenizer_from, TOKENIZER_FILES, folder)
+
+
+def save_index(parts: Mapping[str, int], size: int, folder: Path) -> None:
+    """Writes which of `size` parts has which weight."""
     index = {
         "metadata": {},
         "weight_map": {name: part_file(_WEIGHTS, part, size) for name, part in parts.items()},
     }
     text = json.dumps(index, indent=2, sort_keys=True)
-    (folder / f"{_WEIGHTS}.index.json").write_text(text + "\n", encoding="utf-8")
-    copy_files(tokenizer_from, TOKENIZER_FILES, folder)
+    (folder / INDEX).write_text(text + "\n", encoding="utf-8")
 
 
 def tokenizer_bytes(folder: Path) -> int:

@@ -63,14 +63,22 @@ def disk_plan(shape: ModelShape, config: RunConfig, num_steps: int) -> DiskPlan:
     problems = min(MOST_VALIDATION_ROWS, config.trainer.test_problems, config.data.test_size)
     test = _TEST_FILE_BYTES + problems * row
     num_tests = 1 + -(-num_steps // config.trainer.test_freq)  # the first before any step
+    at_end = 0  # latest and best
+    if not config.saves_whole_models and kept.merged == "last":
+        at_end = min(2, saves) * merged_bytes(shape)
     return DiskPlan(
         checkpoint_bytes=size,
-        kept_bytes=min(saves, max(3, allowed)) * size,
+        kept_bytes=min(saves, max(3, allowed)) * size + at_end,
         step_bytes=_METRICS_BYTES + rollouts + test // config.trainer.test_freq,
         logs_bytes=num_steps * _METRICS_BYTES
         + num_tests * test
         + min(num_steps * rollouts, config.storage.rollout_quota_bytes),
     )
+
+
+def merged_bytes(shape: ModelShape) -> int:
+    """Returns the bytes of the weights that merging an adapter adds to a checkpoint."""
+    return 4 * shape.num_parameters + _FIXED_BYTES
 
 
 def checkpoint_bytes(shape: ModelShape, config: RunConfig) -> int:

@@ -81,10 +81,11 @@ def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
 def snapshot_bytes(shape: ModelShape, config: RunConfig) -> int:
     """Returns the bytes of the copy from which a checkpoint is written.
 
-    It holds the weights that learn and their moments and, with adapters, the merged model.
+    It holds the weights that learn and their moments and, of adapters that are merged, the model.
     """
     models = model_sizes(shape, config)
-    merged = shape.num_parameters if config.model.lora_rank else 0
+    is_merged = config.model.lora_rank and config.saves_whole_models
+    merged = shape.num_parameters if is_merged else 0
     both = models.actor + models.critic
     return _FLOAT32 * (merged + both) + moment_bytes(both, config)
 

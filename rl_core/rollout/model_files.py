@@ -8,9 +8,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rl_core.data.adapter_source import merged_weights
 from rl_core.data.prompts import load_tokenizer, turn_end_id
 from rl_core.models.folder_check import refuse_not_finite
-from rl_core.system.model_folder import CONFIG, GENERATION_CONFIG, read_object, weight_files
+from rl_core.system.model_folder import (
+    CONFIG,
+    GENERATION_CONFIG,
+    adapter_in,
+    read_object,
+    weight_files,
+)
 
 _NAMES_SHOWN = 3
 
@@ -100,7 +107,12 @@ def check_finite(folder: Path) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Returns all tensors of a model's folder, on the CPU; ValueError without any."""
+    """Returns all tensors of a model's folder, on the CPU, an adapter's merged with its base's.
+
+    ValueError without any, or as of `merge`.
+    """
+    if (adapter := adapter_in(folder)) is not None:
+        return merged_weights(adapter)
     weights: dict[str, torch.Tensor] = {}
     try:
         names = weight_files(folder)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from rl_core.checkpoints.manifest import Manifest, read_manifest
 from rl_core.checkpoints.store import (
     Checkpoint,
     checkpoints_folder,
@@ -12,6 +13,7 @@ from rl_core.checkpoints.store import (
     move_pointers,
 )
 from rl_core.config.run import RunConfig
+from rl_core.data.adapter_source import base_digest
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import locked
 from rl_core.system.named_code import source_digest
@@ -100,7 +102,10 @@ def _in_words(damaged: dict[Path, str]) -> str:
 
 
 def check_same_model(run: RunFolder, checkpoint: Path, model_path: Path) -> None:
-    """Raises ValueError if a checkpoint was trained from another model than `model_path`."""
+    """Raises ValueError if a checkpoint was trained from another model than `model_path`.
+
+    Of a checkpoint of adapters this includes every byte of the weights.
+    """
     saved, given = (_read(folder / "config.json") for folder in (checkpoint, model_path))
     differ = [
         f"{key}={given[key]} and not {saved[key]}"
@@ -110,6 +115,11 @@ def check_same_model(run: RunFolder, checkpoint: Path, model_path: Path) -> None
     words, others = (_read(folder / "tokenizer.json") for folder in (checkpoint, model_path))
     if words and others and _vocabulary(words) != _vocabulary(others):
         differ.append("other tokens in its tokenizer")
+    manifest = read_manifest(checkpoint)
+    if isinstance(manifest, Manifest) and (trained := manifest.base_sha256) is not None:
+        present = base_digest(model_path)
+        if present != trained:
+            differ.append(f"weights of sha256 {present[:12]} and not {trained[:12]}")
     if differ:
         raise ValueError(
             f"{run.run_id} began with another model: {model_path} has {', '.join(differ)}; go on "

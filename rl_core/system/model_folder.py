@@ -15,6 +15,10 @@ from rl_core.system.words import cut, disk_size, in_one_line
 
 CONFIG: Final = "config.json"
 ADAPTER_CONFIG: Final = "adapter_config.json"
+ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
+ADAPTER_FOLDER: Final = "adapter"
+"""Inside a checkpoint. Beside `config.json` transformers would load it on top of what is merged."""
+CHECKPOINT_MANIFEST: Final = "checkpoint.json"
 INDEX: Final = "model.safetensors.index.json"
 GENERATION_CONFIG: Final = "generation_config.json"
 TOKENIZER: Final = "tokenizer.json"
@@ -91,6 +95,18 @@ def copy_files(folder: Path, names: Iterable[str], to: Path) -> None:
 def files_of(folder: Path, names: Iterable[str]) -> list[Path]:
     """Returns those of the files that are there."""
     return [folder / name for name in names if (folder / name).is_file()]
+
+
+def adapter_in(folder: Path) -> Path | None:
+    """Returns the folder of the adapter if a folder holds one, and no weights of a whole model.
+
+    It is the folder itself or, of a checkpoint whose weights are not merged, its `adapter/`.
+    """
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file():
+        return folder
+    adapter = folder / ADAPTER_FOLDER
+    is_whole = files_of(folder, (_SINGLE, INDEX))
+    return adapter if (adapter / ADAPTER_CONFIG).is_file() and not is_whole else None
 
 
 def weight_files(folder: Path) -> list[str]:

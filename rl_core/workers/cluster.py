@@ -22,6 +22,7 @@ from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.placement import LEARNER, learner_name, loading_queues, shares_a_card
 from rl_core.resources.token_budgets import merge_metrics
 from rl_core.system.atomic import reading
+from rl_core.system.model_folder import adapter_in
 from rl_core.system.process_env import process_environment
 from rl_core.types import Rollout
 from rl_core.workers.actors import WRITING, LearnerActor, RolloutActor
@@ -62,7 +63,7 @@ class Workers:
             config.rollout.num_engines,
             spawn=lambda name: self._spawn(name, RolloutActor),
             load=load,
-            weights=resume_from,
+            weights=None if learner and _is_adapter(resume_from) else resume_from,
             policy_version=policy_version,
             result=self._result,
             on_progress=on_progress,
@@ -128,8 +129,9 @@ class Workers:
             )
             with nullcontext() if resume_from is None else reading(resume_from):
                 workers._load(resume_from, report)
-            if learner and config.model.load_in_4bit and resume_from is None:
-                workers.sync_weights()  # engines have read weights that are not yet rounded
+            is_rounded = config.model.load_in_4bit and resume_from is None
+            if learner and (is_rounded or _is_adapter(resume_from)):
+                workers.sync_weights(policy_version)  # engines have read the base's
             try:
                 yield workers
             finally:
@@ -282,6 +284,10 @@ class Workers:
             return {name: set() for name in actors}
         calls = {name: actor.__ray_call__.remote(_own_cards) for name, actor in actors.items()}
         return {name: self._result(name, cards.future()) for name, cards in calls.items()}
+
+
+def _is_adapter(checkpoint: Path | None) -> bool:
+    return checkpoint is not None and adapter_in(checkpoint) is not None
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 from rl_core.checkpoints.champion import all_champions
 from rl_core.checkpoints.store import best, latest, list_checkpoints
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.model_folder import CONFIG
 from rl_core.system.words import as_path, did_you_mean, printable
 from tasks.queries.run_tables import find_runs
 
@@ -98,6 +99,8 @@ def _of_run(run: RunFolder, what: str) -> NamedModel:
 def _resolve(name: str, root: Path) -> Path:
     from rl_core.data.prompts import resolve_model
 
+    if (as_path(name) / CONFIG).is_file():  # a checkpoint of an adapter is one as it is, too
+        return as_path(name).resolve()
     try:
         return resolve_model(name, root)
     except ValueError as error:

@@ -81,6 +81,19 @@ def test_a_run_from_python_learns_and_leaves_a_run_as_any(tiny_model_path, tmp_p
     assert (run.folder / "report.html").is_file()
 
 
+def test_a_run_of_adapters_ends_with_a_whole_model_and_continues_exactly(tiny_model_path, tmp_path):
+    settings = SMALL | {"model.lora_rank": 4, "trainer.save_freq": 1, "trainer.test_freq": 1}
+    given = {"problems": rows(24), "reward": letters, "settings": settings, "root": tmp_path}
+    runs = [train(model=tiny_model_path, steps=3, run_id="whole", **given)]
+    runs += [train(model=tiny_model_path, steps=steps, run_id="cut", **given) for steps in (2, 3)]
+    one, _, other = [AutoModelForCausalLM.from_pretrained(run.checkpoint) for run in runs]
+    for name, weight in one.state_dict().items():
+        assert torch.equal(weight, other.state_dict()[name]), name
+    AutoModelForCausalLM.from_pretrained(runs[0].folder / "checkpoints/best")
+    adapters = {file.parent.parent for file in runs[0].folder.rglob("adapter/*.safetensors")}
+    assert {file.parent for file in runs[0].folder.rglob("model.safetensors")} < adapters
+
+
 def test_the_loop_on_one_page_gives_the_same_numbers(tiny_model_path, tmp_path):
     run = train(model=tiny_model_path, problems=rows(24), reward=letters, steps=2, settings=SMALL)
     config = RunConfig.model_validate(read_settings(run.folder))

@@ -7,6 +7,9 @@ import peft
 import torch
 import transformers
 
+from rl_core.config.run import RunConfig
+from rl_core.learner.learner import Learner
+
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 
 
@@ -23,3 +26,13 @@ def save_adapter(base: Path, folder: Path, **settings: Any) -> torch.Tensor:
     with torch.no_grad():
         logits: torch.Tensor = adapted.eval()(IDS).logits
     return logits
+
+
+def save_learner(base: Path, folder: Path) -> Learner:
+    """Saves a checkpoint of a learner whose adapter has a random B; returns the learner."""
+    learner = Learner(RunConfig.model_validate({"model": {"lora_rank": 4}}), base)
+    for name, weight in learner.models.actor.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(weight.data, std=0.1)
+    learner.save(folder)
+    return learner

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from flows.settings.compose import compose
 from rl_core.config.operations import EvaluationConfig
 from rl_core.config.run import RunConfig
-from rl_core.data.prompts import encode_prompt, load_tokenizer
+from rl_core.data.prompts import encode_prompt, load_tokenizer, resolve_model
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
 from tasks.ask import ask_model, question_of, read_question
+from tests.support.adapters import save_learner
 
 
 @pytest.mark.parametrize("text", ["3 14 7 = 35", "[3, 14, 7] -> 35", "3,14,7,35", "(3 14 7) → 35"])
@@ -74,7 +75,7 @@ def test_a_word_problem_is_scored_where_its_answer_is_known():
         read_question(config, "How many?", "many")
 
 
-def test_replies_are_the_engines_own(tiny_model_path):
+def test_replies_are_the_engines_own(tiny_model_path, tmp_path):
     config = compose(["data.max_response_length=8", "resources.learner_threads=1"])
     questions = [read_question(config, text) for text in ("3 14 7 = 35", "2 3 4 = 14")]
     greedy = list(ask_model(config, tiny_model_path, questions, samples=None))
@@ -87,6 +88,14 @@ def test_replies_are_the_engines_own(tiny_model_path):
     text = tokenizer.decode(alone.response_ids.tolist(), skip_special_tokens=True)
     assert (greedy[1].response, greedy[1].num_tokens) == (text, len(alone.response_ids))
     assert greedy[1].is_cut == (alone.finish_reason == "length")
+
+    save_learner(tiny_model_path, tmp_path / "saved")  # an adapter answers as merged
+    merged = resolve_model(str(tmp_path / "saved"), tmp_path)
+    adapted = [
+        list(ask_model(config, folder, questions, samples=None))
+        for folder in (tmp_path / "saved", merged)
+    ]
+    assert adapted[0] == adapted[1] != greedy
 
     sampled = list(ask_model(config, tiny_model_path, questions[:1], samples=3))
     again = list(ask_model(config, tiny_model_path, questions[:1], samples=3))

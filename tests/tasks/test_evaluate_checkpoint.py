@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
+from rl_core.data.adapter_source import base_digest
+from rl_core.data.prompts import resolve_model
 from rl_core.evaluation.rows import read_rows
 from rl_core.evaluator import Evaluator
 from rl_core.runs.run_folder import RunFolder
@@ -16,6 +19,7 @@ from tasks import evaluate
 from tasks.evaluate import evaluate_models
 from tasks.queries.checkpoint_names import find_model
 from tests.conftest import build_tiny_model
+from tests.support.adapters import save_learner
 from tests.support.checkpoint_files import copying
 from tests.support.held_out import write_test_split
 from tests.tasks.test_evaluate import settings as settings_of_a_run
@@ -63,6 +67,16 @@ def test_a_checkpoint_gives_the_same_rows_and_is_as_good_as_itself(tmp_path, tin
     assert result.comparison is not None
     assert (result.comparison.verdict, result.comparison.p_value) == ("cannot tell", 1.0)
     assert [s.accuracy for s in result.summaries] == [result.summaries[0].accuracy] * 2
+
+    # So are a checkpoint that holds only an adapter, and the merged model.
+    digest = base_digest(tiny_model_path)
+    adapter = save_checkpoint(
+        run.path, 8, partial(save_learner, tiny_model_path), 0.5, base_sha256=digest
+    )
+    merged = resolve_model(str(adapter), tmp_path)
+    named = (find_model("r/step_000008", config.storage.root), find_model(str(merged), tmp_path))
+    answers = [read_rows(file) for file in evaluate_models(config, data, *named).files]
+    assert without_labels(answers[0]) == without_labels(answers[1]) != without_labels(plain)
 
     # A problem's rows do not depend on those asked beside it.
     fewer = settings(tmp_path / "out", max_problems=4)

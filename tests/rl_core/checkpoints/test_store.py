@@ -22,6 +22,7 @@ def test_the_manifest_lists_every_file_with_size_and_checksum(tmp_path):
         "step": 100,
         "accuracy": 0.25,
         "score": 0.3,
+        "base_sha256": None,
         "total_bytes": 12,
         "files": [
             {"path": "model.bin", "bytes": 2, "crc32": "078a19d7"},

@@ -133,7 +133,7 @@ def test_the_reference_stays_the_base_model_and_nothing_frozen_is_held_twice(
 def test_a_checkpoint_loads_as_it_lies_and_engines_get_the_same_model(
     new_learner, tiny_model_path, tmp_path, make_batch
 ):
-    learner = new_learner(model=LORA, actor={"lr": 1e-2})
+    learner = new_learner(model=LORA, actor={"lr": 1e-2}, checkpoints={"merged": "all"})
     learner.learn(make_batch())
     learner.save(tmp_path)
     saved = {file.name for file in tmp_path.iterdir()}

@@ -5,7 +5,7 @@ import transformers
 from safetensors.torch import load_file
 
 from rl_core.models.loading import complete_weights
-from rl_core.models.saving import save_actor, save_beside_parts, save_part
+from rl_core.models.saving import save_actor, save_beside, save_index, save_part
 from rl_core.rollout.model_files import read_weights
 
 
@@ -19,7 +19,8 @@ def test_a_model_saved_in_parts_is_the_same_folder_but_for_its_safetensors(
     for part in range(3):
         own = {name: weights[name] for name, owner in owners.items() if owner == part}
         save_part(own, parted, part, 3)
-    save_beside_parts(actor, owners, 3, tiny_model_path, parted)
+    save_beside(actor, tiny_model_path, parted)
+    save_index(owners, 3, parted)
 
     for file in whole.iterdir():
         if file.name != "model.safetensors":

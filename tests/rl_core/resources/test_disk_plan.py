@@ -11,7 +11,13 @@ SHAPE = known_shape("Qwen/Qwen2.5-0.5B")
 GRPO = {"estimator": "grpo", "group_size": 4}
 
 
-@pytest.mark.parametrize("changes", [{}, {"algorithm": GRPO}, {"model": {"lora_rank": 4}}])
+ADAPTERS = {"model": {"lora_rank": 4}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"algorithm": GRPO}, ADAPTERS, ADAPTERS | {"checkpoints": {"merged": "all"}}],
+)
 def test_a_checkpoint_is_as_large_as_planned(tmp_path, tiny_model_path, changes):
     config = RunConfig.model_validate({"resources": {"learner_threads": 1}, **changes})
     learner = Learner(config, tiny_model_path)
@@ -34,6 +40,23 @@ def test_what_stays_is_held_by_the_quota_but_never_below_two():
     assert disk_plan(SHAPE, RunConfig.model_validate(wide), 1_000).kept_bytes == 4 * one
     assert disk_plan(SHAPE, RunConfig.model_validate(tight), 1_000).kept_bytes == 3 * one
     assert disk_plan(SHAPE, RunConfig.model_validate(wide), 100).kept_bytes == one
+
+
+def test_adapters_are_small_until_the_latest_and_the_best_are_merged_at_the_end():
+    shape = known_shape("Qwen/Qwen2.5-1.5B")
+    sections = {"algorithm": GRPO, "model": {"lora_rank": 64}}
+
+    def plan(**kept: object) -> DiskPlan:
+        return disk_plan(shape, RunConfig.model_validate(sections | {"checkpoints": kept}), 1_000)
+
+    # By hand: 73,859,072 numbers of adapters and their two moments; 1,543,714,304 weights.
+    small, merged = 12 * 73_859_072 + 2**20, 4 * 1_543_714_304
+    assert plan().checkpoint_bytes == small
+    assert plan().kept_bytes == 4 * small + 2 * (merged + 2**20)
+    assert plan(merged="none").kept_bytes == 4 * small
+    assert plan(merged="all", quota_bytes=10**12).kept_bytes == 4 * (small + merged)
+    sections["model"]["load_in_4bit"] = True
+    assert plan().checkpoint_bytes == small + merged
 
 
 def test_logs_are_counted_and_old_rollouts_are_not():

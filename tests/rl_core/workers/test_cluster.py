@@ -29,6 +29,7 @@ from rl_core.system.process_group import PROCESS_GROUP
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers.cluster import Workers
 from rl_core.workers.ray_auth import _accepts
+from tests.support.adapters import save_learner
 from tests.support.programs import command_lines, living
 from tests.support.runs import run_config
 from tests.support.traps import addresses
@@ -211,6 +212,22 @@ class TestOneSession:
         with pytest.raises(RuntimeError, match=said) as caught:
             workers._result("learner", raised)
         assert not isinstance(caught.value, WorkerDied)
+
+
+def test_engines_get_what_an_adapter_makes_of_the_base(tiny_model_path, marker, tmp_path):
+    """From the learner if there is one, else from the checkpoint and its base."""
+    trained = save_learner(tiny_model_path, tmp_path / "saved")
+    engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=8, on_gpu=False)
+    engine.update_weights(trained.weights())
+    expected = tokens(in_order(engine.generate(REQUESTS, GREEDY)))
+    assert expected != tokens(locally(tiny_model_path))
+    adapters = config("hf").model_copy(update={"model": trained.config.model})
+    for learner in (True, False):
+        start = Workers.start(
+            adapters, tiny_model_path, resume_from=tmp_path / "saved", learner=learner
+        )
+        with start as workers:
+            assert tokens(workers.engines.generate(REQUESTS, GREEDY)) == expected
 
 
 def test_an_engine_that_does_not_fit_is_out_of_memory(tiny_model_path, marker):

@@ -7,11 +7,10 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rl_core.config.run import RunConfig
-from rl_core.learner.learner import Learner
 from rl_core.runs.run_folder import RunFolder
 from tasks.export import export_model
 from tasks.queries.checkpoint_names import NamedModel
+from tests.support.adapters import save_learner
 
 
 def test_the_folder_loads_in_the_type_that_was_asked_for(cli, tmp_path, tiny_model_path):
@@ -41,16 +40,12 @@ def test_weights_in_several_files_stay_in_several(tmp_path, tiny_model_path):
 
 
 def test_an_adapter_is_exported_for_peft(cli, tmp_path, tiny_model_path):
-    config = RunConfig.model_validate({"model": {"lora_rank": 4}})
-    learner = Learner(config, tiny_model_path)
-    for name, weight in learner.models.actor.named_parameters():
-        if ".lora_B." in name:
-            torch.nn.init.normal_(weight.data, std=0.1)
-    learner.save(tmp_path / "saved")
+    save_learner(tiny_model_path, tmp_path / "saved")
     to = tmp_path / "exported"
     cli("export", str(tmp_path / "saved"), f"to={to}", "adapter=true")
+    cli("export", str(tmp_path / "saved"), f"to={tmp_path / 'merged'}", "dtype=float32")
     base = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32)
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
     ids = torch.arange(2, 12).unsqueeze(0)
     with torch.no_grad():
         logits = peft.PeftModel.from_pretrained(base, to)(ids).logits
