@@ -17,12 +17,14 @@ from rl_core.data.prompts import load_tokenizer, prompted, text_codec
 from rl_core.data.readers import SPLITS
 from rl_core.data.sampling import Curriculum, Place, ProblemOrder, read_place
 from rl_core.resources.token_budgets import log_out_of_memory
-from rl_core.rewards.scoring import Rewards, start_rewards
+from rl_core.rewards.scoring import NotedRewards, Rewards, start_rewards
 from rl_core.runs.resume import check_same_code, check_same_model, checkpoint_to_resume
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.teacher import with_teacher
+from rl_core.runs.waiting import startup_in_words
 from rl_core.system.log_file import Log
 from rl_core.system.signals import StopAsked, StopSignals
+from rl_core.system.waits import OF_TRAINING, Waits
 from rl_core.tracking.host_memory import HostMemory
 from rl_core.tracking.observers import BudgetLimit, OnStep, StepObserver
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
@@ -57,7 +59,7 @@ def train_model(
     model_path: Path,
     on_step: OnStep,
     logger: Log,
-    on_progress: Callable[[str], None] = lambda phase: None,
+    waits: Waits | None = None,
     when_done: Callable[[Engines], None] = lambda engines: None,
     rewards: Rewards | None = None,
     start_workers: StartWorkers | None = None,
@@ -65,9 +67,10 @@ def train_model(
     """Trains, from the run's latest checkpoint if it has one, and returns the last step done.
 
     Logs past the checkpoint are cut before training goes on. `data` is the folder of the data set,
-    `model_path` that of the base model, also the reference policy. For `on_progress` see
-    `Workers.start`. `when_done` gets the engines after the last step and its save; a stop ends it.
-    `rewards` scores instead of the settings' rule, `start_workers` instead of starting Ray's.
+    `model_path` that of the base model, also the reference policy. `waits` has what is not
+    finished, by default in the run's folder. `when_done` gets the engines after the last step and
+    its save; a stop ends it. `rewards` scores instead of the settings' rule, `start_workers`
+    instead of starting Ray's.
 
     Raises:
         ValueError: there are too few problems for one batch, `env.reward` names no function, no
@@ -75,6 +78,7 @@ def train_model(
         OutOfMemory: a phase did not fit; the latest checkpoint stays valid.
         WorkerDied: the learner or an engine was killed.
     """
+    waits = waits or Waits(run.path / OF_TRAINING)
     inputs = load_inputs(config, data, model_path)
     checkpoint = checkpoint_to_resume(run, logger.warning)
     start_step = checkpoint.step if checkpoint else 0
@@ -116,10 +120,11 @@ def train_model(
             policy_version=policy_version,
             log_folder=run.path / "workers",
             report=logger.info,
-            on_progress=on_progress,
+            waits=waits,
         )
 
     with (
+        waits.written(),
         HostMemory(config, run) as host_memory,
         start_rewards(config.env, config.reward)
         if rewards is None
@@ -129,27 +134,32 @@ def train_model(
         (start_workers or start_in_ray)(config, resume_from, start_step) as workers,
         StopSignals(config.trainer.stop_grace_s) as signals,
     ):
+        waits.step_done(start_step)
+        logger.info("started in %s", startup_in_words(waits.startup_s))
+        run.note_startup(waits.startup_s)
         observers = (
             StepObserver(on_step=lambda step, _, metrics: log_out_of_memory(step, metrics)),
             StepObserver(measure=lambda: {"disk/free_gib": run.free_gib()}),
             StepObserver(measure=host_memory.measure),
             StepObserver(wants_stop=budget.wants_stop, on_step=budget.on_step),
             StepObserver(wants_stop=signals.requested),
+            StepObserver(on_step=lambda step, *_: waits.step_done(step)),
             StepObserver(on_step=on_step),
             StepObserver(on_step=tensorboard.on_step),
         )
-        with _saves(config, run, workers, order, curriculum) as saves:
+        with _saves(config, run, workers, order, curriculum, waits) as saves:
             last_done = Trainer(
                 config,
                 inputs,
                 workers,
-                scorer,
+                NotedRewards(scorer, waits),
                 run,
                 saves,
                 order,
                 observers,
                 curriculum,
                 signals.interruptible,
+                waits,
             ).train(start_step)
         if last_done == last_step:
             with suppress(StopAsked), signals.interruptible():
@@ -212,6 +222,7 @@ def _saves(
     workers: Workers,
     order: ProblemOrder,
     curriculum: Curriculum | None,
+    waits: Waits,
 ) -> BackgroundSave:
     def write(folder: Path) -> None:
         workers.write_snapshot(folder)
@@ -226,6 +237,7 @@ def _saves(
         write,
         min_free_bytes=int(config.storage.min_free_gib * 2**30),
         after_save=partial(run.rollouts.age_out, config.storage.rollout_quota_bytes),
+        waits=waits,
     )
 
 

@@ -70,7 +70,11 @@ def evaluate_model(
     rows = []
     for mode, questions in asked.items():
         requests = [
-            GenerationRequest(item.prompt_ids, seed_of(settings.seed, item.problem.index, sample))
+            GenerationRequest(
+                item.prompt_ids,
+                seed_of(settings.seed, item.problem.index, sample),
+                problem=item.problem.index,
+            )
             for item, sample in questions
         ]
         temperature = settings.temperature if mode == "sampled" else 0.0

@@ -113,10 +113,12 @@ def dialogue(head: str, question: str, answered: str) -> str:
 class LiveArtifacts:
     """Artifacts of the current flow or task run, which a thread keeps up to date.
 
-    The thread also makes their content, so neither that nor a server that hangs delays training.
+    The thread also makes their content, so neither that nor a server that hangs delays training. It
+    calls `refresh` now and then, which may show something.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, refresh: Callable[[], None] = lambda: None) -> None:
+        self._refresh = refresh
         self._pending: dict[str, tuple[ArtifactKind, Callable[[], Any], str]] = {}
         self._changing = threading.Lock()
         self._closing = threading.Event()
@@ -142,6 +144,8 @@ class LiveArtifacts:
         is_closing = False
         while not is_closing:
             is_closing = self._closing.wait(_ARTIFACT_INTERVAL_S)
+            if not is_closing:
+                self._refresh()
             for key in list(self._pending):
                 if is_closing or time.monotonic() >= self._not_before.get(key, 0.0):
                     with self._changing:
