@@ -50,11 +50,16 @@ class Phase(_Part):
         """Returns `gen for 90 s, 12 of 64 answered; oldest: problem 17, engine_0, 88 s`."""
         done = "answered" if self.name in _ANSWERS else "done"
         count = f", {self.begun - self.unfinished} of {self.begun} {done}"
-        things = [(x.what, x.where, duration(x.age_s)) for x in self.oldest]
+        things = [(x.what, x.where, _age(x.age_s)) for x in self.oldest]
         named = "; ".join(", ".join(filter(None, parts)) for parts in things)
-        return f"{self.name} for {duration(self.age_s)}{count if self.begun > 1 else ''}" + (
+        return f"{self.name} for {_age(self.age_s)}{count if self.begun > 1 else ''}" + (
             f"{'; oldest' if self.begun > 1 else ''}: {named}" if named else ""
         )
+
+
+def _age(seconds: float) -> str:
+    """Returns `90 s`; ten minutes and more as `duration` does."""
+    return f"{seconds:.0f} s" if seconds < 600 else duration(seconds)
 
 
 class WaitRecord(_Part):
@@ -90,7 +95,7 @@ def waits_in_words(run: Path) -> list[str]:
     lines = [str(phase) for phase in phases]
     lines += [f"{k}: {words}" for record in records for k, words in record.troubles.items()]
     lines += [
-        f"nothing was written for {duration(silent_s)}: the process is stopped, or its disk fails"
+        f"nothing was written for {_age(silent_s)}: the process is stopped, or its disk fails"
         for record in records
         if (silent_s := time.time() - record.written_at) > _SILENT_S
     ]
@@ -102,7 +107,7 @@ def step_in_words(run: Path) -> str | None:
     record = read_waits(run)
     if record is None or not record.last_step_s:
         return None
-    took, ago = f"{record.last_step_s:.3g} s", duration(record.step_age_s)
+    took, ago = f"{record.last_step_s:.3g} s", _age(record.step_age_s)
     return f"step {record.step} took {took} and was done {ago} ago"
 
 

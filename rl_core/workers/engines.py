@@ -100,8 +100,8 @@ class Engines:
         """Yields completions of all engines with their requests' positions, soon after each ended.
 
         They come in no fixed order, a sixteenth of an engine's share at a time. If memory runs out,
-        unfinished responses are generated again, fewer at a time; if an engine dies, others answer
-        its unfinished requests, or it does so itself when it has started again.
+        unfinished responses are generated again, fewer at a time; if an engine dies or hangs,
+        others answer its unfinished requests, or it does so itself when it has started again.
 
         Raises:
             OutOfMemory: not even one response fitted, or an engine was killed when memory ran out.

@@ -9,7 +9,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 from uuid import UUID
 
@@ -145,7 +145,8 @@ class LiveArtifacts:
         while not is_closing:
             is_closing = self._closing.wait(_ARTIFACT_INTERVAL_S)
             if not is_closing:
-                self._refresh()
+                with suppress(OSError, ValueError):  # a terminal that is gone
+                    self._refresh()
             for key in list(self._pending):
                 if is_closing or time.monotonic() >= self._not_before.get(key, 0.0):
                     with self._changing:

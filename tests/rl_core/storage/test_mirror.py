@@ -19,6 +19,7 @@ from rl_core.checkpoints.store import checkpoints_folder, latest, save_checkpoin
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.waiting import waits_in_words
 from rl_core.storage import download
 from rl_core.storage import mirror as mirror_module
 from rl_core.storage.download import all_but_checkpoints, download_run, listing_of
@@ -27,6 +28,7 @@ from rl_core.storage.object_store import ObjectStore, StoreError
 from rl_core.storage.spool import Spool, files_of
 from rl_core.system.atomic import remove_folder
 from tests.support import s3
+from tests.support.faults import leave_free, mounted_small_disk
 from tests.support.waiting import wait_for
 
 QUICK = {"beat_s": 0.3, "patience_s": 3.0}
@@ -348,3 +350,16 @@ def test_no_object_holds_a_key(store, roots):
         assert s3.KEYS["AWS_SECRET_ACCESS_KEY"].encode() not in found[0]
     lease = json.loads(everything["locks/r.json"][0])
     assert lease["released"] is True
+
+
+def test_an_upload_that_is_slow_or_has_no_room_is_named(tmp_path, proxy):
+    with mounted_small_disk(tmp_path) as disk, at_work(disk) as run:
+        proxy.fault = "503"
+        (run.path / "log.txt").write_text("x")
+        wait_for(lambda: any(x.startswith("upload: ") for x in waits_in_words(run.path)), 60)
+        proxy.fault = "none"
+        wait_for(lambda: waits_in_words(run.path) == [], 60)
+        leave_free(disk, 0)
+        (run.path / "log.txt").write_text("y")
+        wait_for(lambda: any("No space left" in x for x in waits_in_words(run.path)), 10)
+        (disk / "ballast").unlink()

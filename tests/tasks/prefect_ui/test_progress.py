@@ -77,6 +77,9 @@ def test_the_diagnosis_is_as_of_the_last_step(monkeypatch, tmp_path):
     shown: dict[str, tuple[str, str]] = {}
 
     class Artifacts:
+        def __init__(self, refresh):
+            pass
+
         def show(self, key, kind, content, description):
             if key == "diagnosis":
                 shown[key] = (content(), description)
