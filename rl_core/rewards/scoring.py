@@ -68,7 +68,8 @@ class NotedRewards(Rewards):
     """Another scorer's scores; `waits` has the calls that are not done."""
 
     def __init__(self, rewards: Rewards, waits: Waits) -> None:
-        self._rewards, self._waits = rewards, waits
+        self._rewards = rewards
+        self._waits = waits
 
     def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
         """Returns the other's future."""

@@ -107,8 +107,8 @@ def step_in_words(run: Path) -> str | None:
     record = read_waits(run)
     if record is None or not record.last_step_s:
         return None
-    took, ago = f"{record.last_step_s:.3g} s", _age(record.step_age_s)
-    return f"step {record.step} took {took} and was done {ago} ago"
+    ago = _age(record.step_age_s)
+    return f"step {record.step} took {record.last_step_s:.3g} s and was done {ago} ago"
 
 
 def startup_in_words(seconds: dict[str, Any]) -> str:

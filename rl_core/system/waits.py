@@ -55,11 +55,13 @@ class Waits:
         self, file: Path | None = None, tell: Callable[[str], None] = lambda phase: None
     ) -> None:
         self.tell = tell
-        self._file, self._lock = file, threading.Lock()
+        self._file = file
+        self._lock = threading.Lock()
         self._phases: dict[str, _Phase] = {}
         self._troubles: dict[str, str] = {}
         self._start = self._step_at = time.monotonic()
-        self._step, self._step_s = 0, 0.0
+        self._step = 0
+        self._step_s = 0.0
         self.startup_s: dict[str, float] = {}
         """Seconds that Ray and each process took to start; `all`: until the first step began."""
 
@@ -107,7 +109,8 @@ class Waits:
             if ALL in self.startup_s:
                 self._step_s = now - self._step_at
             self.startup_s.setdefault(ALL, round(now - self._start, 2))
-            self._step, self._step_at = step, now
+            self._step = step
+            self._step_at = now
 
     @contextmanager
     def written(self) -> Iterator[Waits]:

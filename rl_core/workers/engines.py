@@ -192,7 +192,8 @@ class Engines:
                 del self._deaths[engine.name]
         num_deaths = len(self._died)
         hung = {"rollout/engine_hangs": self._hung} if self._hung else {}
-        self._died, self._hung = [], 0
+        self._died = []
+        self._hung = 0
         return merge_metrics(answers) | {"rollout/engine_restarts": num_deaths} | hung
 
     def release_weights(self) -> None:
