@@ -220,6 +220,19 @@ def test_kills_and_stalls_change_nothing(place, undisturbed, survived, monkeypat
     survived("stall", "engine")
 
 
+@pytest.mark.chaos
+def test_a_stopped_engine_costs_no_step_and_no_attempt(place, undisturbed, survived):
+    config = place.config("stopped", "watchdog.stall_s=240")
+    run = RunFolder.create(config)
+    attempts = Attempts(place, config)
+    assert attempts.train(partial(kill, place, "RolloutActor", signal.SIGSTOP)) == STEPS
+    check_equal(run, undisturbed)
+    assert sum(map(int, run.metrics.values("rollout/engine_hangs"))) == 1
+    (attempt,) = run.read().attempts
+    assert attempt.startup_s.keys() == {"Ray", "engine_0", "learner", "all"}
+    survived("hang", "the only engine")
+
+
 @pytest.mark.parametrize(
     ("phases", "silent_s"), [([], 1800), (["load"], 1800), (["load", "gen"], 40)]
 )
