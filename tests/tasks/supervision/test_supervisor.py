@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import polars as pl
 import psutil
 import pytest
 
@@ -181,10 +182,11 @@ def stop_engine_and_hurry(place: Place, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(supervision.process_group, "dump_stacks", dump)
 
 
-def check_equal(run: RunFolder, undisturbed: RunFolder) -> None:
+def check_equal(run: RunFolder, undisturbed: RunFolder, until: int = STEPS) -> None:
     assert [row["step"] for row in comparable(run)] == list(range(STEPS + 1))
-    assert comparable(run) == comparable(undisturbed)
-    assert rollouts(run).equals(rollouts(undisturbed))
+    assert comparable(run)[: until + 1] == comparable(undisturbed)[: until + 1]
+    got, expected = (rollouts(one).filter(pl.col("step") <= until) for one in (run, undisturbed))
+    assert got.equals(expected)
 
 
 @pytest.mark.chaos
@@ -212,8 +214,10 @@ def test_kills_and_stalls_change_nothing(place, undisturbed, survived, monkeypat
     for name in ("trainer", "learner", "engine_0"):
         assert "most recent call first" in (run.path / "workers" / f"{name}.log").read_text()
 
+    # Saved off the schedule, as by Ctrl-C: the next step's responses are of the newest policy.
+    stalled_after = attempts.steps[-1][-1]
     assert attempts.train() == STEPS
-    check_equal(run, undisturbed)
+    check_equal(run, undisturbed, until=stalled_after)
     for attempt, name in enumerate(VICTIMS):
         survived("SIGKILL", name, steps_lost=attempts.steps_lost(attempt))
     assert attempts.steps_lost(len(VICTIMS)) == 0, "a stalled run saves what it has learned"
