@@ -63,7 +63,8 @@ class Engines:
         self._spawn, self._load, self._result = spawn, load, result
         self._waits, self._beside_learner = waits, beside_learner
         self._stall_s = stall_s
-        self._silences: dict[str, float] = {}  # the longest of each phase
+        self._silences: dict[tuple[str, str], float] = {}
+        """The longest by engine, whose machine may be a slow one, and phase."""
         self._hung = 0
         self._lock, self._is_closed = threading.Lock(), False
         self._policy_version = policy_version
@@ -262,17 +263,18 @@ class Engines:
 
     def _note_answer(self, engine: EngineProcess, phase: str) -> None:
         now = time.monotonic()
-        self._silences[phase] = max(self._silences.get(phase, 0.0), now - engine.moved_at)
+        key = engine.name, phase
+        self._silences[key] = max(self._silences.get(key, 0.0), now - engine.moved_at)
         engine.moved_at = now
 
     def _end_if_hung(self, engine: EngineProcess, phase: str) -> bool:
         """Ends a process that has been silent for too long, and says whether it did.
 
-        Too long is `_PATIENCE` times the longest silence of the phase so far, `_LEAST_S` at least,
+        Too long is `_PATIENCE` times its longest silence in the phase so far, `_LEAST_S` at least,
         half of `watchdog.stall_s` at most and before there is a measured one.
         """
         limit_s = self._stall_s / 2
-        if (longest_s := self._silences.get(phase)) is not None:
+        if (longest_s := self._silences.get((engine.name, phase))) is not None:
             limit_s = min(max(_PATIENCE * longest_s, _LEAST_S), limit_s)
         now = time.monotonic()
         silent_s = now - engine.moved_at
