@@ -134,9 +134,7 @@ def train_model(
         (start_workers or start_in_ray)(config, resume_from, start_step) as workers,
         StopSignals(config.trainer.stop_grace_s) as signals,
     ):
-        waits.step_done(start_step)
-        logger.info("started in %s", startup_in_words(waits.startup_s))
-        run.note_startup(waits.startup_s)
+        _say_started(run, waits, start_step, logger)
         observers = (
             StepObserver(on_step=lambda step, _, metrics: log_out_of_memory(step, metrics)),
             StepObserver(measure=lambda: {"disk/free_gib": run.free_gib()}),
@@ -148,18 +146,9 @@ def train_model(
             StepObserver(on_step=tensorboard.on_step),
         )
         with _saves(config, run, workers, order, curriculum, waits) as saves:
+            parts = (order, observers, curriculum, signals.interruptible, waits)
             last_done = Trainer(
-                config,
-                inputs,
-                workers,
-                NotedRewards(scorer, waits),
-                run,
-                saves,
-                order,
-                observers,
-                curriculum,
-                signals.interruptible,
-                waits,
+                config, inputs, workers, NotedRewards(scorer, waits), run, saves, *parts
             ).train(start_step)
         if last_done == last_step:
             with suppress(StopAsked), signals.interruptible():
@@ -239,6 +228,12 @@ def _saves(
         after_save=partial(run.rollouts.age_out, config.storage.rollout_quota_bytes),
         waits=waits,
     )
+
+
+def _say_started(run: RunFolder, waits: Waits, step: int, logger: Log) -> None:
+    waits.step_done(step)
+    logger.info("started in %s", startup_in_words(waits.startup_s))
+    run.note_startup(waits.startup_s)
 
 
 def _say_stopped(run: RunFolder, budget: BudgetLimit, step: int, logger: Log) -> None:
