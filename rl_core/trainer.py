@@ -19,6 +19,7 @@ from rl_core.rollout.prefetch import Clock, RolloutsAhead, staleness_metrics
 from rl_core.rollout.turns import TurnTaking
 from rl_core.system.seeds import seed_of
 from rl_core.system.signals import StopAsked
+from rl_core.system.waits import Waits
 from rl_core.tracking.observers import StepObserver, all_of, per_token_ms
 from rl_core.types import GenerationRequest, PromptedProblem, Rollout
 
@@ -106,6 +107,8 @@ class Trainer:
     """Chooses each step's problems, after the same step as `workers`; None: `order` does."""
     interruptible: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered while the loop waits for responses: in it, a stop raises `StopAsked`."""
+    waits: Waits = field(default_factory=Waits)
+    """Has what the loop waits for."""
 
     def train(self, start_step: int) -> int:
         """Trains to the end, or until an observer stops it; returns the last step done."""
@@ -136,7 +139,8 @@ class Trainer:
                 # Not across a checkpoint: a resume has only what the checkpoint holds.
                 if config.rollout.staleness and not is_saving:
                     ahead.begin(step + 1)
-                learned, per_rollout = workers.learn(collected.rollouts, step)
+                with self.waits.on("update", f"step {step}", "learner"):
+                    learned, per_rollout = workers.learn(collected.rollouts, step)
                 metrics = collected.metrics | learned
                 gap_watch.check(step, metrics)
                 with suppress(StopAsked):

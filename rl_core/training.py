@@ -19,13 +19,15 @@ from rl_core.data.prompts import load_tokenizer, prompted, text_codec
 from rl_core.data.readers import SPLITS
 from rl_core.data.sampling import Curriculum, Place, ProblemOrder, read_place
 from rl_core.resources.token_budgets import log_out_of_memory
-from rl_core.rewards.scoring import Rewards, start_rewards
+from rl_core.rewards.scoring import NotedRewards, Rewards, start_rewards
 from rl_core.runs.merging import merge_latest_and_best
 from rl_core.runs.resume import check_same_code, check_same_model, checkpoint_to_resume
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.teacher import with_teacher
+from rl_core.runs.waiting import startup_in_words
 from rl_core.system.log_file import Log
 from rl_core.system.signals import StopAsked, StopSignals
+from rl_core.system.waits import OF_TRAINING, Waits
 from rl_core.tracking.host_memory import HostMemory
 from rl_core.tracking.observers import BudgetLimit, OnStep, StepObserver
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
@@ -64,8 +66,8 @@ class Training:
     """The folder of the base model, also the reference policy."""
     on_step: OnStep
     logger: Log
-    on_progress: Callable[[str], None] = lambda phase: None
-    """See `Workers.start`."""
+    waits: Waits | None = None
+    """Has what is not finished; by default in the run's folder."""
     when_done: Callable[[Engines], None] = lambda engines: None
     """Gets the engines after the last step and its save; a stop ends it."""
     rewards: Rewards | None = None
@@ -132,37 +134,43 @@ class Training:
         self.logger.info(begin, start_step)
         curriculum = load_curriculum(config, self.data, start_step, resume_from)
         rewards = self.rewards
+        waits = self.waits or Waits(run.path / OF_TRAINING)
+        start_workers = self.start_workers or partial(self._start_in_ray, waits)
         with (
+            waits.written(),
             HostMemory(config, run) as host_memory,
             start_rewards(config.env, config.reward)
             if rewards is None
             else nullcontext(rewards) as scorer,
             wandb_tracking(config, run.path),
             TensorBoardTracker(config, run.path, start_step) as tensorboard,
-            (self.start_workers or self._start_in_ray)(config, resume_from, start_step) as workers,
+            start_workers(config, resume_from, start_step) as workers,
             StopSignals(config.trainer.stop_grace_s) as signals,
         ):
+            _say_started(run, waits, start_step, self.logger)
             observers = (
                 StepObserver(on_step=lambda step, _, metrics: log_out_of_memory(step, metrics)),
                 StepObserver(measure=lambda: {"disk/free_gib": run.free_gib()}),
                 StepObserver(measure=host_memory.measure),
                 StepObserver(wants_stop=budget.wants_stop, on_step=budget.on_step),
                 StepObserver(wants_stop=signals.requested),
+                StepObserver(on_step=lambda step, *_: waits.step_done(step)),
                 StepObserver(on_step=self.on_step),
                 StepObserver(on_step=tensorboard.on_step),
             )
-            with _saves(config, run, workers, order, curriculum, self.model_path) as saves:
+            with self._saves(workers, order, curriculum, waits) as saves:
                 last_done = Trainer(
                     config,
                     inputs,
                     workers,
-                    scorer,
+                    NotedRewards(scorer, waits),
                     run,
                     saves,
                     order,
                     observers,
                     curriculum,
                     signals.interruptible,
+                    waits,
                 ).train(start_step)
             if last_done == last_step:
                 with suppress(StopAsked), signals.interruptible():
@@ -171,8 +179,29 @@ class Training:
             run.note(saves.trouble)
         return last_done
 
+    def _saves(
+        self, workers: Workers, order: ProblemOrder, curriculum: Curriculum | None, waits: Waits
+    ) -> BackgroundSave:
+        def write(folder: Path) -> None:
+            workers.write_snapshot(folder)
+            order.save(folder / RESUME_FOLDER)
+            if curriculum is not None:
+                curriculum.save(folder / RESUME_FOLDER)
+
+        storage = self.config.storage
+        return BackgroundSave(
+            self.config.checkpoints,
+            self.run.path,
+            workers.snapshot,
+            write,
+            min_free_bytes=int(storage.min_free_gib * 2**30),
+            after_save=partial(self.run.rollouts.age_out, storage.rollout_quota_bytes),
+            base_sha256=base_digest(self.model_path) if self.config.model.lora_rank else None,
+            waits=waits,
+        )
+
     def _start_in_ray(
-        self, config: RunConfig, resume_from: Path | None, policy_version: int
+        self, waits: Waits, config: RunConfig, resume_from: Path | None, policy_version: int
     ) -> AbstractContextManager[Workers]:
         from rl_core.workers.cluster import Workers
 
@@ -183,7 +212,7 @@ class Training:
             policy_version=policy_version,
             log_folder=self.run.path / "workers",
             report=self.logger.info,
-            on_progress=self.on_progress,
+            waits=waits,
         )
 
 
@@ -229,29 +258,10 @@ def _problem_order(
     return ProblemOrder(place, config.data.train_batch_size)
 
 
-def _saves(
-    config: RunConfig,
-    run: RunFolder,
-    workers: Workers,
-    order: ProblemOrder,
-    curriculum: Curriculum | None,
-    model_path: Path,
-) -> BackgroundSave:
-    def write(folder: Path) -> None:
-        workers.write_snapshot(folder)
-        order.save(folder / RESUME_FOLDER)
-        if curriculum is not None:
-            curriculum.save(folder / RESUME_FOLDER)
-
-    return BackgroundSave(
-        config.checkpoints,
-        run.path,
-        workers.snapshot,
-        write,
-        min_free_bytes=int(config.storage.min_free_gib * 2**30),
-        after_save=partial(run.rollouts.age_out, config.storage.rollout_quota_bytes),
-        base_sha256=base_digest(model_path) if config.model.lora_rank else None,
-    )
+def _say_started(run: RunFolder, waits: Waits, step: int, logger: Log) -> None:
+    waits.step_done(step)
+    logger.info("started in %s", startup_in_words(waits.startup_s))
+    run.note_startup(waits.startup_s)
 
 
 def _say_stopped(run: RunFolder, budget: BudgetLimit, step: int, logger: Log) -> None:

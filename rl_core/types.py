@@ -101,6 +101,8 @@ class GenerationRequest:
     """Same seed, prompt and weights: same response, alone or in a batch."""
     max_tokens: int | None = None
     """The limit of this response, if less is left than `SamplingSettings.max_tokens`."""
+    problem: int | None = None
+    """The problem's index, to name what is unfinished."""
 
 
 @dataclass(frozen=True)

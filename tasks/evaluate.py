@@ -30,6 +30,7 @@ from rl_core.runs.run_folder import RunFolder, write_unless_full
 from rl_core.storage.champions import bring_champion
 from rl_core.storage.object_store import StoreError
 from rl_core.system.redaction import redacting_errors
+from rl_core.system.waits import OF_TRAINING, Waits
 from rl_core.workers.cluster import Workers
 from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.flow_run import once_per_training, stage
@@ -70,14 +71,18 @@ def evaluate_for_parent(
     reporter: Reporter, *, config: RunConfig, run: RunFolder, data: Path, model_path: Path
 ) -> list[EvaluationSummary]:
     """Evaluates with engines of its own, in a watched process."""
-    with Workers.start(
-        config,
-        model_path,
-        learner=False,
-        log_folder=run.path / "workers",
-        report=_logger.info,
-        on_progress=reporter.progress,
-    ) as workers:
+    waits = Waits(run.path / OF_TRAINING, reporter.progress)
+    with (
+        waits.written(),
+        Workers.start(
+            config,
+            model_path,
+            learner=False,
+            log_folder=run.path / "workers",
+            report=_logger.info,
+            waits=waits,
+        ) as workers,
+    ):
         return evaluate_with(workers.engines, config, run, data, model_path)
 
 

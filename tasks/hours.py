@@ -12,6 +12,7 @@ from rl_core.resources import cost
 from rl_core.runs.metrics_log import MetricsLog
 from rl_core.runs.run_folder import IMPORTED, RunFolder
 from rl_core.runs.settings_file import read_settings
+from rl_core.runs.waiting import read_waits
 from tasks.queries.run_tables import find_runs
 
 _SHAPE: Final = {
@@ -67,7 +68,11 @@ def left_of(run: RunFolder) -> str | None:
     seconds = [row["timing_s/step"] for row in rows if row.get("timing_s/step")]
     if num_left <= 0:
         return None
-    return cost.time_left(seconds, num_left, record.planned_step_s, config.budget)
+    waits = read_waits(run.path)
+    running_s = waits.step_age_s if waits is not None else 0.0
+    return cost.time_left(
+        seconds, num_left, record.planned_step_s, config.budget, running_s=running_s
+    )
 
 
 def steps_in_words(run: RunFolder) -> str | None:

@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
@@ -16,8 +17,9 @@ from flows.runs.lookup import find_run, run_first
 from flows.runs.summary import accuracy_in_words
 from rl_core.runs.lock import close_if_lost
 from rl_core.runs.rollout_log import samples_of_step
-from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.runs.settings_file import read_settings
+from rl_core.runs.waiting import startup_in_words, step_in_words, waits_in_words
 from rl_core.system.words import LINES, printable
 from rl_core.tracking.diagnosis import diagnose
 from rl_core.tracking.host_memory import AVAILABLE_GIB, HOST_GIB
@@ -28,6 +30,7 @@ _INTERVAL_S: Final = 2.0
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH: Final = 40
 _SAMPLES: Final = 2
+_STARTS: Final = 3
 _SAMPLE_CHARACTERS: Final = 400
 _SHOWN: Final = (
     ("reward/accuracy", "accuracy"),
@@ -81,8 +84,15 @@ def view(run: RunFolder) -> RenderableType:
     diagnoses = [Text(printable(f"! {one}"), "yellow") for one in odd if not one.is_note]
     diagnoses = diagnoses or [Text("nothing stands out", "dim")]
     diagnoses += [Text(printable(f"note: {one}"), "dim") for one in odd if one.is_note]
+    waits = _waits(run.path, record) if record.status == "running" else []
     return Group(
-        title, _progress(run, rows), _curves(rows), *_memory(rows), *diagnoses, *_samples(run)
+        title,
+        _progress(run, rows),
+        *waits,
+        _curves(rows),
+        *_memory(rows),
+        *diagnoses,
+        *_samples(run),
     )
 
 
@@ -109,6 +119,18 @@ def _progress(run: RunFolder, rows: list[dict[str, Any]]) -> RenderableType:
     bar = ProgressBar(last or max(steps, 1), steps, width=_SPARK_WIDTH)
     grid.add_row(bar, Text(printable(text)))
     return grid
+
+
+def _waits(run: Path, record: RunRecord) -> list[RenderableType]:
+    """What it waits for now, when the last step was done, and how long the last starts took."""
+    lines = [Text(line, "cyan") for line in waits_in_words(run)]
+    if (step := step_in_words(run)) is not None:
+        lines.append(Text(step, "dim"))
+    for number, attempt in list(enumerate(record.attempts, start=1))[-_STARTS:]:
+        if attempt.startup_s:
+            took = startup_in_words(attempt.startup_s)
+            lines.append(Text(f"attempt {number} started in {took}", "dim"))
+    return [*lines]
 
 
 def _curves(rows: list[dict[str, Any]]) -> RenderableType:

@@ -16,6 +16,7 @@ from rl_core.config.operations import CheckpointsConfig
 from rl_core.errors import last_line
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import demand_room
+from rl_core.system.waits import Waits
 from rl_core.system.words import disk_size
 
 _logger = logging.getLogger(__name__)
@@ -30,7 +31,8 @@ class BackgroundSave:
 
     `take` copies all that a checkpoint holds, and returns the bytes that writing it takes; `write`
     writes the latest copy into a folder; `after_save` is called in the thread after each write.
-    `base_sha256` goes into each manifest.
+    `base_sha256` goes into each manifest. `waits` has the snapshot and the write while they last,
+    and what is wrong with the last one.
 
     Example:
         with BackgroundSave(kept, run.path, workers.snapshot, workers.write_snapshot) as saves:
@@ -49,6 +51,7 @@ class BackgroundSave:
         min_free_bytes: int = 0,
         after_save: Callable[[], object] = lambda: None,
         base_sha256: str | None = None,
+        waits: Waits | None = None,
     ) -> None:
         self._kept = kept
         self._run_folder = run_folder
@@ -56,6 +59,7 @@ class BackgroundSave:
         self._min_free_bytes = min_free_bytes
         self._after_save = after_save
         self._base_sha256 = base_sha256
+        self._waits = waits or Waits()
         self._size_bytes = 0
         self._pending: Future[None] | None = None
         self.trouble: str | None = None
@@ -63,8 +67,9 @@ class BackgroundSave:
 
     def snapshot(self) -> None:
         """Waits for the last write and raises its error, if any; then takes a snapshot."""
-        self._wait()
-        self._size_bytes = self._take()
+        with self._waits.on("save", "a snapshot", "learner"):
+            self._wait()
+            self._size_bytes = self._take()
 
     def write(self, step: int, accuracy: float | None, score: float | None = None) -> None:
         """Begins to write the last snapshot; waits for it unless `kept.in_background`."""
@@ -73,7 +78,8 @@ class BackgroundSave:
 
         def work() -> None:
             try:
-                self._save(step, accuracy, score)
+                with self._waits.on("save", f"step {step}"):
+                    self._save(step, accuracy, score)
                 try:
                     self._after_save()
                 except OSError as error:
@@ -127,6 +133,7 @@ class BackgroundSave:
             remedy = f": {self._missing_room()}" if is_disk_full(error) else ""
             trouble = f"step {step} was not saved ({last_line(error)}){remedy}"
         self.trouble = trouble
+        self._waits.trouble("save", trouble)
         if trouble is not None:
             _logger.error("%s; training goes on", trouble)
 

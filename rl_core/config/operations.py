@@ -144,7 +144,8 @@ class WatchdogConfig(Section):
 
     stall_s: float = Field(1800.0, gt=0)
     """Seconds without progress (a part of the rollouts, an update, a sync, a save): more than the
-    longest phase of a step takes. The start, before the first step, may take 1,800 s at least."""
+    longest phase of a step takes. The start, before the first step, may take 1,800 s at least. An
+    engine that is silent for half as long, or ten times its longest silence, is replaced."""
 
 
 class EvaluationConfig(Section):

@@ -68,7 +68,11 @@ def evaluate_model(
     rows = []
     for mode, questions in modes.items():
         requests = [
-            GenerationRequest(item.prompt_ids, seed_of(settings.seed, item.problem.index, sample))
+            GenerationRequest(
+                item.prompt_ids,
+                seed_of(settings.seed, item.problem.index, sample),
+                problem=item.problem.index,
+            )
             for item, sample in questions
         ]
         completions = generate(requests, mode, [item.problem for item, _ in questions])

@@ -45,14 +45,25 @@ def measured_step(step_seconds: Iterable[float], *, at_least: int = MEASURED_FRO
 
 
 def time_left(
-    step_seconds: Sequence[float], num_steps: int, planned: Spread | None, budget: BudgetConfig
+    step_seconds: Sequence[float],
+    num_steps: int,
+    planned: Spread | None,
+    budget: BudgetConfig,
+    *,
+    running_s: float = 0.0,
 ) -> str | None:
     """Returns time and price of the remaining steps, in words.
 
     From the fifth step on: the mean of the last 50 steps, tests and saves included. Before: the
-    plan of `roofline.py` or, if there is none, the mean of the steps so far.
+    plan of `roofline.py` or, if there is none or a step was slower than it allows (it knows of no
+    user's reward), the mean of the steps so far. The step that has been `running_s` counts as one
+    of them once it is the slowest.
     """
-    if planned is not None and len(step_seconds) < MEASURED_FROM:
+    slowest_s = max(step_seconds, default=0.0 if planned is None else planned.high)
+    if running_s > slowest_s:
+        step_seconds = [*step_seconds, running_s]
+    is_planned = planned is not None and max(step_seconds, default=0.0) <= planned.high
+    if planned is not None and is_planned and len(step_seconds) < MEASURED_FROM:
         return f"{time_and_price_range(planned.times(num_steps), budget)} left by estimate"
     if not step_seconds:
         return None

@@ -32,6 +32,7 @@ from rl_core.rewards.by_name import caller_of
 from rl_core.rewards.reward_worker import checked
 from rl_core.system.child_process import Child, how_it_ended
 from rl_core.system.process_env import credentials_for
+from rl_core.system.waits import Waits
 from rl_core.types import REWARD_ERROR, Problem, ScoredText
 
 NO_ANSWER: Final = "no_answer"
@@ -60,6 +61,22 @@ class Rewards:
         """Returns a future of the score, without waiting for it."""
         scored: Future[ScoredText] = Future()
         scored.set_result(self._env.score(response, problem.ground_truth))
+        return scored
+
+
+class NotedRewards(Rewards):
+    """Another scorer's scores; `waits` has the calls that are not done."""
+
+    def __init__(self, rewards: Rewards, waits: Waits) -> None:
+        self._rewards = rewards
+        self._waits = waits
+
+    def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
+        """Returns the other's future."""
+        key = object()
+        self._waits.begin("reward", key, f"problem {problem.index}")
+        scored = self._rewards.submit(response, problem)
+        scored.add_done_callback(lambda _: self._waits.end("reward", key))
         return scored
 
 

@@ -160,7 +160,11 @@ def build_requests(
 ) -> list[GenerationRequest]:
     """Returns `group_size` requests per problem, each with a seed of its own."""
     return [
-        GenerationRequest(item.prompt_ids, seed_of(seed, step, item.problem.index, sample))
+        GenerationRequest(
+            item.prompt_ids,
+            seed_of(seed, step, item.problem.index, sample),
+            problem=item.problem.index,
+        )
         for item in problems
         for sample in range(group_size)
     ]

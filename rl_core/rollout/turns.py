@@ -78,6 +78,7 @@ class _Dialogue:
             (*self.request.prompt_ids, *ids),
             seed_of(self.request.seed, len(self.completions)),
             max_tokens=max_tokens - len(ids),
+            problem=self.request.problem,
         )
 
     def whole(self, finish_reason: FinishReason) -> Completion:

@@ -73,6 +73,8 @@ class Attempt(BaseModel):
     """Settings that a retry changed (`resources.oom_recovery`); later attempts keep them."""
     asked: str = ""
     """Settings that the user changed since the last attempt, as overrides to type."""
+    startup_s: dict[str, float] = {}
+    """Seconds that Ray and each process took to start; `all`: until training began."""
 
     @property
     def changed(self) -> str:
@@ -288,6 +290,11 @@ class RunFolder:
             asked=asked,
         )
         self.update(attempts=(*self.read().attempts, attempt))
+
+    def note_startup(self, seconds: dict[str, float]) -> None:
+        """Notes in `run.json` how long the last attempt took to start."""
+        *earlier, last = self.read().attempts
+        self.update(attempts=(*earlier, last.model_copy(update={"startup_s": dict(seconds)})))
 
     def note(self, sentence: str) -> None:
         """Adds a sentence to the run's `reason`, unless it is already in it."""

@@ -24,6 +24,7 @@ from rl_core.storage.download import download_run, everything, listing_of
 from rl_core.storage.lease import Lease, LeaseHeldError, is_written_elsewhere
 from rl_core.storage.object_store import ObjectStore, StoreError
 from rl_core.storage.spool import CHECKPOINTS, Spool, Stat, checkpoint_of, files_of
+from rl_core.system.waits import OF_UPLOAD, Waits
 from rl_core.system.words import disk_size
 
 INTERVAL_S: Final = 2.0
@@ -52,6 +53,7 @@ class Upload:
         self.known = spool.read(run_id)
         self.is_stopped: Callable[[], bool] = bool
         """Called before each request: whether to leave the rest."""
+        self.waits = Waits(self.folder / OF_UPLOAD)
         self._spool = spool
         self._prefix = f"runs/{run_id}/"
         self._sent_at: dict[str, float] = {}
@@ -108,7 +110,7 @@ class Upload:
     def _put(self, path: str, stat: Stat) -> None:
         if self.is_stopped():
             return
-        with suppress(FileNotFoundError):  # deleted since: the next pass sees what is there
+        with suppress(FileNotFoundError), self.waits.on("upload", path):  # or deleted since
             e_tag = self.store.put(self._prefix + path, self.folder / path)
             self._sent_at[path] = time.monotonic()
             self.known.files[path] = replace(stat, e_tag=e_tag)
@@ -132,6 +134,7 @@ class SharedUpload:
 
     def __init__(self, store: ObjectStore, root: Path, folders: Sequence[str]) -> None:
         self.is_stopped: Callable[[], bool] = bool
+        self.waits = Waits()
         self._store = store
         self._root = root
         self._folders = (*folders, "evaluations")
@@ -142,7 +145,7 @@ class SharedUpload:
         """Sends what the store lacks and what changed since."""
         for key, stat in self._files().items():
             if self._sent.get(key) != stat and not self.is_stopped():
-                with suppress(FileNotFoundError):  # deleted since
+                with suppress(FileNotFoundError), self.waits.on("upload", key):  # or deleted since
                     self._store.put(key, self._root / key)
                     self._sent[key] = stat
 
@@ -168,6 +171,7 @@ class Mirror:
         self._trouble: str | None = None
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         run.is_stopped = shared.is_stopped = self._is_stopped
+        shared.waits = run.waits
         run.note(is_pending=True)
         self._thread.start()
 
@@ -196,6 +200,10 @@ class Mirror:
         return self._giving_up.is_set() or self._lease.is_lost
 
     def _work(self) -> None:
+        with self._run.waits.written():
+            self._publish()
+
+    def _publish(self) -> None:
         while not self._is_stopped():
             is_ending = self._ending.is_set()
             try:
@@ -213,6 +221,7 @@ class Mirror:
                 self._trouble = None
                 if is_ending:
                     return
+            self._run.waits.trouble("upload", self._trouble)
             is_in_trouble = self._trouble is not None and not is_ending
             pause_s = _PAUSE_IN_TROUBLE_S if is_in_trouble else INTERVAL_S
             (self._giving_up if is_ending else self._ending).wait(pause_s)

@@ -24,6 +24,7 @@ from rl_core.resources.token_budgets import merge_metrics
 from rl_core.system.atomic import reading
 from rl_core.system.model_folder import adapter_in
 from rl_core.system.process_env import process_environment
+from rl_core.system.waits import START, Waits
 from rl_core.types import Rollout
 from rl_core.workers.actors import WRITING, LearnerActor, RolloutActor
 from rl_core.workers.engines import Engines
@@ -46,14 +47,14 @@ class Workers:
         *,
         learner: bool,
         policy_version: int,
-        on_progress: Callable[[str], None],
+        waits: Waits,
     ) -> None:
         self._config = config
         self._log_folder = log_folder
         self._room = room
         self._meeting = meeting
         self._result = Results(log_folder).wait_for
-        self._on_progress = on_progress
+        self._waits = waits
 
         def load(actor: Any, weights: Any, *policy_version: int) -> Any:
             return actor.load.remote(config, model_path, weights, *policy_version)
@@ -66,7 +67,8 @@ class Workers:
             weights=None if learner and _is_adapter(resume_from) else resume_from,
             policy_version=policy_version,
             result=self._result,
-            on_progress=on_progress,
+            waits=waits,
+            stall_s=config.watchdog.stall_s,
             beside_learner=learner and shares_a_card(config),
         )
         num_ranks = config.resources.learner_ranks if learner else 0
@@ -86,15 +88,15 @@ class Workers:
         learner: bool = True,
         log_folder: Path | None = None,
         report: Callable[[str], None] = lambda message: None,
-        on_progress: Callable[[str], None] = lambda phase: None,
+        waits: Waits | None = None,
     ) -> Iterator[Workers]:
         """Starts all processes, yields when all are ready, and leaves none behind.
 
         With `resume_from`, a checkpoint's folder, the engines hold its weights too, which
         `policy_version` updates made. Without a `learner` there are engines only, for an
         evaluation. Output goes to `learner.log`, `engine_0.log`, ... in `log_folder`, by default a
-        temporary one. `report` gets messages on the start's progress; `on_progress` gets a phase's
-        name when it begins or makes progress, from any thread.
+        temporary one. `report` gets messages on the start's progress; `waits` has what is not
+        finished.
 
         Raises:
             ValueError: the model cannot be split as set, or Ray never has the room that is set.
@@ -104,11 +106,14 @@ class Workers:
         parts = config.rollout.tensor_parallel_size
         if parts > 1 and (why := why_not_split(ModelShape.from_folder(model_path), parts)):
             raise ValueError(why)
+        waits = waits or Waits()
+        waits.begin(START, "Ray", "Ray")
         with (
             ray_session(config, model_path, log_folder, learner=learner) as temp_dir,
             _folder_of_logs(config, log_folder, temp_dir) as folder,
             _folder_of_ranks(config, folder, temp_dir) as closed,
         ):
+            waits.end(START, "Ray")
             report("Ray is up")
             room = Reservation(config, learner=learner, report=report)
             model_path = model_path.resolve()
@@ -125,7 +130,7 @@ class Workers:
                 room,
                 learner=learner,
                 policy_version=policy_version,
-                on_progress=on_progress,
+                waits=waits,
             )
             with nullcontext() if resume_from is None else reading(resume_from):
                 workers._load(resume_from, report)
@@ -144,7 +149,6 @@ class Workers:
 
         Returns the step's metrics, and the rollout log's columns with one number per rollout.
         """
-        self._on_progress("learn")
         if not self._config.rollout.staleness:
             self.engines.release_weights()  # nobody generates before `sync_weights`
         start = time.perf_counter()
@@ -169,18 +173,16 @@ class Workers:
 
     def sync_weights(self, policy_version: int = 0) -> None:
         """Gives every engine the learner's weights, in place, with the number of their updates."""
-        self._on_progress("sync")
+        self._waits.tell("sync")
         self.engines.release_weights()
         self.engines.set_weights(self.weights(), policy_version)
 
     def snapshot(self) -> int:
         """Makes the learner copy what a checkpoint holds, over the last snapshot."""
-        self._on_progress("save")
         return sum(self._together(actor.snapshot.remote() for actor in self.ranks.values()))
 
     def write_snapshot(self, folder: Path) -> None:
         """Writes the last snapshot to an empty or new folder; the learner goes on meanwhile."""
-        self._on_progress("save")
         folder.mkdir(parents=True, exist_ok=True)
         written: list[Future[Any]] = [
             actor.write_snapshot.remote(folder.resolve()).future() for actor in self.ranks.values()
@@ -242,6 +244,7 @@ class Workers:
 
         def load_first(queue: list[str]) -> None:
             name, *rest = queue
+            self._waits.begin(START, name, name)
             if name in self.ranks:
                 loaded = self._load_actor(self.ranks[name], resume_from).future()
             else:
@@ -258,7 +261,8 @@ class Workers:
                 except WorkerDied as death:
                     loading[self.engines.start_again(name, death)] = name, rest
                     continue
-                self._on_progress("load")
+                self._waits.tell("load")
+                self._waits.end(START, name)
                 report(f"{name} is ready")
                 if rest:
                     load_first(rest)

@@ -2,17 +2,16 @@
 
 If an engine dies, only its work is lost: others answer its unfinished requests, and it is started
 again meanwhile, or when Ray has room for it. Every sample has a seed of its own, so the responses
-are the same as without the death.
+are the same as without the death. An engine that lives but is silent for too long is ended, and
+then it is one that died.
 """
 
-import itertools
 import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,26 +23,19 @@ from rl_core.resources.placement import engine_name
 from rl_core.resources.token_budgets import log_out_of_memory, merge_metrics
 from rl_core.rollout.protocol import in_order
 from rl_core.system.atomic import reading
+from rl_core.system.waits import START, Waits
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
+from rl_core.workers.engine_process import EngineProcess, Job, begin, shares
 
 _MOST_DEATHS: Final = 3
 """After so many deaths of one engine without a completed step in between, the attempt ends."""
-_PORTIONS: Final = 16
-"""Calls in which an engine hands over its completions: each costs about a millisecond."""
+_MOST_MOVES: Final = 2
+"""Hung engines that a request is taken from; the next one is left to the watchdog."""
+_PATIENCE: Final = 10.0
+"""An engine is hung if it is silent for so many times the longest silence seen so far."""
+_LEAST_S: Final = 60.0
+_LOOK_S: Final = 1.0
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class EngineProcess:
-    """One process of an engine; a restart makes a new one."""
-
-    name: str
-    actor: Any
-    """Ray's handle, whose calls run one after the other in the order in which they were made."""
-    starting: list[Future[Any]] = field(default_factory=list)
-    """Calls that load model and weights, until their success is known."""
-    is_behind: bool = False
-    """Others have newer weights, which it gets when it has loaded."""
 
 
 class Engines:
@@ -64,14 +56,19 @@ class Engines:
         weights: Path | None,
         policy_version: int,
         result: Callable[[str, Future[Any]], Any],
-        on_progress: Callable[[str], None],
+        waits: Waits,
+        stall_s: float,
         beside_learner: bool,
     ) -> None:
         self._spawn = spawn
         self._load = load
         self._result = result
-        self._on_progress = on_progress
+        self._waits = waits
         self._beside_learner = beside_learner
+        self._stall_s = stall_s
+        self._silences: dict[tuple[str, str], float] = {}
+        """The longest by engine, whose machine may be a slow one, and phase."""
+        self._hung = 0
         self._lock = threading.Lock()
         self._is_closed = False
         self._policy_version = policy_version
@@ -108,52 +105,77 @@ class Engines:
         """Yields completions of all engines with their requests' positions, soon after each ended.
 
         They come in no fixed order, a sixteenth of an engine's share at a time. If memory runs out,
-        unfinished responses are generated again, fewer at a time; if an engine dies, others answer
-        its unfinished requests, or it does so itself when it has started again.
+        unfinished responses are generated again, fewer at a time; if an engine dies or hangs,
+        others answer its unfinished requests, or it does so itself when it has started again.
 
         Raises:
             OutOfMemory: not even one response fitted, or an engine was killed when memory ran out.
             WorkerDied: an engine died again and again.
         """
-        self._on_progress("gen")
-        unanswered: dict[int, EngineProcess] = {}
-        calls: dict[Future[Any], tuple[EngineProcess, Sequence[int]]] = {}
+        job = Job(requests, sampling, phase)
+        self._waits.tell("gen")
+        try:
+            with self._lock:
+                self._ask(job, range(len(requests)))
+            while job.unanswered:
+                assert job.calls, "engines have answered less than they were asked"
+                for call in wait(job.calls, _LOOK_S, FIRST_COMPLETED).done:
+                    engine, share = job.calls.pop(call)
+                    self._waits.tell("gen")
+                    with self._lock:
+                        finished = self._take(job, engine, call)
+                    for i, completion in finished:
+                        if job.unanswered.pop(share[i], None) is not None:
+                            self._waits.end(phase, share[i])
+                            yield share[i], completion
+                self._end_hung(job)
+        finally:
+            for position in job.unanswered:
+                self._waits.end(phase, position)
 
-        def ask(positions: Sequence[int]) -> list[str]:
-            self._check_open()
-            engines = self._takers()
-            for engine, share in zip(engines, _shares(positions, len(engines)), strict=True):
-                self._catch_up(engine)
-                unanswered.update(dict.fromkeys(share, engine))
-                taken = [requests[position] for position in share]
-                begun = _begin(engine.actor, taken, sampling, phase)
-                calls.update(dict.fromkeys(begun, (engine, share)))
-            return [engine.name for engine in engines]
+    def _ask(self, job: Job, positions: Sequence[int]) -> list[str]:
+        """Gives engines requests of a stream, and returns their names."""
+        self._check_open()
+        engines = self._takers()
+        for engine, share in zip(engines, shares(positions, len(engines)), strict=True):
+            self._catch_up(engine)
+            engine.moved_at = time.monotonic()
+            job.unanswered.update(dict.fromkeys(share, engine))
+            asked = [job.requests[position] for position in share]
+            for position, request in zip(share, asked, strict=True):
+                what = "request" if request.problem is None else f"problem {request.problem}"
+                self._waits.begin(job.phase, position, what, engine.name)
+            begun = begin(engine.actor, asked, job.sampling, job.phase)
+            job.calls.update(dict.fromkeys(begun, (engine, share)))
+        return [engine.name for engine in engines]
 
-        def answer(engine: EngineProcess, call: Future[Any]) -> Sequence[tuple[int, Completion]]:
-            self._check_open()
-            try:
-                return self._answer(engine, call) or ()
-            except WorkerDied as death:
-                self._replace(engine, death)
-                if lost := [i for i, taker in unanswered.items() if taker is engine]:
-                    others = ", ".join(ask(lost))
-                    message = "%s died: its %d unfinished responses go to %s"
-                    _logger.warning(message, engine.name, len(lost), others)
-                return ()
+    def _take(
+        self, job: Job, engine: EngineProcess, call: Future[Any]
+    ) -> Sequence[tuple[int, Completion]]:
+        """Returns what a call brought; if its engine died, others get what it left."""
+        self._check_open()
+        try:
+            finished = self._answer(engine, call) or ()
+        except WorkerDied as death:
+            self._replace(engine, death)
+            if lost := job.held_by(engine):
+                others = ", ".join(self._ask(job, lost))
+                message = "%s died: its %d unfinished responses go to %s"
+                _logger.warning(message, engine.name, len(lost), others)
+            return ()
+        if finished:
+            self._note_answer(engine, job.phase)
+        return finished
 
-        with self._lock:
-            ask(range(len(requests)))
-        while unanswered:
-            assert calls, "engines have answered less than they were asked"
-            for call in wait(calls, return_when=FIRST_COMPLETED).done:
-                engine, share = calls.pop(call)
-                self._on_progress("gen")
-                with self._lock:
-                    finished = answer(engine, call)
-                for i, completion in finished:
-                    if unanswered.pop(share[i], None) is not None:
-                        yield share[i], completion
+    def _end_hung(self, job: Job) -> None:
+        """Ends the engines of a stream that hang, unless their requests hung elsewhere before."""
+        for engine in job.silent():
+            if engine.is_starting():
+                engine.moved_at = time.monotonic()
+            held = job.held_by(engine)
+            may_move = max((job.moves[i] for i in held), default=0) < _MOST_MOVES
+            if may_move and self._end_if_hung(engine, job.phase):
+                job.moves.update(held)
 
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
@@ -164,22 +186,27 @@ class Engines:
         return completions
 
     def end_step(self) -> dict[str, float]:
-        """Returns metrics since the last call: `AdaptiveEngine`'s, and how often an engine died."""
+        """Returns metrics since the last call: `AdaptiveEngine`'s, and how often an engine died.
+
+        `rollout/engine_hangs`, if there were any: how many of these were ended because they hung.
+        """
         loaded = self._loaded()
-        answers = self._ask_each(loaded, lambda actor: actor.end_step.remote())
+        answers = self._ask_each(loaded, "end_step")
         for engine in loaded:
             if engine.name not in self._died:
                 del self._deaths[engine.name]
         num_deaths = len(self._died)
+        hung = {"rollout/engine_hangs": self._hung} if self._hung else {}
         self._died = []
-        return merge_metrics(answers) | {"rollout/engine_restarts": num_deaths}
+        self._hung = 0
+        return merge_metrics(answers) | {"rollout/engine_restarts": num_deaths} | hung
 
     def release_weights(self) -> None:
         """Frees the weights that `set_weights` replaces next: nothing is generated until then.
 
         They stay in Ray's store if an engine is starting, which may still need them.
         """
-        self._ask_each(self._loaded(), lambda actor: actor.release_weights.remote())
+        self._ask_each(self._loaded(), "release_weights")
         if len(self._loaded()) == len(self._engines):
             self._weights = None
 
@@ -196,7 +223,7 @@ class Engines:
         for engine in self._engines.values():
             # Not now: the call would keep these weights in Ray as long as the engine has no room.
             engine.is_behind |= engine not in loaded
-        self._ask_each(loaded, lambda actor: actor.set_weights.remote(weights, policy_version))
+        self._ask_each(loaded, "set_weights", weights, policy_version)
 
     def load_weights(self, folder: Path) -> None:
         """Gives every engine the weights of a saved model of the same architecture."""
@@ -213,16 +240,62 @@ class Engines:
         if self._is_closed:
             raise RuntimeError("the run has ended: nothing is generated any more")
 
-    def _ask_each(self, engines: Sequence[EngineProcess], ask: Callable[[Any], Any]) -> list[Any]:
-        """Returns the answers of the engines that live, and starts dead ones again."""
-        calls = [(engine, ask(engine.actor).future()) for engine in engines]
+    def _ask_each(
+        self, engines: Sequence[EngineProcess], method: str, *arguments: object
+    ) -> list[Any]:
+        """Returns the answers of the engines that live, and starts dead and hung ones again."""
+        calls: dict[Future[Any], EngineProcess] = {}
+        for engine in engines:
+            engine.moved_at = time.monotonic()
+            self._waits.begin("sync", engine, method, engine.name)
+            calls[getattr(engine.actor, method).remote(*arguments).future()] = engine
+        pending = dict(calls)
+        while pending:
+            for call in wait(pending, _LOOK_S, FIRST_COMPLETED).done:
+                engine = pending.pop(call)
+                self._waits.end("sync", engine)
+                if call.exception() is None:
+                    self._note_answer(engine, method)
+            for engine in pending.values():
+                self._end_if_hung(engine, method)
         answers = []
-        for engine, call in calls:
+        for call, engine in calls.items():
             try:
                 answers.append(self._answer(engine, call))
             except WorkerDied as death:
                 self._replace(engine, death)
         return answers
+
+    def _note_answer(self, engine: EngineProcess, phase: str) -> None:
+        now = time.monotonic()
+        key = engine.name, phase
+        self._silences[key] = max(self._silences.get(key, 0.0), now - engine.moved_at)
+        engine.moved_at = now
+
+    def _end_if_hung(self, engine: EngineProcess, phase: str) -> bool:
+        """Ends a process that has been silent for too long, and says whether it did.
+
+        Too long is `_PATIENCE` times its longest silence in the phase so far, `_LEAST_S` at least,
+        half of `watchdog.stall_s` at most and before there is a measured one.
+        """
+        limit_s = self._stall_s / 2
+        if (longest_s := self._silences.get((engine.name, phase))) is not None:
+            limit_s = min(max(_PATIENCE * longest_s, _LEAST_S), limit_s)
+        now = time.monotonic()
+        silent_s = now - engine.moved_at
+        if silent_s < limit_s:
+            return False
+        engine.moved_at = now
+        self._hung += 1
+        self._waits.tell("gen")
+        _logger.warning(
+            "%s lives but has not answered in %s for %.0f s: it counts as dead",
+            engine.name,
+            phase,
+            silent_s,
+        )
+        ray.kill(engine.actor)
+        return True
 
     def _takers(self) -> list[EngineProcess]:
         """Returns the engines to ask: those that have loaded; waits until there is one.
@@ -241,7 +314,7 @@ class Engines:
     def _loaded(self) -> list[EngineProcess]:
         """Returns the engines that have started and have the current weights."""
         for engine in list(self._engines.values()):
-            if all(call.done() for call in engine.starting):
+            if not engine.is_starting():
                 try:
                     self._finish_start(engine)
                     self._catch_up(engine)
@@ -291,27 +364,12 @@ class Engines:
         ray.kill(engine.actor)  # it may only be out of reach
         self._engines[name] = EngineProcess(name, self._spawn(name))
         since = time.monotonic()
+        self._waits.begin(START, name, name)
 
         def tell(loaded: Future[Any]) -> None:
+            self._waits.end(START, name)
             if loaded.exception() is None:
                 took_s = time.monotonic() - since
                 _logger.warning("%s has started again, in %.1f s", name, took_s)
 
         self.begin_load(name).add_done_callback(tell)
-
-
-def _begin(
-    actor: Any, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
-) -> list[Future[Any]]:
-    """Makes all calls at once, so that the engine need not wait for the driver between them."""
-    limit = -(-len(requests) // _PORTIONS) or 1
-    calls = [actor.begin.remote(requests, sampling, phase)]
-    calls += [actor.next_finished.remote(limit) for _ in range(0, len(requests), limit)]
-    return [call.future() for call in calls]
-
-
-def _shares(positions: Sequence[int], number: int) -> list[Sequence[int]]:
-    """Returns `number` parts of about equal size, each of neighbours, which share prompts."""
-    share, rest = divmod(len(positions), number)
-    ends = itertools.accumulate(share + (i < rest) for i in range(number))
-    return [positions[start:end] for start, end in itertools.pairwise((0, *ends))]

@@ -12,7 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 from uuid import UUID
 
@@ -109,10 +109,12 @@ def dialogue(head: str, question: str, answered: str) -> str:
 class LiveArtifacts:
     """Artifacts of the current flow or task run, which a thread keeps up to date.
 
-    The thread also makes their content, so neither that nor a server that hangs delays training.
+    The thread also makes their content, so neither that nor a server that hangs delays training. It
+    calls `refresh` now and then, which may show something.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, refresh: Callable[[], None] = lambda: None) -> None:
+        self._refresh = refresh
         self._pending: dict[str, tuple[ArtifactKind, Callable[[], Any], str]] = {}
         self._changing = threading.Lock()
         self._closing = threading.Event()
@@ -138,6 +140,9 @@ class LiveArtifacts:
         is_closing = False
         while not is_closing:
             is_closing = self._closing.wait(_ARTIFACT_INTERVAL_S)
+            if not is_closing:
+                with suppress(OSError, ValueError):  # a terminal that is gone
+                    self._refresh()
             for key in list(self._pending):
                 if is_closing or time.monotonic() >= self._not_before.get(key, 0.0):
                     with self._changing:

@@ -15,13 +15,15 @@ from rl_core.config.run import RunConfig
 from rl_core.resources.cost import Spread, time_left
 from rl_core.runs.rollout_log import RolloutLog, samples_of_step
 from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.waiting import read_waits, waits_in_words
 from rl_core.system.log_file import Log
 from rl_core.system.words import without_middle
 from rl_core.tracking.diagnosis import diagnose
-from tasks.prefect_ui.artifacts import LiveArtifacts, dialogue
+from tasks.prefect_ui.artifacts import LiveArtifacts, dialogue, plain
 from tasks.prefect_ui.chart import as_picture, learning_curve
 
 _LOG_INTERVAL_S = 30.0
+_REFRESH_S = 5.0
 DIAGNOSIS_STEPS = 5  # between two diagnoses; a hundredth of the steps, if that is more
 _DIAGNOSES_PER_RUN = 100
 HEADLINES: Final = {
@@ -66,7 +68,9 @@ class TrainingProgress:
         self._planned = planned
         self._on_console = "console" in config.trainer.logger
         self._run = artifacts_of
-        self._artifacts = LiveArtifacts() if artifacts_of is not None else None
+        self._done: tuple[int, int, dict[str, float]] | None = None  # step, last step, metrics
+        self._refresh_at = 0.0
+        self._artifacts = LiveArtifacts(self._refresh) if artifacts_of is not None else None
         self._bar: tqdm | None = None
         self._logged_at = float("-inf")
         self._rows = {int(row["step"]): row for row in earlier}
@@ -95,14 +99,10 @@ class TrainingProgress:
             self._bar = tqdm(
                 total=last_step, initial=step, unit="step", disable=off, file=sys.stderr
             )
-        text = f"step {step}/{last_step} · {describe(metrics)}"
         if "timing_s/step" in metrics:
             self._step_seconds.append(metrics["timing_s/step"])
-        if step < last_step:
-            left = time_left(
-                self._step_seconds, last_step - step, self._planned, self._config.budget
-            )
-            text += f" · {left}" if left else ""
+        self._done = step, last_step, metrics
+        text = self._line()
         self._rows[step] = metrics | {"step": step}
         # A diagnosis reads all steps again: after many steps it is made less often.
         if step - self._diagnosed_at >= max(DIAGNOSIS_STEPS, step // _DIAGNOSES_PER_RUN):
@@ -116,11 +116,28 @@ class TrainingProgress:
         self._logged_at = now if is_due else self._logged_at
         self._show(step, last_step, text)
 
+    def _line(self, running_s: float = 0.0) -> str:
+        """Returns the last step, and what is left after it, in one line; empty before the first."""
+        if self._done is None:
+            return ""
+        step, last_step, metrics = self._done
+        left = None
+        if step < last_step:
+            left = time_left(
+                self._step_seconds,
+                last_step - step,
+                self._planned,
+                self._config.budget,
+                running_s=running_s,
+            )
+        return " · ".join(filter(None, (f"step {step}/{last_step}", describe(metrics), left)))
+
     def _show(self, step: int, last_step: int, text: str) -> None:
         if self._artifacts is None or self._run is None:
             return
         show = self._artifacts.show
         show("training", "progress", lambda: 100.0 * step / last_step, text)
+        self._refresh_at = time.monotonic() + _REFRESH_S
         title = f"{self._run.run_id}: step {step} of {last_step}"
         show(
             "learning-curve",
@@ -134,6 +151,20 @@ class TrainingProgress:
             partial(latest_samples, self._run.rollouts),
             "A few of the latest responses, as the model wrote them.",
         )
+
+    def _refresh(self) -> None:
+        """Adds to what is shown of training what it waits for, if no step was done for a while."""
+        if self._artifacts is None or self._run is None or time.monotonic() < self._refresh_at:
+            return
+        self._refresh_at = time.monotonic() + _REFRESH_S
+        step, last_step, _ = self._done or (0, 1, {})
+        if waits := waits_in_words(self._run.path):
+            if self._bar is not None:
+                self._bar.set_postfix_str(waits[0])
+            record = read_waits(self._run.path)
+            line = self._line(record.step_age_s if record is not None else 0.0)
+            text = "\n\n".join(filter(None, (line, *map(plain, waits))))
+            self._artifacts.show("training", "progress", lambda: 100.0 * step / last_step, text)
 
     def _up_to(self, step: int) -> list[Mapping[str, Any]]:
         """Returns the metrics of the steps so far; any thread may call it."""

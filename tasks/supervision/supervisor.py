@@ -6,13 +6,14 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar, cast
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import Stalled, WorkerDied
 from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.waiting import waits_in_words
 from rl_core.system import process_group
 from rl_core.system.atomic import open_own
 from rl_core.system.child_process import Child, how_it_ended, pack, unpack
@@ -20,6 +21,7 @@ from rl_core.system.log_file import Log
 from rl_core.system.process_env import credentials_for
 from rl_core.system.redaction import redact_error
 from rl_core.system.signals import GRACE_S, StopSignals
+from rl_core.system.waits import OF_TRAINING
 from tasks.supervision.worker_logs import TRAINER_LOGGER, worker_logs
 
 _SHUTDOWN_S: Final = 8.0  # for a child, after its grace period, to save and end its workers
@@ -33,6 +35,8 @@ _START_S: Final = 1800.0
 _POLL_S: Final = 0.2
 _DUMP_S: Final = 2.0
 _LINES_SHOWN: Final = 3
+_TELL_S: Final = 60.0
+"""Seconds without progress after which the log names what is waited for, then after twice that."""
 _Result = TypeVar("_Result")
 
 
@@ -42,7 +46,7 @@ class Watched:
 
     name: str
     log_folder: Path
-    """Its output is in `<name>.log` there, beside the files of its workers."""
+    """Its output is in `<name>.log` there, beside the files of its workers; a run's is above it."""
     stall_s: float
     grace_s: float = GRACE_S
     """In which it saves and ends after SIGINT or SIGTERM."""
@@ -68,6 +72,10 @@ class Watched:
         """Where its output is."""
         return self.log_folder / f"{self.name}.log"
 
+    def waits(self) -> str:
+        """Returns in words what it waits for, `nothing that is known` if it has noted nothing."""
+        return " | ".join(waits_in_words(self.log_folder.parent)) or "nothing that is known"
+
 
 def call_supervised(
     process: Watched,
@@ -85,8 +93,8 @@ def call_supervised(
     Warnings and errors of its workers also go to `logger`. `on_step` is called with what the child
     sends by `Reporter.step`.
 
-    WorkerDied if the child was killed, Stalled if nothing moved for `stall_s` seconds, else the
-    error that `function` raised.
+    WorkerDied if the child was killed, Stalled if nothing moved for `stall_s` seconds (it saves
+    what was learned first, if it can), else the error that `function` raised.
     """
     process.log_folder.mkdir(exist_ok=True)
     group = process_group.new_group()
@@ -108,7 +116,7 @@ def call_supervised(
                         lent |= credentials_for("wandb")
                     job = pack((function, dict(arguments)))
                     child.send({"job": job, "grace_s": process.grace_s, "lent": lent})
-                for message in _messages(child, stop, process.stall_s, group, logger):
+                for message in _messages(child, stop, process, group, logger):
                     if not _tell(message, on_step, logger):
                         outcome = message
             with suppress(subprocess.TimeoutExpired):
@@ -119,6 +127,7 @@ def call_supervised(
         finally:
             child.close()
             process_group.end_process_group(group)
+            (process.log_folder.parent / OF_TRAINING).unlink(missing_ok=True)
             process_group.sweep_sessions()
         code = child.process.returncode
         if stop.requested():
@@ -135,35 +144,78 @@ def call_supervised(
         return cast("_Result", unpack(outcome["done"]))
 
 
+@dataclass
+class _Watchdog:
+    """Looks whether a child makes progress; if not, asks it to save and end."""
+
+    process: Watched
+    group: str
+    logger: Log
+    phase: str = "start"
+    moved_at: float = field(default_factory=lambda: time.monotonic())
+    tell_after_s: float = _TELL_S
+    stalled: Stalled | None = None
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Notes the child's progress; once it has stalled, nothing counts."""
+        self.phase = message.get("progress", self.phase)
+        if "log" not in message and self.stalled is None:
+            self.moved_at = time.monotonic()
+            self.tell_after_s = _TELL_S
+
+    def look(self, child: Child) -> None:
+        """Logs what a silent child waits for, and stops one that has stalled."""
+        silent_s = time.monotonic() - self.moved_at
+        is_starting = self.phase in _STARTING
+        stall_s = self.process.stall_s
+        limit_s = max(stall_s, _START_S) if is_starting else stall_s
+        if self.stalled is not None or silent_s <= min(limit_s, self.tell_after_s):
+            return
+        words = f"no progress for {silent_s:.0f} s: {self.process.waits()}"
+        if silent_s <= limit_s:
+            self.tell_after_s *= 2
+            self.logger.info("%s", words)
+            return
+        limit = f"a start may take {limit_s:g}" if is_starting else f"watchdog.stall_s={stall_s:g}"
+        self.logger.error("stalled in %s: %s (%s)", self.phase, words, limit)
+        process_group.dump_stacks(self.group)
+        time.sleep(_DUMP_S)
+        more = "the files in workers/ end with the stacks of its threads"
+        self.stalled = Stalled(self.phase, f"{words} ({limit}); {more}")
+        child.process.send_signal(signal.SIGTERM)  # saves what was learned
+        self.moved_at = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Says whether a stalled child has had its time to save and end."""
+        given_s = self.process.grace_s + _SHUTDOWN_S
+        return self.stalled is not None and time.monotonic() - self.moved_at > given_s
+
+
 def _messages(
-    child: Child, stop: StopSignals, stall_s: float, group: str, logger: Log
+    child: Child, stop: StopSignals, process: Watched, group: str, logger: Log
 ) -> Iterator[dict[str, Any]]:
     """Yields the child's messages until it ends; passes on a stop that is requested meanwhile."""
     passed_on: signal.Signals | None = None
-    phase = "start"
-    moved_at = time.monotonic()
-    while True:
+    watchdog = _Watchdog(process, group, logger)
+    while not watchdog.is_over():
         if stop.asked_by not in (None, passed_on):
             passed_on = _pass_on(stop, child, logger)
         lives = child.process.poll() is None  # before receive(): its last messages are still read
         try:
             message = child.receive(_POLL_S if lives else _EXIT_S)
         except TimeoutError:
-            silent_s = time.monotonic() - moved_at
             if not lives:
-                return
-            limit_s = max(stall_s, _START_S) if phase in _STARTING else stall_s
-            if silent_s > limit_s:
-                raise _stalled(phase, silent_s, limit_s, group, logger) from None
+                break
+            watchdog.look(child)
         except EOFError:
-            return
+            break
         except ValueError:  # a signal cut a message short
             continue
         else:
-            if "log" not in message:
-                moved_at = time.monotonic()
-            phase = message.get("progress", phase)
+            watchdog.hear(message)
             yield message
+    if watchdog.stalled is not None:
+        raise watchdog.stalled
 
 
 def _pass_on(stop: StopSignals, child: Child, logger: Log) -> signal.Signals:
@@ -174,17 +226,6 @@ def _pass_on(stop: StopSignals, child: Child, logger: Log) -> signal.Signals:
     logger.warning("saving what was done, then stopping: %s", limit)
     child.process.send_signal(stop.asked_by)
     return stop.asked_by
-
-
-def _stalled(phase: str, silent_s: float, stall_s: float, group: str, logger: Log) -> Stalled:
-    limit = (
-        f"a start may take {stall_s:g}" if phase in _STARTING else f"watchdog.stall_s={stall_s:g}"
-    )
-    detail = f"no progress for {silent_s:.0f} s ({limit})"
-    logger.error("stalled in %s: %s", phase, detail)
-    process_group.dump_stacks(group)
-    time.sleep(_DUMP_S)
-    return Stalled(phase, f"{detail}; the files in workers/ end with the stacks of its threads")
 
 
 def _tell(

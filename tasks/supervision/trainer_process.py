@@ -12,6 +12,7 @@ from rl_core.evaluator import ask_trained
 from rl_core.runs.lock import training
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.signals import LEAVING_S
+from rl_core.system.waits import OF_TRAINING, Waits
 from rl_core.training import Training
 from tasks.supervision.worker_logs import TRAINER_LOGGER
 
@@ -37,7 +38,7 @@ def train_for_parent(
         model_path=model_path,
         on_step=reporter.step,
         logger=logging.getLogger(TRAINER_LOGGER),
-        on_progress=reporter.progress,
+        waits=Waits(run.path / OF_TRAINING, reporter.progress),
         when_done=ask if evaluates else lambda engines: None,
     )
     with training(run, wait_s=config.trainer.stop_grace_s + LEAVING_S):

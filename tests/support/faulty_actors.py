@@ -4,7 +4,10 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from rl_core.types import GenerationRequest
 from rl_core.workers.actors import RolloutActor
 
 
@@ -24,7 +27,23 @@ class Heard(logging.Handler):
 
 
 class FaultyRolloutActor(RolloutActor):
-    """A rollout engine's process that a test can kill."""
+    """A rollout engine's process that a test can kill, stop and have hang."""
+
+    def stop(self) -> None:
+        """It gets SIGSTOP."""
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def never_answer(self, seed: int) -> None:
+        """It answers all requests but the one with this seed, for which it takes for ever."""
+        generate = self._engine.generate
+
+        def stuck(requests: Sequence[GenerationRequest], *how: Any) -> Iterator[Any]:
+            ends = sorted(generate(requests, *how))
+            yield from (end for end in ends if requests[end[0]].seed != seed)
+            if seed in {request.seed for request in requests}:
+                time.sleep(10_000)
+
+        self._engine.generate = stuck  # type: ignore[method-assign]
 
     def die_at_weights(self) -> None:
         """It dies when the next weights come, before it has taken them."""

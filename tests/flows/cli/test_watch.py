@@ -8,6 +8,7 @@ from rich.console import Console
 from flows.cli.watch import spark, view
 from rl_core.runs.lock import owned
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.waits import OF_TRAINING, Waits
 from tests.support.runs import new_run, write_rollouts
 
 HOSTILE = "\x1b[2Jgone\n[bold]bold[/bold]"
@@ -66,6 +67,21 @@ def test_one_look_shows_progress_curves_memory_samples_and_what_is_wrong(cli, ru
     run.metrics.append(11, held | {"memory/host_available_gib": 18.0})
     said = " ".join(cli("watch", "one").out.split())
     assert "memory held, GiB learner 2.50, trainer 0.25; 18.0 are left" in said
+
+
+def test_what_a_run_waits_for_is_shown_while_it_goes_on(cli, run):
+    waits = Waits(run.path / OF_TRAINING)
+    for name in ("Ray", "engine_0"):
+        with waits.on("start", name):
+            pass
+    waits.begin("gen", 0, "problem \x1b[2J17", "engine_0")
+    run.note_startup(waits.startup_s | {"all": 14.25, "engine_0": 12.0, "Ray": 2.0})
+    waits.write()
+    said = " ".join(cli("watch", "one").out.split())
+    assert r"gen for 0 s: problem \x1b[2J17, engine_0, 0 s" in said
+    assert "attempt 1 started in 14.2 s (engine_0 12.0 s, Ray 2.0 s)" in said
+    run.update(status="failed")
+    assert "gen for" not in cli("watch", "one").out
 
 
 def test_only_the_end_of_a_long_response_is_shown(run):

@@ -63,3 +63,17 @@ def test_steps_are_measured_from_the_fifth_on_without_tests_and_saves():
 def test_what_is_left_without_a_plan_is_what_was_measured_so_far():
     assert time_left([], 10, None, RENTED) is None
     assert time_left([60.0, 120.0], 40, None, RENTED) == "60 min, 2.18 EUR left"
+
+
+@pytest.mark.parametrize(
+    ("steps", "planned", "running_s", "left"),
+    [
+        ([], Spread(1, 2, 4), 3.0, "20 s (10 to 40 s) left by estimate"),
+        ([], Spread(1, 2, 4), 15.0, "2 min left"),  # a user's reward, of which no plan knows
+        ([15.0], Spread(1, 2, 4), 0.0, "2 min left"),
+        ([0.5] * 5, None, 0.4, "5 s left"),
+        ([0.5] * 5, None, 15.5, "30 s left"),  # 10 steps of (5 x 0.5 + 15.5) / 6 s
+    ],
+)
+def test_the_step_that_goes_on_counts_once_it_is_the_slowest(steps, planned, running_s, left):
+    assert time_left(steps, 10, planned, BudgetConfig(), running_s=running_s) == left

@@ -19,6 +19,7 @@ from rl_core.checkpoints.store import checkpoints_folder, latest, save_checkpoin
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.waiting import waits_in_words
 from rl_core.storage import download
 from rl_core.storage import mirror as mirror_module
 from rl_core.storage.download import all_but_checkpoints, download_run, listing_of
@@ -348,3 +349,18 @@ def test_no_object_holds_a_key(store, roots):
         assert s3.KEYS["AWS_SECRET_ACCESS_KEY"].encode() not in found[0]
     lease = json.loads(everything["locks/r.json"][0])
     assert lease["released"] is True
+
+
+def test_an_upload_that_goes_on_or_is_refused_is_named(tmp_path, proxy):
+    with at_work(tmp_path) as run:
+
+        def shown(words: str) -> bool:
+            return any(line.startswith(words) for line in waits_in_words(run.path))
+
+        for fault, words in (("slow", "upload for "), ("503", "upload: ")):
+            proxy.fault = fault
+            (run.path / "log.txt").write_text(fault)
+            wait_for(lambda words=words: shown(words), 60)
+            proxy.fault = "none"
+            wait_for(lambda: waits_in_words(run.path) == [], 60)
+    assert waits_in_words(run.path) == []

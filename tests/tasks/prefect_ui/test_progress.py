@@ -10,7 +10,9 @@ from rl_core.config.run import RunConfig
 from rl_core.resources.cost import Spread
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import listening, log_to_file
+from rl_core.system.waits import OF_TRAINING, Waits
 from tasks.prefect_ui.progress import TrainingProgress, describe
+from tests.support.runs import new_run
 
 METRICS = {
     "reward/accuracy": 0.25,
@@ -77,6 +79,9 @@ def test_the_diagnosis_is_as_of_the_last_step(monkeypatch, tmp_path):
     shown: dict[str, tuple[str, str]] = {}
 
     class Artifacts:
+        def __init__(self, refresh):
+            pass
+
         def show(self, key, kind, content, description):
             if key == "diagnosis":
                 shown[key] = (content(), description)
@@ -93,6 +98,36 @@ def test_the_diagnosis_is_as_of_the_last_step(monkeypatch, tmp_path):
             if step == 10:
                 assert shown["diagnosis"][0].startswith("- **env.reward gives no score")
     assert shown["diagnosis"] == ("nothing stands out", "As of step 23.")
+
+
+def test_between_steps_the_ui_shows_what_training_waits_for(monkeypatch, tmp_path):
+    shown: list[tuple[str, float]] = []
+
+    class Artifacts:
+        def __init__(self, refresh):
+            self.refresh = refresh
+
+        def show(self, key, kind, content, description):
+            if key == "training":
+                shown.append((description, content()))
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("tasks.prefect_ui.progress.LiveArtifacts", Artifacts)
+    run = new_run(tmp_path, "a")
+    waits = Waits(run.path / OF_TRAINING)
+    waits.begin("gen", 0, "problem <b>17</b>", "engine_0")
+    waits.write()
+    with quiet(artifacts_of=run) as progress:
+        progress._artifacts.refresh()
+        progress.on_step(3, 4, METRICS)
+        progress._artifacts.refresh()  # too soon
+        monkeypatch.setattr(progress, "_refresh_at", 0.0)
+        progress._artifacts.refresh()
+    words = "gen for 0 s: problem \u2039b\u203a17\u2039/b\u203a, engine_0, 0 s"
+    step = f"step 3/4 · {describe(METRICS)} · 10 s left"
+    assert shown == [(words, 0.0), (step, 75.0), (f"{step}\n\n{words}", 75.0)]
 
 
 def test_a_card_that_is_nearly_full_is_told_once_for_each_lever(caplog):

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import polars as pl
 import psutil
 import pytest
 
@@ -163,19 +164,29 @@ def kill(place: Place, part: str, number: signal.Signals = signal.SIGKILL) -> No
 
 
 def stop_engine_and_hurry(place: Place, patch: pytest.MonkeyPatch) -> None:
-    """Stops the engine, and has the watchdog's clock run 200 times as fast from then on."""
+    """Stops the engine; the watchdog's clock runs 200 times as fast from then until it stalls."""
     kill(place, "RolloutActor", signal.SIGSTOP)
-    start = time.monotonic()
-    hurried = SimpleNamespace(
-        monotonic=lambda: start + 200 * (time.monotonic() - start), sleep=time.sleep
-    )
-    patch.setattr(supervision, "time", hurried)
+    start, dump_stacks = time.monotonic(), supervision.process_group.dump_stacks
+    stalled: list[float] = []
+
+    def monotonic() -> float:
+        now = time.monotonic()
+        until = stalled[0] if stalled else now
+        return start + 200 * (until - start) + now - until
+
+    def dump(group: str) -> None:
+        stalled.append(time.monotonic())
+        dump_stacks(group)
+
+    patch.setattr(supervision, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+    patch.setattr(supervision.process_group, "dump_stacks", dump)
 
 
-def check_equal(run: RunFolder, undisturbed: RunFolder) -> None:
+def check_equal(run: RunFolder, undisturbed: RunFolder, until: int = STEPS) -> None:
     assert [row["step"] for row in comparable(run)] == list(range(STEPS + 1))
-    assert comparable(run) == comparable(undisturbed)
-    assert rollouts(run).equals(rollouts(undisturbed))
+    assert comparable(run)[: until + 1] == comparable(undisturbed)[: until + 1]
+    got, expected = (rollouts(one).filter(pl.col("step") <= until) for one in (run, undisturbed))
+    assert got.equals(expected)
 
 
 @pytest.mark.chaos
@@ -195,40 +206,61 @@ def test_kills_and_stalls_change_nothing(place, undisturbed, survived, monkeypat
             assert died.value.worker == "trainer"
             assert "killed by SIGKILL; " in died.value.detail
 
-    with monkeypatch.context() as patch, pytest.raises(Stalled, match=r"no progress for \d{4} s"):
+    named = r"no progress for \d{4} s: (gen|evaluate|sync) for \d+ s.*, engine_0, \d+ s"
+    with monkeypatch.context() as patch, pytest.raises(Stalled, match=named):
         attempts.train(
             partial(stop_engine_and_hurry, place, patch), after_steps=chance.randint(1, 4)
         )
     for name in ("trainer", "learner", "engine_0"):
         assert "most recent call first" in (run.path / "workers" / f"{name}.log").read_text()
 
+    # Saved off the schedule, as by Ctrl-C: the next step's responses are of the newest policy.
+    stalled_after = attempts.steps[-1][-1]
     assert attempts.train() == STEPS
-    check_equal(run, undisturbed)
+    check_equal(run, undisturbed, until=stalled_after)
     for attempt, name in enumerate(VICTIMS):
         survived("SIGKILL", name, steps_lost=attempts.steps_lost(attempt))
-    survived("stall", "engine", steps_lost=attempts.steps_lost(len(VICTIMS)))
+    assert attempts.steps_lost(len(VICTIMS)) == 0, "a stalled run saves what it has learned"
+    survived("stall", "engine")
+
+
+@pytest.mark.chaos
+def test_a_stopped_engine_costs_no_step_and_no_attempt(place, undisturbed, survived):
+    config = place.config("stopped", "watchdog.stall_s=240")
+    run = RunFolder.create(config)
+    attempts = Attempts(place, config)
+    assert attempts.train(partial(kill, place, "RolloutActor", signal.SIGSTOP)) == STEPS
+    check_equal(run, undisturbed)
+    assert sum(map(int, run.metrics.values("rollout/engine_hangs"))) == 1
+    (attempt,) = run.read().attempts
+    assert attempt.startup_s.keys() == {"Ray", "engine_0", "learner", "all"}
+    survived("hang", "the only engine")
 
 
 @pytest.mark.parametrize(
     ("phases", "silent_s"), [([], 1800), (["load"], 1800), (["load", "gen"], 40)]
 )
-def test_a_slow_start_has_a_limit_of_its_own(monkeypatch, phases, silent_s):
+def test_a_slow_start_has_a_limit_of_its_own(monkeypatch, tmp_path, phases, silent_s):
     """A clock that goes on by 10 s at each look, and a child that says no more."""
     clock = itertools.count(0, 10)
     monkeypatch.setattr(supervision.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(supervision.process_group, "dump_stacks", lambda group: None)
     monkeypatch.setattr(supervision, "_DUMP_S", 0.0)
     said = [{"progress": phase} for phase in phases]
+    stops: list[signal.Signals] = []
 
     def receive(timeout_s: float) -> dict[str, str]:
         if not said:
             raise TimeoutError
         return said.pop(0)
 
-    child = SimpleNamespace(process=SimpleNamespace(poll=lambda: None), receive=receive)
+    process = SimpleNamespace(poll=lambda: None, send_signal=stops.append)
+    child = SimpleNamespace(process=process, receive=receive)
     stop = SimpleNamespace(asked_by=None)
+    watched = supervision.Watched("trainer", tmp_path / "workers", 40)
     with pytest.raises(Stalled) as caught:
-        list(supervision._messages(child, stop, 40, "group", logging.getLogger()))
+        list(supervision._messages(child, stop, watched, "group", logging.getLogger()))
     assert caught.value.phase == (phases or ["start"])[-1]
     (seconds,) = re.findall(r"no progress for (\d+) s", str(caught.value))
     assert silent_s < int(seconds) <= silent_s + 20
+    assert stops == [signal.SIGTERM]
