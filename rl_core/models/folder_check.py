@@ -28,6 +28,10 @@ _TRAINABLE: Final = ("F64", "F32", "F16", "BF16")
 _NAMES_SHOWN: Final = 3
 _BLOCK_BYTES: Final = 2**20
 
+_LOGIT_CHANGES: Final = (
+    *("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_mup_width_multiplier"),
+)
+
 Expected = dict[str, tuple[str, tuple[int, ...]]]
 """Each parameter's name without the prefix, and its shape, by its name in a file."""
 
@@ -88,10 +92,24 @@ def _check_kind(config: Mapping[str, Any]) -> None:
             f"config.json has model_type={kind!r}, which is no decoder-only causal LM of "
             f"transformers {transformers.__version__}: take one, such as Qwen2 or Llama"
         )
-    if getattr(getattr(transformers, name), "_is_stateful", False):
+    made = getattr(transformers, name)
+    if getattr(made, "_is_stateful", False):
         raise ValueError(
             f"model_type={kind!r} carries a state from token to token instead of attention, which "
             "training here does not support: take a model with attention only, as Qwen2 or Llama"
+        )
+    if not getattr(made, "_supports_sdpa", False):
+        raise ValueError(
+            f"model_type={kind!r} has attention of its own, which torch's SDPA does not compute: "
+            "take another model, such as Qwen2 or Llama"
+        )
+    text = config.get("text_config") or config
+    changes = {key: text.get(key, config.get(key)) for key in _LOGIT_CHANGES}
+    if any(value not in (None, 1) for value in changes.values()):
+        settings = ", ".join(f"{key}={value}" for key, value in changes.items() if value)
+        raise ValueError(
+            f"config.json has {settings}: its logits are transformed after the output embedding, "
+            "which log-probs from hidden states do not support: take another model"
         )
 
 

@@ -74,6 +74,8 @@ class HfEngine(RolloutEngine):
         self._shares_prompts = can_share_prompts(self._model.get_decoder())
         if self._shares_prompts:
             self._model.set_attn_implementation(ATTENTION)
+            # Unchanged if the class computes attention by itself.
+            self._shares_prompts = self._model.config._attn_implementation == ATTENTION
         self._shapes = weight_shapes(model_path)
         self._stop_ids = torch.tensor(stop_token_ids(model_path), device=self._device)
         self._max_num_seqs = max_num_seqs

@@ -39,7 +39,19 @@ SIZES: Final = {
     32: "qk_rope_head_dim qk_nope_head_dim v_head_dim rotary_dim",
     16: "sliding_window attention_window_size attention_chunk_size",
 }
-OTHERS: Final[dict[str, dict[str, Any]]] = {}
+_ROPE = {"head_dim": 32}
+_SLIDING = ["sliding_attention", "full_attention"] * 2
+OTHERS: Final[dict[str, dict[str, Any]]] = {
+    **{kind: {"head_dim": 32, "num_key_value_heads": 4} for kind in (
+        "axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
+    )},
+    **{kind: {"attention_multiplier": 0.125} for kind in (
+        "granite", "granitemoe", "granitemoeshared",
+    )},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "gemma4_text": {"layer_types": _SLIDING},
+    "gemma4_unified_text": {"layer_types": _SLIDING},
+}
 """Settings of kinds whose defaults are for one size only."""
 
 
