@@ -32,6 +32,9 @@ _LOGIT_CHANGES: Final = (
     *("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_mup_width_multiplier"),
 )
 
+_HALVES: Final = ("encoder_layers", "audio_vocab_size", "vision_config", "patch_size")
+"""Settings of models that also read something else: another text, sound or pictures."""
+
 Expected = dict[str, tuple[str, tuple[int, ...]]]
 """Each parameter's name without the prefix, and its shape, by its name in a file."""
 
@@ -87,13 +90,15 @@ def _check_kind(config: Mapping[str, Any]) -> None:
     kind = config.get("model_type")
     name = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
     is_encoder = kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if name is None or is_encoder or config.get("is_encoder_decoder"):
+    is_half = any(key in config for key in _HALVES)
+    if name is None or is_encoder or is_half or config.get("is_encoder_decoder"):
         raise ValueError(
             f"config.json has model_type={kind!r}, which is no decoder-only causal LM of "
             f"transformers {transformers.__version__}: take one, such as Qwen2 or Llama"
         )
     made = getattr(transformers, name)
-    if getattr(made, "_is_stateful", False):
+    text = config.get("text_config") or config
+    if getattr(made, "_is_stateful", False) or "linear_attention" in text.get("layer_types", ()):
         raise ValueError(
             f"model_type={kind!r} carries a state from token to token instead of attention, which "
             "training here does not support: take a model with attention only, as Qwen2 or Llama"
@@ -103,7 +108,6 @@ def _check_kind(config: Mapping[str, Any]) -> None:
             f"model_type={kind!r} has attention of its own, which torch's SDPA does not compute: "
             "take another model, such as Qwen2 or Llama"
         )
-    text = config.get("text_config") or config
     changes = {key: text.get(key, config.get(key)) for key in _LOGIT_CHANGES}
     if any(value not in (None, 1) for value in changes.values()):
         settings = ", ".join(f"{key}={value}" for key, value in changes.items() if value)
@@ -134,6 +138,12 @@ def _expected(folder: Path, num_stored: int) -> tuple[Expected, Mapping[str, str
             "transformers builds no model from config.json "
             f"({cut(in_one_line(error), 200)}): copy it from the model again"
         ) from error
+    head = model.get_output_embeddings()
+    if head is None or head is model.get_decoder() or getattr(head, "bias", None) is not None:
+        raise ValueError(
+            f"{type(model).__name__} is no trunk with a plain output embedding behind it, which "
+            "log-probs from hidden states need: take another model, such as Qwen2 or Llama"
+        )
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     if get_model_conversion_mapping(model, add_legacy=False):
         return {}, tied

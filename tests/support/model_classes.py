@@ -43,11 +43,14 @@ _ROPE = {"head_dim": 32}
 _SLIDING = ["sliding_attention", "full_attention"] * 2
 OTHERS: Final[dict[str, dict[str, Any]]] = {
     **{kind: {"head_dim": 32, "num_key_value_heads": 4} for kind in (
-        "axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
+        "axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3",
     )},
     **{kind: {"attention_multiplier": 0.125} for kind in (
         "granite", "granitemoe", "granitemoeshared",
     )},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "cohere_compass_text": {"layer_types": _SLIDING},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "gemma4_text": {"layer_types": _SLIDING},
     "gemma4_unified_text": {"layer_types": _SLIDING},
