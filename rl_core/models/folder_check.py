@@ -32,8 +32,8 @@ _LOGIT_CHANGES: Final = (
     *("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_mup_width_multiplier"),
 )
 
-_HALVES: Final = ("encoder_layers", "audio_vocab_size", "vision_config", "patch_size")
-"""Settings of models that also read something else: another text, sound or pictures."""
+_HALVES: Final = ("encoder_layers", "audio_vocab_size")
+"""Settings of decoders that continue something else than their own text."""
 
 Expected = dict[str, tuple[str, tuple[int, ...]]]
 """Each parameter's name without the prefix, and its shape, by its name in a file."""

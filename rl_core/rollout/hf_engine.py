@@ -23,7 +23,6 @@ from rl_core.rollout.shared_prompts import ATTENTION, RoomyLayer, SharedPrompts
 from rl_core.system.heap import give_back_heap
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
-
 _PROBES: Final = ((1, 2, 3, 4, 5, 6, 7, 8), (8, 7, 6, 5), (8, 7, 6, 5))
 _NOISE: Final = 0.1
 """Share of the logits' spread: above what bfloat16 rounds, and below what a lost prompt changes."""
