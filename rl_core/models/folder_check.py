@@ -58,6 +58,16 @@ def check_model_folder(folder: Path) -> None:
         raise ValueError(f"model.path={folder}: {error}") from error
 
 
+def refuse_experts(folder: Path) -> None:
+    """Raises ValueError for a mixture of experts, which vLLM's update of weights leaves wrong."""
+    names = (name for file in weight_files(folder) for name in tensors_of(folder / file))
+    if any(".experts." in name for name in names):
+        raise ValueError(
+            f"model.path={folder}: it is a mixture of experts, whose weights vLLM does not replace "
+            "rightly during training: set rollout.engine=hf"
+        )
+
+
 def refuse_not_finite(path: Path, name: str, weight: Tensor) -> None:
     """Raises ValueError if one of a model's tensors holds a NaN or an infinity."""
     # A sum takes no memory, and is finite if all numbers are, but for a rare overflow.
@@ -97,8 +107,10 @@ def _check_kind(config: Mapping[str, Any]) -> None:
             f"transformers {transformers.__version__}: take one, such as Qwen2 or Llama"
         )
     made = getattr(transformers, name)
-    text = config.get("text_config") or config
-    if getattr(made, "_is_stateful", False) or "linear_attention" in text.get("layer_types", ()):
+    text = config.get("text_config")
+    text = text if isinstance(text, dict) else config
+    has_state = "linear_attention" in str(text.get("layer_types"))
+    if has_state or getattr(made, "_is_stateful", False):
         raise ValueError(
             f"model_type={kind!r} carries a state from token to token instead of attention, which "
             "training here does not support: take a model with attention only, as Qwen2 or Llama"

@@ -96,14 +96,15 @@ class ModelShape:
         """
         text = dict(config.get("text_config") or config)
         for name, others in _SPELLINGS.items():
-            known = (text[other] for other in others if text.get(other) is not None)
-            text = {name: next(known, None)} | text
+            for other in others:
+                if text.get(other) is not None:
+                    text.setdefault(name, text[other])
         try:
             heads, hidden = _number(text["num_attention_heads"]), _number(text["hidden_size"])
             kind = text.get("model_type")
             return cls(
                 hidden_size=hidden,
-                intermediate_size=_number(text["intermediate_size"] or _MLP * hidden),
+                intermediate_size=_number(text.get("intermediate_size") or _MLP * hidden),
                 num_layers=_number(text["num_hidden_layers"]),
                 num_heads=heads,
                 num_kv_heads=_number(text.get("num_key_value_heads") or heads),
@@ -114,11 +115,8 @@ class ModelShape:
                 qk_norm=kind == "qwen3",
                 in_bfloat16=config.get("dtype", config.get("torch_dtype")) == "bfloat16",
             )
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"config.json does not describe the sizes of a decoder ({error}): its memory "
-                "cannot be planned"
-            ) from None
+        except KeyError as error:
+            raise ValueError(f"config.json has no {error}: its memory cannot be planned") from None
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelShape:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl_core.data.prompts import load_tokenizer, turn_end_id
 from rl_core.models.folder_check import refuse_not_finite
@@ -15,20 +15,14 @@ from rl_core.system.model_folder import CONFIG, GENERATION_CONFIG, read_object, 
 _NAMES_SHOWN = 3
 
 
-def outline(model_path: Path) -> PreTrainedModel:
-    """Returns a folder's model without weights."""
-    config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    return model
-
-
 def weight_shapes(model_path: Path) -> dict[str, torch.Size]:
     """Returns the shape of every tensor that a weight update must contain, by Hugging Face name.
 
     A tied output embedding is not among them: it is the input embedding.
     """
-    model = outline(model_path)
+    config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     tied = model.all_tied_weights_keys or {}
     return {name: x.shape for name, x in model.state_dict().items() if name not in tied}
 

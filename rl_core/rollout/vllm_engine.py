@@ -15,15 +15,13 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 from pydantic import ValidationError
-from transformers.core_model_loading import revert_weight_conversion
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import allocation_in_words, is_out_of_memory
-from rl_core.models.folder_check import check_model_folder
+from rl_core.models.folder_check import check_model_folder, refuse_experts
 from rl_core.rollout.model_files import (
     check_finite,
     complete_weights,
-    outline,
     stop_token_ids,
     weight_shapes,
 )
@@ -34,7 +32,6 @@ from rl_core.types import Completion, GenerationRequest, SamplingSettings
 hide_cuda_only_packages()
 
 from vllm import LLM, ModelRegistry, SamplingParams  # noqa: E402  # after the guard above
-from vllm.config import set_current_vllm_config  # noqa: E402
 
 _CPU_BLOCK_TOKENS = 32
 """The smallest block that vLLM's attention on a CPU takes."""
@@ -51,8 +48,7 @@ class WeightUpdates:
 
     def replace_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Loads `weights`, all of the model's, in place."""
-        with set_current_vllm_config(self.model_runner.vllm_config):  # experts look it up
-            self.model_runner.reload_weights(weights_iterator=iter(weights.items()))
+        self.model_runner.reload_weights(weights_iterator=iter(weights.items()))
         model = self.model_runner.get_model()
         if model.config.tie_word_embeddings:
             # The reload repacks every linear layer for the CPU's kernels but not a tied lm_head,
@@ -76,9 +72,9 @@ class VllmEngine(RolloutEngine):
                 "of rl_core.system.process_env, or vLLM's own child processes outlive it"
             )
         check_model_folder(model_path)
+        refuse_experts(model_path)
         check_finite(model_path)
         self._shapes = weight_shapes(model_path)
-        self._outline = outline(model_path)
         self._stop_token_ids = stop_token_ids(model_path)
         _inspect_in_process(model_path)
         rollout, self._on_gpu = config.rollout, config.resources.rollout_gpus > 0
@@ -156,9 +152,7 @@ class VllmEngine(RolloutEngine):
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
         self._wake_up()
-        # Of a mixture of experts vLLM knows the names in files, one for each expert.
-        named = revert_weight_conversion(self._outline, complete_weights(weights, self._shapes))
-        self.llm.collective_rpc("replace_weights", args=(named,))
+        self.llm.collective_rpc("replace_weights", args=(complete_weights(weights, self._shapes),))
         self._weights = weights
         if not self.llm.reset_prefix_cache():
             raise RuntimeError(
