@@ -29,7 +29,10 @@ _NAMES_SHOWN: Final = 3
 _BLOCK_BYTES: Final = 2**20
 
 _LOGIT_CHANGES: Final = (
-    *("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_mup_width_multiplier"),
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "logits_mup_width_multiplier",
 )
 
 _HALVES: Final = ("encoder_layers", "audio_vocab_size")

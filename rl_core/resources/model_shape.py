@@ -60,8 +60,8 @@ class StoredSizes(NamedTuple):
         )
 
 
-NO_ADAPTER_BESIDE_EXPERTS: Final = (
-    *("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "router"),
+NO_ADAPTER_BESIDE_EXPERTS: Final = frozenset(
+    "gate gate_proj up_proj down_proj w1 w2 w3 router".split()
 )
 """Layers that get no adapter in a mixture of experts: peft takes these names for the experts'."""
 
