@@ -12,8 +12,8 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (23_698, 18_000),
-    "lines of tests": (43_300, 36_000),
+    "statements of the product": (23_799, 18_000),
+    "lines of tests": (43_800, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
     "functions of more than 6 parameters": (8, 8),
@@ -32,10 +32,10 @@ ROOMS = {
     "rl_core/envs": (1_775, 128),
     "rl_core/evaluation": (360, 38),
     "rl_core/learner": (1_110, 46),
-    "rl_core/models": (882, 62),
-    "rl_core/resources": (1_001, 99),
+    "rl_core/models": (923, 63),
+    "rl_core/resources": (1_041, 101),
     "rl_core/rewards": (282, 17),
-    "rl_core/rollout": (809, 32),
+    "rl_core/rollout": (825, 32),
     "rl_core/runs": (709, 53),
     "rl_core/sft": (537, 26),
     "rl_core/storage": (630, 34),
@@ -45,7 +45,7 @@ ROOMS = {
     "tasks": (1_441, 90),
     "tasks/importers": (1_198, 34),
     "tasks/prefect_ui": (636, 48),
-    "tasks/preflight_checks": (811, 36),
+    "tasks/preflight_checks": (815, 36),
     "tasks/queries": (666, 39),
     "tasks/report_page": (592, 43),
     "tasks/supervision": (340, 9),

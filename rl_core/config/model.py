@@ -113,8 +113,9 @@ class SftConfig(Section):
     """Passes over a FILE, unless `steps` is set."""
     batch_size: int = Field(32, ge=1)
     """Examples per step."""
-    lr: float = Field(1e-5, gt=0)
-    """Peak (AdamW), then down to 0 along a cosine; adapters need about ten times as much."""
+    lr: float = Field(5e-5, gt=0)
+    """Peak (AdamW), then down to 0 along a cosine. For models of 0.5 to 3 billion parameters;
+    smaller ones take up to 2e-4, larger ones 1e-5, and adapters about five times as much."""
     warmup_steps: int = Field(10, ge=0)
     """First steps, in which the learning rate rises from 0."""
     lora_rank: int | None = Field(None, ge=0)

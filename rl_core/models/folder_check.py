@@ -28,6 +28,16 @@ _TRAINABLE: Final = ("F64", "F32", "F16", "BF16")
 _NAMES_SHOWN: Final = 3
 _BLOCK_BYTES: Final = 2**20
 
+_LOGIT_CHANGES: Final = (
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "logits_mup_width_multiplier",
+)
+
+_HALVES: Final = ("encoder_layers", "audio_vocab_size")
+"""Settings of decoders that continue something else than their own text."""
+
 Expected = dict[str, tuple[str, tuple[int, ...]]]
 """Each parameter's name without the prefix, and its shape, by its name in a file."""
 
@@ -49,6 +59,16 @@ def check_model_folder(folder: Path) -> None:
         _check_tied(tied, there)
     except ValueError as error:
         raise ValueError(f"model.path={folder}: {error}") from error
+
+
+def refuse_experts(folder: Path) -> None:
+    """Raises ValueError for a mixture of experts, which vLLM's update of weights leaves wrong."""
+    names = (name for file in weight_files(folder) for name in tensors_of(folder / file))
+    if any(".experts." in name for name in names):
+        raise ValueError(
+            f"model.path={folder}: it is a mixture of experts, whose weights vLLM does not replace "
+            "rightly during training: set rollout.engine=hf"
+        )
 
 
 def refuse_not_finite(path: Path, name: str, weight: Tensor) -> None:
@@ -83,15 +103,32 @@ def _check_kind(config: Mapping[str, Any]) -> None:
     kind = config.get("model_type")
     name = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
     is_encoder = kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if name is None or is_encoder or config.get("is_encoder_decoder"):
+    is_half = any(key in config for key in _HALVES)
+    if name is None or is_encoder or is_half or config.get("is_encoder_decoder"):
         raise ValueError(
             f"config.json has model_type={kind!r}, which is no decoder-only causal LM of "
             f"transformers {transformers.__version__}: take one, such as Qwen2 or Llama"
         )
-    if getattr(getattr(transformers, name), "_is_stateful", False):
+    made = getattr(transformers, name)
+    text = config.get("text_config")
+    text = text if isinstance(text, dict) else config
+    has_state = "linear_attention" in str(text.get("layer_types"))
+    if has_state or getattr(made, "_is_stateful", False):
         raise ValueError(
             f"model_type={kind!r} carries a state from token to token instead of attention, which "
             "training here does not support: take a model with attention only, as Qwen2 or Llama"
+        )
+    if not getattr(made, "_supports_sdpa", False):
+        raise ValueError(
+            f"model_type={kind!r} has attention of its own, which torch's SDPA does not compute: "
+            "take another model, such as Qwen2 or Llama"
+        )
+    changes = {key: text.get(key, config.get(key)) for key in _LOGIT_CHANGES}
+    if any(value not in (None, 1) for value in changes.values()):
+        settings = ", ".join(f"{key}={value}" for key, value in changes.items() if value)
+        raise ValueError(
+            f"config.json has {settings}: its logits are transformed after the output embedding, "
+            "which log-probs from hidden states do not support: take another model"
         )
 
 
@@ -116,6 +153,12 @@ def _expected(folder: Path, num_stored: int) -> tuple[Expected, Mapping[str, str
             "transformers builds no model from config.json "
             f"({cut(in_one_line(error), 200)}): copy it from the model again"
         ) from error
+    head = model.get_output_embeddings()
+    if head is None or head is model.get_decoder() or getattr(head, "bias", None) is not None:
+        raise ValueError(
+            f"{type(model).__name__} is no trunk with a plain output embedding behind it, which "
+            "log-probs from hidden states need: take another model, such as Qwen2 or Llama"
+        )
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     if get_model_conversion_mapping(model, add_legacy=False):
         return {}, tied

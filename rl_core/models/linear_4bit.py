@@ -90,7 +90,7 @@ def pack_linear_layers(model: transformers.PreTrainedModel, device: torch.device
         (parent, name, layer)
         for parent in model.modules()
         for name, layer in parent.named_children()
-        if isinstance(layer, nn.Linear) and layer is not output
+        if isinstance(layer, nn.Linear) and layer is not output and name != "router"
     ]
     if not layers:
         raise ValueError(

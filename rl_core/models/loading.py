@@ -109,6 +109,9 @@ def checkpoint_gradients(model: transformers.PreTrainedModel) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in layers:
         layer.training = True  # transformers needs it; not .train(), which sets inner ones, too
+        for name, value in vars(layer).items():
+            if name.endswith("dropout") and isinstance(value, float):  # the layer's own functions
+                setattr(layer, name, 0.0)
 
 
 def copy_sharing_frozen(model: Module) -> Module:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from rl_core.models.fast_linear import FastLinear
 from rl_core.models.linear_4bit import Linear4bit
 from rl_core.models.shares import whole_tensor
+from rl_core.resources.model_shape import NO_ADAPTER_BESIDE_EXPERTS
 from rl_core.system.model_folder import ADAPTER_WEIGHTS
 
 _logger = logging.getLogger(__name__)
@@ -32,12 +33,23 @@ _ADAPTER = "default"
 def add_adapters(model: transformers.PreTrainedModel, *, rank: int, alpha: float) -> None:
     """Puts an adapter on every linear layer but the output embedding, and freezes all else.
 
-    At first B is 0, so the model computes what it did; A is drawn from torch's generator.
+    In a mixture of experts only attention has adapters. At first B is 0, so the model computes what
+    it did; A is drawn from torch's generator.
     """
     import peft  # here: it takes a second, which a run without adapters saves
 
+    output = model.get_output_embeddings()
+    has_experts = any(name.endswith(".experts") for name, _ in model.named_modules())
+    # Not peft's "all-linear", which in a mixture of experts means the experts, too.
+    layers = [
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | transformers.pytorch_utils.Conv1D)
+        and layer is not output
+        and not (has_experts and name.split(".")[-1] in NO_ADAPTER_BESIDE_EXPERTS)
+    ]
     # peft types alpha as int, and only divides by the rank.
-    settings = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear")
+    settings = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=layers)
     peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
     model.eval()
 
@@ -89,17 +101,21 @@ def merged_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Ten
         for name, layer in model.named_modules()
         if hasattr(layer, "base_layer")
     }
+    packed = {
+        f"{name}.weight": layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, Linear4bit)
+    }
     # Tied weights, under all names but the first.
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     repeated = every - {name for name, _ in model.named_parameters()}
     for name, tensor in model.state_dict().items():
-        beside = ".lora_A." in name or ".lora_B." in name or name.endswith(".base_layer.absmax")
-        if beside or name in repeated:
+        beside = ".lora_A." in name or ".lora_B." in name
+        if beside or name.endswith(".absmax") or name in repeated:
             continue
+        if name in packed:
+            tensor = packed[name].whole_weight()
         if name in adapted:
-            base = adapted[name].base_layer
-            if isinstance(base, Linear4bit):
-                tensor = base.whole_weight()
             tensor = whole_tensor(adapted[name].get_delta_weight(_ADAPTER)).add_(tensor)
         elif tensor.dtype == torch.bfloat16:
             tensor = tensor.float()

@@ -3,14 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from rl_core.config.model import BaseModelConfig
-from rl_core.system.model_folder import CONFIG, read_object
+from rl_core.system.model_folder import CONFIG, read_object, tensors_of, weight_files
 
 _FLOAT32 = 4
+_SPELLINGS: Final = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
+    "num_attention_heads": ("n_head", "num_heads", "n_heads"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+}
+"""Other names of a setting."""
+_MLP: Final = 4  # times the hidden size, where a config leaves it to its class
+_EMBEDDINGS: Final = ("embed", "wte", "wpe", "lm_head", "output_projection")
+
+
+class StoredSizes(NamedTuple):
+    """Numbers of parameters in a model's files, which formulas miss of many kinds."""
+
+    in_all: int
+    in_matrices: int
+    """Of linear layers: those that adapters and 4 bits reach, without experts."""
+    around_matrices: int
+    """Rows and columns of the matrices that have adapters: parameters at rank 1."""
+
+    @classmethod
+    def of(cls, folder: Path, *, tied: bool) -> StoredSizes:
+        """Returns the sizes that headers say; ValueError without files, or if one is damaged."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for file in weight_files(folder):
+            shapes |= {name: tensor.shape for name, tensor in tensors_of(folder / file).items()}
+        if tied:
+            shapes.pop("lm_head.weight", None)
+        has_experts = any(".experts." in name for name in shapes)
+        matrices = {
+            name: shape
+            for name, shape in shapes.items()
+            if len(shape) == 2
+            and ".experts." not in name
+            and not any(part in name for part in _EMBEDDINGS)
+        }
+        return cls(
+            in_all=sum(map(prod, shapes.values())),
+            in_matrices=sum(map(prod, matrices.values())),
+            around_matrices=sum(
+                sum(shape)
+                for name, shape in matrices.items()
+                if not has_experts or name.split(".")[-2] not in NO_ADAPTER_BESIDE_EXPERTS
+            ),
+        )
+
+
+NO_ADAPTER_BESIDE_EXPERTS: Final = frozenset(
+    ["gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "router"]
+)
+"""Layers that get no adapter in a mixture of experts: peft takes these names for the experts'."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +84,8 @@ class ModelShape:
     """Whether queries and keys are normalised, head by head (Qwen3)."""
     in_bfloat16: bool = False
     """Whether the files hold bfloat16."""
+    stored: StoredSizes | None = field(default=None, compare=False)
+    """What the files hold, if they are here."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -39,20 +94,25 @@ class ModelShape:
         Raises:
             ValueError: if it describes no such decoder.
         """
+        text = dict(config.get("text_config") or config)
+        for name, others in _SPELLINGS.items():
+            for other in others:
+                if text.get(other) is not None:
+                    text.setdefault(name, text[other])
         try:
-            heads = int(config["num_attention_heads"])
-            hidden = int(config["hidden_size"])
-            kind = config.get("model_type")
+            heads = _number(text["num_attention_heads"])
+            hidden = _number(text["hidden_size"])
+            kind = text.get("model_type")
             return cls(
                 hidden_size=hidden,
-                intermediate_size=int(config["intermediate_size"]),
-                num_layers=int(config["num_hidden_layers"]),
+                intermediate_size=_number(text.get("intermediate_size") or _MLP * hidden),
+                num_layers=_number(text["num_hidden_layers"]),
                 num_heads=heads,
-                num_kv_heads=int(config.get("num_key_value_heads") or heads),
-                head_size=int(config.get("head_dim") or hidden // heads),
-                vocab_size=int(config["vocab_size"]),
+                num_kv_heads=_number(text.get("num_key_value_heads") or heads),
+                head_size=_number(text.get("head_dim") or hidden // heads),
+                vocab_size=_number(text["vocab_size"]),
                 tied=bool(config.get("tie_word_embeddings", False)),
-                attention_bias=bool(config.get("attention_bias", kind == "qwen2")),
+                attention_bias=bool(text.get("attention_bias", kind == "qwen2")),
                 qk_norm=kind == "qwen3",
                 in_bfloat16=config.get("dtype", config.get("torch_dtype")) == "bfloat16",
             )
@@ -61,8 +121,11 @@ class ModelShape:
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelShape:
-        """Returns the shape of a model folder, see `from_config`."""
-        return cls.from_config(read_object(folder / CONFIG))
+        """Returns the shape of a model folder, see `from_config`, with what its files hold."""
+        shape = cls.from_config(read_object(folder / CONFIG))
+        with suppress(ValueError, OSError):  # none, or damaged: `check_model_folder` says why
+            return replace(shape, stored=StoredSizes.of(folder, tied=shape.tied))
+        return shape
 
     @classmethod
     def of_base_model(cls, settings: BaseModelConfig) -> ModelShape:
@@ -89,7 +152,9 @@ class ModelShape:
 
     @property
     def num_layer_matrices(self) -> int:
-        """Parameters in the matrices of one layer, without biases."""
+        """Parameters in the matrices of one layer, without biases and experts."""
+        if self.stored is not None:
+            return self.stored.in_matrices // self.num_layers
         attention = 2 * (self._query_size + self._kv_size)
         return self.hidden_size * (attention + 3 * self.intermediate_size)
 
@@ -101,6 +166,9 @@ class ModelShape:
     @property
     def num_layer_parameters(self) -> int:
         """Parameters of one layer."""
+        if self.stored is not None:
+            outside = self._head_size + (self.vocab_size + 1) * self.hidden_size
+            return (self.stored.in_all - outside) // self.num_layers
         bias = self._query_size + 2 * self._kv_size if self.attention_bias else 0
         norms = 2 * self.hidden_size + (2 * self.head_size if self.qk_norm else 0)
         return self.num_layer_matrices + bias + norms
@@ -108,17 +176,24 @@ class ModelShape:
     @property
     def num_backbone_parameters(self) -> int:
         """Parameters without an output embedding: those of a critic without its head."""
+        if self.stored is not None:
+            return self.stored.in_all - self._head_size
         layers = self.num_layers * self.num_layer_parameters
         return self.vocab_size * self.hidden_size + layers + self.hidden_size
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the causal LM; a tied embedding counts once."""
-        head = 0 if self.tied else self.vocab_size * self.hidden_size
-        return self.num_backbone_parameters + head
+        return self.num_backbone_parameters + self._head_size
+
+    @property
+    def _head_size(self) -> int:
+        return 0 if self.tied else self.vocab_size * self.hidden_size
 
     def num_adapter_parameters(self, rank: int) -> int:
-        """Parameters of low-rank adapters on all linear layers."""
+        """Parameters of low-rank adapters on all linear layers, see models/lora.py."""
+        if self.stored is not None:
+            return rank * self.stored.around_matrices
         hidden = self.hidden_size
         inner = self.intermediate_size
         attention = 2 * (hidden + self._query_size) + 2 * (hidden + self._kv_size)
@@ -150,3 +225,8 @@ class ModelShape:
     def kv_bytes(self, width: int) -> int:
         """Returns the bytes of a token in a KV cache whose numbers have `width` bytes."""
         return 2 * self.num_layers * self._kv_size * width
+
+
+def _number(value: Any) -> int:
+    """Returns a size; of a list, which has one for each layer, the largest."""
+    return int(max(value) if isinstance(value, list) else value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import torch
 from transformers import DynamicCache
@@ -22,6 +22,10 @@ from rl_core.rollout.protocol import RolloutEngine
 from rl_core.rollout.shared_prompts import ATTENTION, RoomyLayer, SharedPrompts
 from rl_core.system.heap import give_back_heap
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
+
+_PROBES: Final = ((1, 2, 3, 4, 5, 6, 7, 8), (8, 7, 6, 5), (8, 7, 6, 5))
+_NOISE: Final = 0.1
+"""Share of the logits' spread: above what bfloat16 rounds, and below what a lost prompt changes."""
 
 
 class StopTexts:
@@ -71,9 +75,7 @@ class HfEngine(RolloutEngine):
         use_fast_products(self._model)
         lay_out_for_few_rows(self._model)
         self._has_weights = True
-        self._shares_prompts = can_share_prompts(self._model.get_decoder())
-        if self._shares_prompts:
-            self._model.set_attn_implementation(ATTENTION)
+        self._shares_prompts = can_share_prompts(self._model.get_decoder()) and self._can_share()
         self._shapes = weight_shapes(model_path)
         self._stop_ids = torch.tensor(stop_token_ids(model_path), device=self._device)
         self._max_num_seqs = max_num_seqs
@@ -118,6 +120,27 @@ class HfEngine(RolloutEngine):
     def close(self) -> None:
         """Frees the model."""
         del self._model
+
+    @torch.inference_mode()
+    def _can_share(self) -> bool:
+        """Returns whether sharing prompts changes no logits: some classes attend by themselves."""
+        requests = [GenerationRequest(prompt, seed=0) for prompt in _PROBES]
+        token = torch.ones(len(requests), dtype=torch.int64, device=self._device)
+        logits = []
+        for shares in (False, True):
+            if shares:
+                self._model.set_attn_implementation(ATTENTION)
+            self._shares_prompts = shares
+            try:
+                context, _ = self._read_prompts(requests)
+                logits.append(self._next_logits(token, context))
+            except (IndexError, RuntimeError):  # keys of other heads, or of other layers
+                break
+        plain, *shared = logits
+        if shared and (plain - shared[0]).abs().max() < _NOISE * plain.std():
+            return True
+        self._model.set_attn_implementation("sdpa")
+        return False
 
     @torch.inference_mode()
     def _generate_batch(
@@ -214,7 +237,7 @@ class HfEngine(RolloutEngine):
             cache.layers = [RoomyLayer() for _ in keys]
             context = _Context(cache, positions, None, prompts)
         else:
-            cache.batch_select_indices(rows)
+            cache.reorder_cache(rows)
             context = _Context(cache, positions, mask[rows], None)
         return context, read.logits[:, -1].float()[rows]
 
@@ -250,7 +273,7 @@ class _Context:
         return {"attention_mask": self.mask}
 
     def keep(self, rows: torch.Tensor) -> None:
-        self.cache.batch_select_indices(rows)
+        self.cache.reorder_cache(rows)
         self.positions = self.positions[rows]
         if self.prompts is not None:
             self.prompts = self.prompts.keep(rows.tolist())

@@ -25,15 +25,13 @@ _NAMES_SHOWN = 3
 def weight_shapes(model_path: Path) -> dict[str, torch.Size]:
     """Returns the shape of every tensor that a weight update must contain, by Hugging Face name.
 
-    With tied embeddings `lm_head.weight` is not among them: it is the input embedding.
+    A tied output embedding is not among them: it is the input embedding.
     """
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    if config.tie_word_embeddings:
-        shapes.pop("lm_head.weight", None)
-    return shapes
+    tied = model.all_tied_weights_keys or {}
+    return {name: x.shape for name, x in model.state_dict().items() if name not in tied}
 
 
 def complete_weights(

@@ -125,9 +125,9 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
         self.keys, self.values = keys[:, :, :end], values[:, :, :end]
         return self.keys, self.values
 
-    def batch_select_indices(self, indices: Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keeps these rows, int64."""
-        super().batch_select_indices(indices)
+        super().reorder_cache(beam_idx)
         self._room = None
 
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import allocation_in_words, is_out_of_memory
-from rl_core.models.folder_check import check_model_folder
+from rl_core.models.folder_check import check_model_folder, refuse_experts
 from rl_core.rollout.model_files import (
     check_finite,
     complete_weights,
@@ -72,6 +72,7 @@ class VllmEngine(RolloutEngine):
                 "of rl_core.system.process_env, or vLLM's own child processes outlive it"
             )
         check_model_folder(model_path)
+        refuse_experts(model_path)
         check_finite(model_path)
         self._shapes = weight_shapes(model_path)
         self._stop_token_ids = stop_token_ids(model_path)

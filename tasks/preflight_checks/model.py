@@ -15,7 +15,7 @@ from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_na
 from rl_core.data.template_check import look_at_template
 from rl_core.data.user_files import first_own_problems
 from rl_core.envs import ENVS
-from rl_core.models.folder_check import check_model_folder
+from rl_core.models.folder_check import check_model_folder, refuse_experts
 from rl_core.sft.named_data import check_sft
 from rl_core.system.model_folder import weight_files
 from rl_core.system.network import hubs_are_off, why_unreachable
@@ -43,6 +43,8 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
         what, folder = _what_and_where(config, path)
         if folder is not None:
             what = f"{what}; {_check(folder)}"
+            if config.rollout.engine == "vllm":
+                refuse_experts(folder)
             if config.env.prompt_template == "chat":
                 yield from _template_findings(config, folder)
     except ValueError as error:
@@ -63,6 +65,8 @@ def teacher_findings(config: RunConfig) -> Iterator[Finding]:
         what, folder = _what_and_where(config, str(config.teacher_folder or config.teacher.path))
         if folder is not None:
             what = f"{what}; {_check(folder)}"
+            if config.rollout.engine == "vllm":
+                refuse_experts(folder)
             policy = local_folder(config.model.path or "", config.storage.root)
             if config.model.path is not None and policy.is_dir():
                 check_teacher(config, folder, policy, warnings.append)

@@ -176,7 +176,10 @@ def test_an_engine_that_is_not_installed_is_fatal(tmp_path, monkeypatch):
 
 def test_a_weak_model_is_warned_of_and_fine_tuning_first_is_the_remedy(tmp_path):
     weak = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
-    assert level(preflight(compose(weak)), "outcome") == "warning"
+    (outcome,) = [one for one in preflight(compose(weak)) if one.check == "outcome"]
+    assert outcome.level == "warning"
+    assert "TinyZero's authors" in outcome.message
+    assert outcome.remedy.startswith("preset=countdown-0.5b-sft-24gb")
     for better in (["preset=gsm8k-ppo-0.5b", weak[1]], [*weak, "sft.data=traces"]):
         assert "outcome" not in [finding.check for finding in preflight(compose(better))]
     lost = preflight(compose([*weak, "sft.data=lost.jsonl"]))

@@ -60,7 +60,6 @@ def refused(folder: Path) -> str:
         (transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2), True),
         (transformers.MixtralConfig(**SMALL, num_local_experts=2), False),
         (transformers.Qwen3MoeConfig(**SMALL, num_experts=2, moe_intermediate_size=16), False),
-        (transformers.PhiConfig(**SMALL), False),
         (transformers.Olmo2Config(**SMALL), False),
     ],
     ids=lambda made: getattr(made, "model_type", str(made)),

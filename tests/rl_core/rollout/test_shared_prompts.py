@@ -63,7 +63,7 @@ def test_a_layer_with_room_holds_what_it_was_given_through_growth_and_selection(
     for token in range(300):
         if token == 150:
             rows = torch.tensor([3, 1])
-            layer.batch_select_indices(rows)
+            layer.reorder_cache(rows)
         new = given[rows][:, :, token : token + 1]
         keys, values = layer.update(new, -new)
     assert layer.get_seq_length() == 300

@@ -1,0 +1,384 @@
+"""A random model of some million parameters of each decoder class that transformers has.
+
+`python -m tests.support.model_classes [KIND ...] [-vllm]` tries them, and writes docs/models.md.
+"""
+
+import dataclasses
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import peft
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from rl_core.batch import collate
+from rl_core.models.folder_check import check_model_folder
+from rl_core.models.forward import forward_pass
+from rl_core.models.loading import (
+    checkpoint_gradients,
+    complete_weights,
+    load_actor,
+    load_causal_lm,
+)
+from rl_core.models.lora import add_adapters, peft_name, save_adapter
+from rl_core.models.packing import allow_packing
+from rl_core.models.saving import save_actor
+from rl_core.resources.memory_plan import frozen_bytes
+from rl_core.resources.model_shape import ModelShape
+from rl_core.rollout.protocol import RolloutEngine
+from rl_core.types import Completion, Problem, Rollout, ScoredText
+from tests.conftest import build_tiny_model
+from tests.support.engines import ask, make_hf, make_vllm, perturb
+from tests.support.learners import check_that_a_resume_is_exact
+from tests.support.runs import run_config
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "models.md"
+CPU: Final = torch.device("cpu")
+REFUSED: Final = "refused"
+TOLERANCE: Final = 1e-5
+_ENCODERS = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+_DECODERS = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+KINDS: Final = {
+    kind: name
+    for kind, name in _DECODERS.items()
+    if kind not in _ENCODERS and not getattr(getattr(transformers, name), "_is_stateful", False)
+}
+"""The class of each `model_type` that is a decoder and carries no state."""
+SIZES: Final = {
+    256: "hidden_size n_embd d_model dim embed_dim hidden_dim hidden_size_per_layer_input",
+    512: "intermediate_size n_inner ffn_dim decoder_ffn_dim d_ff dff dim_ff ffn_hidden_size "
+    "max_position_embeddings n_positions n_ctx original_max_position_embeddings "
+    "shared_expert_intermediate_size intermediate_size_mlp",
+    2048: "vocab_size vocab_size_per_layer_input",
+    4: "num_hidden_layers n_layer n_layers num_layers decoder_layers num_attention_heads n_head "
+    "n_heads num_heads decoder_attention_heads num_local_experts num_experts n_routed_experts "
+    "moe_num_experts",
+    2: "num_key_value_heads num_experts_per_tok moe_k moe_topk num_experts_per_token",
+    1: "n_group topk_group eos_token_id n_shared_experts num_shared_experts moe_num_shared_experts "
+    "first_k_dense_replace num_kv_shared_layers",
+    0: "pad_token_id bos_token_id",
+    64: "head_dim kv_channels attention_head_size global_head_dim qk_head_dim",
+    128: "moe_intermediate_size moe_ffn_hidden_size expert_ffn_hidden_size kv_lora_rank "
+    "q_lora_rank",
+    32: "qk_rope_head_dim qk_nope_head_dim v_head_dim rotary_dim",
+    8: "sliding_window attention_window_size attention_chunk_size",
+}
+_ROPE = {"head_dim": 32}
+_SLIDING = ["sliding_attention", "full_attention"] * 2
+OTHERS: Final[dict[str, dict[str, Any]]] = {
+    **{
+        kind: {"head_dim": 32, "num_key_value_heads": 4}
+        for kind in (
+            "axk1",
+            "axk2",
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "glm4_moe_lite",
+            "glm_moe_dsa",
+            "minicpm3",
+        )
+    },
+    **{
+        kind: {"attention_multiplier": 0.125}
+        for kind in (
+            "granite",
+            "granitemoe",
+            "granitemoeshared",
+        )
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "cohere_compass_text": {"layer_types": _SLIDING},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "gemma4_text": {"layer_types": _SLIDING},
+    "gemma4_unified_text": {"layer_types": _SLIDING},
+}
+"""Settings of kinds whose defaults are for one size only."""
+
+
+def _rollouts() -> list[Rollout]:
+    """Three groups of two, with prompts of other lengths: longer and shorter than a window."""
+    rng = np.random.default_rng(0)
+    rollouts = []
+    for group, length in enumerate((20, 3, 9)):
+        prompt = tuple(rng.integers(2, 258, length).tolist())
+        for sample in range(2):
+            ids = rng.integers(2, 258, int(rng.integers(2, 11)))
+            completion = Completion(ids, np.full(len(ids), -5.0, np.float32), "stop")
+            problem = Problem(group, "countdown", (), {}, 0)
+            scored = ScoredText(float(sample), ("wrong_value", "correct")[sample], None)
+            rollouts.append(Rollout(problem, group, sample, "", prompt, completion, "", scored))
+    return rollouts
+
+
+ROLLOUTS: Final = _rollouts()
+
+
+def small_config(kind: str) -> Any:
+    """A kind's configuration: its defaults, with the sizes of a small model."""
+    made = CONFIG_MAPPING[kind]
+    defaults = made().to_dict()
+    return made(**_shrunk(defaults) | OTHERS.get(kind, {}))
+
+
+def _shrunk(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    small: dict[str, Any] = {
+        name: size
+        for size, names in SIZES.items()
+        for name in names.split()
+        if isinstance(defaults.get(name), int | None | list) and name in defaults
+    }
+    for name, value in defaults.items():
+        if isinstance(value, dict) and "model_type" in value:
+            small[name] = {"model_type": value["model_type"]} | _shrunk(value)
+    return small
+
+
+def write_small_model(kind: str, folder: Path) -> Any:
+    """Writes a random model of a kind, with a byte-level tokenizer; returns it."""
+    build_tiny_model(folder)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    config = small_config(kind)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.eval().float()
+    perturb(model, 0)
+    model.generation_config = transformers.GenerationConfig(eos_token_id=1, pad_token_id=0)
+    model.save_pretrained(folder)
+    return model
+
+
+def checked(kind: str, folder: Path) -> dict[str, str]:
+    """What of this package works with a small model of a kind: `yes` by column, or the reason."""
+    try:
+        write_small_model(kind, folder / "base")
+    except (ImportError, ValueError, TypeError, AttributeError, KeyError) as error:
+        return {REFUSED: f"no small model can be made: {_line(error)}"}
+    try:
+        check_model_folder(folder / "base")
+    except ValueError as error:
+        return {REFUSED: _line(error).partition(": ")[2]}
+    return {name: _outcome(check, folder) for name, check in CHECKS.items()}
+
+
+def _outcome(check: Callable[[Path], None], folder: Path) -> str:
+    try:
+        check(folder)
+    except Exception as error:  # noqa: BLE001  # whatever a class raises is the table's content
+        return "no: " + (_line(error) or type(error).__name__)
+    return "yes"
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).replace("|", "/").split())
+    return re.sub(r"model\.path=\S+ ?", "model.path: ", text)[:160]
+
+
+def plain_model(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def plain_logprobs(model: Any, prompt: Sequence[int], response: Sequence[int]) -> torch.Tensor:
+    """All tokens' log-probs after each of a response's predecessors, by one pass of one row."""
+    ids = torch.tensor([[*prompt, *response]])
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    result: torch.Tensor = logits.log_softmax(-1)
+    return result
+
+
+def check_plan(folder: Path) -> None:
+    """Weights, adapters and packed weights take the planned bytes, within a tenth."""
+    shape = ModelShape.from_folder(folder / "base")
+    model = load_actor(folder / "base", CPU, in_4bit=_has_linear_layers(folder))
+    packed = sum(x.numel() * x.element_size() for x in model.parameters())
+    sections = {"path": str(folder / "base"), "lora_rank": 4, "load_in_4bit": True}
+    planned = {"weights": (shape.num_parameters, plain_model(folder / "base").num_parameters())}
+    if _has_linear_layers(folder):
+        planned["4 bits"] = (frozen_bytes(shape, run_config(model=sections)), packed)
+    add_adapters(model, rank=4, alpha=8)
+    learned = sum(x.numel() for x in model.parameters() if x.requires_grad)
+    planned["adapters"] = (shape.num_adapter_parameters(4), learned)
+    for what, (plan, real) in planned.items():
+        assert abs(plan / real - 1) < 0.1, f"{what} are planned as {plan / real:.2f} of what is"
+
+
+def _has_linear_layers(folder: Path) -> bool:
+    with torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(folder / "base")
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    head = model.get_output_embeddings()
+    return any(isinstance(x, torch.nn.Linear) and x is not head for x in model.modules())
+
+
+def check_learner(folder: Path) -> None:
+    """Loss and gradient are plain transformers', however rows are laid out."""
+    plain = plain_model(folder / "base")
+    loss = torch.zeros(())
+    for one in ROLLOUTS:
+        response = one.completion.response_ids.tolist()
+        rows = plain_logprobs(plain, one.prompt_ids, response)
+        loss = loss - rows.gather(1, torch.tensor(response)[:, None]).mean()
+    loss.backward()
+    expected = {name: x.grad for name, x in plain.named_parameters() if x.grad is not None}
+    size = torch.cat([x.flatten() for x in expected.values()]).norm()
+    actor = load_actor(folder / "base", CPU)
+    allow_packing(actor)
+    batch = collate(ROLLOUTS, pad_id=0)
+    alone = dataclasses.replace(batch, group_ids=torch.arange(len(batch)))
+    for layout, rows in (("padded", alone), ("shared", batch), ("checkpointed", batch)):
+        if layout == "checkpointed":
+            if not actor.supports_gradient_checkpointing:
+                continue
+            checkpoint_gradients(actor)
+        actor.zero_grad()
+        logprobs = forward_pass(rows, actor=actor, compute_dtype=torch.float32).logprobs
+        assert logprobs is not None
+        ours = -(logprobs.sum(1) / rows.response_lengths).sum()
+        ours.backward()
+        gap = float(((ours - loss) / loss).detach().abs())
+        assert gap < TOLERANCE, f"{layout}: the loss differs by {gap:.0e}"
+        grads = {name: x.grad for name, x in actor.named_parameters() if x.grad is not None}
+        assert grads.keys() == expected.keys(), layout
+        gaps = torch.cat([(grads[name] - x).flatten() for name, x in expected.items()])
+        gap = float(gaps.norm() / size)
+        assert gap < TOLERANCE, f"{layout}: the gradient differs by {gap:.0e}"
+
+
+def check_engine(engine: RolloutEngine, plain: Any) -> None:
+    """Greedy answers of a batch, shared and padded prompts in it, are those of single rows."""
+    prompts = [one.prompt_ids for one in ROLLOUTS]
+    for prompt, answer in zip(prompts, ask(engine, prompts), strict=True):
+        ids = answer.response_ids.tolist()
+        with torch.no_grad():
+            rows = plain_logprobs(plain, prompt, ids)
+        chosen = rows.gather(1, torch.tensor(ids)[:, None])[:, 0]
+        gap = float((chosen - torch.tensor(answer.logprobs)).abs().max())
+        assert gap < 2e-3, f"log-probs differ by {gap:.0e}"
+        assert float((rows.max(-1).values - chosen).max()) < 2e-3, "another token is likelier"
+
+
+def check_hf(folder: Path) -> None:
+    _check_updated(make_hf, folder)
+
+
+def check_vllm(folder: Path) -> None:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    _check_updated(make_vllm, folder)
+
+
+def _check_updated(make: Callable[[Path], RolloutEngine], folder: Path) -> None:
+    plain = plain_model(folder / "base")  # before the engine: vLLM changes transformers' classes
+    engine = make(folder / "base")
+    check_engine(engine, plain)
+    perturb(plain, 1)
+    engine.update_weights(complete_weights(plain))
+    check_engine(engine, plain)
+    engine.close()
+
+
+def check_adapters(folder: Path) -> None:
+    """PEFT loads the adapter by its names, and the merged folder gives the same logits."""
+    _check_merged(folder, in_4bit=False)
+
+
+def check_4bit(folder: Path) -> None:
+    _check_merged(folder, in_4bit=True)
+
+
+@torch.no_grad()
+def _check_merged(folder: Path, *, in_4bit: bool) -> None:
+    ids = torch.tensor([ROLLOUTS[0].prompt_ids])
+    model = load_actor(folder / "base", CPU, in_4bit=in_4bit)
+    model.requires_grad_(False)
+    add_adapters(model, rank=4, alpha=8)
+    perturb(model, 1, only="lora_B")
+    expected = model(input_ids=ids, use_cache=False).logits
+    saved = folder / f"merged-{in_4bit}"
+    save_actor(model, complete_weights(model), folder / "base", saved)
+    check_model_folder(saved)
+    loaded = [load_causal_lm(saved, torch.float32)]
+    if not in_4bit:
+        learned = {peft_name(name): x for name, x in model.named_parameters() if x.requires_grad}
+        save_adapter(learned, folder / "adapter", rank=4, alpha=8, base=str(folder / "base"))
+        loaded.append(
+            peft.PeftModel.from_pretrained(plain_model(folder / "base"), folder / "adapter")
+        )
+    for other in loaded:
+        gap = (other.eval()(input_ids=ids, use_cache=False).logits - expected).abs().max()
+        gap = float(gap / expected.std())
+        assert gap < 1e-3, f"logits differ by {gap:.0e}"
+
+
+def check_resume(folder: Path) -> None:
+    config = run_config(
+        data={"train_batch_size": 3},
+        actor={"mini_batch_size": 3, "micro_batch_tokens": 256, "lr": 1e-4},
+        algorithm={"estimator": "grpo", "group_size": 2, "kl_mode": "none"},
+    )
+    batch = collate(ROLLOUTS, pad_id=0)
+    saved = folder / "saved"
+    check_that_a_resume_is_exact(config, folder / "base", saved, lambda *_, **__: batch)
+    check_model_folder(saved)
+
+
+CHECKS: Final = {
+    "plan": check_plan,
+    "learner": check_learner,
+    "hf": check_hf,
+    "adapters": check_adapters,
+    "4 bits": check_4bit,
+    "resume": check_resume,
+    "vllm": check_vllm,
+}
+"""What is tried of each kind, by the table's column."""
+
+
+def rows_of_page() -> dict[str, str]:
+    """The page's rows by kind."""
+    rows = (line for line in PAGE.read_text().splitlines() if re.match(r"\| `\w\S*` \| \w", line))
+    return {row.split("`")[1]: row for row in rows}
+
+
+def row(kind: str, outcomes: Mapping[str, str]) -> str:
+    start = f"| `{kind}` | {KINDS[kind]} |"
+    if REFUSED in outcomes:
+        return f"{start} refused |" + " |" * (len(CHECKS) - 1) + f" {outcomes[REFUSED]} |"
+    cells = [outcomes.get(name, "not tried") for name in CHECKS]
+    reasons = [f"{name}: {x[4:]}" for name, x in outcomes.items() if x.startswith("no: ")]
+    short = (cell.partition(":")[0] for cell in cells)
+    return f"{start} {' | '.join(short)} | {'; '.join(reasons)} |"
+
+
+def page(rows: Mapping[str, str]) -> str:
+    """The text of docs/models.md: what is above its table stays."""
+    heads = ["model_type", "class", *CHECKS, "remark"]
+    table = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    above = PAGE.read_text().partition(table[0])[0]
+    return above + "\n".join([*table, *(rows[kind] for kind in sorted(rows)), ""])
+
+
+def main(kinds: Sequence[str]) -> None:
+    """Checks these kinds, or all, and writes their rows; `-vllm` among them leaves vLLM out."""
+    if "-vllm" in kinds:
+        CHECKS.pop("vllm")
+    transformers.utils.logging.set_verbosity_error()
+    for kind in [one for one in kinds if one != "-vllm"] or KINDS:
+        with tempfile.TemporaryDirectory() as folder:
+            outcomes = checked(kind, Path(folder))
+        sys.stdout.write(f"{kind}: {outcomes}\n")
+        sys.stdout.flush()
+        PAGE.write_text(page(rows_of_page() | {kind: row(kind, outcomes)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
