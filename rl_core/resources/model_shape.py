@@ -61,7 +61,7 @@ class StoredSizes(NamedTuple):
 
 
 NO_ADAPTER_BESIDE_EXPERTS: Final = frozenset(
-    "gate gate_proj up_proj down_proj w1 w2 w3 router".split()
+    ["gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "router"]
 )
 """Layers that get no adapter in a mixture of experts: peft takes these names for the experts'."""
 
