@@ -12,8 +12,8 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (22_707, 18_000),
-    "lines of tests": (42_100, 36_000),
+    "statements of the product": (22_900, 18_000),
+    "lines of tests": (42_600, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (110, 90),
     "functions of more than 6 parameters": (20, 8),
@@ -32,8 +32,8 @@ ROOMS = {
     "rl_core/envs": (1_792, 119),
     "rl_core/evaluation": (308, 33),
     "rl_core/learner": (1_091, 49),
-    "rl_core/models": (867, 63),
-    "rl_core/resources": (941, 98),
+    "rl_core/models": (912, 66),
+    "rl_core/resources": (985, 101),
     "rl_core/rewards": (271, 16),
     "rl_core/rollout": (785, 31),
     "rl_core/runs": (579, 43),
