@@ -43,6 +43,7 @@ from tests.support.runs import run_config
 PAGE: Final = Path(__file__).parents[2] / "docs" / "models.md"
 CPU: Final = torch.device("cpu")
 REFUSED: Final = "refused"
+UNTRIED: Final = "not tried"
 TOLERANCE: Final = 1e-5
 _ENCODERS = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
 _DECODERS = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -163,7 +164,7 @@ def checked(kind: str, folder: Path) -> dict[str, str]:
     try:
         write_small_model(kind, folder / "base")
     except (ImportError, ValueError, TypeError, AttributeError, KeyError) as error:
-        return {REFUSED: f"no small model can be made: {_line(error)}"}
+        return {UNTRIED: f"no small model can be made: {_line(error)}"}
     try:
         check_model_folder(folder / "base")
     except ValueError as error:
@@ -341,6 +342,7 @@ CHECKS: Final = {
     "vllm": check_vllm,
 }
 """What is tried of each kind, by the table's column."""
+COLUMNS: Final = tuple(CHECKS)
 
 
 def rows_of_page() -> dict[str, str]:
@@ -351,17 +353,17 @@ def rows_of_page() -> dict[str, str]:
 
 def row(kind: str, outcomes: Mapping[str, str]) -> str:
     start = f"| `{kind}` | {KINDS[kind]} |"
-    if REFUSED in outcomes:
-        return f"{start} refused |" + " |" * (len(CHECKS) - 1) + f" {outcomes[REFUSED]} |"
-    cells = [outcomes.get(name, "not tried") for name in CHECKS]
+    for word in (REFUSED, UNTRIED):
+        if word in outcomes:
+            return f"{start} {word} |{' |' * (len(COLUMNS) - 1)} {outcomes[word]} |"
+    cells = (outcomes.get(name, UNTRIED).partition(":")[0] for name in COLUMNS)
     reasons = [f"{name}: {x[4:]}" for name, x in outcomes.items() if x.startswith("no: ")]
-    short = (cell.partition(":")[0] for cell in cells)
-    return f"{start} {' | '.join(short)} | {'; '.join(reasons)} |"
+    return f"{start} {' | '.join(cells)} | {'; '.join(reasons)} |"
 
 
 def page(rows: Mapping[str, str]) -> str:
     """The text of docs/models.md: what is above its table stays."""
-    heads = ["model_type", "class", *CHECKS, "remark"]
+    heads = ["model_type", "class", *COLUMNS, "remark"]
     table = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     above = PAGE.read_text().partition(table[0])[0]
     return above + "\n".join([*table, *(rows[kind] for kind in sorted(rows)), ""])
