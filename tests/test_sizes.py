@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (22_714, 18_000),
+    "statements of the product": (22_712, 18_000),
     "lines of tests": (42_100, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (110, 90),
@@ -28,8 +28,8 @@ ROOMS = {
     "rl_core/algos": (303, 51),
     "rl_core/checkpoints": (425, 32),
     "rl_core/config": (506, 39),
-    "rl_core/data": (1_253, 83),
-    "rl_core/envs": (1_775, 128),
+    "rl_core/data": (1_254, 83),
+    "rl_core/envs": (1_772, 128),
     "rl_core/evaluation": (308, 33),
     "rl_core/learner": (1_094, 50),
     "rl_core/models": (867, 63),
