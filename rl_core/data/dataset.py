@@ -28,7 +28,7 @@ from rl_core.data.readers import (
 )
 from rl_core.data.user_files import num_own_training_rows, own_settings, read_own_data, read_rows
 from rl_core.envs.rows import JSON_STYLE, tables_of
-from rl_core.envs.text_env import TextEnv, make_splits
+from rl_core.envs.text_env import TextEnv
 from rl_core.system.atomic import new_folder
 from rl_core.system.versions import version_of
 from rl_core.types import OWN_EXTRA_INFO, Message, Problem
@@ -247,7 +247,8 @@ def _tables(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], dict[b
     if env.rows.source(env) is None:
         if not env.makes_problems():
             raise ValueError(NO_PROBLEMS.format(name=env.name))
-        return make_splits(env, **data.model_dump(include={"train_size", "test_size", "seed"})), {}
+        sizes = data.model_dump(include={"train_size", "test_size", "seed"})
+        return env.rows.make(env, **sizes), {}
     files = _source_files(env)
     rows = {split: list(read_rows(env, files[split])) for split in SPLITS}
     digest = hashlib.sha256()

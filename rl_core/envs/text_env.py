@@ -95,13 +95,42 @@ class Question:
     """Whether the right answer is known."""
 
 
+def rows_of_problems(
+    env: TextEnv, *, train_size: int, test_size: int, seed: int
+) -> dict[str, pa.Table]:
+    """Returns both splits of what `problems` yields; ValueError if that is too little."""
+    made: dict[tuple[str, ...], Row] = {}
+    repeats = 0
+    size = train_size + test_size
+    for problem in env.problems(random.Random(f"{env.name}/{seed}")):
+        row = row_of(env, problem)
+        repeats = repeats + 1 if row.key in made else 0
+        made.setdefault(row.key, row)
+        if len(made) == size or repeats == _MOST_REPEATS:
+            break
+    if len(made) < size:
+        raise ValueError(
+            f"env={env.name} has {len(made):,} different prompts: "
+            f"data.train_size={train_size:,} and data.test_size={test_size:,} ask for {size:,}"
+        )
+    rows = list(made.values())
+    return tables_of({"train": rows[test_size:], "test": rows[:test_size]}, env.rows.schema())
+
+
+def row_of(env: TextEnv, problem: TextProblem) -> Row:
+    """Returns the row of a problem that an env made."""
+    prompt = env.prompt(problem.prompt)
+    kind = f"{env.name}/{problem.kind}" if problem.kind else env.name
+    return Row(prompt_key(prompt), prompt, problem.truth, kind, problem.solution)
+
+
 @dataclass(frozen=True)
 class Rows:
     """Where the rows of an env's data sets come from; a function gets the env with its settings."""
 
-    make: Callable[..., dict[str, pa.Table]] | None = None
-    """Returns both splits, of (env, train_size=, test_size=, seed=); the same on every machine, and
-    ValueError if there are too few rows. None: the rows are those of `TextEnv.problems`."""
+    make: Callable[..., dict[str, pa.Table]] = rows_of_problems
+    """Returns both splits, of (env, train_size=, test_size=, seed=): the same on every machine, or
+    ValueError if there are too few rows."""
     package: str | None = None
     """A package whose version the made rows depend on."""
     refuse: Callable[[Any], None] = lambda env: None
@@ -297,46 +326,12 @@ class TextEnv(Section):
     @classmethod
     def makes_problems(cls) -> bool:
         """Says whether there are problems other than the user's."""
-        return cls.rows.make is not None or cls.problems is not TextEnv.problems
+        return cls.rows.make is not rows_of_problems or cls.problems is not TextEnv.problems
 
     @property
     def slug(self) -> str:
         """The name as part of a folder's name, without the colon of a module's env."""
         return self.name.replace(":", ".")
-
-
-def make_splits(env: TextEnv, *, train_size: int, test_size: int, seed: int) -> dict[str, pa.Table]:
-    """Returns generated rows, the same on every machine; ValueError if there are too few."""
-    sizes = {"train_size": train_size, "test_size": test_size, "seed": seed}
-    return (env.rows.make or _rows_of_problems)(env, **sizes)
-
-
-def _rows_of_problems(
-    env: TextEnv, *, train_size: int, test_size: int, seed: int
-) -> dict[str, pa.Table]:
-    made: dict[tuple[str, ...], Row] = {}
-    repeats = 0
-    size = train_size + test_size
-    for problem in env.problems(random.Random(f"{env.name}/{seed}")):
-        row = row_of(env, problem)
-        repeats = repeats + 1 if row.key in made else 0
-        made.setdefault(row.key, row)
-        if len(made) == size or repeats == _MOST_REPEATS:
-            break
-    if len(made) < size:
-        raise ValueError(
-            f"env={env.name} has {len(made):,} different prompts: "
-            f"data.train_size={train_size:,} and data.test_size={test_size:,} ask for {size:,}"
-        )
-    rows = list(made.values())
-    return tables_of({"train": rows[test_size:], "test": rows[:test_size]}, env.rows.schema())
-
-
-def row_of(env: TextEnv, problem: TextProblem) -> Row:
-    """Returns the row of a problem that an env made."""
-    prompt = env.prompt(problem.prompt)
-    kind = f"{env.name}/{problem.kind}" if problem.kind else env.name
-    return Row(prompt_key(prompt), prompt, problem.truth, kind, problem.solution)
 
 
 def prompt_in(env: TextEnv, record: Record, question: str | None) -> list[Message]:

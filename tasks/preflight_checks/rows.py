@@ -15,7 +15,7 @@ from rl_core.data.model_cache import find_model_here
 from rl_core.data.readers import is_hub_name
 from rl_core.data.user_files import OwnRows, read_own_rows
 from rl_core.envs.rows import JSON_STYLE, Row, shown_truth
-from rl_core.envs.text_env import TextEnv, make_splits
+from rl_core.envs.text_env import TextEnv
 from rl_core.system.words import cut
 from tasks.preflight_checks import Finding, fatal, ok, warning
 
@@ -145,7 +145,7 @@ def _some_rows(env: TextEnv) -> Sequence[Row]:
     rows: list[Row] = []
     with suppress(Exception):  # an env's own code: what is wrong with it, the data set's stage says
         if env.rows.source(env) is None and env.makes_problems():
-            table = make_splits(env, train_size=_ANSWERS, test_size=1, seed=0)["train"]
+            table = env.rows.make(env, train_size=_ANSWERS, test_size=1, seed=0)["train"]
             for index, problem in enumerate(table.to_pylist()):
                 truth = problem["reward_model"]["ground_truth"]
                 if problem["reward_model"]["style"] == JSON_STYLE:

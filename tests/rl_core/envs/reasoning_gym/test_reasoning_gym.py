@@ -15,7 +15,6 @@ from rl_core.data.dataset import dataset_name, is_ready, read_problems, write_da
 from rl_core.envs.countdown import Countdown
 from rl_core.envs.reasoning_gym import ReasoningGym
 from rl_core.envs.reasoning_gym.truths import from_json, to_json
-from rl_core.envs.text_env import make_splits
 from rl_core.rewards.scoring import start_rewards
 from rl_core.types import Problem
 
@@ -30,11 +29,11 @@ warnings.simplefilter("ignore", SyntaxWarning)
 from reasoning_gym.factory import DATASETS
 from rl_core.envs.reasoning_gym import ReasoningGym
 from rl_core.envs.reasoning_gym.truths import REFUSED
-from rl_core.envs.text_env import make_splits
 WITHOUT_ANSWERS = "boxnet composite graph_color propositional_logic rubiks_cube rush_hour".split()
 SLOW = "futoshiki sokoban zebra_puzzles".split()
 tasks = sorted({*DATASETS} - {*WITHOUT_ANSWERS, *SLOW, *REFUSED})
-rows = make_splits(ReasoningGym(task=tasks), train_size=5 * len(tasks), test_size=0, seed=3)
+env = ReasoningGym(task=tasks)
+rows = env.rows.make(env, train_size=5 * len(tasks), test_size=0, seed=3)
 for row in rows["train"].to_pylist():
     print(row["data_source"], hashlib.md5(repr(row).encode()).hexdigest())
 """
@@ -168,4 +167,4 @@ def test_another_version_of_the_package_makes_another_data_set(tmp_path, monkeyp
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr("rl_core.envs.reasoning_gym.problems.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install reasoning-gym"):
-        make_splits(ReasoningGym(), train_size=1, test_size=1, seed=0)
+        ReasoningGym.rows.make(ReasoningGym(), train_size=1, test_size=1, seed=0)
