@@ -104,7 +104,7 @@ def train(
     *,
     model: str | Path,
     problems: Rows | pl.DataFrame | str | Path | type[TextEnv],
-    reward: Callable[..., Any] | str | None = None,
+    reward: Callable[..., Any] | str | Sequence[str] | None = None,
     steps: int = 20,
     settings: Mapping[str, Any] | None = None,
     run_id: str | None = None,
@@ -122,8 +122,8 @@ def train(
             folder with `train.parquet` and `test.parquet`; or an env, by name or class. Of rows an
             eighth, at most 128, is held aside for tests (`data.test_size`).
         reward: a function, called by the names of its parameters (`rewards/by_name.py`), or
-            `module:function`, which gets processes of its own; None takes the env's rule, which
-            for rows compares the text in answer tags.
+            `module:function`, which gets processes of its own (a list of them: `env.reward`);
+            None takes the env's rule, which for rows compares the text in answer tags.
         steps: training steps in all.
         settings: any setting of docs/settings.md by its dotted name.
         run_id: the name of the run's folder below `root/runs`.
@@ -169,7 +169,7 @@ def _config(
     given |= {"trainer.save_freq": steps, "trainer.test_freq": max(1, steps // 4)}
     given |= {"run_id": run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"}
     given |= {"storage.root": str(root), "preset": "python", "env.name": env} | of_data
-    if isinstance(reward, str):
+    if reward is not None and not callable(reward):
         given["env.reward"] = reward
     given |= settings
     batch = given.setdefault("data.train_batch_size", _LARGEST_BATCH)

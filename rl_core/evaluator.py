@@ -76,7 +76,7 @@ class Evaluator:
         reward, env = self.config.env.reward, self.config.env.model_dump(mode="json")
         if self.config.env.max_turns == 1:
             del env["max_turns"]  # rows kept before there were turns stay valid
-        return ({"reward_source": source_digest(reward)} if reward is not None else {}) | {
+        return ({"reward_source": [*map(source_digest, reward)]} if reward else {}) | {
             "version": EVALUATION_VERSION,
             "env": env,
             "evaluation": evaluation,
@@ -113,7 +113,7 @@ class Evaluator:
     @property
     def may_reuse(self) -> bool:
         """Whether known rows are still valid: a user's own reward may have been changed."""
-        return self.config.env.reward is None
+        return not self.config.env.reward
 
     def reusable_rows(self, name: str, model: Path) -> Rows | None:
         """Returns a model's known rows if they may be reused."""

@@ -9,6 +9,11 @@ MAX_INT: Final = 2**32 - 1
 """The largest seed of numpy's and vLLM's generators, and far above any number that is meant."""
 
 
+def as_list(value: Any) -> Any:
+    """Returns a list: one name is a list of one, null an empty one."""
+    return () if value is None else (value,) if isinstance(value, str) else value
+
+
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys, and numbers no library could hold."""
 

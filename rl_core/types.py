@@ -70,6 +70,8 @@ class ScoredText:
     answer: str | None
     value: str | None = None
     """What the answer is equal to, in lowest terms: `18` or `7/2`; None if it has no value."""
+    rewards: tuple[tuple[str, float], ...] = ()
+    """Names and scores, before weights, of several functions; empty if there is one rule."""
 
 
 ChatTemplate: TypeAlias = bool | dict[str, Any]

@@ -207,7 +207,7 @@ def _network(config: RunConfig) -> Iterator[Finding]:
 
 def _reward(config: RunConfig) -> Iterator[Finding]:
     """Loads the user's own reward in a separate process and tries it on two rows."""
-    if config.env.reward is None:
+    if not config.env.reward:
         return
     problems: list[Problem] = []
     with suppress(ValueError, OSError):  # the check of the files reports it
@@ -217,4 +217,4 @@ def _reward(config: RunConfig) -> Iterator[Finding]:
         yield fatal("reward", why_not, f"name a function of {place}")
     else:
         done = "called" if problems else "loaded"
-        yield ok("reward", f"env.reward={config.env.reward} can be {done}")
+        yield ok("reward", f"env.reward={', '.join(config.env.reward)} can be {done}")

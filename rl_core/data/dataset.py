@@ -50,6 +50,7 @@ _SETTINGS, _SEED, _VERSION, _CONTENT, _SOURCE, _OWN = (
 _NOT_GENERATOR_SETTINGS = {
     *("answer_from", "chat_args", "format_score", "full_score", "max_turns"),
     "reward",
+    "reward_weights",
 }
 
 

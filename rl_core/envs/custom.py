@@ -65,7 +65,7 @@ class Custom(TextEnv):
 
     def check_parameters(self, *, train_size: int, test_size: int) -> dict[str, Any]:
         """Returns whether `env.reward` is set: such a function may take any truth."""
-        return {"has_reward": self.reward is not None}
+        return {"has_reward": bool(self.reward)}
 
     def _prompt(self, record: Record) -> list[Message]:
         """Returns what is asked; a prompt of the row's own is kept as it is."""

@@ -13,9 +13,19 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, get_args
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    Self,
+    TypeAlias,
+    get_args,
+)
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rl_core.envs.chat_args import check_chat_args
 from rl_core.envs.rows import (
@@ -28,7 +38,7 @@ from rl_core.envs.rows import (
     shown_truth,
     table_of_rows,
 )
-from rl_core.section import Section
+from rl_core.section import Section, as_list
 from rl_core.types import ChatTemplate, Message, Problem, ScoredText
 
 if TYPE_CHECKING:
@@ -36,7 +46,11 @@ if TYPE_CHECKING:
 
     from rl_core.envs.sft_examples import SftExamples
 
-REWARD_NAME: Final = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+_REWARD_NAME: Final = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+RewardNames: TypeAlias = Annotated[
+    tuple[Annotated[str, Field(pattern=_REWARD_NAME)], ...], BeforeValidator(as_list)
+]
+"""Functions as `package.module:function`; one name is a list of one, null an empty one."""
 TEXT_CHECKS: Final = (
     *("text_columns.sql", "text_no_nulls.sql", "text_unique.sql"),
     "text_splits_disjoint.sql",
@@ -148,8 +162,11 @@ class TextEnv(Section):
     """Score of a correct response."""
     max_turns: int = Field(1, ge=1)
     """Times that the model writes; above 1, the env answers a response and the model goes on."""
-    reward: str | None = Field(None, pattern=REWARD_NAME)
-    """package.module:function, a reward of your own with verl's signature, see rl_core/rewards/."""
+    reward: RewardNames = ()
+    """package.module:function, a reward of your own with verl's signature, see rl_core/rewards/.
+    Of several, [a:f, b:g], the first one says what is correct."""
+    reward_weights: tuple[float, ...] = ()
+    """Weights of several functions in the score, [1.0, 0.2], one each; by default 1."""
 
     checks: ClassVar[tuple[str | Path, ...]] = ()
     """SQL files in `sql/checks`, or whole paths; each selects the rows that are wrong."""
@@ -196,6 +213,18 @@ class TextEnv(Section):
             raise ValueError(
                 f"env.format_score={self.format_score:g} of a wrong answer must be below "
                 f"env.full_score={self.full_score:g} of a right one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weighs_each_reward_once(self) -> Self:
+        names, weights = self.reward, self.reward_weights
+        if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+            raise ValueError(f"env.reward names {twice[0]} twice: name it once, with its weight")
+        if weights and len(weights) != len(names):
+            raise ValueError(
+                f"env.reward_weights={list(weights)} needs one weight for each function of "
+                f"env.reward, and it names {len(names)}"
             )
         return self
 

@@ -13,6 +13,8 @@ verl's names (`solution_str`, `ground_truth`, `extra_info`) and TRL's work too, 
 `extra_info` has the problem's `index` and `num_solutions` with the row's own `extra_info` over
 them. It returns a number, or a mapping with `score` and, optionally, `acc` (is it correct?) and
 `pred` (the answer it read; None if there is none: the verdict is then `no_answer`).
+
+The score of several, `env.reward=[a:f, b:g]`, is their sum, weighted by `env.reward_weights`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from rl_core.config.rollout import RewardConfig
@@ -66,14 +69,16 @@ class Rewards:
 @contextmanager
 def start_rewards(env: TextEnv, limits: RewardConfig = _LIMITS) -> Iterator[Rewards]:
     """Yields the scorer of the env's responses; ValueError if `env.reward` names no function."""
-    if env.reward is None:
+    if not env.reward:
         yield Rewards(env)
         return
-    rewards = _UserRewards(env, env.reward, limits)
-    try:
-        yield rewards
-    finally:
-        rewards.close()
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(1, "rewards"))
+        scorers = [
+            stack.enter_context(closing(_UserRewards(env, name, limits))) for name in env.reward
+        ]
+        is_plain = len(scorers) == 1 and not env.reward_weights
+        yield scorers[0] if is_plain else _WeightedRewards(env, scorers, pool)
 
 
 def refusal(
@@ -83,12 +88,15 @@ def refusal(
 
     It is tried on a response to each problem of `tried_on`; at least one must get a score.
     """
-    if env.reward is None:
-        return None
+    reasons = (_refusal(name, tried_on, limits) for name in env.reward)
+    return next(filter(None, reasons), None)
+
+
+def _refusal(name: str, tried_on: Sequence[Problem], limits: RewardConfig) -> str | None:
     try:
-        process = _Process(env.reward, limits)
+        process = _Process(name, limits)
     except RewardFailed as error:
-        return f"env.reward={env.reward} cannot be loaded ({error})"
+        return f"env.reward={name} cannot be loaded ({error})"
     why_not: str | None = None
     for problem in tried_on:
         try:
@@ -102,7 +110,7 @@ def refusal(
     if why_not is None:
         return None
     return (
-        f"env.reward={env.reward} gives no score: to the first problems and the response "
+        f"env.reward={name} gives no score: to the first problems and the response "
         f"{_TRIAL!r} it says {why_not}"
     )
 
@@ -137,6 +145,36 @@ class CalledRewards(Rewards):
         scored: Future[ScoredText] = Future()
         scored.set_result(_scored(checked(self._call(_question(response, problem))), self._env))
         return scored
+
+
+class _WeightedRewards(Rewards):
+    """Adds up several functions, each in its own processes; the first says what is correct."""
+
+    def __init__(self, env: TextEnv, scorers: Sequence[Rewards], pool: ThreadPoolExecutor) -> None:
+        super().__init__(env)
+        self._scorers = scorers
+        self._pool = pool
+        self._weights = env.reward_weights or (1.0,) * len(scorers)
+        self._names = _labels(env.reward)
+
+    def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
+        pending = [scorer.submit(response, problem) for scorer in self._scorers]
+        return self._pool.submit(self._add_up, pending)
+
+    def _add_up(self, pending: Sequence[Future[ScoredText]]) -> ScoredText:
+        parts = [part.result() for part in pending]
+        if any(part.verdict == REWARD_ERROR for part in parts):
+            return ScoredText(0.0, REWARD_ERROR, None)
+        scores = [part.score for part in parts]
+        score = sum(w * s for w, s in zip(self._weights, scores, strict=True))
+        return replace(parts[0], score=score, rewards=tuple(zip(self._names, scores, strict=True)))
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """Returns the functions' names in metrics, with their modules only if two are alike."""
+    short = [name.partition(":")[2] for name in names]
+    is_unique = len(set(short)) == len(short)
+    return short if is_unique else [name.replace(":", ".") for name in names]
 
 
 class _UserRewards(Rewards):

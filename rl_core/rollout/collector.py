@@ -202,6 +202,8 @@ def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     shares = {f"reward/verdict/{code}": n / len(rollouts) for code, n in sorted(verdicts.items())}
     scores = np.array([rollout.reward for rollout in rollouts])
     repeated = [repeated_share(rollout.completion.response_ids) for rollout in rollouts]
+    by_name = [dict(rollout.scored.rewards) for rollout in rollouts if rollout.scored.rewards]
+    names = by_name[0] if by_name else ()
     return {
         "reward/accuracy": verdicts["correct"] / len(rollouts),
         "critic/score/mean": float(scores.mean()),
@@ -209,6 +211,7 @@ def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "critic/score/min": float(scores.min()),
         "rollout/repeated_frac": float(np.mean(repeated)),
         **shares,
+        **{f"reward/{name}/mean": float(np.mean([one[name] for one in by_name])) for name in names},
     }
 
 

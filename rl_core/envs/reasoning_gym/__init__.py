@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from rl_core.envs.rows import ANSWER_IN_TAGS, Row
-from rl_core.envs.text_env import REWARD_NAME, Question, TextEnv
+from rl_core.envs.text_env import Question, RewardNames, TextEnv
 from rl_core.types import ScoredText
 
 DATA_SOURCE: Final = "reasoning_gym"
@@ -38,10 +38,8 @@ class ReasoningGym(TextEnv):
     answer_from: Literal["last_line", "anywhere"] = "anywhere"
     """Where answer tags may be if answers are compared word for word (`env.reward=null`); the
     package's scoring takes them anywhere."""
-    reward: str | None = Field(
-        "rl_core.envs.reasoning_gym.scoring:compute_score", pattern=REWARD_NAME
-    )
-    """The package's own scoring, as a function with verl's signature; or another."""
+    reward: RewardNames = ("rl_core.envs.reasoning_gym.scoring:compute_score",)
+    """The package's own scoring, as a function with verl's signature; or others."""
 
     templates: ClassVar = ANSWER_IN_TAGS
     checks: ClassVar = ("reasoning_gym_truth.sql",)

@@ -10,12 +10,13 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from pydantic import ValidationError
 
 from rl_core.config.rollout import RewardConfig
 from rl_core.envs.countdown import Countdown
 from rl_core.envs.gsm8k import Gsm8k
 from rl_core.rewards.reward_worker import checked
-from rl_core.rewards.scoring import Rewards, refusal, start_rewards
+from rl_core.rewards.scoring import Rewards, _labels, refusal, start_rewards
 from rl_core.types import Problem, ScoredText
 from tests.support.programs import begun, lives
 from tests.support.traps import set_traps, sprung
@@ -81,6 +82,42 @@ def test_a_function_may_say_that_there_was_no_answer():
     with start_rewards(env("says_whether_it_read")) as rewards:
         scored = scores(rewards, "42", "7", "I do not know")
     assert [s.verdict for s in scored] == ["correct", "incorrect", "no_answer"]
+
+
+def test_several_functions_are_added_up_by_weight_and_the_first_says_what_is_correct():
+    names = [f"{HERE}:{name}" for name in ("says_whether_it_read", "share_of_letters", "misbehave")]
+    weighted = Gsm8k(reward=names, reward_weights=[2.0, 0.5, -1.0])
+    with start_rewards(weighted) as rewards:
+        right, wrong, failed = scores(rewards, "42", "abcd", "crash")
+    kept = ("says_whether_it_read", 1.0), ("share_of_letters", 0.0), ("misbehave", 1.0)
+    assert right == ScoredText(2 - 1, "correct", "42", "42", kept)
+    assert (wrong.score, wrong.verdict) == (0.5 - 1, "no_answer")
+    assert failed == ScoredText(0.0, "reward_error", None)
+    with start_rewards(Gsm8k(reward=names)) as rewards:
+        assert [one.score for one in scores(rewards, "42", "ab12")] == [2.0, 1.5]
+    assert f"env.reward={HERE}:none cannot be" in refusal(Gsm8k(reward=[*names, f"{HERE}:none"]))
+    assert "gives no score" in refusal(
+        Gsm8k(reward=[*names, f"{HERE}:of_another_truth"]), [PROBLEM]
+    )
+
+
+def test_functions_of_one_name_are_told_apart_by_their_modules():
+    assert _labels(["a.b:f", "b:g"]) == ["f", "g"]
+    assert _labels(["a.b:f", "b:f"]) == ["a.b.f", "b.f"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"reward": ["a:f", "b:g"], "reward_weights": [1]}, "one weight for each function of env"),
+        ({"reward_weights": [1]}, "it names 0"),
+        ({"reward": ["a:f", "a:f"]}, "env.reward names a:f twice"),
+        ({"reward": ["a:f", "no function"]}, "String should match pattern"),
+    ],
+)
+def test_rewards_that_cannot_be_added_up_are_refused(settings, why):
+    with pytest.raises(ValidationError, match=why):
+        Gsm8k.model_validate(settings)
 
 
 SECRETS = {
