@@ -141,7 +141,7 @@ def train(
     from rl_core.runs.lock import started
 
     config = _config(problems, reward, steps, dict(settings or {}), run_id, Path(root))
-    scorer = CalledRewards(config.env, reward) if callable(reward) else None
+    scorer = CalledRewards(config.env, reward, config.reward) if callable(reward) else None
     if scorer is None and (why := refusal(config.env, limits=config.reward)) is not None:
         raise ValueError(why)
     model_path = resolve_model(str(model), config.storage.root)

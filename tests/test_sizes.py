@@ -12,8 +12,8 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (22_707, 18_000),
-    "lines of tests": (42_100, 36_000),
+    "statements of the product": (22_881, 18_000),
+    "lines of tests": (42_150, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (110, 90),
     "functions of more than 6 parameters": (20, 8),
@@ -24,25 +24,25 @@ MOST = {
 }
 ROOMS = {
     # room, without the rooms in it: (statements, public names), at most
-    "rl_core": (888, 57),
-    "rl_core/algos": (303, 50),
+    "rl_core": (893, 59),
+    "rl_core/algos": (303, 51),
     "rl_core/checkpoints": (425, 32),
     "rl_core/config": (508, 39),
-    "rl_core/data": (1_240, 82),
-    "rl_core/envs": (1_792, 119),
+    "rl_core/data": (1_246, 83),
+    "rl_core/envs": (1_800, 119),
     "rl_core/evaluation": (308, 33),
-    "rl_core/learner": (1_091, 49),
+    "rl_core/learner": (1_094, 50),
     "rl_core/models": (867, 63),
-    "rl_core/resources": (941, 98),
-    "rl_core/rewards": (271, 16),
-    "rl_core/rollout": (785, 31),
-    "rl_core/runs": (579, 43),
+    "rl_core/resources": (942, 98),
+    "rl_core/rewards": (415, 20),
+    "rl_core/rollout": (789, 31),
+    "rl_core/runs": (581, 43),
     "rl_core/sft": (538, 27),
     "rl_core/storage": (622, 34),
     "rl_core/system": (1_467, 141),
     "rl_core/tracking": (702, 28),
     "rl_core/workers": (892, 27),
-    "tasks": (1_418, 91),
+    "tasks": (1_419, 91),
     "tasks/importers": (1_178, 33),
     "tasks/prefect_ui": (607, 48),
     "tasks/preflight_checks": (804, 35),
@@ -52,7 +52,7 @@ ROOMS = {
     "flows": (463, 24),
     "flows/cli": (1_362, 50),
     "flows/prefect_patches": (328, 18),
-    "flows/runs": (477, 24),
+    "flows/runs": (478, 24),
     "flows/settings": (300, 20),
 }
 CIRCLES = {

@@ -17,6 +17,8 @@ class RewardConfig(Section):
     """Processes that call `env.reward`."""
     timeout_s: float = Field(5.0, gt=0)
     """Seconds that `env.reward` may take for one response."""
+    concurrency: int = Field(64, ge=1, le=4_096)
+    """Responses that an `async def` of `env.reward` scores at a time, in one process."""
     env: tuple[str, ...] = ()
     """Environment variables that `env.reward` gets although they look like credentials: [NAME]."""
     memory_mib: int = Field(4_096, ge=64)

@@ -13,19 +13,9 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Final,
-    Literal,
-    Self,
-    TypeAlias,
-    get_args,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from rl_core.envs.chat_args import check_chat_args
 from rl_core.envs.rows import (
@@ -38,7 +28,7 @@ from rl_core.envs.rows import (
     shown_truth,
     table_of_rows,
 )
-from rl_core.section import Section, as_list
+from rl_core.section import FunctionNames, Section
 from rl_core.types import ChatTemplate, Message, Problem, ScoredText
 
 if TYPE_CHECKING:
@@ -46,11 +36,6 @@ if TYPE_CHECKING:
 
     from rl_core.envs.sft_examples import SftExamples
 
-_REWARD_NAME: Final = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
-RewardNames: TypeAlias = Annotated[
-    tuple[Annotated[str, Field(pattern=_REWARD_NAME)], ...], BeforeValidator(as_list)
-]
-"""Functions as `package.module:function`; one name is a list of one, null an empty one."""
 TEXT_CHECKS: Final = (
     *("text_columns.sql", "text_no_nulls.sql", "text_unique.sql"),
     "text_splits_disjoint.sql",
@@ -162,7 +147,7 @@ class TextEnv(Section):
     """Score of a correct response."""
     max_turns: int = Field(1, ge=1)
     """Times that the model writes; above 1, the env answers a response and the model goes on."""
-    reward: RewardNames = ()
+    reward: FunctionNames = ()
     """package.module:function, a reward of your own with verl's signature, see rl_core/rewards/.
     Of several, [a:f, b:g], the first one says what is correct."""
     reward_weights: tuple[float, ...] = ()
@@ -218,13 +203,12 @@ class TextEnv(Section):
 
     @model_validator(mode="after")
     def _weighs_each_reward_once(self) -> Self:
-        names, weights = self.reward, self.reward_weights
-        if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-            raise ValueError(f"env.reward names {twice[0]} twice: name it once, with its weight")
-        if weights and len(weights) != len(names):
+        weights, count = self.reward_weights, len(self.reward)
+        if len({*self.reward}) < count:
+            raise ValueError(f"env.reward={[*self.reward]} names a function twice: name it once")
+        if weights and len(weights) != count:
             raise ValueError(
-                f"env.reward_weights={list(weights)} needs one weight for each function of "
-                f"env.reward, and it names {len(names)}"
+                f"env.reward_weights={[*weights]} must be one for each of {count} in env.reward"
             )
         return self
 

@@ -19,38 +19,39 @@ The score of several, `env.reward=[a:f, b:g]`, is their sum, weighted by `env.re
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
-import os
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
 from rl_core.config.rollout import RewardConfig
 from rl_core.envs.text_env import TextEnv
 from rl_core.rewards.by_name import caller_of
+from rl_core.rewards.reward_process import (
+    LostWithOthers,
+    RewardFailed,
+    RewardProcess,
+    Seat,
+    Seats,
+)
 from rl_core.rewards.reward_worker import checked
-from rl_core.system.child_process import Child, how_it_ended
-from rl_core.system.process_env import credentials_for
 from rl_core.types import REWARD_ERROR, Problem, ScoredText
 
 NO_ANSWER: Final = "no_answer"
 """A user's function reports it by a `pred` of None or blank text."""
 INCORRECT: Final = "incorrect"
 """A user's function did not find it correct; the row does not say whether it could be read."""
-_START_TIMEOUT_S: Final = 120.0
-"""A user's module may import much; the limits per response apply only after that."""
 _TRIAL: Final = "<think>a trial</think>\n<answer>42</answer>"
 _REASONS_TOLD: Final = 3
+_MOST_ALONE: Final = 8
+"""Processes for calls that are asked again alone."""
 _LIMITS: Final = RewardConfig()
 _logger = logging.getLogger(__name__)
-
-
-class RewardFailed(Exception):  # noqa: N818  # it is no error of ours
-    """Why a user's function gave no reward."""
 
 
 class Rewards:
@@ -94,13 +95,13 @@ def refusal(
 
 def _refusal(name: str, tried_on: Sequence[Problem], limits: RewardConfig) -> str | None:
     try:
-        process = _Process(name, limits)
+        process = RewardProcess(name, limits)
     except RewardFailed as error:
         return f"env.reward={name} cannot be loaded ({error})"
     why_not: str | None = None
     for problem in tried_on:
         try:
-            process.ask(_question(_TRIAL, problem), limits.timeout_s)
+            process.ask(_question(_TRIAL, problem))
             why_not = None
         except RewardFailed as error:
             why_not = str(error)
@@ -134,17 +135,34 @@ def _scored(said: Mapping[str, Any], env: TextEnv) -> ScoredText:
 
 
 class CalledRewards(Rewards):
-    """Scores by a function of this process, for `rl_core.train`: without limits, as it is."""
+    """Scores by a function of this process, for `rl_core.train`: without limits of time.
 
-    def __init__(self, env: TextEnv, function: Callable[..., Any]) -> None:
+    A function that raises ends the run, as in any program.
+    """
+
+    def __init__(
+        self, env: TextEnv, function: Callable[..., Any], limits: RewardConfig = _LIMITS
+    ) -> None:
         super().__init__(env)
         self._call = caller_of(function)
+        self._free = asyncio.Semaphore(limits.concurrency)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        if inspect.iscoroutinefunction(self._call):
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
-        """Returns a future that is done: a function that raises ends the run, as in any program."""
+        """Returns a future that is done, unless the function is an `async def`."""
+        question = _question(response, problem)
+        if self._loop is not None:
+            return asyncio.run_coroutine_threadsafe(self._await(question), self._loop)
         scored: Future[ScoredText] = Future()
-        scored.set_result(_scored(checked(self._call(_question(response, problem))), self._env))
+        scored.set_result(_scored(checked(self._call(question)), self._env))
         return scored
+
+    async def _await(self, question: dict[str, Any]) -> ScoredText:
+        async with self._free:
+            return _scored(checked(await self._call(question)), self._env)
 
 
 class _WeightedRewards(Rewards):
@@ -178,22 +196,32 @@ def _labels(names: Sequence[str]) -> list[str]:
 
 
 class _UserRewards(Rewards):
-    """`reward.workers` threads, each with a process that it watches and replaces."""
+    """Threads that ask the processes with the user's function, and replace those that died.
+
+    A function has `reward.workers` processes, each with one call at a time; an `async def` one
+    process with `reward.concurrency` calls. When that dies or hangs, any of these may be the cause:
+    they are asked again, each alone in a process.
+    """
 
     def __init__(self, env: TextEnv, name: str, limits: RewardConfig) -> None:
         super().__init__(env)
         self._name = name
         self._limits = limits
-        self._own = threading.local()
-        self._processes: set[_Process] = set()
-        self._lock, self._closing, self._told = threading.Lock(), False, 0
-        # A process dies with the thread that started it: threads must live as long as the run.
-        self._pool = ThreadPoolExecutor(limits.workers, "reward")
+        self._processes: set[RewardProcess] = set()
+        self._lock = threading.Lock()
+        self._closing = False
+        self._told = 0
         try:
-            self._pool.submit(self._process).result()
+            first = self._start()
         except RewardFailed as error:
-            self._pool.shutdown()
             raise ValueError(f"env.reward={name} cannot be loaded ({error})") from None
+        shared = Seat(self._start, first)
+        others = [Seat(self._start) for _ in range(limits.workers - 1)]
+        seats = [shared] * limits.concurrency if first.is_async else [shared, *others]
+        self._seats = Seats(seats)
+        self._seats_alone = Seats([Seat(self._start) for _ in range(_MOST_ALONE)])
+        # A process dies with the thread that started it: threads must live as long as the run.
+        self._pool = ThreadPoolExecutor(len(seats), "reward")
 
     def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
         return self._pool.submit(self._score, response, problem)
@@ -211,25 +239,27 @@ class _UserRewards(Rewards):
     def _score(self, response: str, problem: Problem) -> ScoredText:
         question = _question(response, problem)
         try:
-            said = self._process().ask(question, self._limits.timeout_s)
+            try:
+                reply = self._seats.ask(question)
+            except LostWithOthers:
+                reply = self._seats_alone.ask(question)
         except RewardFailed as error:
             self._tell(problem, error)
             return ScoredText(0.0, REWARD_ERROR, None)
-        return _scored(said, self._env)
+        return _scored(reply, self._env)
 
-    def _process(self) -> _Process:
-        """Returns this thread's process, a new one if the last one is gone."""
-        process: _Process | None = getattr(self._own, "process", None)
-        if process is None or process.process.poll() is not None:
-            if process is not None:  # dead, but what it started may live
-                process.close()
-            fresh = _Process(self._name, self._limits)
-            with self._lock:
-                self._processes = self._processes - {process} | {fresh}
-                if self._closing:
-                    fresh.kill()
-            process = self._own.process = fresh
-        return process
+    def _start(self) -> RewardProcess:
+        if self._closing:
+            raise RewardFailed("the run ends")
+        fresh = RewardProcess(self._name, self._limits)
+        with self._lock:
+            ended = {process for process in self._processes if process.process.poll() is not None}
+            self._processes = self._processes - ended | {fresh}
+            if self._closing:
+                fresh.kill()
+        for process in ended:  # dead, but what it started may live
+            process.close()
+        return fresh
 
     def _tell(self, problem: Problem, error: RewardFailed) -> None:
         with self._lock:
@@ -244,45 +274,3 @@ class _UserRewards(Rewards):
                 error,
                 last,
             )
-
-
-class _Process(Child):
-    """One process with the user's function; killed once anything went wrong with it."""
-
-    def __init__(self, name: str, limits: RewardConfig) -> None:
-        """Starts it and waits until the function is loaded; RewardFailed if it cannot be."""
-        super().__init__(
-            "rl_core.rewards.reward_worker",
-            limits.memory_mib,
-            os.getpid(),
-            environment=credentials_for(names=limits.env),
-        )
-        try:
-            self.ask({"function": name}, _START_TIMEOUT_S)
-        except RewardFailed:
-            self.close()
-            raise
-
-    def ask(self, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Returns what the function said; RewardFailed if that is no reward, or comes too late."""
-        try:
-            self.send(question, timeout_s)
-            said = self.receive(timeout_s)
-        except (OSError, EOFError, ValueError) as error:
-            raise self._lost(error, timeout_s) from None
-        if "error" in said:
-            raise RewardFailed(said["error"])
-        return said
-
-    def _lost(self, error: Exception, timeout_s: float) -> RewardFailed:
-        """Kills the process; returns in words what happened to it."""
-        is_late, code = isinstance(error, TimeoutError), None
-        if not is_late:
-            with suppress(subprocess.TimeoutExpired):
-                code = self.process.wait(timeout=1.0)
-        self.close()
-        if is_late:
-            return RewardFailed(f"no answer within {timeout_s:g} s")
-        if code is None:
-            return RewardFailed(f"its answer could not be read ({type(error).__name__})")
-        return RewardFailed(f"its process died: {how_it_ended(code)}")

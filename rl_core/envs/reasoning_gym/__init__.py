@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from rl_core.envs.rows import ANSWER_IN_TAGS, Row
-from rl_core.envs.text_env import Question, RewardNames, TextEnv
+from rl_core.envs.text_env import Question, TextEnv
+from rl_core.section import FunctionNames
 from rl_core.types import ScoredText
 
 DATA_SOURCE: Final = "reasoning_gym"
@@ -38,7 +39,7 @@ class ReasoningGym(TextEnv):
     answer_from: Literal["last_line", "anywhere"] = "anywhere"
     """Where answer tags may be if answers are compared word for word (`env.reward=null`); the
     package's scoring takes them anywhere."""
-    reward: RewardNames = ("rl_core.envs.reasoning_gym.scoring:compute_score",)
+    reward: FunctionNames = ("rl_core.envs.reasoning_gym.scoring:compute_score",)
     """The package's own scoring, as a function with verl's signature; or others."""
 
     templates: ClassVar = ANSWER_IN_TAGS

@@ -109,9 +109,12 @@ def test_functions_of_one_name_are_told_apart_by_their_modules():
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"reward": ["a:f", "b:g"], "reward_weights": [1]}, "one weight for each function of env"),
-        ({"reward_weights": [1]}, "it names 0"),
-        ({"reward": ["a:f", "a:f"]}, "env.reward names a:f twice"),
+        (
+            {"reward": ["a:f", "b:g"], "reward_weights": [1]},
+            "must be one for each of 2 in env.reward",
+        ),
+        ({"reward_weights": [1]}, "one for each of 0"),
+        ({"reward": ["a:f", "a:f"]}, "names a function twice"),
         ({"reward": ["a:f", "no function"]}, "String should match pattern"),
     ],
 )
@@ -190,13 +193,12 @@ def test_whatever_a_function_does_costs_its_own_response_alone(caplog):
     assert {s.score for s in scored if s.verdict == "reward_error"} == {0.0}
     assert {s.score for s in scored if s.verdict == "correct"} == {1.0}
     said = [record.getMessage() for record in caplog.records]
+    assert said[0].startswith(f"{HERE}:misbehave gave no reward for a response to problem 7")
     assert [m.rpartition("teaches nothing: ")[2] for m in said] == [
         "KeyError: 'no such thing'",
         "SystemExit: 3",
         "its process died: exit code 3; later failures are not logged",
     ]
-    start = f"{HERE}:misbehave gave no reward for a response to problem 7"
-    assert all(message.startswith(start) for message in said)
 
 
 @pytest.mark.parametrize(
@@ -238,8 +240,7 @@ def test_reasons_in_words(caplog):
         (f"{HERE}:no_such_function", "has no function no_such_function"),
         (f"{HERE}:NOT_A_FUNCTION", "has no function NOT_A_FUNCTION"),
         ("tests.support.broken_rewards:f", "RuntimeError: this module needs a licence"),
-        (f"{HERE}:awaited", "ValueError: it is async, and async functions are not supported"),
-        (f"{HERE}:awaited_instance", "write def NAME(response, answer) or def NAME(data_source, "),
+        (f"{HERE}:yields", "ValueError: it yields, and a reward is returned: write def NAME(respo"),
         (f"{HERE}:of_no_response", "it takes data_source, ground_truth, and no response: write"),
     ],
 )
@@ -255,6 +256,27 @@ def test_a_function_that_can_never_score_is_refused_in_one_line(name, why):
     assert name.partition(":")[0] not in {*sys.modules} - {HERE}
 
 
+def test_an_async_function_scores_many_responses_at_a_time_in_one_process():
+    with start_rewards(env("awaited"), RewardConfig(concurrency=200, workers=3)) as rewards:
+        before = len(children())
+        waiting = [rewards.submit("1.5", PROBLEM) for _ in range(400)]
+        assert not any(scored.done() for scored in waiting)
+        assert {scored.result(60).verdict for scored in waiting} == {"correct"}
+        assert len(children()) == before == 1
+    with start_rewards(env("awaited_instance")) as rewards:
+        assert scores(rewards, "", "")[1].score == 0.5
+
+
+def test_whatever_an_async_function_does_costs_its_own_response_alone(caplog):
+    bad = ["crash", "exit", "never", "leave", "segfault", "loop", "nan", "text"]
+    responses = [r for one in bad for r in (one, "fine", "0.5")] + ["noise", "fork", "fine"]
+    limits = RewardConfig(timeout_s=1.5, memory_mib=2_048)
+    with start_rewards(env("awaited"), limits) as rewards:
+        scored = scores(rewards, *responses)
+    assert [r for r, s in zip(responses, scored, strict=True) if s.verdict != "correct"] == bad
+    assert {s.verdict for s in scored} == {"correct", "reward_error"}
+
+
 def test_a_function_is_tried_before_the_start():
     for name, why in (
         ("of_another_truth", "it says TypeError: string indices must be integers"),
@@ -263,6 +285,7 @@ def test_a_function_is_tried_before_the_start():
         assert refusal(env(name)) is None
         assert why in refusal(env(name), [PROBLEM, PROBLEM])
     assert refusal(env("same_text"), [PROBLEM, PROBLEM]) is None
+    assert refusal(env("awaited"), [PROBLEM, PROBLEM]) is None
     assert refusal(Countdown()) is None
 
 
