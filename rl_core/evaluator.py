@@ -17,6 +17,7 @@ from rl_core.checkpoints.store import reading_latest
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
 from rl_core.data.prompts import load_tokenizer, prompted, text_codec
+from rl_core.data.tool_form import tool_form
 from rl_core.errors import first_line
 from rl_core.evaluation.rows import evaluate_model, label_rows, read_rows, write_rows
 from rl_core.rewards.scoring import start_rewards
@@ -137,13 +138,14 @@ class Evaluator:
         chat = self.config.env.chat_template
         asked = prompted(self.asked, tokenizer, chat_template=chat)
         decode, encode = text_codec(tokenizer)
-        turns = TurnTaking(self.config.env, decode, encode)
+        form = tool_form(tokenizer, chat)
 
         def generate(
             requests: Sequence[GenerationRequest],
             sampling: SamplingSettings,
             problems: Sequence[Problem],
         ) -> list[Completion]:
+            turns = TurnTaking(self.config.env, decode, encode, rewards.toolbox, form)
             stream = turns.play(
                 lambda some, how: enumerate(engines.generate(some, how)),
                 requests,

@@ -23,6 +23,7 @@ from rl_core.types import GenerationRequest, PromptedProblem, Rollout, SamplingS
 
 if TYPE_CHECKING:
     from rl_core.checkpoints.background_save import BackgroundSave
+    from rl_core.data.tool_form import ToolForm
     from rl_core.rewards.scoring import Rewards
     from rl_core.runs.run_folder import RunFolder
     from rl_core.workers.cluster import Workers
@@ -80,6 +81,7 @@ class TrainInputs:
     test: Sequence[PromptedProblem]
     decode: Callable[[Sequence[int]], str]
     encode: Callable[[str], Sequence[int]]
+    tool_form: ToolForm | None = None
 
 
 @dataclass(frozen=True)
@@ -205,8 +207,7 @@ class Trainer:
             step,
             spares=chooser.spares,
             stream=self.workers.engines.stream,
-            decode=self.inputs.decode,
-            encode=self.inputs.encode,
+            turns=self._turns,
             rewards=self.rewards,
             clock=clock,
         )
@@ -216,16 +217,21 @@ class Trainer:
             metrics |= self.curriculum.observe(step, collected.num_correct)
         return replace(collected, metrics=metrics)
 
+    @property
+    def _turns(self) -> TurnTaking:
+        inputs = self.inputs
+        toolbox = self.rewards.toolbox
+        return TurnTaking(self.config.env, inputs.decode, inputs.encode, toolbox, inputs.tool_form)
+
     def test_greedily(self, step: int) -> dict[str, float]:
         """Returns `val/*`: a greedy response per test problem; `held_out/` keeps the first ones."""
         problems = self.inputs.test[: self.config.trainer.test_problems]
         requests = [GenerationRequest(item.prompt_ids, seed=0) for item in problems]
         greedy = SamplingSettings(self.config.data.max_response_length, temperature=0.0)
-        turns = TurnTaking(self.config.env, self.inputs.decode, self.inputs.encode)
         stream = partial(self.workers.engines.stream, phase="evaluate")
         asked = [item.problem for item in problems]
         answers = read_answers(
-            turns.play(stream, requests, greedy, asked),
+            self._turns.play(stream, requests, greedy, asked),
             asked,
             decode=self.inputs.decode,
             rewards=self.rewards,

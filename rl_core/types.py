@@ -102,6 +102,19 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A tool that a model called in a turn, and the reply."""
+
+    name: str
+    arguments: dict[str, Any]
+    reply: str
+    is_error: bool = False
+    """The reply says why the tool gave none."""
+    is_made: bool = True
+    """Whether the tool was called, and its object may have changed."""
+
+
+@dataclass(frozen=True)
 class Turn:
     """A piece of a response, written by the model or inserted by the env."""
 
@@ -110,6 +123,8 @@ class Turn:
     text: str
     reward: float = 0.0
     """Of a model's turn itself, in addition to the score of the whole response."""
+    calls: tuple[ToolCall, ...] = ()
+    """The tools that the model called in it."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from rl_core.schema import EVALUATION
 from rl_core.system.atomic import locked, new_file
 from rl_core.system.plain_parquet import open_parquet, read_table
 from rl_core.system.seeds import seed_of
-from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings, ScoredText
+from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings, ScoredText, Turn
 
 if TYPE_CHECKING:
     from rl_core.types import PromptedProblem
@@ -48,7 +48,7 @@ def evaluate_model(
     problems: Sequence[PromptedProblem],
     *,
     decode: Callable[[Sequence[int]], str],
-    score: Callable[[str, Problem], Future[ScoredText]],
+    score: Callable[[str, Problem, Sequence[Turn]], Future[ScoredText]],
     score_strictly: Score,
     score_leniently: Score,
     max_tokens: int,
@@ -78,7 +78,8 @@ def evaluate_model(
         completions = generate(requests, sampling, [item.problem for item, _ in questions])
         texts = [decode(completion.response_ids.tolist()) for completion in completions]
         pending = [
-            score(text, item.problem) for text, (item, _) in zip(texts, questions, strict=True)
+            score(text, item.problem, completion.turns)
+            for text, completion, (item, _) in zip(texts, completions, questions, strict=True)
         ]
         for (item, sample), completion, text, scored in zip(
             questions, completions, texts, pending, strict=True

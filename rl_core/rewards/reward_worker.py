@@ -15,11 +15,12 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rl_core.rewards.by_name import Call, caller_of
+from rl_core.rewards.tool_objects import ToolObjects
 from rl_core.system.child_process import Channel, channel_to_parent
-from rl_core.system.named_code import load_function
+from rl_core.system.named_code import is_tool_class, load_function
 from rl_core.system.sealed import die_with, stay_among_own
 from rl_core.system.words import cut, in_one_line
 
@@ -91,14 +92,19 @@ def _send(
 
 
 def load(name: str) -> Call:
-    """Returns what calls the function that `package.module:function` names."""
-    return caller_of(load_function(name))
+    """Returns what calls the function, or the class of tools, that `package.module:name` names."""
+    function = load_function(name)
+    if not is_tool_class(function):
+        return caller_of(function)
+    tools = ToolObjects(cast(type, function))
+    return lambda message: tools.reply(message) if "call" in message else tools.reward(message)
 
 
 def answer(call: Call, question: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the result of the user's function for one response, or why it is not a reward."""
     try:
-        return checked(call(question))
+        result = call(question)
+        return result if "call" in question else checked(result)
     except BaseException as error:  # noqa: BLE001  # whatever a user's function raises is an answer
         return {"error": describe(error)}
 

@@ -31,6 +31,7 @@ from typing import Any, Final
 
 from rl_core.config.rollout import RewardConfig
 from rl_core.envs.text_env import TextEnv
+from rl_core.envs.tool_env import ToolEnv
 from rl_core.rewards.by_name import caller_of
 from rl_core.rewards.reward_process import (
     LostWithOthers,
@@ -40,7 +41,8 @@ from rl_core.rewards.reward_process import (
     Seats,
 )
 from rl_core.rewards.reward_worker import checked
-from rl_core.types import REWARD_ERROR, Problem, ScoredText
+from rl_core.rewards.tools import Toolbox, question_of
+from rl_core.types import REWARD_ERROR, Problem, ScoredText, Turn
 
 NO_ANSWER: Final = "no_answer"
 """A user's function reports it by a `pred` of None or blank text."""
@@ -57,29 +59,65 @@ _logger = logging.getLogger(__name__)
 class Rewards:
     """Scores responses by the env's own rule."""
 
+    toolbox: Toolbox | None = None
+    """What calls the env's tools during the response."""
+
     def __init__(self, env: TextEnv) -> None:
         self._env = env
+        self._told = 0
+        self._lock = threading.Lock()
+        self._closing = False
 
-    def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
-        """Returns a future of the score, without waiting for it."""
+    def submit(
+        self, response: str, problem: Problem, turns: Sequence[Turn] = ()
+    ) -> Future[ScoredText]:
+        """Returns a future of the score, without waiting for it; `turns` as in `Completion`."""
         scored: Future[ScoredText] = Future()
         scored.set_result(self._env.score(response, problem.ground_truth))
         return scored
+
+    def _failed(self, name: str, problem: Problem, error: Exception) -> ScoredText:
+        """Returns the verdict of a response without a reward; the log has the first reasons."""
+        with self._lock:
+            self._told += 1
+            count, closing = self._told, self._closing
+        if count <= _REASONS_TOLD and not closing:
+            last = "; later failures are not logged" if count == _REASONS_TOLD else ""
+            _logger.warning(
+                "%s gave no reward for a response to problem %d, which teaches nothing: %s%s",
+                name,
+                problem.index,
+                error,
+                last,
+            )
+        return ScoredText(0.0, REWARD_ERROR, None)
 
 
 @contextmanager
 def start_rewards(env: TextEnv, limits: RewardConfig = _LIMITS) -> Iterator[Rewards]:
     """Yields the scorer of the env's responses; ValueError if `env.reward` names no function."""
-    if not env.reward:
-        yield Rewards(env)
-        return
     with ExitStack() as stack:
+        toolbox = None
+        if isinstance(env, ToolEnv):
+            toolbox = stack.enter_context(closing(Toolbox(env, limits)))
+        rewards = _scorer(env, limits, toolbox, stack)
+        rewards.toolbox = toolbox
+        yield rewards
+
+
+def _scorer(
+    env: TextEnv, limits: RewardConfig, toolbox: Toolbox | None, stack: ExitStack
+) -> Rewards:
+    if toolbox and not env.reward and hasattr(toolbox.kind, "reward"):
+        return _ToolRewards(env, toolbox)
+    if env.reward:
         pool = stack.enter_context(ThreadPoolExecutor(1, "rewards"))
         scorers = [
             stack.enter_context(closing(_UserRewards(env, name, limits))) for name in env.reward
         ]
         is_plain = len(scorers) == 1 and not env.reward_weights
-        yield scorers[0] if is_plain else _WeightedRewards(env, scorers, pool)
+        return scorers[0] if is_plain else _WeightedRewards(env, scorers, pool)
+    return Rewards(env)
 
 
 def refusal(
@@ -101,7 +139,7 @@ def _refusal(name: str, tried_on: Sequence[Problem], limits: RewardConfig) -> st
     why_not: str | None = None
     for problem in tried_on:
         try:
-            process.ask(_question(_TRIAL, problem))
+            process.ask(question_of(_TRIAL, problem))
             why_not = None
         except RewardFailed as error:
             why_not = str(error)
@@ -116,22 +154,33 @@ def _refusal(name: str, tried_on: Sequence[Problem], limits: RewardConfig) -> st
     )
 
 
-def _question(response: str, problem: Problem) -> dict[str, Any]:
-    return {
-        "data_source": problem.data_source,
-        "solution_str": response,
-        "ground_truth": problem.ground_truth,
-        "prompt": problem.messages[-1]["content"] if problem.messages else "",
-        "extra_info": problem.facts,
-    }
-
-
 def _scored(said: Mapping[str, Any], env: TextEnv) -> ScoredText:
     """Returns what a user's function said as a score with its verdict."""
     is_correct = said.get("acc", said["score"] >= env.full_score)
     read, is_answer = said.get("pred"), said.get("pred", True)
     verdict = "correct" if is_correct else INCORRECT if is_answer else NO_ANSWER
     return ScoredText(said["score"], verdict, answer=read, value=read)
+
+
+class _ToolRewards(Rewards):
+    """Scores by the method `reward` of a class of tools, on the object that the response used."""
+
+    def __init__(self, env: TextEnv, toolbox: Toolbox) -> None:
+        super().__init__(env)
+        self._toolbox = toolbox
+        self._pool = ThreadPoolExecutor(1, "rewards")
+
+    def submit(
+        self, response: str, problem: Problem, turns: Sequence[Turn] = ()
+    ) -> Future[ScoredText]:
+        pending = self._toolbox.submit_reward(response, turns, problem)
+        return self._pool.submit(self._read, pending, problem)
+
+    def _read(self, pending: Future[dict[str, Any]], problem: Problem) -> ScoredText:
+        try:
+            return _scored(pending.result(), self._env)
+        except RewardFailed as error:
+            return self._failed(self._env.name, problem, error)
 
 
 class CalledRewards(Rewards):
@@ -151,9 +200,11 @@ class CalledRewards(Rewards):
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
-    def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
+    def submit(
+        self, response: str, problem: Problem, turns: Sequence[Turn] = ()
+    ) -> Future[ScoredText]:
         """Returns a future that is done, unless the function is an `async def`."""
-        question = _question(response, problem)
+        question = question_of(response, problem)
         if self._loop is not None:
             return asyncio.run_coroutine_threadsafe(self._await(question), self._loop)
         scored: Future[ScoredText] = Future()
@@ -175,7 +226,9 @@ class _WeightedRewards(Rewards):
         self._weights = env.reward_weights or (1.0,) * len(scorers)
         self._names = _labels(env.reward)
 
-    def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
+    def submit(
+        self, response: str, problem: Problem, turns: Sequence[Turn] = ()
+    ) -> Future[ScoredText]:
         pending = [scorer.submit(response, problem) for scorer in self._scorers]
         return self._pool.submit(self._add_up, pending)
 
@@ -208,9 +261,6 @@ class _UserRewards(Rewards):
         self._name = name
         self._limits = limits
         self._processes: set[RewardProcess] = set()
-        self._lock = threading.Lock()
-        self._closing = False
-        self._told = 0
         try:
             first = self._start()
         except RewardFailed as error:
@@ -223,7 +273,9 @@ class _UserRewards(Rewards):
         # A process dies with the thread that started it: threads must live as long as the run.
         self._pool = ThreadPoolExecutor(len(seats), "reward")
 
-    def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
+    def submit(
+        self, response: str, problem: Problem, turns: Sequence[Turn] = ()
+    ) -> Future[ScoredText]:
         return self._pool.submit(self._score, response, problem)
 
     def close(self) -> None:
@@ -237,15 +289,14 @@ class _UserRewards(Rewards):
             process.close()
 
     def _score(self, response: str, problem: Problem) -> ScoredText:
-        question = _question(response, problem)
+        question = question_of(response, problem)
         try:
             try:
                 reply = self._seats.ask(question)
             except LostWithOthers:
                 reply = self._seats_alone.ask(question)
         except RewardFailed as error:
-            self._tell(problem, error)
-            return ScoredText(0.0, REWARD_ERROR, None)
+            return self._failed(self._name, problem, error)
         return _scored(reply, self._env)
 
     def _start(self) -> RewardProcess:
@@ -260,17 +311,3 @@ class _UserRewards(Rewards):
         for process in ended:  # dead, but what it started may live
             process.close()
         return fresh
-
-    def _tell(self, problem: Problem, error: RewardFailed) -> None:
-        with self._lock:
-            self._told += 1
-            told, closing = self._told, self._closing
-        if told <= _REASONS_TOLD and not closing:
-            last = "; later failures are not logged" if told == _REASONS_TOLD else ""
-            _logger.warning(
-                "%s gave no reward for a response to problem %d, which teaches nothing: %s%s",
-                self._name,
-                problem.index,
-                error,
-                last,
-            )

@@ -65,8 +65,7 @@ def collect(
     *,
     spares: Callable[[int], Sequence[int]],
     stream: Stream,
-    decode: Callable[[Sequence[int]], str],
-    encode: Callable[[str], Sequence[int]],
+    turns: TurnTaking,
     rewards: Rewards,
     clock: Callable[[str], AbstractContextManager[None]],
 ) -> Collected:
@@ -77,12 +76,10 @@ def collect(
     section 3.2): of the first ones that `spares` of the step names and that were not chosen. Groups
     that no round could replace stay.
 
-    `step` counts from 1; for `decode` and `encode` see `TurnTaking`. The clock times `gen`, and as
-    `reward` the rest of the scoring after it.
+    `step` counts from 1. The clock times `gen`, and as `reward` the rest of the scoring after it.
     """
     group_size = config.algorithm.group_size
     sampling = SamplingSettings(config.data.max_response_length, config.rollout.temperature)
-    turns = TurnTaking(config.env, decode, encode)
     num_tokens, seconds = 0, 0.0
     num_correct: dict[int, int] = {}
 
@@ -94,7 +91,7 @@ def collect(
         start = time.perf_counter()
         with clock("gen"):
             played = turns.play(stream, requests, sampling, own)
-            answers = read_answers(played, own, decode=decode, rewards=rewards)
+            answers = read_answers(played, own, decode=turns.decode, rewards=rewards)
         seconds += time.perf_counter() - start
         num_tokens += sum(answer.completion.num_sampled for answer in answers)
         with clock("reward"):
@@ -109,7 +106,9 @@ def collect(
     rollouts = ask(chosen)
     metrics = reward_metrics(rollouts)
     if config.env.max_turns > 1:
-        metrics |= turn_metrics([rollout.completion for rollout in rollouts])
+        metrics |= turn_metrics(
+            [rollout.completion for rollout in rollouts], has_tools=turns.toolbox is not None
+        )
     if rounds := config.algorithm.resample_rounds:
         taken, replaced = set(chosen), 0
         others = [i for i in spares(step) if i not in taken]
@@ -165,7 +164,7 @@ def read_answers(
     answers: dict[int, Answer] = {}
     for position, completion in finished:
         text = decode(completion.response_ids.tolist())
-        scored = rewards.submit(text, problems[position])
+        scored = rewards.submit(text, problems[position], completion.turns)
         answers[position] = Answer(completion, text, scored)
     return [answers[position] for position in range(len(problems))]
 

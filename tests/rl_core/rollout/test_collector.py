@@ -15,6 +15,7 @@ from rl_core.rollout.collector import (
     collect,
     reward_metrics,
 )
+from rl_core.rollout.turns import TurnTaking
 from rl_core.types import (
     Completion,
     GenerationRequest,
@@ -81,8 +82,9 @@ def run(
             7,
             spares=lambda step: spares or [*range(len(problems))],
             stream=engine,
-            decode=lambda ids: " ".join(TEXTS[i] for i in ids),
-            encode=lambda text: [],
+            turns=TurnTaking(
+                config.env, lambda ids: " ".join(map(TEXTS.get, ids)), lambda text: []
+            ),
             rewards=rewards,
             clock=lambda phase: nullcontext(),
         )
