@@ -23,7 +23,7 @@ _SHELLS: Final = ("bash", "zsh", "fish")
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "train": ("run", "generate", "validate", "train", "evaluate", "watch"),
-    "look at runs": ("runs", "report", "compare", "sql", "data", "ask", "rescore"),
+    "look at runs": ("runs", "report", "compare", "sql", "data", "ask", "play", "rescore"),
     "plan and set up": ("preflight", "config", "explain", "import", "completion"),
     "keep and share": ("export", "prune", "sync", "serve", "notify"),
 }
@@ -155,6 +155,10 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "problem may have answer=18. samples=N asks each N times, by evaluation.temperature.",
         words="CHECKPOINT [QUESTION] | KEY=VALUE",
         arguments=("problems", "samples", "answer"),
+    ),
+    "play": Command(
+        "play:play",
+        "be the policy: read a prompt, write a response, see its score; env=NAME chooses",
     ),
     "completion": Command(
         "commands:print_completion",

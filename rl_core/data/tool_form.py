@@ -14,6 +14,7 @@ from typing import Any, Final
 from transformers import PreTrainedTokenizerBase
 
 from rl_core.data.prompts import rendered, turn_end_id
+from rl_core.envs.tool_env import HERMES, calls_in
 from rl_core.types import ChatTemplate, Message
 
 _USER: Final = Message(role="user", content="Is 7 odd?")
@@ -24,9 +25,6 @@ _CALL: Final[Any] = {
     "content": "",
     "tool_calls": [{"type": "function", "function": {"name": _TOOL, "arguments": {"n": 7}}}],
 }
-_HERMES: Final = ("<tool_call>", "</tool_call>")
-"""Around a call if the template writes none: Qwen's, Hermes' and SmolLM3's."""
-_THOUGHT_ENDS: Final = "</think>"
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,13 @@ class ToolForm:
     """That token."""
     marks: tuple[str, str]
     """Texts before and after the JSON of a call; empty if a call is the whole response."""
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the template writes the tools into a prompt."""
+        others = {name: value for name, value in self.names.items() if name != "tools"}
+        shown, plain = (rendered([_USER], self.tokenizer, **some) for some in (self.names, others))
+        return shown != plain
 
     def calls_in(self, ids: Sequence[int]) -> list[str]:
         """Returns the calls of a turn as JSON, as the model wrote them; none if it goes on."""
@@ -83,21 +88,11 @@ def tool_form(tokenizer: PreTrainedTokenizerBase, chat_template: ChatTemplate) -
     return ToolForm(tokenizer, chat_template, before, end_id, marks)
 
 
-def calls_in(text: str, marks: tuple[str, str] = _HERMES) -> list[str]:
-    """Returns the JSON of each call in a response, after its thoughts."""
-    opens, closes = marks
-    text = text.rpartition(_THOUGHT_ENDS)[2]
-    if not opens:
-        return [text.strip()] if text.lstrip().startswith("{") else []
-    parts = [part.partition(closes)[0] if closes else part for part in text.split(opens)[1:]]
-    return [part.strip() for part in parts]
-
-
 def _marks(text: str, header: str, end: str) -> tuple[str, str]:
     """Returns the texts around the JSON of a call that a template has written."""
     place = text.find(f'"{_TOOL}"')
     if _TOOL not in text:
-        return _HERMES
+        return HERMES
     try:
         start = text.rindex("{", 0, max(place, 0))
         _, stop = json.JSONDecoder().raw_decode(text, start)

@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import MethodType
-from typing import Any, ClassVar, Literal, get_type_hints
+from typing import Any, ClassVar, Final, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -25,6 +25,10 @@ from rl_core.envs.custom import Custom
 from rl_core.envs.text_env import EnvTurn, TextProblem
 from rl_core.system.named_code import tool_names
 from rl_core.types import ChatTemplate
+
+HERMES: Final = ("<tool_call>", "</tool_call>")
+"""Around a call if a chat template writes none: Qwen's, Hermes' and SmolLM3's."""
+_THOUGHT_ENDS: Final = "</think>"
 
 
 class ToolEnv(Custom):
@@ -109,6 +113,16 @@ def arguments_of(tools: type) -> dict[str, type[BaseModel]]:
         strict = ConfigDict(extra="forbid", strict=True)
         models[name] = create_model(name, __config__=strict, **fields)
     return models
+
+
+def calls_in(text: str, marks: tuple[str, str] = HERMES) -> list[str]:
+    """Returns the JSON of each call in a response, after its thoughts."""
+    opens, closes = marks
+    text = text.rpartition(_THOUGHT_ENDS)[2]
+    if not opens:
+        return [text.strip()] if text.lstrip().startswith("{") else []
+    parts = [part.partition(closes)[0] if closes else part for part in text.split(opens)[1:]]
+    return [part.strip() for part in parts]
 
 
 def _parameters(method: Callable[..., Any]) -> dict[str, inspect.Parameter]:

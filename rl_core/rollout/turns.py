@@ -8,11 +8,10 @@ request of its own; its prompt is the conversation so far, which vLLM holds in i
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from rl_core.data.tool_form import ToolForm
 from rl_core.envs.text_env import EnvTurn, TextEnv
 from rl_core.rewards.tools import Toolbox
 from rl_core.system.seeds import seed_of
@@ -109,6 +108,16 @@ class _Dialogue:
         )
 
 
+class CallForm(Protocol):
+    """How calls of tools and their replies are written, see `rl_core.data.tool_form`."""
+
+    def calls_in(self, ids: Sequence[int], /) -> list[str]:
+        """Returns the calls of a turn, as JSON."""
+
+    def reply(self, replies: Sequence[str], /) -> str:
+        """Returns what follows the turn."""
+
+
 @dataclass(frozen=True)
 class TurnTaking:
     """Lets a model and an env take turns; with one turn, it passes the engine's answers on."""
@@ -120,7 +129,7 @@ class TurnTaking:
     """The env's text to token ids, special tokens recognised."""
     toolbox: Toolbox | None = None
     """Calls the env's tools; then `form` reads the calls."""
-    form: ToolForm | None = None
+    form: CallForm | None = None
 
     def play(
         self,

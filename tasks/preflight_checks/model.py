@@ -74,6 +74,7 @@ def teacher_findings(config: RunConfig) -> Iterator[Finding]:
 def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
     """Yields what the chat template would make of the first prompts, or of a question."""
     from rl_core.data.prompts import load_tokenizer, rendered
+    from rl_core.data.tool_form import tool_form
 
     tokenizer = load_tokenizer(str(folder))
     problems: list[Problem] = []
@@ -91,6 +92,13 @@ def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
                 f"env.chat_args.{name}={json.dumps(value)} changes nothing of the first prompt",
                 "check the name in the model's chat_template, or leave it out",
             )
+    form = tool_form(tokenizer, config.env.chat_template)
+    if form is not None and not form.shows_tools:
+        yield warning(
+            "template",
+            "the model's chat template does not show the tools of the env",
+            "take a model that was trained to call tools, or describe them in the questions",
+        )
     for one in look_at_template(placed, partial(rendered, tokenizer=tokenizer, **chat_args)):
         if one.broken:
             count = counted(len(one.broken), "prompt")

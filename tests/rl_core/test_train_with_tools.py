@@ -1,29 +1,34 @@
 """A run in which a small model calls the calculator: it was taught one call before."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from rl_core import train
-from rl_core.data.prompts import load_tokenizer
-from tests.rl_core.rollout.test_tool_turns import CHATML, END, call
-from tests.support.learners import build_tiny_model
-from tests.support.runs import short
-
-CALLS = f"<assistant>{call('multiply', a=6, b=7)}"
+from rl_core.data.prompts import encode_prompt, load_tokenizer
+from rl_core.envs import find_env
+from tests.rl_core.rollout.test_tool_turns import CHATML, END, HERE, call
 
 
 @pytest.fixture
-def model_that_calls(tmp_path):
-    """A tiny model that writes this call after every prompt, and nearly always the same."""
-    folder = build_tiny_model(tmp_path / "model")
+def model_that_calls(tiny_model_path, tmp_path) -> Path:
+    """A tiny model that writes one call after most prompts, and reads the reply."""
+    folder = shutil.copytree(tiny_model_path, tmp_path / "model")
     (folder / "chat_template.jinja").write_text(CHATML)
     tokenizer = load_tokenizer(str(folder))
-    ids = torch.tensor([tokenizer.encode(CALLS, add_special_tokens=False)])
+    shown = find_env(f"{HERE}:Trouble")().chat_template
+    asked = [[{"role": "user", "content": f"What is {i} * {99 - i}?"}] for i in range(10, 18)]
+    prompts = [encode_prompt(one, tokenizer, chat_template=shown)[1] for one in asked]
+    taught = f"{call('multiply', a=6, b=7)}\n<tool>42{END}\n<assistant>42{END}"
+    ids = tokenizer.encode(taught, add_special_tokens=False)
+    rows = torch.tensor([[*prompt, *ids] for prompt in prompts])
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(300):
-        loss = model(input_ids=ids, labels=ids).loss
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(250):
+        loss = model(input_ids=rows, labels=rows).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -32,17 +37,33 @@ def model_that_calls(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_with_tools_calls_them_and_learns_only_from_the_model_s_tokens(
-    model_that_calls, tmp_path
-):
+def test_a_run_with_tools_calls_them_and_learns_to(model_that_calls, tmp_path):
     run = train(
         model=model_that_calls,
-        problems="tests.support.calculator:Calculator",
-        steps=2,
+        problems=f"{HERE}:Trouble",
+        steps=3,
         root=tmp_path,
         settings={
-            "env.max_turns": 2,
-            "data.max_response_length": 300,
+            "env.max_turns": 3,
+            "model.dtype": "float32",
+            "data.max_prompt_length": 128,
+            "data.max_response_length": 160,
+            "data.test_size": 8,
+            "data.train_size": 64,
+            "actor.lr": 1e-3,
+            "algorithm.outcome_gate": False,
+            "storage.min_free_gib": 0,
         },
     )
-    assert run.metrics["rollout/tool_calls"][-1] > 0.5
+    steps = run.metrics.filter(run.metrics["step"] > 0)
+    assert steps["rollout/tool_calls"].min() > 0
+    assert steps["actor/grad_norm"].max() > 0
+    calls = [
+        [turn["text"] for turn in turns if turn["author"] == "env"]
+        for turns in run.rollouts["turns"].to_list()
+        if turns is not None
+    ]
+    assert any(f"\n<tool>42{END}\n<assistant>" in texts for texts in calls)
+    made = [sum("<tool>42" in text for text in texts) for texts in calls]
+    scores = run.rollouts.filter(run.rollouts["turns"].is_not_null())["score"].to_list()
+    assert all(score >= number for score, number in zip(scores, made, strict=True))

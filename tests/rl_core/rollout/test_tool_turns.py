@@ -10,9 +10,9 @@ import pytest
 
 from rl_core.config.rollout import RewardConfig
 from rl_core.data.prompts import encode_prompt, load_tokenizer, rendered, text_codec
-from rl_core.data.tool_form import ToolForm, calls_in, tool_form
+from rl_core.data.tool_form import ToolForm, tool_form
 from rl_core.envs import find_env
-from rl_core.envs.tool_env import ToolEnv
+from rl_core.envs.tool_env import ToolEnv, calls_in
 from rl_core.rewards.scoring import start_rewards
 from rl_core.rollout.turns import TurnTaking, turn_metrics
 from rl_core.types import Completion, GenerationRequest, Message, Problem, SamplingSettings
@@ -143,7 +143,11 @@ def test_a_tool_that_hangs_or_dies_costs_its_call_and_the_calls_before_it_are_re
 def test_several_calls_of_a_turn_are_answered_in_order_and_after_the_last_turn_too(tokenizer):
     two = call("multiply", a=1, b=2).removesuffix(END) + call("multiply", a=3, b=4)
     completion, scored = play(env_of("Trouble", max_turns=2), tokenizer, [two, two])
-    assert [[made.reply for made in t.calls] for t in completion.turns] == [["2", "12"], [], ["2", "12"]]
+    assert [[made.reply for made in t.calls] for t in completion.turns] == [
+        ["2", "12"],
+        [],
+        ["2", "12"],
+    ]
     assert (completion.finish_reason, scored.score) == ("turns", 4.0)
     with pytest.raises(ValueError, match="greater than or equal to 2"):
         env_of("Trouble", max_turns=1)
@@ -189,6 +193,9 @@ def test_the_form_of_a_call_is_the_template_s(tokenizer, template, marks):
     form = tool_form(tokenizer, env_of("Calculator").chat_template)
     assert isinstance(form, ToolForm)
     assert form.marks == marks
+    assert form.shows_tools
+    tokenizer.chat_template = template.replace("{% if tools %}", "{% if false %}")
+    assert not tool_form(tokenizer, env_of("Calculator").chat_template).shows_tools
     assert tool_form(tokenizer, chat_template={}) is None
 
 
