@@ -62,19 +62,8 @@ class ToolEnv(Custom):
         """Returns that any truth will do: the user's class reads it."""
         return {"has_reward": True}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Another process makes the class from the user's, which it finds by its name."""
-        return _restored, (self.name, self.model_dump())
 
-
-def _restored(name: str, settings: dict[str, Any]) -> ToolEnv:
-    from rl_core.envs import find_env
-
-    env = find_env(name).model_validate(settings)
-    assert isinstance(env, ToolEnv)
-    return env
-
-
+@cache
 def tool_env_of(tools: type) -> type[ToolEnv]:
     """Returns the env of a user's class; ValueError if a tool lacks hints or a docstring."""
     if not (names := tool_names(tools)):
@@ -90,7 +79,13 @@ def tool_env_of(tools: type) -> type[ToolEnv]:
             raise ValueError(f"its method {name} is async: write it without")
     about = {"__module__": tools.__module__, "__qualname__": tools.__qualname__}
     members = {"tools": tools, "makes_problems": hasattr(tools, "problems")}
+    # Another process makes this class from the user's, which it finds by its name.
+    members["__reduce__"] = lambda env: (_restored, (tools, env.model_dump()))
     return type(tools.__name__, (ToolEnv,), {**about, "__doc__": tools.__doc__, **members})
+
+
+def _restored(tools: type, settings: dict[str, Any]) -> ToolEnv:
+    return tool_env_of(tools).model_validate(settings)
 
 
 @cache
