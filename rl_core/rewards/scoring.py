@@ -127,6 +127,11 @@ def refusal(
 
     It is tried on a response to each problem of `tried_on`; at least one must get a score.
     """
+    if isinstance(env, ToolEnv):
+        try:
+            Toolbox(env, limits).close()
+        except ValueError as error:
+            return str(error)
     reasons = (_refusal(name, tried_on, limits) for name in env.reward)
     return next(filter(None, reasons), None)
 

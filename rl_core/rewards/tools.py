@@ -32,9 +32,13 @@ class Toolbox:
         self._limits = limits
         self._models = arguments_of(env.tools)
         self._processes: set[RewardProcess] = set()
-        self._pools = [ThreadPoolExecutor(1, "tools") for _ in range(limits.workers)]
-        self._seats = [Seat(self._start) for _ in range(limits.workers)]
         self._is_closing = False
+        try:
+            first = self._start()
+        except RewardFailed as error:
+            raise ValueError(f"env={env.name} cannot be loaded in a process ({error})") from None
+        self._seats = [Seat(self._start, first), *map(Seat, [self._start] * (limits.workers - 1))]
+        self._pools = [ThreadPoolExecutor(1, "tools") for _ in self._seats]
 
     def submit_calls(
         self, texts: Sequence[str], before: Sequence[Turn], problem: Problem
