@@ -12,8 +12,8 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (23_370, 18_000),
-    "lines of tests": (42_550, 36_000),
+    "statements of the product": (23_434, 18_000),
+    "lines of tests": (42_600, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (110, 90),
     "functions of more than 6 parameters": (20, 8),
@@ -29,12 +29,12 @@ ROOMS = {
     "rl_core/checkpoints": (425, 32),
     "rl_core/config": (508, 39),
     "rl_core/data": (1_314, 86),
-    "rl_core/envs": (1_878, 124),
+    "rl_core/envs": (1_920, 127),
     "rl_core/evaluation": (308, 33),
     "rl_core/learner": (1_094, 50),
     "rl_core/models": (867, 63),
     "rl_core/resources": (942, 98),
-    "rl_core/rewards": (590, 24),
+    "rl_core/rewards": (608, 25),
     "rl_core/rollout": (820, 32),
     "rl_core/runs": (581, 43),
     "rl_core/sft": (538, 27),

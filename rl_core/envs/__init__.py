@@ -14,6 +14,7 @@ from rl_core.envs.number_questions import NumberQuestions
 from rl_core.envs.reasoning_gym import ReasoningGym
 from rl_core.envs.text_env import TextEnv
 from rl_core.envs.tool_env import tool_env_of
+from rl_core.envs.verifiers_env import LOADER, verifiers_env_of
 from rl_core.system.named_code import is_tool_class
 
 ENVS: Final[dict[str, type[TextEnv]]] = {
@@ -56,6 +57,8 @@ def _load(name: str) -> type[TextEnv]:
             env = tool_env_of(env)
         except (ValueError, NameError) as error:
             raise ValueError(f"env={name} cannot be used: {error}") from None
+    if attribute == LOADER and not isinstance(env, type):
+        env = verifiers_env_of(env)
     if not (isinstance(env, type) and issubclass(env, TextEnv)):
         raise ValueError(
             f"env={name} must be a class of TextEnv, or a class of tools with a method `reset`, "

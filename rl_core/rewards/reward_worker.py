@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from rl_core.rewards.by_name import Call, caller_of
+from rl_core.rewards.rubric import call_of_rubric
 from rl_core.rewards.tool_objects import ToolObjects
 from rl_core.system.child_process import Channel, channel_to_parent
 from rl_core.system.named_code import is_tool_class, load_function
@@ -92,8 +93,10 @@ def _send(
 
 
 def load(name: str) -> Call:
-    """Returns what calls the function, or the class of tools, that `package.module:name` names."""
+    """Returns what calls the function, class of tools or rubric of a `package.module:name`."""
     function = load_function(name)
+    if name.endswith(":load_environment"):  # of verifiers
+        return call_of_rubric(function())
     if not is_tool_class(function):
         return caller_of(function)
     tools = ToolObjects(cast(type, function))
