@@ -61,8 +61,8 @@ def _load(name: str) -> type[TextEnv]:
         env = verifiers_env_of(env)
     if not (isinstance(env, type) and issubclass(env, TextEnv)):
         raise ValueError(
-            f"env={name} must be a class of TextEnv, or a class of tools with a method `reset`, "
-            f"not {type(env).__name__}"
+            f"env={name} must be a class of TextEnv, not {type(env).__name__} (or a class of tools "
+            "with a method `reset`)"
         )
     if env.makes_problems and not any(env.overrides(method) for method in _MAKES_PROBLEMS):
         raise ValueError(f"env={name} has no method `problems`")
