@@ -38,6 +38,7 @@ from rl_core.config.operations import DEFAULT_ROOT
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS, find_env
 from rl_core.envs.text_env import TextEnv
+from rl_core.system.named_code import is_tool_class
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class TrainedRun:
 def train(
     *,
     model: str | Path,
-    problems: Rows | pl.DataFrame | str | Path | type[TextEnv],
+    problems: Rows | pl.DataFrame | str | Path | type,
     reward: Callable[..., Any] | str | Sequence[str] | None = None,
     steps: int = 20,
     settings: Mapping[str, Any] | None = None,
@@ -119,8 +120,8 @@ def train(
     Args:
         model: as `model.path`: a folder, a hub's name, `package:NAME`, a GGUF file.
         problems: rows with `question` (or `prompt`) and `answer`; the same as a frame or a file; a
-            folder with `train.parquet` and `test.parquet`; or an env, by name or class. Of rows an
-            eighth, at most 128, is held aside for tests (`data.test_size`).
+            folder with `train.parquet` and `test.parquet`; or an env, by name or class, or a class
+            of tools. Of rows an eighth, at most 128, is held aside for tests (`data.test_size`).
         reward: a function, called by the names of its parameters (`rewards/by_name.py`), or
             `module:function`, which gets processes of its own (a list of them: `env.reward`);
             None takes the env's rule, which for rows compares the text in answer tags.
@@ -190,6 +191,9 @@ def _source(problems: object, root: Path) -> tuple[str, dict[str, Any]]:
         name = str(problems.model_fields["name"].default)
         ENVS.setdefault(name, problems)
         return name, {"data.train_size": 4_096, "data.test_size": 128}
+    if is_tool_class(problems):
+        kind = cast(type, problems)
+        problems = f"{kind.__module__}:{kind.__qualname__}"
     if isinstance(problems, str) and (problems in ENVS or ":" in problems):
         find_env(problems)
         return problems, {"data.train_size": 4_096, "data.test_size": 128}

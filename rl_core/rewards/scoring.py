@@ -198,6 +198,8 @@ class CalledRewards(Rewards):
         self, env: TextEnv, function: Callable[..., Any], limits: RewardConfig = _LIMITS
     ) -> None:
         super().__init__(env)
+        if isinstance(env, ToolEnv):
+            raise ValueError(f"env={env.name} has tools: name its reward as module:function")
         self._call = caller_of(function)
         self._free = asyncio.Semaphore(limits.concurrency)
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -11,6 +11,7 @@ from rl_core import train
 from rl_core.data.prompts import encode_prompt, load_tokenizer
 from rl_core.envs import find_env
 from tests.rl_core.rollout.test_tool_turns import CHATML, END, HERE, call
+from tests.support.calculator import Trouble
 
 
 @pytest.fixture
@@ -38,9 +39,11 @@ def model_that_calls(tiny_model_path, tmp_path) -> Path:
 
 @pytest.mark.slow
 def test_a_run_with_tools_calls_them_and_learns_to(model_that_calls, tmp_path):
+    with pytest.raises(ValueError, match="has tools: name its reward as module:function"):
+        train(model=model_that_calls, problems=Trouble, reward=lambda response: 1.0, root=tmp_path)
     run = train(
         model=model_that_calls,
-        problems=f"{HERE}:Trouble",
+        problems=Trouble,
         steps=3,
         root=tmp_path,
         settings={
