@@ -86,6 +86,8 @@ def evaluate_model(
         ):
             problem, truth = item.problem, item.problem.ground_truth
             has_numbers = isinstance(truth, Mapping) and "numbers" in truth
+            columns = asdict(scored.result())
+            del columns["rewards"]  # the rows of training have them
             rows.append(
                 {
                     "prompt_index": problem.index,
@@ -102,7 +104,7 @@ def evaluate_model(
                     "verdict_strict": score_strictly(text, truth).verdict,
                     "verdict_lenient": score_leniently(text, truth).verdict,
                 }
-                | asdict(scored.result())
+                | columns
             )
     return rows
 
