@@ -40,6 +40,7 @@ from rl_core.config.run import RunConfig
 from rl_core.config.unread import unread_settings
 from rl_core.envs import ENVS, find_env
 from rl_core.envs.text_env import TextEnv
+from rl_core.system.named_code import is_tool_class
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 
 if TYPE_CHECKING:
@@ -105,8 +106,8 @@ class TrainedRun:
 def train(
     *,
     model: str | Path,
-    problems: Rows | pl.DataFrame | str | Path | type[TextEnv],
-    reward: Callable[..., Any] | str | None = None,
+    problems: Rows | pl.DataFrame | str | Path | type,
+    reward: Callable[..., Any] | str | Sequence[str] | None = None,
     steps: int = 20,
     settings: Mapping[str, Any] | None = None,
     run_id: str | None = None,
@@ -121,11 +122,11 @@ def train(
     Args:
         model: as `model.path`: a folder, a hub's name, `package:NAME`, a GGUF file.
         problems: rows with `question` (or `prompt`) and `answer`; the same as a frame or a file; a
-            folder with `train.parquet` and `test.parquet`; or an env, by name or class. Of rows an
-            eighth, at most 128, is held aside for tests (`data.test_size`).
+            folder with `train.parquet` and `test.parquet`; or an env, by name or class, or a class
+            of tools. Of rows an eighth, at most 128, is held aside for tests (`data.test_size`).
         reward: a function, called by the names of its parameters (`rewards/by_name.py`), or
-            `module:function`, which gets processes of its own; None takes the env's rule, which
-            for rows compares the text in answer tags.
+            `module:function`, which gets processes of its own (a list of them: `env.reward`);
+            None takes the env's rule, which for rows compares the text in answer tags.
         steps: training steps in all.
         settings: any setting of docs/settings.md by its dotted name.
         run_id: the name of the run's folder below `root/runs`.
@@ -143,7 +144,7 @@ def train(
     from rl_core.runs.lock import started
 
     config = _config(problems, reward, steps, dict(settings or {}), run_id, Path(root))
-    scorer = CalledRewards(config.env, reward) if callable(reward) else None
+    scorer = CalledRewards(config.env, reward, config.reward) if callable(reward) else None
     if scorer is None and (why := refusal(config.env, limits=config.reward)) is not None:
         raise ValueError(why)
     model_path = resolve_model(str(model), config.storage.root)
@@ -171,7 +172,7 @@ def _config(
     given |= {"trainer.save_freq": steps, "trainer.test_freq": max(1, steps // 4)}
     given |= {"run_id": run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"}
     given |= {"storage.root": str(root), "preset": "python", "env.name": env} | of_data
-    if isinstance(reward, str):
+    if reward is not None and not callable(reward):
         given["env.reward"] = reward
     given |= settings
     batch = given.setdefault("data.train_batch_size", _LARGEST_BATCH)
@@ -195,6 +196,9 @@ def _source(problems: object, root: Path) -> tuple[str, dict[str, Any]]:
         name = str(problems.model_fields["name"].default)
         ENVS.setdefault(name, problems)
         return name, {"data.train_size": 4_096, "data.test_size": 128}
+    if is_tool_class(problems):
+        kind = cast(type, problems)
+        problems = f"{kind.__module__}:{kind.__qualname__}"
     if isinstance(problems, str) and (problems in ENVS or ":" in problems):
         find_env(problems)
         return problems, {"data.train_size": 4_096, "data.test_size": 128}

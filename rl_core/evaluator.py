@@ -18,6 +18,7 @@ from rl_core.config.operations import EvaluationConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
 from rl_core.data.prompts import load_tokenizer, prompted, text_codec
+from rl_core.data.tool_form import tool_form
 from rl_core.envs.text_env import strict_and_lenient
 from rl_core.errors import first_line
 from rl_core.evaluation.rows import evaluate_model, label_rows, read_rows, write_rows
@@ -82,7 +83,7 @@ class Evaluator:
         env = self.config.env.model_dump(mode="json")
         if self.config.env.max_turns == 1:
             del env["max_turns"]  # rows kept before there were turns stay valid
-        return ({"reward_source": source_digest(reward)} if reward is not None else {}) | {
+        return ({"reward_source": [*map(source_digest, reward)]} if reward else {}) | {
             "version": EVALUATION_VERSION,
             "env": env,
             "evaluation": evaluation,
@@ -119,7 +120,7 @@ class Evaluator:
     @property
     def may_reuse(self) -> bool:
         """Whether known rows are still valid: a user's own reward may have been changed."""
-        return self.config.env.reward is None
+        return not self.config.env.reward
 
     def reusable_rows(self, name: str, model: Path) -> Rows | None:
         """Returns a model's known rows if they may be reused."""
@@ -143,7 +144,7 @@ class Evaluator:
         chat = self.config.env.chat_template
         problems_to_ask = prompted(self.asked, tokenizer, chat_template=chat)
         decode, encode = text_codec(tokenizer)
-        turns = TurnTaking(self.config.env, decode, encode)
+        form = tool_form(tokenizer, chat)
 
         def generate(
             requests: Sequence[GenerationRequest],
@@ -152,6 +153,7 @@ class Evaluator:
         ) -> list[Completion]:
             longest = self.config.data.max_response_length
             sampling = self.config.evaluation.sampling(longest, mode)
+            turns = TurnTaking(self.config.env, decode, encode, rewards.toolbox, form)
             stream = turns.play(
                 lambda some, how: enumerate(engines.generate(some, how)),
                 requests,

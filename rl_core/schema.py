@@ -14,6 +14,7 @@ _TURN = pa.struct(
         ("reward", pa.float64()),
     ]
 )
+_REWARD = pa.struct([("name", pa.string()), ("score", pa.float64())])
 _EXTRA_INFO = pa.struct(
     [
         ("split", pa.string()),
@@ -66,6 +67,7 @@ ROLLOUTS = pa.schema(
         ("turns", pa.list_(_TURN)),
         ("value", pa.float64()),
         ("truth", pa.string()),
+        ("rewards", pa.list_(_REWARD)),
     ]
 )
 """`policy_version` is how many updates made the policy that sampled the response.
@@ -73,7 +75,7 @@ ROLLOUTS = pa.schema(
 `turns` are those of `model` and `env`, null if the env took no part; `response_tokens` counts both,
 a turn's `reward` is not part of `score`, and log-probs are only of the model's tokens. `value` is
 what the answer is equal to, null if it is no number; `truth` is the problem's ground truth, as
-JSON.
+JSON. `rewards` are the scores of several functions before their weights, null if there is one rule.
 """
 
 EVALUATION = pa.schema(

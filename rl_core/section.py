@@ -1,12 +1,31 @@
 """What every group of settings is made of: a frozen model that refuses unknown keys."""
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 MAX_INT: Final = 2**32 - 1
 """The largest seed of numpy's and vLLM's generators, and far above any number that is meant."""
+
+
+def as_list(value: Any) -> Any:
+    """Returns a list: one name is a list of one, null an empty one."""
+    return () if value is None else (value,) if isinstance(value, str) else value
+
+
+FunctionNames = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")], ...],
+    BeforeValidator(as_list),
+]
+"""Functions as `package.module:function`."""
 
 
 class Section(BaseModel):

@@ -25,6 +25,7 @@ from rl_core.types import GenerationRequest, PromptedProblem, Rollout
 
 if TYPE_CHECKING:
     from rl_core.checkpoints.background_save import BackgroundSave
+    from rl_core.data.tool_form import ToolForm
     from rl_core.rewards.scoring import Rewards
     from rl_core.runs.run_folder import RunFolder
     from rl_core.workers.cluster import Workers
@@ -82,6 +83,7 @@ class TrainInputs:
     test: Sequence[PromptedProblem]
     decode: Callable[[Sequence[int]], str]
     encode: Callable[[str], Sequence[int]]
+    tool_form: ToolForm | None = None
 
 
 @dataclass(frozen=True)
@@ -207,8 +209,7 @@ class Trainer:
             self.config,
             self.inputs.train,
             self.workers.engines.stream,
-            self.inputs.decode,
-            self.inputs.encode,
+            self._turns,
             self.rewards,
         )
         chosen = chooser.choose(step)
@@ -218,6 +219,12 @@ class Trainer:
         if self.curriculum is not None:
             metrics |= self.curriculum.observe(step, collected.num_correct)
         return replace(collected, metrics=metrics)
+
+    @property
+    def _turns(self) -> TurnTaking:
+        inputs = self.inputs
+        toolbox = self.rewards.toolbox
+        return TurnTaking(self.config.env, inputs.decode, inputs.encode, toolbox, inputs.tool_form)
 
     def test(self, step: int) -> dict[str, float]:
         """Returns `val/*`, means over the responses that count; `held_out/` keeps the first ones.
@@ -235,11 +242,10 @@ class Trainer:
         sampling = evaluation.sampling(
             self.config.data.max_response_length, mode=evaluation.decoding
         )
-        turns = TurnTaking(self.config.env, self.inputs.decode, self.inputs.encode)
         stream = partial(self.workers.engines.stream, phase="evaluate")
         of_requests = [item.problem for item in problems for _ in range(samples)]
         answers = read_answers(
-            turns.play(stream, requests, sampling, of_requests),
+            self._turns.play(stream, requests, sampling, of_requests),
             of_requests,
             decode=self.inputs.decode,
             rewards=self.rewards,

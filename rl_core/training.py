@@ -18,6 +18,7 @@ from rl_core.data.dataset import difficulty_classes, read_problems
 from rl_core.data.prompts import load_tokenizer, prompted, text_codec
 from rl_core.data.readers import SPLITS
 from rl_core.data.sampling import Curriculum, Place, ProblemOrder, read_place
+from rl_core.data.tool_form import tool_form
 from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import NotedRewards, Rewards, start_rewards
 from rl_core.runs.merging import merge_latest_and_best
@@ -51,7 +52,7 @@ def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
         prompted(read_problems(data / f"{name}.parquet"), tokenizer, chat_template=chat)
         for name in SPLITS
     )
-    return TrainInputs(train, test, *text_codec(tokenizer))
+    return TrainInputs(train, test, *text_codec(tokenizer), tool_form(tokenizer, chat))
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ class ScoredText:
     answer: str | None
     value: str | None = None
     """What the answer is equal to, in lowest terms: `18` or `7/2`; None if it has no value."""
+    rewards: tuple[tuple[str, float], ...] = ()
+    """Names and scores, before weights, of several functions; empty if there is one rule."""
 
 
 ChatTemplate: TypeAlias = bool | dict[str, Any]
@@ -106,6 +108,19 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A tool that a model called in a turn, and the reply."""
+
+    name: str
+    arguments: dict[str, Any]
+    reply: str
+    is_error: bool = False
+    """The reply says why the tool gave none."""
+    is_made: bool = True
+    """Whether the tool was called, and its object may have changed."""
+
+
+@dataclass(frozen=True)
 class Turn:
     """A piece of a response, written by the model or inserted by the env."""
 
@@ -114,6 +129,8 @@ class Turn:
     text: str
     reward: float = 0.0
     """Of a model's turn itself, in addition to the score of the whole response."""
+    calls: tuple[ToolCall, ...] = ()
+    """The tools that the model called in it."""
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ def ask_model(
     os.environ |= process_environment(num_threads=config.resources.learner_threads, on_gpu=on_gpu)
     hide_cuda_only_packages()
     from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, text_codec
+    from rl_core.data.tool_form import tool_form
     from rl_core.rewards.scoring import start_rewards
     from rl_core.rollout.turns import TurnTaking
 
@@ -82,17 +83,19 @@ def ask_model(
     sampling = config.evaluation.sampling(config.data.max_response_length, mode)
     engine = _engine(config, model, on_gpu=on_gpu)
     decode, encode = text_codec(tokenizer)
-    turns = TurnTaking(config.env, decode, encode)
+    form = tool_form(tokenizer, chat)
     problems = [question.problem for question in posed]
-    completions = dict(turns.play(engine.generate, requests, sampling, problems))
     with start_rewards(config.env, config.reward) as rewards:
+        turns = TurnTaking(config.env, decode, encode, rewards.toolbox, form)
+        completions = dict(turns.play(engine.generate, requests, sampling, problems))
         for number, question in enumerate(posed):
             completion = completions[number]
             ids = completion.response_ids.tolist()
             text = decode(ids)
             is_cut = completion.finish_reason == "length"
-            known = question.is_scored
-            scored = rewards.submit(text, question.problem).result() if known else None
+            scored = None
+            if question.is_scored:
+                scored = rewards.submit(text, question.problem, completion.turns).result()
             yield Reply(question, text, len(ids), is_cut, scored)
 
 

@@ -15,6 +15,7 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import NO_PROBLEMS, count_problems
 from rl_core.data.sampling import total_steps
 from rl_core.data.user_files import first_own_problems, own_files
+from rl_core.envs.tool_env import ToolEnv
 from rl_core.rewards.scoring import refusal
 from rl_core.storage.object_store import why_unusable
 from rl_core.system.network import wandb_url, why_silent
@@ -211,7 +212,7 @@ def _network(config: RunConfig) -> Iterator[Finding]:
 
 def _reward(config: RunConfig) -> Iterator[Finding]:
     """Loads the user's own reward in a separate process and tries it on two rows."""
-    if config.env.reward is None:
+    if not config.env.reward and not isinstance(config.env, ToolEnv):
         return
     problems: list[Problem] = []
     with suppress(ValueError, OSError):  # the check of the files reports it
@@ -221,4 +222,6 @@ def _reward(config: RunConfig) -> Iterator[Finding]:
         yield fatal("reward", why_not, f"name a function of {place}")
     else:
         done = "called" if problems else "loaded"
-        yield ok("reward", f"env.reward={config.env.reward} can be {done}")
+        names = ", ".join(config.env.reward)
+        what = f"env.reward={names}" if names else f"env={config.env.name}"
+        yield ok("reward", f"{what} can be {done}")

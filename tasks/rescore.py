@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
+from rl_core.envs.tool_env import ToolEnv
 from rl_core.rewards.scoring import Rewards, start_rewards
 from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import RESCORES
@@ -29,6 +30,10 @@ def rescore_run(config: RunConfig, run: RunFolder, data: Path, changed: str) -> 
     `changed`: the changed settings, by which SQL finds the scores. Older scores of the same change
     stay only if their rollouts were deleted since. ValueError if a problem is not in the data set.
     """
+    if isinstance(config.env, ToolEnv) and not config.env.reward:
+        raise ValueError(
+            f"env={config.env.name}: its tools cannot be called again: name env.reward"
+        )
     problems = {problem.index: problem for problem in read_problems(data / "train.parquet")}
     path = _file_of(run.path / "rescored", changed)
     out = io.BytesIO()

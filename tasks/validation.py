@@ -157,7 +157,7 @@ def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[F
         "(leave such rows out)"
     )
     findings.append(("prompt_no_media", proves, False, media))
-    if config.env.reward is None:
+    if not config.env.reward:
         proves = (
             f"a prompt mentions {mark}, which the reward looks for (ask for it in the prompts, "
             "or score them with env.reward=package.module:function)"

@@ -61,6 +61,7 @@ TOO_MUCH = (
     *("tinyzero-0.5b-24gb", "Jiayi-Pan", "gsm8k-ppo", "preset=train.yaml"),
     *("countdown-0.5b-sft-24gb", "countdown-1.5b-24gb", "checkpoint=..."),
     *("Which of these numbers",),  # to a run of another env
+    *("play env=",),
     *("preset=smollm2-laptop",),  # half a minute to unpack its weights
 )
 """A card, the hub, a night, a person: of these lines only the words are checked."""

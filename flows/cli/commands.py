@@ -24,7 +24,9 @@ _SHELLS: Final = ("bash", "zsh", "fish")
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "train": ("run", "generate", "validate", "train", "evaluate", "watch", "stop"),
-    "look at runs": ("runs", "logs", "report", "compare", "sql", "data", "ask", "rescore"),
+    "look at runs": (
+        *("runs", "logs", "report", "compare", "sql", "data", "ask", "play", "rescore"),
+    ),
     "plan and set up": ("preflight", "config", "explain", "import", "completion"),
     "keep and share": ("export", "prune", "sync", "serve", "notify"),
 }
@@ -195,6 +197,10 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "and top_k.",
         words="CHECKPOINT [QUESTION] | KEY=VALUE",
         arguments=("problems", "samples", "answer"),
+    ),
+    "play": Command(
+        "play:play",
+        "be the policy: read a prompt, write a response, see its score; env=NAME chooses",
     ),
     "completion": Command(
         "commands:print_completion",

@@ -54,8 +54,9 @@ def refuse_unnamed(config: RunConfig, words: Sequence[str], *, ray: bool = False
     env = config.env
     named = {word.partition("=")[0].strip() for word in words}
     chosen = _fetched(config)
-    if env.reward not in (None, type(env).model_fields["reward"].default):
-        chosen["env.reward"] = env.reward
+    if env.reward not in ((), type(env).model_fields["reward"].default):
+        names = ",".join(env.reward)
+        chosen["env.reward"] = f"[{names}]" if "," in names else names
         if config.reward.env:
             chosen["reward.env"] = f"[{','.join(config.reward.env)}]"
     if ray and config.resources.ray_address is not None:

@@ -14,13 +14,15 @@ class RewardConfig(Section):
     """The processes that call the function of `env.reward`, and their limits."""
 
     workers: int = Field(1, ge=1)
-    """Processes that call `env.reward`."""
+    """Processes that call `env.reward`, and as many that call the env's tools."""
     timeout_s: float = Field(5.0, gt=0)
-    """Seconds that `env.reward` may take for one response."""
+    """Seconds that `env.reward` may take for one response, or a tool for one call."""
+    concurrency: int = Field(64, ge=1, le=4_096)
+    """Responses that an `async def` of `env.reward` scores at a time, in one process."""
     env: tuple[str, ...] = ()
     """Environment variables that `env.reward` gets although they look like credentials: [NAME]."""
     memory_mib: int = Field(4_096, ge=64)
-    """Address space of each process that calls `env.reward`."""
+    """Address space of each process that calls `env.reward` or tools."""
 
 
 class RolloutConfig(Section):

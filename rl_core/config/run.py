@@ -35,7 +35,7 @@ from rl_core.config.operations import (
 from rl_core.config.rollout import ResourcesConfig, RewardConfig, RolloutConfig
 from rl_core.envs import DEFAULT_ENV, ENVS, find_env
 from rl_core.envs.text_env import TextEnv
-from rl_core.section import MAX_INT, Section
+from rl_core.section import MAX_INT, Section, as_list
 from rl_core.system.devices import has_fast_bfloat16
 from rl_core.system.named_code import names_code
 from rl_core.system.words import as_path
@@ -50,12 +50,7 @@ MAY_DIFFER: Final[dict[str, bool | set[str]]] = {
 how it is watched and shown, not what is learned."""
 
 
-def _as_list(value: Any) -> Any:
-    """Returns a list: one name is a list of one, null an empty one."""
-    return () if value is None else (value,) if isinstance(value, str) else value
-
-
-Files = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+Files = Annotated[tuple[str, ...], BeforeValidator(as_list)]
 
 
 def _of_its_env(value: Any, validate: ValidatorFunctionWrapHandler) -> TextEnv:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from rl_core.algos.advantages import ESTIMATORS
 from rl_core.config.model import TRACES
 from rl_core.config.run import RunConfig
+from rl_core.envs.tool_env import ToolEnv
 from rl_core.system.words import in_one_line
 
 
@@ -144,12 +145,12 @@ READERS: Final = (
     ),
     Reader(
         "reward.",
-        lambda config: config.env.reward is not None,
+        lambda config: config.env.reward or isinstance(config.env, ToolEnv),
         "no function of yours is called (env.reward)",
     ),
     Reader(
         "env.format_score env.answer_from",
-        lambda config: config.env.reward is None,
+        lambda config: not config.env.reward,
         "env.reward decides how a response is read and scored",
     ),
     Reader(

@@ -54,6 +54,7 @@ _NOT_GENERATOR_SETTINGS = {
     "full_score",
     "max_turns",
     "reward",
+    "reward_weights",
 }
 
 
@@ -158,7 +159,11 @@ def read_problems(path: Path) -> list[Problem]:
     Files of TinyZero and verl are read too: if `extra_info` lacks them, `num_solutions` is 0 and
     `index` the row number.
     """
-    table = read_parquet(path)
+    return problems_in(read_parquet(path), path)
+
+
+def problems_in(table: pa.Table, path: object) -> list[Problem]:
+    """Returns the problems of a table, which errors call `path`."""
     columns = ["data_source", "prompt", "reward_model"]
     missing = [name for name in columns if name not in table.column_names]
     if missing:

@@ -1,13 +1,15 @@
 """Stage 2: a model's folder, its tokenizer, and messages -> prompt text and token ids."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils import get_json_schema
 
 from rl_core.data.gguf_source import is_unpacked, unpack_model
 from rl_core.data.model_cache import find_model_here
@@ -214,11 +216,16 @@ def _prompt_text(
 
 
 def rendered(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, **names: object
+    messages: Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    is_prompt: bool = True,
+    **names: object,
 ) -> str:
     """Returns what the tokenizer's chat template makes of messages, or raises ValueError.
 
-    `names` are what the template may use beside them, before transformers' own.
+    With `is_prompt`, the assistant's turn begins at its end. `names` are what the template may use
+    beside them, before transformers' own; of `tools`, methods, it gets the schemas.
     """
     if not tokenizer.chat_template:
         raise ValueError(
@@ -226,10 +233,12 @@ def rendered(
             "has none: use env.prompt_template=base"
         )
     plain = [dict(message) for message in messages]
+    if "tools" in names:
+        names["tools"] = [_schema(tool) for tool in cast(Iterable[Any], names["tools"])]
     try:
         return str(
             tokenizer.apply_chat_template(
-                plain, tokenize=False, add_generation_prompt=True, **names
+                plain, tokenize=False, add_generation_prompt=is_prompt, **names
             )
         )
     except TemplateError as error:  # Gemma 2's takes no system message
@@ -245,6 +254,18 @@ def rendered(
             f"({cut(in_one_line(error), 200)}): copy it from the model again, or take "
             "env.prompt_template=base"
         ) from error
+
+
+@cache
+def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the JSON schema of a method, or raises ValueError."""
+    try:
+        return dict(get_json_schema(tool))
+    except Exception as error:  # noqa: BLE001  # transformers' own kinds, and a hint's
+        raise ValueError(
+            f"env: the tool {tool.__name__} has no schema ({cut(in_one_line(error), 200)}): "
+            "describe it and each parameter in its docstring, below `Args:`"
+        ) from None
 
 
 def turn_end_id(tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -13,6 +13,9 @@ from rl_core.envs.gsm8k import Gsm8k
 from rl_core.envs.number_questions import NumberQuestions
 from rl_core.envs.reasoning_gym import ReasoningGym
 from rl_core.envs.text_env import TextEnv
+from rl_core.envs.tool_env import tool_env_of
+from rl_core.envs.verifiers_env import LOADER, verifiers_env_of
+from rl_core.system.named_code import is_tool_class
 
 ENVS: Final[dict[str, type[TextEnv]]] = {
     "countdown": Countdown,
@@ -48,8 +51,18 @@ def _load(name: str) -> type[TextEnv]:
         env = getattr(import_module(module), attribute)
     except Exception as error:  # a user's module may raise anything
         raise ValueError(f"env={name} cannot be loaded: {type(error).__name__}: {error}") from error
+    if is_tool_class(env) and not issubclass(env, TextEnv):
+        try:
+            env = tool_env_of(env)
+        except (ValueError, NameError) as error:
+            raise ValueError(f"env={name} cannot be used: {error}") from None
+    if attribute == LOADER and not isinstance(env, type):
+        env = verifiers_env_of(env)
     if not (isinstance(env, type) and issubclass(env, TextEnv)):
-        raise ValueError(f"env={name} must be a class of TextEnv, not {type(env).__name__}")
+        raise ValueError(
+            f"env={name} must be a class of TextEnv, not {type(env).__name__} (or a class of tools "
+            "with a method `reset`)"
+        )
     if not env.makes_problems() and env.rows.read is None:
         raise ValueError(f"env={name} has no method `problems`")
     if env.score is TextEnv.score:

@@ -107,7 +107,7 @@ class Custom(TextEnv):
     checks: ClassVar = Checks(
         own=("custom_ground_truth.sql",),
         shared=(*TEXT_CHECKS, "text_prompt.sql"),
-        parameters=lambda env: {"has_reward": env.reward is not None},  # which may take any truth
+        parameters=lambda env: {"has_reward": bool(env.reward)},  # which may take any truth
         answer_mark="<answer>",
     )
     import_from: ClassVar = ImportFrom(

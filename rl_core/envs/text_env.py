@@ -29,7 +29,7 @@ from rl_core.envs.rows import (
     tables_of,
     text_columns,
 )
-from rl_core.section import Section
+from rl_core.section import FunctionNames, Section
 from rl_core.types import ChatTemplate, Message, Problem, ScoredText
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from rl_core.envs.sft_examples import SftExamples
 
-REWARD_NAME: Final = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 TEXT_CHECKS: Final = (
     *("text_columns.sql", "text_no_nulls.sql", "text_unique.sql"),
     "text_splits_disjoint.sql",
@@ -232,8 +231,11 @@ class TextEnv(Section):
     """Score of a correct response."""
     max_turns: int = Field(1, ge=1)
     """Times that the model writes; above 1, the env answers a response and the model goes on."""
-    reward: str | None = Field(None, pattern=REWARD_NAME)
-    """package.module:function, a reward of your own with verl's signature, see rl_core/rewards/."""
+    reward: FunctionNames = ()
+    """package.module:function, a reward of your own with verl's signature, see rl_core/rewards/.
+    Of several, [a:f, b:g], the first one says what is correct."""
+    reward_weights: tuple[float, ...] = ()
+    """Weights of several functions in the score, [1.0, 0.2], one each; by default 1."""
 
     templates: ClassVar[Mapping[str, str]] = {}
     """Texts around a `{question}`, by `prompt_template`; without any, a prompt is the question."""
@@ -263,6 +265,17 @@ class TextEnv(Section):
             raise ValueError(
                 f"env.format_score={self.format_score:g} of a wrong answer must be below "
                 f"env.full_score={self.full_score:g} of a right one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weighs_each_reward_once(self) -> Self:
+        weights, count = self.reward_weights, len(self.reward)
+        if len({*self.reward}) < count:
+            raise ValueError(f"env.reward={[*self.reward]} names a function twice: name it once")
+        if weights and len(weights) != count:
+            raise ValueError(
+                f"env.reward_weights={[*weights]} must be one for each of {count} in env.reward"
             )
         return self
 

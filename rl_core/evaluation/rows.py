@@ -27,7 +27,7 @@ from rl_core.schema import EVALUATION
 from rl_core.system.atomic import locked, new_file
 from rl_core.system.plain_parquet import open_parquet, read_table
 from rl_core.system.seeds import seed_of
-from rl_core.types import Completion, GenerationRequest, Problem, ScoredText
+from rl_core.types import Completion, GenerationRequest, Problem, ScoredText, Turn
 
 if TYPE_CHECKING:
     from rl_core.types import PromptedProblem
@@ -47,7 +47,7 @@ def evaluate_model(
     problems: Sequence[PromptedProblem],
     *,
     decode: Callable[[Sequence[int]], str],
-    score: Callable[[str, Problem], Future[ScoredText]],
+    score: Callable[[str, Problem, Sequence[Turn]], Future[ScoredText]],
     other_scores: Mapping[str, Score],
     settings: EvaluationConfig,
 ) -> list[dict[str, Any]]:
@@ -78,7 +78,8 @@ def evaluate_model(
         completions = generate(requests, mode, [item.problem for item, _ in questions])
         texts = [decode(completion.response_ids.tolist()) for completion in completions]
         pending = [
-            score(text, item.problem) for text, (item, _) in zip(texts, questions, strict=True)
+            score(text, item.problem, completion.turns)
+            for text, completion, (item, _) in zip(texts, completions, questions, strict=True)
         ]
         for (item, sample), completion, text, scored in zip(
             questions, completions, texts, pending, strict=True
@@ -86,6 +87,8 @@ def evaluate_model(
             problem = item.problem
             truth = problem.ground_truth
             has_numbers = isinstance(truth, Mapping) and "numbers" in truth
+            columns = asdict(scored.result())
+            del columns["rewards"]  # the rows of training have them
             rows.append(
                 {
                     "prompt_index": problem.index,
@@ -101,7 +104,7 @@ def evaluate_model(
                     "finish_reason": completion.finish_reason,
                 }
                 | {name: other(text, truth).verdict for name, other in other_scores.items()}
-                | asdict(scored.result())
+                | columns
             )
     return rows
 

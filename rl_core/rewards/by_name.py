@@ -6,7 +6,8 @@
 
 A function gets what it names. With `**row` it also gets the rest of the row: answer, prompt,
 `data_source` and the row's own columns; verl's only what verl gives. One that takes lists (it names
-`completions` or verl's `solution_strs`) gets lists of one, and returns a list of one.
+`completions` or verl's `solution_strs`) gets lists of one, and returns a list of one. An
+`async def` is awaited.
 """
 
 import inspect
@@ -35,14 +36,11 @@ Call = Callable[[Mapping[str, Any]], Any]
 
 
 def caller_of(function: Callable[..., Any]) -> Call:
-    """Returns what calls a user's function for one response.
+    """Returns what calls a user's function for one response: async if the function is.
 
-    ValueError for an async function and one that takes no response; the call raises ValueError if
-    a parameter is neither one of ours nor a column of the row.
+    ValueError for a function that yields and one that takes no response; the call raises ValueError
+    if a parameter is neither one of ours nor a column of the row.
     """
-    call = function if inspect.isroutine(function) else type(function).__call__
-    if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
-        raise ValueError(f"it is async, and async functions are not supported: write {ACCEPTED}")
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # of a built-in function
@@ -54,7 +52,7 @@ def caller_of(function: Callable[..., Any]) -> Call:
         names = ", ".join(parameters) or "nothing"
         raise ValueError(f"it takes {names}, and no response: write {ACCEPTED}")
 
-    def of_one(question: Mapping[str, Any]) -> Any:
+    def arguments(question: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         values = _by_name(question)
         rest = [*_REST, *(question.get("extra_info") or {})]
         if takes_lists:
@@ -65,12 +63,31 @@ def caller_of(function: Callable[..., Any]) -> Call:
         positional, named = _arguments(parameters, values)
         if takes_all:
             named |= {name: values[name] for name in rest if name not in parameters}
-        reward = function(*positional, **named)
-        if takes_lists and not isinstance(reward, str | bytes | Mapping):
-            (reward,) = reward
-        return reward
+        return positional, named
 
-    return of_one
+    async def awaited(question: Mapping[str, Any]) -> Any:
+        positional, named = arguments(question)
+        return _of_one(await function(*positional, **named), in_list=takes_lists)
+
+    def called(question: Mapping[str, Any]) -> Any:
+        positional, named = arguments(question)
+        return _of_one(function(*positional, **named), in_list=takes_lists)
+
+    return awaited if _is_async(function) else called
+
+
+def _of_one(reward: Any, *, in_list: bool) -> Any:
+    if in_list and not isinstance(reward, str | bytes | Mapping):
+        (reward,) = reward
+    return reward
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    """Says whether the call of a function, or of an object, is awaited; ValueError if it yields."""
+    calls = function, type(function).__call__
+    if any(map(inspect.isasyncgenfunction, calls)):
+        raise ValueError(f"it yields, and a reward is returned: write {ACCEPTED}")
+    return any(map(inspect.iscoroutinefunction, calls))
 
 
 def _by_name(question: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 Started and watched by `rl_core.rewards.scoring`. It imports very little, so it starts fast; a crash
 in the function ends only this process. The first message names the function; the reply, once it is
-loaded, is `{}` or `{"error": ...}`. From then on, each message gets a reply.
+loaded, is `{"is_async": ...}` or `{"error": ...}`. From then on, each message gets a reply with its
+`id`: one after another, and those of an `async def` as they are ready.
 """
 
+import inspect
 import math
 import numbers
 import os
@@ -13,11 +15,13 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rl_core.rewards.by_name import Call, caller_of
-from rl_core.system.child_process import channel_to_parent
-from rl_core.system.named_code import load_function
+from rl_core.rewards.rubric import call_of_rubric
+from rl_core.rewards.tool_objects import ToolObjects
+from rl_core.system.child_process import Channel, channel_to_parent
+from rl_core.system.named_code import is_tool_class, load_function
 from rl_core.system.sealed import die_with, stay_among_own
 from rl_core.system.words import cut, in_one_line
 
@@ -36,29 +40,74 @@ def main() -> None:
     stay_among_own()
     sys.path.append(str(Path.cwd()))  # where the user's module may lie: after all others
     try:
-        function = load(channel.receive()["function"])
+        settings = channel.receive()
+        function = load(settings["function"])
     except BaseException as error:  # noqa: BLE001  # even sys.exit in a user's module is an answer
         channel.send({"error": describe(error)})
         return
-    channel.send({})
-    own_pid = os.getpid()
+    is_async = inspect.iscoroutinefunction(function)
+    channel.send({"is_async": is_async})
     with suppress(EOFError):
+        if is_async:
+            import asyncio
+
+            asyncio.run(_answer_all(channel, function, settings["timeout_s"]))
+        own_pid = os.getpid()
         while True:
-            said = answer(function, channel.receive())
-            if os.getpid() != own_pid:  # the function forked, and this is the copy
-                os._exit(0)
-            channel.send(said)
+            question = channel.receive()
+            _send(channel, own_pid, question, answer(function, question))
+
+
+async def _answer_all(channel: Channel, call: Call, timeout_s: float) -> None:
+    """Awaits the calls of all messages at a time: the sender limits how many they are."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    own_pid = os.getpid()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def answer_one(question: Mapping[str, Any]) -> None:
+        limit = asyncio.timeout(timeout_s)
+        try:
+            async with limit:
+                reply = checked(await call(question))
+        except BaseException as error:  # noqa: BLE001  # as in `answer`
+            is_late = limit.expired()
+            reply = {"error": f"no answer within {timeout_s:g} s" if is_late else describe(error)}
+        _send(channel, own_pid, question, reply)
+
+    with ThreadPoolExecutor(1) as reader:
+        while True:
+            loop = asyncio.get_running_loop()
+            question = await loop.run_in_executor(reader, channel.receive)
+            tasks.add(task := loop.create_task(answer_one(question)))
+            task.add_done_callback(tasks.discard)
+
+
+def _send(
+    channel: Channel, own_pid: int, question: Mapping[str, Any], reply: Mapping[str, Any]
+) -> None:
+    if os.getpid() != own_pid:  # the function forked, and this is the copy
+        os._exit(0)
+    channel.send({"id": question["id"], **reply})
 
 
 def load(name: str) -> Call:
-    """Returns what calls the function that `package.module:function` names."""
-    return caller_of(load_function(name))
+    """Returns what calls the function, class of tools or rubric of a `package.module:name`."""
+    function = load_function(name)
+    if name.endswith(":load_environment"):  # of verifiers
+        return call_of_rubric(function())
+    if not is_tool_class(function):
+        return caller_of(function)
+    tools = ToolObjects(cast(type, function))
+    return lambda message: tools.reply(message) if "call" in message else tools.reward(message)
 
 
 def answer(call: Call, question: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the result of the user's function for one response, or why it is not a reward."""
     try:
-        return checked(call(question))
+        result = call(question)
+        return result if "call" in question else checked(result)
     except BaseException as error:  # noqa: BLE001  # whatever a user's function raises is an answer
         return {"error": describe(error)}
 

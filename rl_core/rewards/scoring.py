@@ -13,55 +13,85 @@ verl's names (`solution_str`, `ground_truth`, `extra_info`) and TRL's work too, 
 `extra_info` has the problem's `index` and `num_solutions` with the row's own `extra_info` over
 them. It returns a number, or a mapping with `score` and, optionally, `acc` (is it correct?) and
 `pred` (the answer it read; None if there is none: the verdict is then `no_answer`).
+
+The score of several, `env.reward=[a:f, b:g]`, is their sum, weighted by `env.reward_weights`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
-import os
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 from rl_core.config.rollout import RewardConfig
 from rl_core.envs.text_env import TextEnv
+from rl_core.envs.tool_env import ToolEnv
 from rl_core.rewards.by_name import caller_of
+from rl_core.rewards.reward_process import (
+    LostWithOthers,
+    RewardFailed,
+    RewardProcess,
+    Seat,
+    Seats,
+)
 from rl_core.rewards.reward_worker import checked
-from rl_core.system.child_process import Child, how_it_ended
-from rl_core.system.process_env import credentials_for
+from rl_core.rewards.tools import Toolbox, question_of
 from rl_core.system.waits import Waits
-from rl_core.types import REWARD_ERROR, Problem, ScoredText
+from rl_core.types import REWARD_ERROR, Problem, ScoredText, Turn
 
 NO_ANSWER: Final = "no_answer"
 """A user's function reports it by a `pred` of None or blank text."""
 INCORRECT: Final = "incorrect"
 """A user's function did not find it correct; the row does not say whether it could be read."""
-_START_TIMEOUT_S: Final = 120.0
-"""A user's module may import much; the limits per response apply only after that."""
 _TRIAL: Final = "<think>a trial</think>\n<answer>42</answer>"
 _REASONS_TOLD: Final = 3
+_MOST_ALONE: Final = 8
+"""Processes for calls that are asked again alone."""
 _LIMITS: Final = RewardConfig()
 _logger = logging.getLogger(__name__)
-
-
-class RewardFailed(Exception):  # noqa: N818  # it is no error of ours
-    """Why a user's function gave no reward."""
 
 
 class Rewards:
     """Scores responses by the env's own rule."""
 
+    toolbox: Toolbox | None = None
+    """What calls the env's tools during the response."""
+
     def __init__(self, env: TextEnv) -> None:
         self._env = env
+        self._told = 0
+        self._lock = threading.Lock()
+        self._closing = False
 
-    def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
-        """Returns a future of the score, without waiting for it."""
+    def submit(
+        self, response: str, problem: Problem, turns: Sequence[Turn] = ()
+    ) -> Future[ScoredText]:
+        """Returns a future of the score, without waiting for it; `turns` as in `Completion`."""
         scored: Future[ScoredText] = Future()
         scored.set_result(self._env.score(response, problem.ground_truth))
         return scored
+
+    def _failed(self, name: str, problem: Problem, error: Exception) -> ScoredText:
+        """Returns the verdict of a response without a reward; the log has the first reasons."""
+        with self._lock:
+            self._told += 1
+            count, closing = self._told, self._closing
+        if count <= _REASONS_TOLD and not closing:
+            last = "; later failures are not logged" if count == _REASONS_TOLD else ""
+            _logger.warning(
+                "%s gave no reward for a response to problem %d, which teaches nothing: %s%s",
+                name,
+                problem.index,
+                error,
+                last,
+            )
+        return ScoredText(0.0, REWARD_ERROR, None)
 
 
 class NotedRewards(Rewards):
@@ -70,12 +100,15 @@ class NotedRewards(Rewards):
     def __init__(self, rewards: Rewards, waits: Waits) -> None:
         self._rewards = rewards
         self._waits = waits
+        self.toolbox = rewards.toolbox
 
-    def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
+    def submit(
+        self, response: str, problem: Problem, turns: Sequence[Turn] = ()
+    ) -> Future[ScoredText]:
         """Returns the other's future."""
         key = object()
         self._waits.begin("reward", key, f"problem {problem.index}")
-        scored = self._rewards.submit(response, problem)
+        scored = self._rewards.submit(response, problem, turns)
         scored.add_done_callback(lambda _: self._waits.end("reward", key))
         return scored
 
@@ -83,14 +116,28 @@ class NotedRewards(Rewards):
 @contextmanager
 def start_rewards(env: TextEnv, limits: RewardConfig = _LIMITS) -> Iterator[Rewards]:
     """Yields the scorer of the env's responses; ValueError if `env.reward` names no function."""
-    if env.reward is None:
-        yield Rewards(env)
-        return
-    rewards = _UserRewards(env, env.reward, limits)
-    try:
+    with ExitStack() as stack:
+        toolbox = None
+        if isinstance(env, ToolEnv):
+            toolbox = stack.enter_context(closing(Toolbox(env, limits)))
+        rewards = _scorer(env, limits, toolbox, stack)
+        rewards.toolbox = toolbox
         yield rewards
-    finally:
-        rewards.close()
+
+
+def _scorer(
+    env: TextEnv, limits: RewardConfig, toolbox: Toolbox | None, stack: ExitStack
+) -> Rewards:
+    if toolbox and not env.reward and hasattr(toolbox.kind, "reward"):
+        return _ToolRewards(env, toolbox)
+    if env.reward:
+        pool = stack.enter_context(ThreadPoolExecutor(1, "rewards"))
+        scorers = [
+            stack.enter_context(closing(_UserRewards(env, name, limits))) for name in env.reward
+        ]
+        is_plain = len(scorers) == 1 and not env.reward_weights
+        return scorers[0] if is_plain else _WeightedRewards(env, scorers, pool)
+    return Rewards(env)
 
 
 def refusal(
@@ -100,16 +147,24 @@ def refusal(
 
     It is tried on a response to each problem of `tried_on`; at least one must get a score.
     """
-    if env.reward is None:
-        return None
+    if isinstance(env, ToolEnv):
+        try:
+            Toolbox(env, limits).close()
+        except ValueError as error:
+            return str(error)
+    reasons = (_refusal(name, tried_on, limits) for name in env.reward)
+    return next(filter(None, reasons), None)
+
+
+def _refusal(name: str, tried_on: Sequence[Problem], limits: RewardConfig) -> str | None:
     try:
-        process = _Process(env.reward, limits)
+        process = RewardProcess(name, limits)
     except RewardFailed as error:
-        return f"env.reward={env.reward} cannot be loaded ({error})"
+        return f"env.reward={name} cannot be loaded ({error})"
     why_not: str | None = None
     for problem in tried_on:
         try:
-            process.ask(_question(_TRIAL, problem), limits.timeout_s)
+            process.ask(question_of(_TRIAL, problem))
             why_not = None
         except RewardFailed as error:
             why_not = str(error)
@@ -119,19 +174,9 @@ def refusal(
     if why_not is None:
         return None
     return (
-        f"env.reward={env.reward} gives no score: to the first problems and the response "
+        f"env.reward={name} gives no score: to the first problems and the response "
         f"{_TRIAL!r} it says {why_not}"
     )
-
-
-def _question(response: str, problem: Problem) -> dict[str, Any]:
-    return {
-        "data_source": problem.data_source,
-        "solution_str": response,
-        "ground_truth": problem.ground_truth,
-        "prompt": problem.messages[-1]["content"] if problem.messages else "",
-        "extra_info": problem.facts,
-    }
 
 
 def _scored(said: Mapping[str, Any], env: TextEnv) -> ScoredText:
@@ -142,39 +187,122 @@ def _scored(said: Mapping[str, Any], env: TextEnv) -> ScoredText:
     return ScoredText(said["score"], verdict, answer=read, value=read)
 
 
-class CalledRewards(Rewards):
-    """Scores by a function of this process, for `rl_core.train`: without limits, as it is."""
+class _ToolRewards(Rewards):
+    """Scores by the method `reward` of a class of tools, on the object that the response used."""
 
-    def __init__(self, env: TextEnv, function: Callable[..., Any]) -> None:
+    def __init__(self, env: TextEnv, toolbox: Toolbox) -> None:
         super().__init__(env)
-        self._call = caller_of(function)
+        self._toolbox = toolbox
+        self._pool = ThreadPoolExecutor(1, "rewards")
 
-    def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
-        """Returns a future that is done: a function that raises ends the run, as in any program."""
+    def submit(
+        self, response: str, problem: Problem, turns: Sequence[Turn] = ()
+    ) -> Future[ScoredText]:
+        pending = self._toolbox.submit_reward(response, turns, problem)
+        return self._pool.submit(self._read, pending, problem)
+
+    def _read(self, pending: Future[dict[str, Any]], problem: Problem) -> ScoredText:
+        try:
+            return _scored(pending.result(), self._env)
+        except RewardFailed as error:
+            return self._failed(self._env.name, problem, error)
+
+
+class CalledRewards(Rewards):
+    """Scores by a function of this process, for `rl_core.train`: without limits of time.
+
+    A function that raises ends the run, as in any program.
+    """
+
+    def __init__(
+        self, env: TextEnv, function: Callable[..., Any], limits: RewardConfig = _LIMITS
+    ) -> None:
+        super().__init__(env)
+        if isinstance(env, ToolEnv):
+            raise ValueError(f"env={env.name} has tools: name its reward as module:function")
+        self._call = caller_of(function)
+        self._free = asyncio.Semaphore(limits.concurrency)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        if inspect.iscoroutinefunction(self._call):
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def submit(
+        self, response: str, problem: Problem, turns: Sequence[Turn] = ()
+    ) -> Future[ScoredText]:
+        """Returns a future that is done, unless the function is an `async def`."""
+        question = question_of(response, problem)
+        if self._loop is not None:
+            return asyncio.run_coroutine_threadsafe(self._await(question), self._loop)
         scored: Future[ScoredText] = Future()
-        scored.set_result(_scored(checked(self._call(_question(response, problem))), self._env))
+        scored.set_result(_scored(checked(self._call(question)), self._env))
         return scored
+
+    async def _await(self, question: dict[str, Any]) -> ScoredText:
+        async with self._free:
+            return _scored(checked(await self._call(question)), self._env)
+
+
+class _WeightedRewards(Rewards):
+    """Adds up several functions, each in its own processes; the first says what is correct."""
+
+    def __init__(self, env: TextEnv, scorers: Sequence[Rewards], pool: ThreadPoolExecutor) -> None:
+        super().__init__(env)
+        self._scorers = scorers
+        self._pool = pool
+        self._weights = env.reward_weights or (1.0,) * len(scorers)
+        self._names = _labels(env.reward)
+
+    def submit(
+        self, response: str, problem: Problem, turns: Sequence[Turn] = ()
+    ) -> Future[ScoredText]:
+        pending = [scorer.submit(response, problem) for scorer in self._scorers]
+        return self._pool.submit(self._add_up, pending)
+
+    def _add_up(self, pending: Sequence[Future[ScoredText]]) -> ScoredText:
+        parts = [part.result() for part in pending]
+        if any(part.verdict == REWARD_ERROR for part in parts):
+            return ScoredText(0.0, REWARD_ERROR, None)
+        scores = [part.score for part in parts]
+        score = sum(w * s for w, s in zip(self._weights, scores, strict=True))
+        return replace(parts[0], score=score, rewards=tuple(zip(self._names, scores, strict=True)))
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """Returns the functions' names in metrics, with their modules only if two are alike."""
+    short = [name.partition(":")[2] for name in names]
+    is_unique = len(set(short)) == len(short)
+    return short if is_unique else [name.replace(":", ".") for name in names]
 
 
 class _UserRewards(Rewards):
-    """`reward.workers` threads, each with a process that it watches and replaces."""
+    """Threads that ask the processes with the user's function, and replace those that died.
+
+    A function has `reward.workers` processes, each with one call at a time; an `async def` one
+    process with `reward.concurrency` calls. When that dies or hangs, any of these may be the cause:
+    they are asked again, each alone in a process.
+    """
 
     def __init__(self, env: TextEnv, name: str, limits: RewardConfig) -> None:
         super().__init__(env)
         self._name = name
         self._limits = limits
-        self._own = threading.local()
-        self._processes: set[_Process] = set()
-        self._lock, self._closing, self._told = threading.Lock(), False, 0
-        # A process dies with the thread that started it: threads must live as long as the run.
-        self._pool = ThreadPoolExecutor(limits.workers, "reward")
+        self._processes: set[RewardProcess] = set()
         try:
-            self._pool.submit(self._process).result()
+            first = self._start()
         except RewardFailed as error:
-            self._pool.shutdown()
             raise ValueError(f"env.reward={name} cannot be loaded ({error})") from None
+        shared = Seat(self._start, first)
+        others = [Seat(self._start) for _ in range(limits.workers - 1)]
+        seats = [shared] * limits.concurrency if first.is_async else [shared, *others]
+        self._seats = Seats(seats)
+        self._seats_alone = Seats([Seat(self._start) for _ in range(_MOST_ALONE)])
+        # A process dies with the thread that started it: threads must live as long as the run.
+        self._pool = ThreadPoolExecutor(len(seats), "reward")
 
-    def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
+    def submit(
+        self, response: str, problem: Problem, turns: Sequence[Turn] = ()
+    ) -> Future[ScoredText]:
         return self._pool.submit(self._score, response, problem)
 
     def close(self) -> None:
@@ -188,80 +316,25 @@ class _UserRewards(Rewards):
             process.close()
 
     def _score(self, response: str, problem: Problem) -> ScoredText:
-        question = _question(response, problem)
+        question = question_of(response, problem)
         try:
-            said = self._process().ask(question, self._limits.timeout_s)
+            try:
+                reply = self._seats.ask(question)
+            except LostWithOthers:
+                reply = self._seats_alone.ask(question)
         except RewardFailed as error:
-            self._tell(problem, error)
-            return ScoredText(0.0, REWARD_ERROR, None)
-        return _scored(said, self._env)
+            return self._failed(self._name, problem, error)
+        return _scored(reply, self._env)
 
-    def _process(self) -> _Process:
-        """Returns this thread's process, a new one if the last one is gone."""
-        process: _Process | None = getattr(self._own, "process", None)
-        if process is None or process.process.poll() is not None:
-            if process is not None:  # dead, but what it started may live
-                process.close()
-            fresh = _Process(self._name, self._limits)
-            with self._lock:
-                self._processes = self._processes - {process} | {fresh}
-                if self._closing:
-                    fresh.kill()
-            process = self._own.process = fresh
-        return process
-
-    def _tell(self, problem: Problem, error: RewardFailed) -> None:
+    def _start(self) -> RewardProcess:
+        if self._closing:
+            raise RewardFailed("the run ends")
+        fresh = RewardProcess(self._name, self._limits)
         with self._lock:
-            self._told += 1
-            told, closing = self._told, self._closing
-        if told <= _REASONS_TOLD and not closing:
-            last = "; later failures are not logged" if told == _REASONS_TOLD else ""
-            _logger.warning(
-                "%s gave no reward for a response to problem %d, which teaches nothing: %s%s",
-                self._name,
-                problem.index,
-                error,
-                last,
-            )
-
-
-class _Process(Child):
-    """One process with the user's function; killed once anything went wrong with it."""
-
-    def __init__(self, name: str, limits: RewardConfig) -> None:
-        """Starts it and waits until the function is loaded; RewardFailed if it cannot be."""
-        super().__init__(
-            "rl_core.rewards.reward_worker",
-            limits.memory_mib,
-            os.getpid(),
-            environment=credentials_for(names=limits.env),
-        )
-        try:
-            self.ask({"function": name}, _START_TIMEOUT_S)
-        except RewardFailed:
-            self.close()
-            raise
-
-    def ask(self, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Returns what the function said; RewardFailed if that is no reward, or comes too late."""
-        try:
-            self.send(question, timeout_s)
-            said = self.receive(timeout_s)
-        except (OSError, EOFError, ValueError) as error:
-            raise self._lost(error, timeout_s) from None
-        if "error" in said:
-            raise RewardFailed(said["error"])
-        return said
-
-    def _lost(self, error: Exception, timeout_s: float) -> RewardFailed:
-        """Kills the process; returns in words what happened to it."""
-        is_late, code = isinstance(error, TimeoutError), None
-        if not is_late:
-            with suppress(subprocess.TimeoutExpired):
-                code = self.process.wait(timeout=1.0)
-        self.close()
-        if is_late:
-            return RewardFailed(f"no answer within {timeout_s:g} s")
-        if code is None:
-            return RewardFailed(f"its answer could not be read ({type(error).__name__})")
-        return RewardFailed(f"its process died: {how_it_ended(code)}")
+            ended = {process for process in self._processes if process.process.poll() is not None}
+            self._processes = self._processes - ended | {fresh}
+            if self._closing:
+                fresh.kill()
+        for process in ended:  # dead, but what it started may live
+            process.close()
+        return fresh

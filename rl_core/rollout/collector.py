@@ -59,13 +59,12 @@ class Collected:
 
 @dataclass(frozen=True)
 class Collector:
-    """What a step's rollouts are made with: for `decode` and `encode` see `TurnTaking`."""
+    """What a step's rollouts are made with."""
 
     config: RunConfig
     problems: Sequence[PromptedProblem]
     stream: Stream
-    decode: Callable[[Sequence[int]], str]
-    encode: Callable[[str], Sequence[int]]
+    turns: TurnTaking
     rewards: Rewards
 
     def collect(
@@ -90,7 +89,6 @@ class Collector:
         sampling = SamplingSettings(
             self.config.data.max_response_length, self.config.rollout.temperature
         )
-        turns = TurnTaking(self.config.env, self.decode, self.encode)
         num_tokens, seconds = 0, 0.0
         num_correct: dict[int, int] = {}
 
@@ -103,9 +101,9 @@ class Collector:
             of_requests = [item.problem for item in drawn_problems for _ in range(group_size)]
             start = time.perf_counter()
             with clock("gen"):
-                played = turns.play(self.stream, requests, sampling, of_requests)
+                played = self.turns.play(self.stream, requests, sampling, of_requests)
                 answers = read_answers(
-                    played, of_requests, decode=self.decode, rewards=self.rewards
+                    played, of_requests, decode=self.turns.decode, rewards=self.rewards
                 )
             seconds += time.perf_counter() - start
             num_tokens += sum(answer.completion.num_sampled for answer in answers)
@@ -121,7 +119,8 @@ class Collector:
         rollouts = ask(chosen)
         metrics = reward_metrics(rollouts)
         if self.config.env.max_turns > 1:
-            metrics |= turn_metrics([rollout.completion for rollout in rollouts])
+            completions = [rollout.completion for rollout in rollouts]
+            metrics |= turn_metrics(completions, has_tools=self.turns.toolbox is not None)
         if rounds := self.config.algorithm.resample_rounds:
             taken, replaced = set(chosen), 0
             others = [i for i in spares(step) if i not in taken]
@@ -181,7 +180,7 @@ def read_answers(
     answers: dict[int, Answer] = {}
     for position, completion in finished:
         text = decode(completion.response_ids.tolist())
-        scored = rewards.submit(text, problems[position])
+        scored = rewards.submit(text, problems[position], completion.turns)
         answers[position] = Answer(completion, text, scored)
     return [answers[position] for position in range(len(problems))]
 
@@ -218,6 +217,8 @@ def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     shares = {f"reward/verdict/{code}": n / len(rollouts) for code, n in sorted(verdicts.items())}
     scores = np.array([rollout.reward for rollout in rollouts])
     repeated = [repeated_share(rollout.completion.response_ids) for rollout in rollouts]
+    by_name = [dict(rollout.scored.rewards) for rollout in rollouts if rollout.scored.rewards]
+    names = by_name[0] if by_name else ()
     return {
         "reward/accuracy": verdicts["correct"] / len(rollouts),
         "critic/score/mean": float(scores.mean()),
@@ -225,6 +226,7 @@ def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "critic/score/min": float(scores.min()),
         "rollout/repeated_frac": float(np.mean(repeated)),
         **shares,
+        **{f"reward/{name}/mean": float(np.mean([one[name] for one in by_name])) for name in names},
     }
 
 

@@ -6,12 +6,14 @@ request of its own; its prompt is the conversation so far, which vLLM holds in i
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from rl_core.envs.text_env import TextEnv, Truth
+from rl_core.envs.text_env import EnvTurn, TextEnv
+from rl_core.rewards.tools import Toolbox
 from rl_core.system.seeds import seed_of
 from rl_core.types import (
     Completion,
@@ -19,6 +21,7 @@ from rl_core.types import (
     GenerationRequest,
     Problem,
     SamplingSettings,
+    ToolCall,
     Turn,
 )
 
@@ -47,10 +50,18 @@ def within_bounds(turns: Sequence[Turn], score: float, *, full_score: float) -> 
     return tuple(bounded)
 
 
-def turn_metrics(completions: Sequence[Completion]) -> dict[str, float]:
-    """Returns the model's turns per response: `rollout/turns_mean` and `_max`."""
+def turn_metrics(completions: Sequence[Completion], *, has_tools: bool) -> dict[str, float]:
+    """Returns the model's turns per response: `rollout/turns_mean` and `_max`.
+
+    And with tools, `rollout/tool_calls` per response, and `rollout/tool_errors` among them.
+    """
     turns = [sum(turn.is_model for turn in c.turns) or 1 for c in completions]
-    return {"rollout/turns_mean": float(np.mean(turns)), "rollout/turns_max": float(max(turns))}
+    metrics = {"rollout/turns_mean": float(np.mean(turns)), "rollout/turns_max": float(max(turns))}
+    if has_tools:
+        calls = [call for c in completions for turn in c.turns for call in turn.calls]
+        metrics["rollout/tool_calls"] = len(calls) / len(completions)
+        metrics["rollout/tool_errors"] = sum(call.is_error for call in calls) / len(completions)
+    return metrics
 
 
 @dataclass
@@ -84,7 +95,7 @@ class _Dialogue:
     def whole(self, finish_reason: FinishReason) -> Completion:
         """Returns all turns as one completion; if the env took no part, the engine's own."""
         last = replace(self.completions[-1], finish_reason=finish_reason)
-        if not self.said and not self.turns[-1].reward:
+        if not self.said and not self.turns[-1].reward and not self.turns[-1].calls:
             return last
         logprobs: list[np.ndarray] = []
         for completion, token_ids in zip(self.completions, [*self.said, ()], strict=True):
@@ -98,6 +109,16 @@ class _Dialogue:
         )
 
 
+class CallForm(Protocol):
+    """How calls of tools and their replies are written, see `rl_core.data.tool_form`."""
+
+    def calls_in(self, ids: Sequence[int], /) -> list[str]:
+        """Returns the calls of a turn, as JSON."""
+
+    def reply(self, replies: Sequence[str], /) -> str:
+        """Returns what follows the turn."""
+
+
 @dataclass(frozen=True)
 class TurnTaking:
     """Lets a model and an env take turns; with one turn, it passes the engine's answers on."""
@@ -107,6 +128,9 @@ class TurnTaking:
     """Token ids to text, without special tokens."""
     encode: Callable[[str], Sequence[int]]
     """The env's text to token ids, special tokens recognised."""
+    toolbox: Toolbox | None = None
+    """Calls the env's tools; then `form` reads the calls."""
+    form: CallForm | None = None
 
     def play(
         self,
@@ -128,29 +152,56 @@ class TurnTaking:
         asked, positions = list(requests), list(range(len(requests)))
         while asked:
             goes_on = []
-            for i, completion in stream(asked, sampling):
-                dialogue = dialogues[positions[i]]
-                truth = problems[positions[i]].ground_truth
-                reason = self._take(dialogue, completion, sampling.max_tokens, truth)
+            ended = ((positions[i], completion) for i, completion in stream(asked, sampling))
+            for position, reply in self._replies(ended, dialogues, problems):
+                dialogue = dialogues[position]
+                reason = self._take(dialogue, reply, sampling.max_tokens)
                 if reason is None:
-                    goes_on.append(positions[i])
+                    goes_on.append(position)
                 else:
-                    yield positions[i], dialogue.whole(reason)
+                    yield position, dialogue.whole(reason)
             positions = sorted(goes_on)  # whichever ended first: groups stay together
             asked = [dialogues[i].next_request(sampling.max_tokens) for i in positions]
 
+    def _replies(
+        self,
+        ended: Iterable[tuple[int, Completion]],
+        dialogues: Sequence[_Dialogue],
+        problems: Sequence[Problem],
+    ) -> Iterator[tuple[int, EnvTurn | None]]:
+        """Adds the model's turns, and yields the env's reply to each; tools' when all are made."""
+        pending: dict[int, Future[tuple[ToolCall, ...]]] = {}
+        for position, completion in ended:
+            dialogue = dialogues[position]
+            ids = completion.response_ids.tolist()
+            texts: list[str] = []
+            reply = None
+            if completion.finish_reason == "stop" and self.toolbox and self.form:
+                texts = self.form.calls_in(ids)
+            elif completion.finish_reason == "stop":
+                truth = problems[position].ground_truth
+                reply = self.env.reply(self.decode([*dialogue.ids, *ids]), truth)
+            if texts and self.toolbox:
+                before = tuple(dialogue.turns)
+                pending[position] = self.toolbox.submit_calls(texts, before, problems[position])
+            dialogue.completions.append(completion)
+            dialogue.turns.append(Turn(True, len(ids), self.decode(ids)))
+            if not texts:
+                yield position, reply
+        for position, made in pending.items():
+            calls = made.result()
+            turns = dialogues[position].turns
+            turns[-1] = replace(turns[-1], calls=calls)
+            assert self.form is not None
+            yield position, EnvTurn(self.form.reply([call.reply for call in calls]))
+
     def _take(
-        self, dialogue: _Dialogue, completion: Completion, max_tokens: int, truth: Truth
+        self, dialogue: _Dialogue, said: EnvTurn | None, max_tokens: int
     ) -> FinishReason | None:
-        """Adds a model's turn and the env's answer; returns why the response ended, None if not."""
-        dialogue.completions.append(completion)
-        ids, own = dialogue.ids, completion.response_ids.tolist()
-        dialogue.turns.append(Turn(True, len(own), self.decode(own)))
-        said = None
-        if completion.finish_reason == "stop":
-            said = self.env.reply(self.decode(ids), truth)
+        """Adds the env's reply to a turn; returns why the response ended, None if it goes on."""
         if said is None:
-            return completion.finish_reason
+            return dialogue.completions[-1].finish_reason
+        ids = dialogue.ids
         dialogue.turns[-1] = replace(dialogue.turns[-1], reward=said.reward)
         token_ids = tuple(self.encode(said.text))
         if len(dialogue.completions) == self.env.max_turns:

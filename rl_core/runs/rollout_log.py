@@ -246,6 +246,8 @@ def _rollout_table(
             or None,
             "value": _as_double(rollout.scored.value),
             "truth": json.dumps(rollout.problem.ground_truth, sort_keys=True, ensure_ascii=False),
+            "rewards": [{"name": name, "score": score} for name, score in rollout.scored.rewards]
+            or None,
         }
         for i, rollout in enumerate(rollouts)
     ]

@@ -26,7 +26,7 @@ from rl_core.system.process_env import Need, environment_of_child
 class Channel:
     """One end; any thread may send, one at a time may receive.
 
-    A timeout holds for the socket, in both directions: use one only if one thread does all.
+    A timeout holds for the socket, in both directions: threads that share an end have the same.
     """
 
     def __init__(self, end: socket) -> None:

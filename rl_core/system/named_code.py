@@ -5,12 +5,14 @@ The working folder is searched last, so a module there replaces no installed one
 
 import hashlib
 import importlib
+import inspect
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+_NOT_TOOLS: Final = ("problems", "reset", "reward")
 _NAME: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -33,6 +35,17 @@ def load_function(name: str) -> Callable[..., Any]:
     if not callable(function):
         raise ValueError(f"{Path(module.__file__ or module_name)} has no function {attribute}")
     return function  # type: ignore[no-any-return]  # callable() says no more
+
+
+def tool_names(kind: type) -> list[str]:
+    """Returns the public methods of a class of tools that a model may call."""
+    methods = inspect.getmembers(kind, inspect.isfunction)
+    return [name for name, _ in methods if name[0] != "_" and name not in _NOT_TOOLS]
+
+
+def is_tool_class(kind: object) -> bool:
+    """Says whether an object is a class of tools: one with a method `reset`."""
+    return isinstance(kind, type) and callable(getattr(kind, "reset", None))
 
 
 def source_digest(name: str) -> str | None:

@@ -79,6 +79,7 @@ def teacher_findings(config: RunConfig) -> Iterator[Finding]:
 def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
     """Yields what the chat template would make of the first prompts, or of a question."""
     from rl_core.data.prompts import load_tokenizer, rendered
+    from rl_core.data.tool_form import tool_form
 
     tokenizer = load_tokenizer(str(folder))
     problems: list[Problem] = []
@@ -105,6 +106,13 @@ def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
             "it is cut: tests and evaluation would be too low",
             "evaluation.decoding=sampled with the model card's evaluation.temperature and top_p, "
             "or env.chat_args={enable_thinking: false}",
+        )
+    form = tool_form(tokenizer, config.env.chat_template)
+    if form is not None and not form.shows_tools:
+        yield warning(
+            "template",
+            "the model's chat template does not show the tools of the env",
+            "take a model that was trained to call tools, or describe them in the questions",
         )
     for one in look_at_template(placed, partial(rendered, tokenizer=tokenizer, **chat_args)):
         if one.broken:

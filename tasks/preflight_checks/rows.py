@@ -173,6 +173,6 @@ def _right_response(env: TextEnv, row: Row) -> str | None:
             mark = next(mark for mark in forms if mark in question)
             for form in (forms.pop(mark), *forms.values()):
                 response = f"{work.format(answer)}{form}"
-                if env.reward is not None or env.score(response, row.truth).verdict == "correct":
+                if env.reward or env.score(response, row.truth).verdict == "correct":
                     return response
     return None

@@ -1,5 +1,6 @@
 """Rewards of users, good and bad, as `env.reward=tests.support.user_rewards:...` names them."""
 
+import asyncio
 import ctypes
 import os
 import subprocess
@@ -101,17 +102,25 @@ def slow(data_source, solution_str, ground_truth, extra_info=None):
         pass
 
 
-async def awaited(data_source, solution_str, ground_truth, extra_info=None):
-    """What nobody awaits."""
-    return 1.0
+async def awaited(response):
+    """Misbehaves as `misbehave`, after a wait with others; a number is the seconds to wait."""
+    await asyncio.sleep(float(response) if response.replace(".", "").isdigit() else 0.2)
+    if response == "never":
+        await asyncio.Event().wait()
+    return _BEHAVIOURS.get(response, lambda: 1.0)()
 
 
 class _Awaited:
-    async def __call__(self, **arguments: Any) -> float:
-        return 1.0
+    async def __call__(self, completions: list[str]) -> list[float]:
+        return [0.5 for _ in completions]
 
 
 awaited_instance = _Awaited()
+
+
+async def yields(response):
+    """An iterator, which is no reward."""
+    yield 1.0
 
 
 def of_no_response(data_source, ground_truth):
@@ -126,4 +135,4 @@ def of_another_truth(data_source, solution_str, ground_truth, extra_info=None):
 
 def awaits_inside(**arguments: Any) -> Any:
     """An async call that no signature shows."""
-    return awaited(**arguments)
+    return awaited(arguments["solution_str"])

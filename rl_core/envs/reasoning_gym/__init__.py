@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from rl_core.envs.rows import ANSWER_IN_TAGS, tables_of, text_columns
-from rl_core.envs.text_env import (
-    REWARD_NAME,
-    Checks,
-    Question,
-    Rows,
-    TextEnv,
-    row_of,
-    score_words,
-)
+from rl_core.envs.text_env import Checks, Question, Rows, TextEnv, row_of, score_words
+from rl_core.section import FunctionNames
 from rl_core.types import ScoredText
 
 if TYPE_CHECKING:
@@ -74,10 +67,8 @@ class ReasoningGym(TextEnv):
     answer_from: Literal["last_line", "anywhere"] = "anywhere"
     """Where answer tags may be if answers are compared word for word (`env.reward=null`); the
     package's scoring takes them anywhere."""
-    reward: str | None = Field(
-        "rl_core.envs.reasoning_gym.scoring:compute_score", pattern=REWARD_NAME
-    )
-    """The package's own scoring, as a function with verl's signature; or another."""
+    reward: FunctionNames = ("rl_core.envs.reasoning_gym.scoring:compute_score",)
+    """The package's own scoring, as a function with verl's signature; or others."""
 
     templates: ClassVar = ANSWER_IN_TAGS
     rows: ClassVar = Rows(make=_make_rows, package="reasoning-gym", refuse=_refuse)

@@ -44,7 +44,7 @@ class DiceEngine:
         return completions
 
 
-def half_right(response: str, problem: Problem) -> Future[ScoredText]:
+def half_right(response: str, problem: Problem, turns: Any) -> Future[ScoredText]:
     answer = f"{response} of {problem.ground_truth['target']}"
     scored: Future[ScoredText] = Future()
     scored.set_result(ScoredText(0.1, "wrong_value", answer, "7/2"))

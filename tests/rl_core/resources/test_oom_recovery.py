@@ -183,4 +183,4 @@ def test_a_runs_folder_changes_only_what_a_retry_changes():
         assert with_changes(RunConfig(), [{name: change}]) == RunConfig()
     kept = with_changes(RunConfig(), [forged | {"actor.micro_batch_tokens": (16_384, 8_192)}])
     assert kept.actor.micro_batch_tokens == 8_192
-    assert kept.env.reward is None
+    assert kept.env.reward == ()

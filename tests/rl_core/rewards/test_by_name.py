@@ -1,3 +1,6 @@
+import asyncio
+from functools import partial
+
 import pytest
 
 from rl_core.rewards.by_name import caller_of
@@ -77,13 +80,26 @@ def test_a_function_gets_what_it_names(function, reward):
 
 
 async def waits(response):
-    return 1.0
+    return response
+
+
+async def of_lists(completions, **columns):
+    return completions
+
+
+def test_an_async_function_is_awaited():
+    for function in (waits, of_lists, partial(waits)):
+        assert asyncio.run(caller_of(function)(QUESTION)) == "Oslo"
+
+
+async def yields(response):
+    yield 1.0
 
 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (waits, "it is async"),
+        (yields, "it yields"),
         (lambda text, target: 0.0, "it takes text, target, and no response: write def NAME"),
         (lambda: 0.0, "it takes nothing, and no response"),
     ],

@@ -10,12 +10,13 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from pydantic import ValidationError
 
 from rl_core.config.rollout import RewardConfig
 from rl_core.envs.countdown import Countdown
 from rl_core.envs.gsm8k import Gsm8k
 from rl_core.rewards.reward_worker import checked
-from rl_core.rewards.scoring import Rewards, refusal, start_rewards
+from rl_core.rewards.scoring import Rewards, _labels, refusal, start_rewards
 from rl_core.types import Problem, ScoredText
 from tests.support.programs import begun, lives
 from tests.support.traps import set_traps, sprung
@@ -81,6 +82,45 @@ def test_a_function_may_say_that_there_was_no_answer():
     with start_rewards(env("says_whether_it_read")) as rewards:
         scored = scores(rewards, "42", "7", "I do not know")
     assert [s.verdict for s in scored] == ["correct", "incorrect", "no_answer"]
+
+
+def test_several_functions_are_added_up_by_weight_and_the_first_says_what_is_correct():
+    names = [f"{HERE}:{name}" for name in ("says_whether_it_read", "share_of_letters", "misbehave")]
+    weighted = Gsm8k(reward=names, reward_weights=[2.0, 0.5, -1.0])
+    with start_rewards(weighted) as rewards:
+        right, wrong, failed = scores(rewards, "42", "abcd", "crash")
+    kept = ("says_whether_it_read", 1.0), ("share_of_letters", 0.0), ("misbehave", 1.0)
+    assert right == ScoredText(2 - 1, "correct", "42", "42", kept)
+    assert (wrong.score, wrong.verdict) == (0.5 - 1, "no_answer")
+    assert failed == ScoredText(0.0, "reward_error", None)
+    with start_rewards(Gsm8k(reward=names)) as rewards:
+        assert [one.score for one in scores(rewards, "42", "ab12")] == [2.0, 1.5]
+    assert f"env.reward={HERE}:none cannot be" in refusal(Gsm8k(reward=[*names, f"{HERE}:none"]))
+    assert "gives no score" in refusal(
+        Gsm8k(reward=[*names, f"{HERE}:of_another_truth"]), [PROBLEM]
+    )
+
+
+def test_functions_of_one_name_are_told_apart_by_their_modules():
+    assert _labels(["a.b:f", "b:g"]) == ["f", "g"]
+    assert _labels(["a.b:f", "b:f"]) == ["a.b.f", "b.f"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (
+            {"reward": ["a:f", "b:g"], "reward_weights": [1]},
+            "must be one for each of 2 in env.reward",
+        ),
+        ({"reward_weights": [1]}, "one for each of 0"),
+        ({"reward": ["a:f", "a:f"]}, "names a function twice"),
+        ({"reward": ["a:f", "no function"]}, "String should match pattern"),
+    ],
+)
+def test_rewards_that_cannot_be_added_up_are_refused(settings, why):
+    with pytest.raises(ValidationError, match=why):
+        Gsm8k.model_validate(settings)
 
 
 SECRETS = {
@@ -153,13 +193,12 @@ def test_whatever_a_function_does_costs_its_own_response_alone(caplog):
     assert {s.score for s in scored if s.verdict == "reward_error"} == {0.0}
     assert {s.score for s in scored if s.verdict == "correct"} == {1.0}
     said = [record.getMessage() for record in caplog.records]
+    assert said[0].startswith(f"{HERE}:misbehave gave no reward for a response to problem 7")
     assert [m.rpartition("teaches nothing: ")[2] for m in said] == [
         "KeyError: 'no such thing'",
         "SystemExit: 3",
         "its process died: exit code 3; later failures are not logged",
     ]
-    start = f"{HERE}:misbehave gave no reward for a response to problem 7"
-    assert all(message.startswith(start) for message in said)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +240,7 @@ def test_reasons_in_words(caplog):
         (f"{HERE}:no_such_function", "has no function no_such_function"),
         (f"{HERE}:NOT_A_FUNCTION", "has no function NOT_A_FUNCTION"),
         ("tests.support.broken_rewards:f", "RuntimeError: this module needs a licence"),
-        (f"{HERE}:awaited", "ValueError: it is async, and async functions are not supported"),
-        (f"{HERE}:awaited_instance", "write def NAME(response, answer) or def NAME(data_source, "),
+        (f"{HERE}:yields", "ValueError: it yields, and a reward is returned: write def NAME(respo"),
         (f"{HERE}:of_no_response", "it takes data_source, ground_truth, and no response: write"),
     ],
 )
@@ -218,6 +256,27 @@ def test_a_function_that_can_never_score_is_refused_in_one_line(name, why):
     assert name.partition(":")[0] not in {*sys.modules} - {HERE}
 
 
+def test_an_async_function_scores_many_responses_at_a_time_in_one_process():
+    with start_rewards(env("awaited"), RewardConfig(concurrency=200, workers=3)) as rewards:
+        before = len(children())
+        waiting = [rewards.submit("1.5", PROBLEM) for _ in range(400)]
+        assert not any(scored.done() for scored in waiting)
+        assert {scored.result(60).verdict for scored in waiting} == {"correct"}
+        assert len(children()) == before == 1
+    with start_rewards(env("awaited_instance")) as rewards:
+        assert scores(rewards, "", "")[1].score == 0.5
+
+
+def test_whatever_an_async_function_does_costs_its_own_response_alone(caplog):
+    bad = ["crash", "exit", "never", "leave", "segfault", "loop", "nan", "text"]
+    responses = [r for one in bad for r in (one, "fine", "0.5")] + ["noise", "fork", "fine"]
+    limits = RewardConfig(timeout_s=1.5, memory_mib=2_048)
+    with start_rewards(env("awaited"), limits) as rewards:
+        scored = scores(rewards, *responses)
+    assert [r for r, s in zip(responses, scored, strict=True) if s.verdict != "correct"] == bad
+    assert {s.verdict for s in scored} == {"correct", "reward_error"}
+
+
 def test_a_function_is_tried_before_the_start():
     for name, why in (
         ("of_another_truth", "it says TypeError: string indices must be integers"),
@@ -226,6 +285,7 @@ def test_a_function_is_tried_before_the_start():
         assert refusal(env(name)) is None
         assert why in refusal(env(name), [PROBLEM, PROBLEM])
     assert refusal(env("same_text"), [PROBLEM, PROBLEM]) is None
+    assert refusal(env("awaited"), [PROBLEM, PROBLEM]) is None
     assert refusal(Countdown()) is None
 
 

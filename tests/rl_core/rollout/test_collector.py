@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from rl_core.rewards.scoring import start_rewards
-from rl_core.rollout.collector import Collected, Collector, Stream, _teaches, build_requests
+from rl_core.rollout.collector import (
+    Collected,
+    Collector,
+    Stream,
+    _teaches,
+    build_requests,
+    reward_metrics,
+)
+from rl_core.rollout.turns import TurnTaking
 from rl_core.types import (
     Completion,
     GenerationRequest,
@@ -71,8 +79,7 @@ def run(
             config,
             problems,
             engine,
-            decode=lambda ids: " ".join(TEXTS[i] for i in ids),
-            encode=lambda text: [],
+            TurnTaking(config.env, lambda ids: " ".join(map(TEXTS.get, ids)), lambda text: []),
             rewards=rewards,
         )
         return collector.collect(
@@ -154,6 +161,17 @@ def test_a_group_whose_spread_is_a_reward_that_failed_teaches_nothing():
     of_verdicts = {"estimator": "maxrl", "group_size": 3, "kl_mode": "none"}
     assert not _teaches([right, right, half], 0, run_config(algorithm=of_verdicts))
     assert _teaches([right, replace(right, scored=ScoredText(0.0, "x", None)), failed], 0, config)
+
+
+def test_the_mean_of_each_reward_is_a_metric_without_the_responses_that_failed():
+    scored = [ScoredText(s, "correct", None, rewards=(("f", s), ("g", 0.5))) for s in (1.0, 0.25)]
+    rollouts = [
+        Rollout(problem(1).problem, 0, i, "", (1,), COMPLETION, "", one)
+        for i, one in enumerate([*scored, FAILED])
+    ]
+    metrics = reward_metrics(rollouts)
+    assert (metrics["reward/f/mean"], metrics["reward/g/mean"]) == (0.625, 0.5)
+    assert not {name for name in reward_metrics(rollouts[2:]) if name.endswith("g/mean")}
 
 
 def test_rounds_and_problems_are_limited_and_the_same_step_draws_the_same_again():

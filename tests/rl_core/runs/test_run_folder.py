@@ -175,7 +175,7 @@ def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path, make_rollout
         prompt_text="make 3",
         response_text="<answer>1 + 2</answer>",
         completion=Completion(np.arange(2), np.float32([-0.5, -0.25]), "length", 10),
-        scored=ScoredText(1.0, "correct", "1 + 2"),
+        scored=ScoredText(1.0, "correct", "1 + 2", rewards=(("f", 0.75), ("g", 0.25))),
     )
     learned = {"reward": [1.0, 0.5], "ref_kl": np.array([0.125, np.nan], dtype=np.float32)}
     file = log.write(12, 1, [right, replace(other, sample_index=1)], learned)
@@ -210,9 +210,10 @@ def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path, make_rollout
         "turns": None,
         "value": None,
         "truth": '{"numbers": [1, 2], "target": 3}',
+        "rewards": [{"name": "f", "score": 0.75}, {"name": "g", "score": 0.25}],
     }
     assert (second["prompt_index"], second["group_id"], second["sample_index"]) == (1, 1, 1)
-    assert (second["reward"], second["ref_kl"]) == (0.5, None)
+    assert (second["reward"], second["ref_kl"], second["rewards"]) == (0.5, None, None)
     assert file.stat().st_mode & 0o777 == 0o644
 
 
