@@ -27,5 +27,6 @@ select
     turns,
     value,
     truth,
+    rewards,
     try_cast(case when json_valid(truth) then truth ->> '$.target' end as double) as target
 from rollout_rows

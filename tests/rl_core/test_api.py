@@ -130,19 +130,20 @@ def test_tests_in_training_sample_the_very_responses_of_the_evaluation(tiny_mode
     def score(response: str, _: object) -> ScoredText:
         return ScoredText(letters(response, "e"), "unknown", None)
 
-    def later(response: str, problem: object) -> Future[ScoredText]:
+    def later(response: str, problem: object, turns: object) -> Future[ScoredText]:
         scored: Future[ScoredText] = Future()
         scored.set_result(score(response, problem))
         return scored
 
+    longest = config.data.max_response_length
     evaluated = evaluate_model(
-        lambda requests, sampling, _: in_order(engine.generate(requests, sampling)),
+        lambda requests, mode, _: in_order(
+            engine.generate(requests, config.evaluation.sampling(longest, mode))
+        ),
         problems,
         decode=text_codec(tokenizer)[0],
         score=later,
-        score_strictly=score,
-        score_leniently=score,
-        max_tokens=config.data.max_response_length,
+        other_scores={},
         settings=config.evaluation,
     )
     (at_start, *_) = run.metrics["val/score"].to_list()

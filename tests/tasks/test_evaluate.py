@@ -214,4 +214,4 @@ def test_answers_that_another_reward_judged_stay(tmp_path, tiny_model_path, monk
     assert evaluations[0][0] != evaluations[1][0]
     assert evaluations[0][1] != evaluations[1][1]
     reward.unlink()
-    assert Evaluator(config, data).settings["reward_source"] is None
+    assert Evaluator(config, data).settings["reward_source"] == [None]

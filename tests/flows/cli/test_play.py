@@ -4,6 +4,7 @@ import io
 import re
 from pathlib import Path
 
+from rl_core.data.dataset import problems_in
 from rl_core.envs import find_env
 from tests.support.programs import python
 
@@ -43,8 +44,9 @@ def test_the_calculator_of_the_docs_is_played(cli, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     env = find_env("calculator:Calculator")()
-    rows = env.rows_of_splits(train_size=16, test_size=16, seed=0)["test"][:2]
-    turns = [text for row in rows for text in (CALL, f"It is\n{row.truth}")]
+    tables = env.rows.make(env, train_size=16, test_size=16, seed=0)
+    problems = problems_in(tables["test"], env.name)[:2]
+    turns = [text for one in problems for text in (CALL, f"It is\n{one.ground_truth}")]
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{text}\n\n" for text in turns)))
     printed = cli("play", "env=calculator:Calculator", root=tmp_path / "root").out
     assert printed.count("-- correct, score 1") == 2

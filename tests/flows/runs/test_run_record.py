@@ -133,7 +133,7 @@ def start_by_train(config: RunConfig) -> None:
 @pytest.mark.parametrize("start", [start_by_a_flow, start_by_train])
 def test_no_second_start_changes_the_record_of_a_run_that_goes_on(start, tmp_path, monkeypatch):
     monkeypatch.setattr(countdown_train, "tag_flow_run", lambda config: None)
-    monkeypatch.setattr(countdown_train, "Chain", lambda: lambda task, config: None)
+    monkeypatch.setattr(countdown_train, "Chain", lambda: lambda task, *given: None)
     monkeypatch.setattr(stages, "_ready", lambda overrides, look: compose(overrides))
     with started(settings(tmp_path, run_id="a")) as run:
         before = {file.name: file.read_bytes() for file in run.path.iterdir()}

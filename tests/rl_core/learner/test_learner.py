@@ -37,7 +37,7 @@ def test_metrics_have_verls_names(new_learner, make_batch):
     actor = ("entropy_loss", "pg_loss", "pg_clipfrac", "ppo_kl", "grad_norm", "lr")
     critic = ("kl", "kl_coeff", "vf_loss", "vf_clipfrac", "vpred_mean", "grad_norm", "lr")
     learned = {f"actor/{x}" for x in actor} | {f"critic/{x}" for x in critic}
-    learned |= {"critic/vf_explained_var"}
+    learned |= {"critic/vf_explained_var", "actor/skipped_steps", "critic/skipped_steps"}
     measured = [f"critic/{x}" for x in ("score", "rewards", "advantages", "returns", "values")]
     measured += ["response_length", "prompt_length", "global_seqlen"]
     spread = {f"{x}/{y}" for x in measured for y in ("mean", "max", "min")}

@@ -214,8 +214,8 @@ def test_calls_are_found_after_the_thoughts(text, marks, calls):
 
 def test_an_env_of_tools_has_problems_goes_to_other_processes_and_is_refused_without_hints():
     env = env_of("Calculator")
-    rows = env.rows_of_splits(train_size=3, test_size=2, seed=1)
-    assert [len(rows[split]) for split in ("train", "test")] == [3, 2]
+    rows = env.rows.make(env, train_size=3, test_size=2, seed=1)
+    assert [rows[split].num_rows for split in ("train", "test")] == [3, 2]
     assert env.name == f"{HERE}:Calculator"
     assert pickle.loads(pickle.dumps(env)) == env
     with pytest.raises(ValueError, match="its method say has no type hint for text"):
