@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (24_523, 18_000),
+    "statements of the product": (24_524, 18_000),
     "lines of tests": (44_400, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
@@ -29,7 +29,7 @@ ROOMS = {
     "rl_core/checkpoints": (472, 34),
     "rl_core/config": (567, 44),
     "rl_core/data": (1_361, 88),
-    "rl_core/envs": (1_903, 136),
+    "rl_core/envs": (1_904, 136),
     "rl_core/evaluation": (362, 38),
     "rl_core/learner": (1_110, 46),
     "rl_core/models": (923, 63),

@@ -7,6 +7,7 @@ solver only when it is called.
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 import unicodedata
@@ -255,7 +256,7 @@ class TextEnv(Section):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Names the class as `env=` finds it, if it has no name of its own."""
         super().__pydantic_init_subclass__(**kwargs)
-        if "name" not in cls.__annotations__:
+        if "name" not in inspect.get_annotations(cls):  # `__annotations__` may be the base's
             cls.__pydantic_fields__["name"].default = f"{cls.__module__}:{cls.__qualname__}"
             cls.model_rebuild(force=True)
 
