@@ -7,6 +7,7 @@ Not here: what a stage does (`tasks/`), and how the command line shows it (`flow
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from flows.prefect_patches.own_settings import ignore_working_folder
@@ -51,7 +52,10 @@ outlive_lost_leases()
 tell_the_end_plainly()
 
 
-report_task = task(name="report", task_run_name="write report.html")(report_run)
+@task(name="report", task_run_name="write report.html")
+def report_task(run: RunFolder) -> Path:
+    """Writes the report that ends a run, see `tasks/report.py`."""
+    return report_run(run)
 
 
 @flow(name="countdown-train")
