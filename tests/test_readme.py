@@ -70,6 +70,7 @@ ENDS_WITH = {
     "evaluate checkpoint=champion": (0, 2),  # two steps make none
     "notify test": (2,),  # no file names anybody
     "export RUN/best to=FOLDER adapter=true": (2,),  # that run has no adapters
+    "stop RUN": (2,),  # it has ended
     "sync": (1,),  # nobody answers there
 }
 """Exit codes other than 0."""

@@ -79,6 +79,8 @@ def tool_env_of(tools: type) -> type[ToolEnv]:
     about = {"__module__": tools.__module__, "__qualname__": tools.__qualname__}
     makes_problems = hasattr(tools, "problems")
     members = {"tools": tools, "makes_problems": classmethod(lambda cls: makes_problems)}
+    if makes_problems:  # whose prompts are whole
+        members["templates"] = {}
     # Another process makes this class from the user's, which it finds by its name.
     members["__reduce__"] = lambda env: (_restored, (tools, env.model_dump()))
     return type(tools.__name__, (ToolEnv,), {**about, "__doc__": tools.__doc__, **members})
