@@ -39,7 +39,7 @@ _LEVELS: Final = ("fatal", "warning", "ok")
 def preflight(config: RunConfig, unread: Sequence[str] = ()) -> list[Finding]:
     """Returns what was found; the caller decides what a fatal finding stops.
 
-    `unread`: sentences about settings that count for nothing.
+    `unread`: sentences about settings without effect.
     """
     return [
         *_storage(config),

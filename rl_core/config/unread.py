@@ -1,4 +1,4 @@
-"""Settings that count for nothing beside others, and why: said before a run, and in its report."""
+"""Settings without effect beside others, and why: said before a run, and in its report."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Reader:
     """Names of settings, with spaces between; `critic.` stands for all that begin so."""
     reads: Callable[[RunConfig], object]
     why_not: str
-    """Follows `KEY=VALUE counts for nothing: `."""
+    """Follows `KEY=VALUE has no effect: `."""
 
 
 def _ratio_moves(config: RunConfig) -> bool:
@@ -40,6 +40,11 @@ READERS: Final = (
         "critic.",
         lambda config: config.algorithm.formula.needs_critic,
         "only algorithm.estimator=gae has a critic",
+    ),
+    Reader(
+        "critic.value_clip",
+        lambda config: not config.updates_once,
+        "a step has one update, before which no value has moved",
     ),
     Reader(
         "algorithm.outcome_gate",
@@ -154,7 +159,7 @@ READERS: Final = (
         "env.reward decides how a response is read and scored",
     ),
     Reader(
-        "trainer.wandb_",
+        "trainer.wandb_mode",
         lambda config: "wandb" in config.trainer.logger,
         "trainer.logger does not name wandb",
     ),
@@ -173,7 +178,7 @@ READERS: Final = (
 
 
 def unread_settings(config: RunConfig, values: Mapping[str, Any]) -> list[str]:
-    """Returns a sentence for each of these settings, by dotted key, that counts for nothing."""
+    """Returns a sentence for each of these settings, by dotted key, that has no effect."""
     reasons = {}
     uses = {name for row in ESTIMATORS.values() for name in row.settings}
     for name in uses.difference(config.algorithm.formula.settings):
@@ -184,7 +189,7 @@ def unread_settings(config: RunConfig, values: Mapping[str, Any]) -> list[str]:
             if key.startswith(tuple(reader.settings.split())) and not reader.reads(config):
                 reasons.setdefault(key, reader.why_not)
     return [
-        in_one_line(f"{key}={value} counts for nothing: {reasons[key]}")
+        in_one_line(f"{key}={value} has no effect: {reasons[key]}")
         for key, value in values.items()
         if key in reasons and key != "sft.data"
     ]

@@ -86,7 +86,7 @@ def _base_of(adapter: Path) -> Path:
         remedy = f"name the model that it was made from in {ADAPTER_CONFIG}"
         raise _refusal(adapter, f"its base {base} is quantized: {remedy}")
     if digest is not None and present != digest:
-        why = f"its base {base} has weights of sha256 {present:.12}, and it learned beside those of"
+        why = f"its base {base} has weights of sha256 {present:.12}, and it was trained on those of"
         raise _refusal(adapter, f"{why} {digest:.12}: put these back there")
     return base
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import logging
+import os
 import platform
 import time
 from collections.abc import Iterator
@@ -94,15 +95,26 @@ def is_free(run: RunFolder) -> bool:
 def owner_of(run: RunFolder) -> int | None:
     """Returns the process of this machine that is at work on a run; None if there is none here.
 
-    The kernel's own list of locks says it: a file could name any process.
+    The kernel's own list of locks says it, and the process's open files: a file could name any
+    process, and a link in a stranger's run could lead to a lock of another program.
     """
     with suppress(FileNotFoundError):
-        inode = f":{(run.path / _OWNER).stat().st_ino}"
+        owner = (run.path / _OWNER).lstat()
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
-            _, kind, _, access, process, file, *_ = line.split()
-            if (kind, access) == ("FLOCK", "WRITE") and file.endswith(inode):
-                return int(process)
+            fields = line.split()
+            is_lock = fields[1] == "FLOCK" and fields[5].endswith(f":{owner.st_ino}")
+            if is_lock and _has_open(int(fields[4]), owner):
+                return int(fields[4])
     return None
+
+
+def _has_open(process: int, file: os.stat_result) -> bool:
+    """Says whether a process has a file open: inodes are of one file system only."""
+    for descriptor in Path(f"/proc/{process}/fd").glob("*"):
+        with suppress(OSError):
+            if os.path.samestat(descriptor.stat(), file):
+                return True
+    return False
 
 
 @contextmanager

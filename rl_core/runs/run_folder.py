@@ -116,7 +116,7 @@ class RunRecord(BaseModel):
     own_settings: dict[str, tuple[Any, Any]] = {}
     """Settings that the user changed in the preset: by name, the preset's value and the run's."""
     unread: list[str] = []
-    """A sentence for each of these that counts for nothing."""
+    """A sentence for each of these that has no effect."""
     planned_step_s: Spread | None = None
     """Seconds per step as estimated before the first, with bounds."""
     planned_from: str | None = None

@@ -47,6 +47,12 @@ def test_a_file_cannot_name_the_process_that_is_stopped(cli, tmp_path):
     run = new_run(tmp_path, "strange")
     (run.path / ".owner").write_text(str(os.getpid()))
     assert "no process here" in cli("stop", "strange", code=2).err
+    mine = new_run(tmp_path, "mine")
+    (run.path / ".owner").unlink()
+    (run.path / ".owner").symlink_to(mine.path / ".owner")
+    with owned(mine):
+        assert owner_of(mine) == os.getpid()
+        assert owner_of(run) is None
 
 
 LOG = """\

@@ -1,4 +1,4 @@
-"""Settings that count for nothing are named, and those that count are not."""
+"""Settings without effect are named, and those that count are not."""
 
 import pytest
 
@@ -10,8 +10,9 @@ from rl_core.runs.settings_file import leaves
 
 GRPO = "algorithm.estimator=grpo algorithm.group_size=4 "
 CASES = [
-    # (the setting, what goes with it, why it counts for nothing, what makes it count)
+    # (the setting, what goes with it, why it has no effect, what makes it count)
     ("critic.lr=0.9", GRPO, "only algorithm.estimator=gae has a critic", ""),
+    ("critic.value_clip=1", "actor.mini_batch_size=256", "one update", "actor.ppo_epochs=2"),
     ("algorithm.gamma=0.9", GRPO, "algorithm.estimator=grpo does not have it", ""),
     ("algorithm.gae_lambda=0.9", "algorithm.estimator=reinforce_plus_plus", "does not have", ""),
     ("algorithm.outcome_gate=false", "", "does not compare the responses", GRPO),
@@ -60,7 +61,7 @@ def test_a_setting_without_effect_is_named_and_one_with_effect_is_not(
 ):
     key, _, value = setting.partition("=")
     (sentence,) = unread_settings(compose([setting, *others.split()]), {key: value})
-    assert sentence.startswith(f"{setting} counts for nothing: ")
+    assert sentence.startswith(f"{setting} has no effect: ")
     assert why in sentence
     assert not unread_settings(compose([setting, *counts_with.split()]), {key: value})
 

@@ -183,7 +183,7 @@ def test_another_base_is_refused_and_one_that_has_gone_leaves_the_adapter(traine
     model.lm_head.weight.data[3, 4] += 1
     model.save_pretrained(base)
     other = base_digest(base)
-    expected = f"sha256 {other[:12]}, and it learned beside those of {digest[:12]}: put these back"
+    expected = f"sha256 {other[:12]}, and it was trained on those of {digest[:12]}: put these back"
     with pytest.raises(ValueError, match=expected):
         read_weights(folder)
     line = f"began with another model: .*sha256 {other[:12]} and not {digest[:12]}; go on with"

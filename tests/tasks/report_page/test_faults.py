@@ -83,14 +83,14 @@ def test_settings_data_and_versions_are_on_the_page(two_runs):
     run = two_runs / "runs" / "alpha"
     record = json.loads((run / "run.json").read_text())
     record["own_settings"] = {"actor.lr": [3e-4, 1e-4], "trainer.logger": [["console"], []]}
-    record["unread"] = ["critic.lr=1 counts for nothing"]
+    record["unread"] = ["critic.lr=1 has no effect"]
     record["made_with"] = {"torch": "2.13.0+cpu", "commit": "0123abcd-dirty"}
     record["data"] = "somewhere/data/tiny"
     (run / "run.json").write_text(json.dumps(record))
     page = write_report(run).html.read_text()
     assert "<td>actor.lr</td><td>0.0003</td><td><mark>0.0001</mark></td>" in page
     assert "<td>trainer.logger</td><td>[console]</td><td><mark>[]</mark></td>" in page
-    assert "<dd>critic.lr=1 counts for nothing</dd>" in page
+    assert "<dd>critic.lr=1 has no effect</dd>" in page
     assert "torch <b>2.13.0+cpu</b>" in page
     assert "commit <b>0123abcd-dirty</b>" in page
     assert "<h3>Data tiny</h3>" in page
