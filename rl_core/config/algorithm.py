@@ -89,6 +89,9 @@ class AlgorithmConfig(Section):
     overlong_tokens: int = Field(0, ge=0)
     """The reward falls over so many of the last tokens up to the longest response, by 1 at its end
     (DAPO); 0: it does not. `critic/score` and accuracy stay as they are."""
+    length_penalty: float = Field(0.0, ge=0, le=0.5)
+    """What a right response of `data.max_response_length` tokens loses of its reward, a shorter one
+    in proportion, a wrong one nothing. `critic/score` and accuracy stay as they are."""
     mask_truncated: bool = False
     """Responses cut off at the length limit teach nothing (overlong filtering)."""
     outcome_gate: bool = True

@@ -312,11 +312,13 @@ class RunConfig(Section):
                 f"algorithm.overlong_tokens={overlong} are the last of a longest response: use "
                 f"fewer than data.max_response_length={longest}"
             )
-        if overlong and formula.ignores_rewards:
-            raise ValueError(
-                f"algorithm.overlong_tokens={overlong} is a penalty in the reward, which "
-                f"algorithm.estimator={estimator} ignores: use 0"
-            )
+        for name in ("overlong_tokens", "length_penalty"):
+            value = getattr(self.algorithm, name)
+            if value and formula.ignores_rewards:
+                raise ValueError(
+                    f"algorithm.{name}={value} is a penalty in the reward, which "
+                    f"algorithm.estimator={estimator} ignores: use 0"
+                )
         return self
 
     @model_validator(mode="after")
