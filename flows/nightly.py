@@ -51,16 +51,16 @@ def tell_of_end(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
     parameters = get_call_parameters(nightly.fn, (), flow_run.parameters)
     try:
         config = settings_of(parameters["preset"], parameters["overrides"])
-    except BadInputError:  # it ended by that, and said so
+    except BadInputError:  # it ended with that message
         config = RunConfig()
     night = Night(flow_run, config)
     for run in RunFolder.all_under(config.storage.root):  # it may go on with that of a night before
-        with suppress(ValueError):  # what lies there is no run
+        with suppress(ValueError):  # what is there is no run
             if night.due is not None and run.read().night == night.due:
                 night = Night(flow_run, config.model_copy(update={"run_id": run.run_id}))
     status = night.run.read().status if night.run is not None else None
     if state.is_crashed() and status == "failed":
-        return  # it told of that itself, and its process ended with an exit code as it should
+        return  # it reported that itself, and its process ended with an exit code as it should
     event: Event = "failed" if state.is_crashed() else "cancelled"
     if event == "cancelled" and status != "running":
         reason = (night.run and night.run.read().reason) or "cancelled before it began to train"

@@ -92,7 +92,7 @@ def _folder_of(config: RunConfig, name: str, settings: dict[str, Any]) -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """Says whether the folder holds a made model: one appears there complete or not at all."""
+    """Returns whether the folder holds a made model: one appears there complete or not at all."""
     return (folder / "warm_start.json").is_file()
 
 

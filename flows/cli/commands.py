@@ -65,7 +65,7 @@ class Command:
     help: str
     about: str = "{help}"  # stands above the options in the command's own help
     words: str = "KEY=VALUE"  # their name in the help; empty if there are none
-    arguments: tuple[str, ...] = ()  # keys that it takes beside settings
+    arguments: tuple[str, ...] = ()  # keys that it takes besides settings
     starts_anew: bool = False
     """Its words are the settings of a run, so a typo is answered before anything heavy loads."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -212,7 +212,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "explain:explain",
         "say what a setting means, its bounds, which presets set it, its name in verl",
         about="{help}. KEY may be a group (actor), a part of names (lora) or verl's name; with "
-        "=VALUE it says whether that is allowed, beside the settings that follow.",
+        "=VALUE it says whether that is allowed with the settings that follow.",
         words="KEY[=VALUE]",
     ),
     "config": Command("explain:print_config", "print the resolved settings"),

@@ -94,7 +94,7 @@ def _show_lengths(
 
 
 def _tokenizer(config: RunConfig, run: RunFolder | None) -> tuple[str, CountTokens | None]:
-    """Returns in words whose tokens are counted, and a tokenizer that is here; fetches none."""
+    """Returns, as text, whose tokens are counted, and a tokenizer that is here; fetches none."""
     model = _base_model(config) if run is None else run.read().model
     is_chat = config.env.prompt_template == "chat"
     if model is None:

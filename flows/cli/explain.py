@@ -54,7 +54,7 @@ _KINDS: Final = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting, in words."""
+    """One setting, as text."""
 
     key: str
     env: str | None  # the env that has it, None for all
@@ -248,7 +248,7 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
-    """Returns a type and its bounds in words, from a field's JSON schema."""
+    """Returns a type and its bounds as text, from a field's JSON schema."""
     if "description" in schema:
         return str(schema["description"])
     if "anyOf" in schema:

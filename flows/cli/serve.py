@@ -223,7 +223,7 @@ def delete_if_there(client: SyncPrefectClient, automation_id: UUID) -> None:
 
 
 def says_the_same(there: AutomationCore, automation: AutomationCore) -> bool:
-    """Says whether an automation needs no change, switched on or not.
+    """Returns whether an automation needs no change, switched on or not.
 
     An update, even with equal content, makes the server forget the runs whose heartbeats it waits
     for: if their machine is gone, they stay Running, and each later night is Refused.
@@ -299,7 +299,7 @@ class _Processes(AbstractContextManager["_Processes"]):
     def watch(self, restart: Mapping[str, Callable[[], None]]) -> NoReturn:
         """Starts again what ends, a few times.
 
-        A worker's run goes on without it, and a second beside it would share its memory: so a new
+        A worker's run continues without it, and a second one would share its memory: so a new
         worker starts when that has ended.
         """
         restarts: deque[float] = deque(maxlen=_RESTARTS)

@@ -174,7 +174,7 @@ def evaluate(overrides: Sequence[str]) -> None:
     evaluated = evaluated_of_run(in_force, run, data, names)
     say(f"\n{render(evaluated, [answers.name for answers in evaluated.answers])}")
     if not is_own:
-        say(f"kept beside the run's own evaluation: {run.path / 'run.json'} stays as it is")
+        say(f"kept next to the run's own evaluation: {run.path / 'run.json'} stays as it is")
         return
     _show_summary(run)
 

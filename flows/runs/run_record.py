@@ -197,7 +197,7 @@ def _stopped(signal: BaseException, run: RunFolder) -> str:
 
 
 def _unsaved(run: RunFolder) -> str:
-    """Returns in words which steps a resume repeats, if the stop could not save them."""
+    """Returns, as text, which steps a resume repeats, if the stop could not save them."""
     done = run.metrics.last_step()
     at = run.last_saved()
     if done <= at:

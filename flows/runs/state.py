@@ -48,7 +48,7 @@ def outlive_lost_leases() -> None:
 
     A run of a deployment with a concurrency limit renews the lease of its slot. If that fails (the
     server was away, or has forgotten its leases in a restart) Prefect raises CancelledError in the
-    flow. Without it the next run may start beside this one: a worker's `--limit 1` counts both.
+    flow. Without it the next run may start while this one runs: a worker's `--limit 1` counts both.
     """
     maintain = getattr(flow_engine, _MAINTAIN)
     lasts = {"raise_on_lease_renewal_failure": False}
@@ -100,7 +100,7 @@ def take_over(run: RunFolder) -> None:
 
 
 def is_cancelled() -> bool:
-    """Says whether Cancel in the UI, not another SIGTERM, is why this process ends."""
+    """Returns whether Cancel in the UI, not another SIGTERM, is why this process ends."""
     flow_run = own_flow_run()
     if flow_run is not None and not _cancelled.is_set():  # no answer counts as no
         context = contextvars.copy_context()
@@ -119,7 +119,7 @@ def _look_for_cancel(flow_run: UUID) -> None:
 
 
 def is_suspended() -> bool:
-    """Says whether this flow run was suspended, and is on its way out."""
+    """Returns whether this flow run was suspended, and is on its way out."""
     context = FlowRunContext.get()
     return context is not None and context.flow_run_suspension_request.is_requested()
 
@@ -155,7 +155,7 @@ class _Watch:
                 with get_client(sync_client=True) as client:
                     client.set_flow_run_state(self._id, cancelled, force=True)
             except (HTTPError, PrefectException) as error:
-                _logger.warning("the Prefect server was not told %s: %s", cancelled.name, error)
+                _logger.warning("the Prefect server did not get %s: %s", cancelled.name, error)
             raise Abort("cancelled") from None
 
     def _keep_looking(self) -> None:

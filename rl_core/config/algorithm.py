@@ -250,7 +250,7 @@ class TeacherConfig(Section):
     """`tokens`: its log-probs of the sampled tokens, as advantages; `full`: the KL to it over the
     whole vocabulary, as a loss, which has less noise and costs a second output embedding."""
     coef: float = Field(1.0, gt=0)
-    """Weight of what it teaches beside the reward's advantage (of 0 with `estimator=distill`)."""
+    """Weight of the teacher's term, added to the advantage (0 with `estimator=distill`)."""
     bound: float = Field(10.0, gt=0)
     """With `tokens`, the largest difference of log-probs that counts, in nats per token."""
 

@@ -42,10 +42,10 @@ class TrainerConfig(Section):
     Set this at least 15 s shorter. Prefect's Cancel waits 30 s. Ctrl-C has no limit.
     """
     logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = ("console",)
-    """Where each step is shown beside `metrics.jsonl` and `log.txt`, which always have it.
+    """Where each step is shown in addition to `metrics.jsonl` and `log.txt`, which always have it.
 
     `console`: a bar and lines in the terminal; `tensorboard`: event files in the run's folder;
-    `wandb`: a process beside the trainer, which adds samples at each test. Without any, the
+    `wandb`: a separate process, which adds samples at each test. Without any, the
     terminal shows only events and warnings.
     """
     wandb_project: str = "countdown-train"
@@ -96,7 +96,7 @@ class CheckpointsConfig(Section):
     quota_bytes: int = Field(20_000_000_000, ge=1)
     """Bytes that all checkpoints of one run may take; latest and best always stay."""
     keep_last: int = Field(2, ge=0)
-    """Newest checkpoints kept beside latest and best, if the quota has room."""
+    """Newest checkpoints kept in addition to latest and best, if the quota has room."""
     merged: Literal["last", "all", "none"] = "last"
     """Which checkpoints of a run with `model.lora_rank` hold the merged model, and not only the
     adapter: the latest and the best when training ends, all, or none.

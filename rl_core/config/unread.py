@@ -1,4 +1,4 @@
-"""Settings without effect beside others, and why: said before a run, and in its report."""
+"""Settings that others make useless, and why: shown before a run and in its report."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -33,7 +33,7 @@ class ToolForm:
 
     tokenizer: PreTrainedTokenizerBase
     names: Mapping[str, Any]
-    """What the template gets beside the messages."""
+    """What the template gets besides the messages."""
     before: str
     """A rendered conversation up to the token that ends the assistant's turn."""
     end_id: int

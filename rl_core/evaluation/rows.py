@@ -39,7 +39,7 @@ Score = Callable[[str, Any], ScoredText]
 UNKNOWN: Final = "unknown"
 """The evaluation of a file that cannot be read."""
 PAGE: Final = ".html"
-"""Suffix of the page that shows some of the answers, beside their rows."""
+"""Suffix of the page that shows some of the answers, next to their rows."""
 
 
 def evaluate_model(

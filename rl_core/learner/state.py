@@ -1,4 +1,4 @@
-"""What an exact resume needs beside the actor's weights, as safetensors and JSON (no pickle)."""
+"""What an exact resume needs besides the actor's weights, as safetensors and JSON (no pickle)."""
 
 import json
 from collections.abc import Mapping

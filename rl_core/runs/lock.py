@@ -84,7 +84,7 @@ def time_of_killed(run: RunFolder) -> dict[str, float]:
 
 
 def is_free(run: RunFolder) -> bool:
-    """Says whether no process is at work on a run, and leaves its lock as it is."""
+    """Returns whether no process is at work on a run, and leaves its lock as it is."""
     try:
         with _if_free(run):
             return True
@@ -109,7 +109,7 @@ def owner_of(run: RunFolder) -> int | None:
 
 
 def _has_open(process: int, file: os.stat_result) -> bool:
-    """Says whether a process has a file open: inodes are of one file system only."""
+    """Returns whether a process has a file open: inodes are of one file system only."""
     for descriptor in Path(f"/proc/{process}/fd").glob("*"):
         with suppress(OSError):
             if os.path.samestat(descriptor.stat(), file):

@@ -27,7 +27,7 @@ def utc_now() -> str:
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """Returns the rows of a run's file of JSON lines; none if it cannot be read.
 
-    A row has a `step`, and beside it what is a finite number, null or the `time`: nothing else.
+    A row has a `step`, and else only what is a finite number, null or the `time`: nothing else.
     """
     try:
         text = read_plain(file, below=file.parent, most_bytes=MOST_LOG_BYTES).decode(

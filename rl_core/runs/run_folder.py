@@ -120,7 +120,7 @@ class RunRecord(BaseModel):
     planned_step_s: Spread | None = None
     """Seconds per step as estimated before the first, with bounds."""
     planned_from: str | None = None
-    """What the estimate rests on, in words."""
+    """What the estimate rests on, as text."""
     teacher: dict[str, str] = {}
     """The folder of the teacher, by `teacher.path`: `RUN/best` may be another one later."""
     own_code: dict[str, str] = {}
@@ -189,7 +189,7 @@ class RunFolder:
 
     @property
     def root(self) -> Path:
-        """The `storage.root` that the run lies in."""
+        """The `storage.root` that holds the run."""
         return self.path.parent.parent
 
     @property
@@ -218,7 +218,7 @@ class RunFolder:
         return EvaluationFiles(self.path / "eval")
 
     def is_there(self) -> bool:
-        """Says whether there is a run, or only its name."""
+        """Returns whether there is a run, or only its name."""
         return (self.path / "run.json").is_file()
 
     def make(self) -> None:

@@ -237,7 +237,7 @@ def mirrored(
 ) -> Iterator[None]:
     """Brings a run down, if the store has it, and publishes it within the block.
 
-    Without a URL it does nothing. `bring` is called once the run is here, for what it needs beside
+    Without a URL it does nothing. `bring` is called once the run is here, for what it needs besides
     it, and returns the folders below `storage.root` that are published with it; `timing` is the
     lease's. ValueError if another machine is at work on the run, StoreError if the store is gone.
     """

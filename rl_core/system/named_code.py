@@ -17,7 +17,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def names_code(name: object) -> bool:
-    """Says whether a setting's value has the form `package.module:function`."""
+    """Returns whether a setting's value has the form `package.module:function`."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
@@ -44,7 +44,7 @@ def tool_names(kind: type) -> list[str]:
 
 
 def is_tool_class(kind: object) -> bool:
-    """Says whether an object is a class of tools: one with a method `reset`."""
+    """Returns whether an object is a class of tools: one with a method `reset`."""
     return isinstance(kind, type) and callable(getattr(kind, "reset", None))
 
 

@@ -1,4 +1,4 @@
-"""What a run's metrics mean, in words: each rule detects one way in which training goes wrong.
+"""What a run's metrics mean: each rule detects one way in which training goes wrong.
 
 A rule reads series of metrics by verl's names and returns a `Diagnosis` or None. It returns None
 also if the log lacks a series, so logs of other trainers can be read too. Rules compare a run's
@@ -127,7 +127,7 @@ def _without_what_is_set(diagnosis: Diagnosis, settings: Mapping[str, Any]) -> D
 
 
 def _is_getting_better(series: _Series) -> bool:
-    """Says whether accuracy rises: then unusual metrics are part of learning."""
+    """Returns whether accuracy rises: then unusual metrics are part of learning."""
     tests = series.values("val/accuracy")
     gains = [series.gain("reward/accuracy") or 0.0, tests[-1] - tests[0] if tests else 0.0]
     return max(gains) > 0.05

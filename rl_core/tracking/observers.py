@@ -19,7 +19,7 @@ class StepObserver:
     """The functions of an observer; those that it does not have do nothing."""
 
     wants_stop: Callable[[], bool] = lambda: False
-    """Says whether the step that ends must be the last; called before it is saved."""
+    """Returns whether the step that ends must be the last; called before it is saved."""
     measure: Callable[[], dict[str, float]] = lambda: {}
     """Returns more metrics of the step that ends."""
     on_step: OnStep = lambda step, last_step, metrics: None
@@ -48,7 +48,7 @@ class BudgetLimit:
         """What allows no further step, as `budget.max_hours=2`; None if one is allowed."""
 
     def wants_stop(self) -> bool:
-        """Says whether the step that ends, not counted yet, and another one exceed the budget."""
+        """Returns whether the step that ends, not yet counted, and another exceed the budget."""
         return self._exceeds(2)
 
     def on_step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
@@ -56,7 +56,7 @@ class BudgetLimit:
         self._spending.add_step(metrics.get("timing_s/step", 0.0))
 
     def allows_a_step(self) -> bool:
-        """Says whether one more step fits; only for use between steps."""
+        """Returns whether one more step fits; only for use between steps."""
         return not self._exceeds(1)
 
     def reason(self, step: int) -> str | None:

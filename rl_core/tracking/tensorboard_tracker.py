@@ -1,4 +1,4 @@
-"""TensorBoard beside the trainer: an event file per start, `tensorboard --logdir RUNS` shows it."""
+"""TensorBoard: an event file per start, `tensorboard --logdir RUNS` shows it."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rl_core.rollout.adaptive_engine import AdaptiveEngine
 
 WRITING: Final = "writing"
-"""Ray's concurrency group, a thread of the actor, for calls that run beside its others."""
+"""Ray's concurrency group, a thread of the actor, for calls that run while its others do."""
 _logger = logging.getLogger(__name__)
 PAD_ID = 0
 """Fills up the learner's rows; masked everywhere, so any token will do."""
@@ -125,7 +125,7 @@ class LearnerActor:
             config.compute_dtype,
             config.actor.micro_batch_tokens,
         )
-        # Before the first save needs it, beside the first rollouts.
+        # Before the first save needs it, during the first rollouts.
         threading.Thread(target=self._learner.reserve_snapshot, daemon=True).start()
 
     def learn(
@@ -147,7 +147,7 @@ class LearnerActor:
         with self._in_phase("weights"):
             gathered = self._gathered
             self._gathered = None
-            # One by one: with adapters, all merged weights at once might not fit beside them.
+            # One by one: with adapters, all merged weights at once might not fit next to them.
             weights = self._learner.each_weight() if gathered is None else gathered.items()
             sent = {n: t.to("cpu", dtype) for n, t in weights}
         self._give_back()  # the engines wake up to take them
@@ -186,7 +186,7 @@ class LearnerActor:
 
     @ray.method(concurrency_group=WRITING)  # type: ignore[untyped-decorator]  # Ray's
     def write_snapshot(self, folder: Path) -> None:
-        """Writes the last snapshot's checkpoint into `folder`, in a thread beside all the rest."""
+        """Writes the last snapshot's checkpoint into `folder`, in a thread of its own."""
         with out_of_memory_as("save"):
             self._learner.write_snapshot(folder)
 

@@ -131,7 +131,7 @@ def _of_shell(text: str, outer: Mapping[str, str]) -> _Source:
     if not starts_verl and (whose := other_trainer(text, "script")) is not None:
         raise ValueError(
             f"this is a script of {whose}, which is not read: docs/coming-from.md has its names of "
-            "settings beside ours"
+            "other settings than ours"
         )
     if (best := max(ranks, default=(False, 0))) == (False, 0):
         raise _why_no_settings(text, script)

@@ -116,6 +116,6 @@ def once_per_training(context: TaskRunContext, inputs: Mapping[str, Any]) -> str
 
 
 def is_trained(run: RunFolder) -> bool:
-    """Says whether the last step that a run did still has its checkpoint."""
+    """Returns whether the last step that a run did still has its checkpoint."""
     steps = run.metrics.last_step()
     return any(checkpoint.step == steps for checkpoint in list_checkpoints(run.path))

@@ -173,7 +173,7 @@ def judge_device(facts: DeviceFacts) -> Iterator[Finding]:
 
 
 def has_kernels(capability: tuple[int, int], arches: tuple[str, ...]) -> bool:
-    """Says whether a build runs on a card.
+    """Returns whether a build runs on a card.
 
     Binary code (`sm_86`) runs on cards of the same major capability and no lower minor one;
     intermediate code (`compute_80`) is compiled for any card from there on (NVIDIA, CUDA C++

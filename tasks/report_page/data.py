@@ -59,13 +59,13 @@ class ReportData:
     rows: dict[str, list[Row]]  # rows of saved queries, see `_rows`
     settings: str  # config.yaml, unchanged
     algorithm: str | None  # with the model's size and the seed; None without settings
-    model: str | None  # its folder, as seen from where the storage root lies
+    model: str | None  # its folder, relative to the storage root's parent
     command: str | None  # that starts such a run; None if the run was imported
     answer_pages: dict[str, str]  # pages of all answers by model, relative to the run's folder
     changes: list[Change]  # problems that only one of base and trained model solved
     seconds: float | None  # of the stages done; in training, up to its last logged step
     price: str | None
-    steps: str | None  # what a step takes, beside what was planned
+    steps: str | None  # what a step takes, and what was planned
     left: str | None  # time and price of the steps that are left, while it trains
     decoding: str  # of what counts for accuracy, `EvaluationConfig.protocol`
     # Test accuracy of base and trained model: from the evaluation, else from first and last
@@ -95,7 +95,7 @@ class ReportData:
 
     @property
     def accuracy(self) -> str:
-        """What the accuracy is of, in words."""
+        """What the accuracy is of, as text."""
         return accuracy_by(self.decoding)
 
 

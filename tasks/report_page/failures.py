@@ -111,7 +111,7 @@ def cause_of(error: BaseException) -> Cause | None:
 
 
 def is_of_a_program(text: str) -> bool:
-    """Says whether a text is what a program printed: a traceback, or lines of Ray's workers."""
+    """Returns whether a text is what a program printed: a traceback, or lines of Ray's workers."""
     lines = COLOURS.sub("", text).splitlines()
     return "Traceback (most recent call last)" in text or any(map(PREFIX.match, lines))
 

@@ -46,7 +46,7 @@ class Watched:
 
     name: str
     log_folder: Path
-    """Its output is in `<name>.log` there, beside the files of its workers; a run's is above it."""
+    """Its output is in `<name>.log` there, with the files of its workers; a run's is above it."""
     stall_s: float
     grace_s: float = GRACE_S
     """In which it saves and ends after SIGINT or SIGTERM."""
@@ -73,7 +73,7 @@ class Watched:
         return self.log_folder / f"{self.name}.log"
 
     def waits(self) -> str:
-        """Returns in words what it waits for, `nothing that is known` if it has noted nothing."""
+        """Returns, as text, what it waits for, `nothing that is known` if it has noted nothing."""
         return " | ".join(waits_in_words(self.log_folder.parent)) or "nothing that is known"
 
 
@@ -186,7 +186,7 @@ class _Watchdog:
         self.moved_at = time.monotonic()
 
     def is_over(self) -> bool:
-        """Says whether a stalled child has had its time to save and end."""
+        """Returns whether a stalled child has had its time to save and end."""
         given_s = self.process.grace_s + _SHUTDOWN_S
         return self.stalled is not None and time.monotonic() - self.moved_at > given_s
 
