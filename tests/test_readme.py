@@ -6,9 +6,12 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 import polars as pl
@@ -16,11 +19,16 @@ import pytest
 
 from flows.cli.commands import parse, take_arguments
 from flows.cli.main import run_command
+from flows.nightly import Night, message
 from flows.settings.compose import compose
 from flows.settings.keys import CHOICES, ENVS, known_keys
+from flows.settings.night import EVENTS
+from rl_core.config.run import RunConfig
 from rl_core.evaluation.statistics import share
+from rl_core.runs.run_folder import RunFolder
 from tasks.importers.verl_table import NAMES, meaning
 from tests.support.learning_curves import NUMBERS, PICTURE, picture
+from tests.support.listeners import hook
 from tests.support.programs import cli, python
 from tests.support.reference_pages import pages as reference_pages
 
@@ -71,6 +79,7 @@ ENDS_WITH = {
     "notify test": (2,),  # no file names anybody
     "export RUN/best to=FOLDER adapter=true": (2,),  # that run has no adapters
     "stop RUN": (2,),  # it has ended
+    "stop": (2,),
     "sync": (1,),  # nobody answers there
 }
 """Exit codes other than 0."""
@@ -203,6 +212,62 @@ def test_the_readme_s_own_task_is_made_and_scored(tmp_path, monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     assert run_command(["generate", *words]) == 0
     assert "1,072" in capsys.readouterr().out
+
+
+def test_the_rewards_of_own_task_return_what_its_table_says():
+    page = (ROOT / "docs" / "own-task.md").read_text()
+    names: dict[str, Any] = {}
+    exec(next(block for _, block in FENCE.findall(page) if "def exact" in block), names)
+    row = r"^\| `(\w+)` \| `(.*?)` \| (?:`(.*?)`)? ?\| `(.*?)` \|$"
+    rows = re.findall(row, page, re.MULTILINE)
+    for name, response, answer, result in rows:
+        given = (response, answer) if answer else (response,)
+        assert str(names[name](*given)) == result
+    assert {name for name, *_ in rows} == {name for name in names if name in page} - {"re"}
+
+
+def test_the_tickets_of_own_task_are_made_and_scored(tmp_path):
+    page = (ROOT / "docs" / "own-task.md").read_text()
+    program = next(block for _, block in FENCE.findall(page) if "DESKS" in block)
+    (tmp_path / "tickets.py").write_text(program)
+    made = python("import runpy; runpy.run_path('tickets.py', run_name='__main__')", cwd=tmp_path)
+    rows = [json.loads(line) for line in made.stdout.splitlines()]
+    assert len(rows) == len({row["prompt"] for row in rows}) == 216
+    assert made.stdout.splitlines()[0] in page
+
+
+def test_the_chat_program_of_nightly_posts_what_the_chats_read():
+    page = (ROOT / "docs" / "nightly.md").read_text()
+    (program,) = (block for name, block in FENCE.findall(page) if name == "python")
+    with hook() as server:
+        url = f"http://127.0.0.1:{urlsplit(server.url).port}"
+        local = program.replace("https://api.telegram.org", url)
+        for variables in (
+            {"DISCORD_URL": url},
+            {"TELEGRAM_TOKEN": "t", "TELEGRAM_CHAT": "7"},
+        ):
+            subprocess.run(
+                [sys.executable, "-c", local],
+                input='{"text": "good"}',
+                env=variables,
+                text=True,
+                check=True,
+            )
+    assert server.told == [{"content": "good"}, {"chat_id": "7", "text": "good"}]
+
+
+def test_nightly_names_each_field_of_a_message(tmp_path):
+    config = RunConfig.model_validate({"storage": {"root": tmp_path}, "run_id": "calm-fox"})
+    RunFolder.create(config)
+    fields = message("finished", Night(None, config), "no gain")
+    page = (ROOT / "docs" / "nightly.md").read_text()
+    table = page.split("| field | type | contents |")[1].split("\n\n")[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} == set(fields)
+    events = re.findall(
+        r"^\| `(\w+)` \| ", page.split("| event | when |")[1].split("\n\n")[0], re.M
+    )
+    assert set(events) == set(EVENTS)
 
 
 def test_the_commands_are_found():
