@@ -21,6 +21,7 @@ from flows.settings.keys import ENVS
 from rl_core.config.run import RunConfig
 from rl_core.tracking.metric_table import METRICS
 from tasks.importers.verl_table import NEAREST, SAME, TABLE, VALUES
+from tests.support.algorithm_page import algorithms_page
 
 PRESETS: Final = Path(flows.settings.__path__[0]) / "conf" / "preset"
 DOCS: Final = Path(__file__).parents[2] / "docs"
@@ -75,6 +76,7 @@ def pages() -> dict[str, str]:
         "verl-settings.md": verl_page(),
         "metrics.md": metrics_page(),
         "cli.md": cli_page(),
+        "algorithms.md": algorithms_page(),
     }
 
 
