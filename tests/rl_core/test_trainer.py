@@ -191,8 +191,8 @@ def test_every_metric_has_a_row_and_every_row_is_logged(whole):
     assert [m.name for m in METRICS if m.when is None and m.name not in named] == []
     code = "".join(path.read_text() for path in (ROOT / "rl_core").rglob("*.py"))
     for metric in METRICS:
-        first, _, rest = metric.name.partition("/")
-        assert f"{first}/{rest.split('*')[0]}" in code or f"/{rest}" in code, metric.name
+        stem, rest = metric.name.split("*")[0].rstrip("/"), metric.name.partition("/")[2]
+        assert stem in code or f"/{rest}" in code or f'"{rest}"' in code, metric.name
 
 
 @pytest.mark.chaos

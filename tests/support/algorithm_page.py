@@ -19,10 +19,10 @@ _HEAD: Final = """\
 
 <!-- written by `python -m tests.support.reference_pages` from rl_core/algos/ -->
 
-Each formula as its docstring in `rl_core/algos/` gives it: what it returns, its conventions, when to
-use it, its paper, its names in verl and TRL. "Default" marks what a run uses unless you choose another.
-[Training](training.md) explains how the parts work together, and how to add [your
-own](training.md#an-algorithm-of-your-own).
+Each formula as its docstring in `rl_core/algos/` gives it: what it returns, its conventions, when
+to use it, its paper, its names in verl and TRL. "Default" marks what a run uses unless you choose
+another. [Training](training.md) explains how the parts work together, and how to add [one of
+yours](training.md#an-algorithm-of-your-own).
 
 Shapes: B responses, T response tokens, G responses of a group (one prompt).
 """
@@ -92,11 +92,13 @@ def _entry(
 ) -> Iterator[str]:
     yield f"### {name}\n"
     yield from _text(function)
+    others = {"dr_grpo": "`grpo` with `algorithm.norm_adv_by_std_in_grpo=false`"}
     verl = [theirs for values in VALUES.values() for theirs, ours in values.items() if ours == name]
     facts = [*(["default"] if name == default else []), *facts]
     yield f"- {'; '.join(facts)}."
-    yield f"- verl: {', '.join(f'`{one}`' for one in dict.fromkeys(verl)) or 'none'}; " + (
-        f"TRL: {TRL.get(name, 'none')}.\n"
+    yield (
+        f"- verl: {', '.join(f'`{one}`' for one in dict.fromkeys(verl)) or others.get(name, 'none')}; "
+        + (f"TRL: {TRL.get(name, 'none')}.\n")
     )
 
 
