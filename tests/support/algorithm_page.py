@@ -96,10 +96,8 @@ def _entry(
     verl = [theirs for values in VALUES.values() for theirs, ours in values.items() if ours == name]
     facts = [*(["default"] if name == default else []), *facts]
     yield f"- {'; '.join(facts)}."
-    yield (
-        f"- verl: {', '.join(f'`{one}`' for one in dict.fromkeys(verl)) or others.get(name, 'none')}; "
-        + (f"TRL: {TRL.get(name, 'none')}.\n")
-    )
+    names = ", ".join(f"`{one}`" for one in dict.fromkeys(verl)) or others.get(name, "none")
+    yield f"- verl: {names}; TRL: {TRL.get(name, 'none')}.\n"
 
 
 def _text(function: Callable[..., Any]) -> Iterator[str]:
