@@ -12,8 +12,8 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (24_536, 18_000),
-    "lines of tests": (44_400, 36_000),
+    "statements of the product": (24_564, 18_000),
+    "lines of tests": (44_573, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
     "functions of more than 6 parameters": (8, 8),
@@ -40,7 +40,7 @@ ROOMS = {
     "rl_core/sft": (537, 26),
     "rl_core/storage": (630, 34),
     "rl_core/system": (1_590, 151),
-    "rl_core/tracking": (702, 28),
+    "rl_core/tracking": (721, 31),
     "rl_core/workers": (1_000, 30),
     "tasks": (1_529, 92),
     "tasks/importers": (1_198, 34),
@@ -50,7 +50,7 @@ ROOMS = {
     "tasks/report_page": (592, 43),
     "tasks/supervision": (340, 9),
     "flows": (472, 25),
-    "flows/cli": (1_500, 53),
+    "flows/cli": (1_509, 53),
     "flows/prefect_patches": (328, 18),
     "flows/runs": (481, 24),
     "flows/settings": (302, 21),
