@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env smollm2 train serve up test test-slow test-nights fuzz seeded-faults chaos lint bench gpu-check
+.PHONY: help env smollm2 train serve up test test-slow test-nights fuzz seeded-faults chaos lint bench gpu-check docs
 
 # .venv's interpreter: the first of these that requires-python allows. PYTHON=... names another.
 IS_SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -110,3 +110,7 @@ endif
 
 gpu-check: $(STAMP) ## what the card computes, holds and takes, next to the CPU and the plans, 27 minutes; ARGS="--parts a,c"
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
+
+docs: $(STAMP) ## the pages as a searchable site in site/, links checked
+	$(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt mkdocs-material
+	$(BIN)/python -m tests.support.docs_site

@@ -32,6 +32,7 @@ from rl_core.envs.text_env import TextEnv
 from rl_core.runs.settings_file import leaves, settings_as_yaml
 from rl_core.section import Section
 from rl_core.system.words import LINES, in_one_line, printable
+from rl_core.tracking.metric_table import find_metrics
 from tasks.importers.verl_table import NAMES, meaning
 
 _WIDTH: Final = 100
@@ -72,7 +73,7 @@ class Setting:
 
 
 def explain(words: Sequence[str]) -> None:
-    """Explains one setting, or a group of them."""
+    """Explains one setting, a group of them, or a metric."""
     if not words:
         raise BadInputError("explain takes a KEY, as actor.lr, or KEY=VALUE (config lists all)")
     key, equals, value = words[0].partition("=")
@@ -86,7 +87,7 @@ def explain(words: Sequence[str]) -> None:
         return
     if key in CHOICES:
         _say_choices(key)
-    elif not equals and not settings and (lines := _about_word(key)):
+    elif not equals and not settings and (lines := [*_about_word(key), *_about_metrics(key)]):
         say("\n".join(lines))
         return
     else:
@@ -138,6 +139,21 @@ def _about_word(word: str) -> list[str]:
     if len(takes) == 1 and not like:
         return [f"{word} is a value of {takes[0].key}:", in_words(takes[0])]
     return list(dict.fromkeys(map(_in_a_line, [*takes, *like])))
+
+
+def _about_metrics(word: str) -> Iterator[str]:
+    """Yields the rows of the metrics with that name, or with the word as a part of theirs."""
+    for metric in find_metrics(word):
+        facts = {
+            "unit": metric.unit,
+            "good": metric.good,
+            "logged": metric.when and "needs " + metric.when,
+        }
+        facts["verl"] = metric.verl
+        yield f"{metric.name}  (a metric)"
+        yield from _wrapped(metric.means, "  ")
+        for name, value in facts.items():
+            yield from _wrapped(value or "", f"  {name:9} ", " " * 12)
 
 
 def _shared_keys() -> set[str]:
