@@ -1,11 +1,10 @@
-"""Every setting counts: flipped to another value it changes a plan, numbers or files, or is refused.
+"""Every setting counts: with another value a plan, numbers or files change, or it is refused.
 
 A line of FLIPS is `KEY=VALUE`, and the settings beside which it should count. `tests/support/flips`
 has the functions that look. A setting that no line has is in ELSEWHERE, with the test that shows
 what it does, or in EXCEPTIONS, with the reason.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,11 +20,17 @@ from tests.support import flips
 from tests.support.flips import Flip
 
 GRPO: Final = "algorithm.estimator=grpo algorithm.kl_mode=none"
-ENTROPY: Final = "actor.entropy_coef=0"
+ADAPTIVE: Final = "algorithm.kl_controller=adaptive algorithm.kl_horizon=10"
+ROUNDED: Final = "model.dtype=bfloat16"
+"""Engine and learner differ by rounding."""
 _REWARDS: Final = "tests.support.user_rewards:"
 REWARD: Final = f"env.reward=[{_REWARDS}{{}}]"
 TEACHER: Final = f"{GRPO} teacher.path=FILES/other_model"
 CUSTOM: Final = "env=custom data.train_files=[FILES/rows.jsonl]"
+ON_A_CARD: Final = (
+    "resources.rollout_gpus=0.5 resources.learner_gpus=0.5 resources.card=H100 "
+    "rollout.num_engines=1"
+)
 OF_ENV: Final = {
     "countdown": "",
     "gsm8k": "env=gsm8k env.source=toy",
@@ -52,8 +57,8 @@ FLIPS: Final = {
         algorithm.kl_estimator=k2
         algorithm.kl_coef=0.5
         algorithm.kl_controller=adaptive algorithm.kl_horizon=10
-        algorithm.kl_target=0.1 algorithm.kl_controller=adaptive algorithm.kl_horizon=10
-        algorithm.kl_horizon=10 algorithm.kl_controller=adaptive
+        algorithm.kl_target=0.1 {ADAPTIVE} trainer.total_steps=3
+        algorithm.kl_horizon=20 {ADAPTIVE}
         algorithm.overlong_tokens=3
         algorithm.mask_truncated=true
         algorithm.outcome_gate=false {GRPO}
@@ -70,11 +75,11 @@ FLIPS: Final = {
         actor.dual_clip=1.01 actor.clip_eps_high=9 actor.ppo_epochs=3
         actor.entropy_coef=0.5
         actor.grad_clip=0.001
-        actor.importance_cap=null rollout.temperature=0.5
-        actor.importance_low=0.99 rollout.temperature=0.5
-        actor.importance_level=sequence rollout.temperature=0.5
-        actor.importance_outside=drop rollout.temperature=0.5 actor.importance_cap=1.01
-        actor.offpolicy_mask=0.001 rollout.temperature=0.5
+        actor.importance_cap=1.001 {ROUNDED}
+        actor.importance_low=0.999 {ROUNDED}
+        actor.importance_level=sequence {ROUNDED} actor.importance_cap=1.001
+        actor.importance_outside=drop {ROUNDED} actor.importance_cap=1.001
+        actor.offpolicy_mask=0.001 {ROUNDED}
         actor.loss_aggregation=seq-mean-token-sum
         critic.lr=1e-4
         critic.lr_schedule=linear
@@ -111,15 +116,15 @@ FLIPS: Final = {
         budget.max_hours=1e-9
         budget.max_cost=1e-9 budget.price_per_hour=1
     """,
-    "plan": """
+    "plan": f"""
         actor.micro_batch_tokens=64
         model.gradient_checkpointing=true
         rollout.engine=hf
         rollout.num_engines=3
         rollout.tensor_parallel_size=2
         rollout.kv_cache_mib=999
-        rollout.gpu_memory_utilization=0.5 resources.rollout_gpus=1 resources.learner_gpus=1
-        rollout.sleep=true resources.rollout_gpus=0.5 resources.learner_gpus=0.5
+        rollout.gpu_memory_utilization=0.5 {ON_A_CARD}
+        rollout.sleep=true {ON_A_CARD}
         rollout.max_num_seqs=8 rollout.engine=hf
         resources.learner_ranks=2
         resources.learner_threads=1
@@ -133,7 +138,8 @@ FLIPS: Final = {
         budget.price_per_hour=2
         budget.currency=USD budget.price_per_hour=2
     """,
-    "refusal": """
+    "refusal": f"""
+        env.source=nobody/nothing {OF_ENV["gsm8k"]}
         storage.min_free_gib=1e9
         storage.url=s3://nowhere/at-all
         data.max_prompt_length=1020
@@ -142,8 +148,8 @@ FLIPS: Final = {
         resources.ray_address=127.0.0.1:9
     """,
     "where": """
-        preset=gsm8k-toy
-        run_id=other
+        preset=overnight-cpu run_id=r
+        run_id=other run_id=r
         storage.root=elsewhere run_id=r
     """,
     "data": f"""
@@ -153,13 +159,12 @@ FLIPS: Final = {
         data.train_size=9
         data.test_size=5
         data.seed=1
-        env.min_operands=4
+        env.min_operands=4 env.max_operands=4
         env.max_operands=5 data.train_size=40
         env.min_number=5
         env.max_number=9
         env.min_target=50
         env.max_target=500
-        env.source=openai/gsm8k env=gsm8k
         env.task=[gcd] env=reasoning_gym
         env.difficulty=3 env=reasoning_gym
         env.config={{leg_counting:{{max_animals:3}}}} env=reasoning_gym
@@ -222,7 +227,7 @@ ELSEWHERE: Final[dict[str, str]] = {}
 
 def _all_flips() -> list[Flip]:
     lines = [(sees, line) for sees, text in FLIPS.items() for line in text.splitlines() if line]
-    for env, others in OF_ENV.items():
+    for others in OF_ENV.values():
         letters = REWARD.format("share_of_letters")
         two = f"env.reward=[{_REWARDS}share_of_letters,{_REWARDS}same_text]"
         of_env = {
@@ -231,7 +236,7 @@ def _all_flips() -> list[Flip]:
             "refusal": ("env.max_turns=2",),
         }
         lines += [(sees, f"{text} {others}") for sees in of_env for text in of_env[sees]]
-        lines.append(("scores", f"env.reward_weights=[1,0.5] {two} {others}"))
+        lines.append(("scores", f"env.reward_weights=[0.5,1] {two} {others}"))
     return [Flip.parse(sees, line) for sees, line in lines if line.strip()]
 
 
