@@ -1,24 +1,24 @@
 """Every setting counts: with another value a plan, numbers or files change, or it is refused.
 
 A line of FLIPS is `KEY=VALUE`, and the settings beside which it should count. `tests/support/flips`
-has the functions that look. A setting that no line has is in ELSEWHERE, with the test that shows
-what it does, or in EXCEPTIONS, with the reason.
+has the functions that look. A setting that no line has is in EXCEPTIONS, with the reason.
 """
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from flows.cli.explain import all_settings
+from flows.cli.explain import Setting, all_settings
 from flows.settings.compose import compose
 from rl_core.config.unread import unread_settings
-from rl_core.envs import ENVS
-from rl_core.envs.text_env import TextEnv
 from tests.conftest import build_tiny_model
 from tests.support import flips
 from tests.support.flips import Flip
 
+NOBODY: Final = "http://127.0.0.1:9"
+"""Nothing answers there."""
 GRPO: Final = "algorithm.estimator=grpo algorithm.kl_mode=none"
 ADAPTIVE: Final = "algorithm.kl_controller=adaptive algorithm.kl_horizon=10"
 ROUNDED: Final = "model.dtype=bfloat16"
@@ -103,6 +103,7 @@ FLIPS: Final = {
         trainer.test_freq=1
         trainer.test_problems=1
         trainer.logger=[tensorboard]
+        trainer.wandb_project=project-b trainer.wandb_project=project-a trainer.logger=[wandb]
         checkpoints.quota_bytes=1 trainer.save_freq=1
         checkpoints.keep_last=0 trainer.save_freq=1
         checkpoints.merged=none model.lora_rank=4
@@ -139,18 +140,25 @@ FLIPS: Final = {
         budget.currency=USD budget.price_per_hour=2
     """,
     "refusal": f"""
-        env.source=nobody/nothing {OF_ENV["gsm8k"]}
+        env.source=nobody/nothing {OF_ENV["gsm8k"]} env.prompt_template=think
         storage.min_free_gib=1e9
         storage.url=s3://nowhere/at-all
         data.max_prompt_length=1020
         rollout.top_p=0.9
         rollout.top_k=9
         resources.ray_address=127.0.0.1:9
+        trainer.wandb_mode=online trainer.logger=[wandb]
     """,
     "where": """
-        preset=overnight-cpu run_id=r
-        run_id=other run_id=r
-        storage.root=elsewhere run_id=r
+        preset=overnight-cpu
+        run_id=other
+        storage.root=elsewhere
+    """,
+    "supervision": """
+        retry.max_retries=1
+        retry.delay_s=1
+        watchdog.stall_s=60
+        trainer.stop_grace_s=60
     """,
     "data": f"""
         data.name=other
@@ -188,10 +196,10 @@ FLIPS: Final = {
     "workers": f"reward.workers=3 {REWARD.format('process_number')}",
     "warm_start": """
         base_model.vocab_size=500
-        base_model.hidden_size=64
+        base_model.hidden_size=64 base_model.num_heads=1
         base_model.intermediate_size=64
         base_model.num_layers=2
-        base_model.num_heads=2 base_model.hidden_size=64
+        base_model.num_heads=2
         base_model.steps=3
         base_model.batch_size=8
         base_model.lr=0.01
@@ -221,8 +229,7 @@ EXCEPTIONS: Final = {
     "env.name": "env=NAME chooses it, and with it all of env.*",
 }
 """Settings that no flip can show, and why."""
-ELSEWHERE: Final[dict[str, str]] = {}
-"""Settings whose effect takes a night's parts to see: the test that sets them and sees it."""
+SLOW: Final = ("run", "scores", "workers", "warm_start", "fine_tuned", "evaluation")
 
 
 def _all_flips() -> list[Flip]:
@@ -252,9 +259,21 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, first in (("rows", 0), ("others", 50)):
         rows = [{"question": f"What is {i}?", "answer": f"{i}"} for i in range(first, first + 16)]
         flips.write_lines(folder / f"{name}.jsonl", rows)
-    pairs = [{"prompt": f"{a}+{b}=", "response": f"{a + b}"} for a in range(6) for b in range(6)]
+    pairs = [
+        {"prompt": f"What is {a} + {b}? ", "response": f"{a + b}"}
+        for a in range(6)
+        for b in range(6)
+    ]
     flips.write_lines(folder / "sft.jsonl", pairs)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLIPPED_TOKEN", "a")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", NOBODY)
+    monkeypatch.setenv("WANDB_BASE_URL", NOBODY)
 
 
 @pytest.fixture(scope="module")
@@ -262,15 +281,42 @@ def seen() -> dict[Any, Any]:
     return {}
 
 
-@pytest.mark.parametrize("flip", ALL, ids=lambda flip: f"{flip.sees}-{flip.env}-{flip.key}")
+def _cases(flips_or_bases: Iterable[Any], sees: Callable[[Any], str]) -> list[Any]:
+    slow = pytest.mark.slow
+    return [pytest.param(x, marks=slow if sees(x) in SLOW else ()) for x in flips_or_bases]
+
+
+@pytest.mark.parametrize("flip", _cases(ALL, lambda flip: flip.sees), ids=str)
 def test_a_flipped_setting_shows(flip, files, seen, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FLIPPED_TOKEN", "a")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     before, after = flip.sides(files)
     if before not in seen:
         seen[before] = flips.look(flip.sees, before, files, tmp_path / "before")
-    outcome = flips.look(flip.sees, after, files, tmp_path / "after")
-    assert outcome != seen[before]
+    assert flips.look(flip.sees, after, files, tmp_path / "after") != seen[before]
     if flip.sees != "refusal":
         assert unread_settings(compose(after), {flip.key: flip.value}) == []
+
+
+@pytest.mark.parametrize("sees", _cases(FLIPS, str))
+def test_the_same_settings_look_the_same(sees, files, tmp_path):
+    flip = next(flip for flip in ALL if flip.sees == sees)
+    settings, _ = flip.sides(files)
+    first, second = (flips.look(sees, settings, files, tmp_path / name) for name in "ab")
+    assert first == second
+
+
+def test_no_setting_is_left_out():
+    flipped = {(flip.key, flip.env) for flip in ALL}
+    keys = {flip.key for flip in ALL}
+    missing = [
+        f"{setting.key} (env={setting.env})"
+        for setting in all_settings()
+        if (setting.key not in keys if setting.env is None else _is_missing(setting, flipped))
+        and setting.key not in EXCEPTIONS
+    ]
+    assert missing == []
+    assert EXCEPTIONS.keys() <= {setting.key for setting in all_settings()} - keys
+
+
+def _is_missing(setting: Setting, flipped: set[tuple[str, str]]) -> bool:
+    has_choice = setting.choices != [setting.default]
+    return has_choice and (setting.key, str(setting.env)) not in flipped

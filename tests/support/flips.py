@@ -7,6 +7,7 @@ is no effect, so such places are left out.
 import json
 import logging
 import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import polars as pl
 import pyarrow.parquet as pq
 from safetensors.torch import load_file
 
+from flows.countdown_train import retried_evaluate, retried_train
 from flows.errors import BadInputError
 from flows.settings.compose import compose
 from rl_core import train
@@ -27,6 +29,7 @@ from rl_core.evaluator import Evaluator
 from rl_core.loop import steps
 from rl_core.resources.placement import asked_of_ray
 from rl_core.rewards.scoring import start_rewards
+from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import leaves
 from rl_core.sft.tune import tune_model
 from rl_core.types import Message, Problem, ScoredText
@@ -35,11 +38,17 @@ from tasks.base_model import _warm_start
 from tasks.preflight import preflight
 from tasks.preflight_checks import plans
 from tasks.preflight_checks.hours import time_findings
+from tasks.supervision.supervisor import Watched
 
 _REPEATS = re.compile(r"timing_|memory/|mfu/|disk/|.*/lr$|critic/kl_coeff$|rollout/tokens_per_s")
 """Metrics that are no effect: of the machine, or a setting as it was set."""
 _VOLATILE = re.compile(r"[a-z_]+\.[a-z_0-9]+=\S+|[\d.]+ [GTM]i?B (are )?free|[\d.]+ are free")
 """Settings as a finding repeats them, and what is free now."""
+_TABLES = {
+    "held_out/*.parquet": ("prompt", "response", "mode", "score"),
+    "rollouts/*.parquet": ("prompt", "response"),
+}
+_OF_A_PART = {("warning", "wandb")}
 _PROBLEMS = [
     Problem(i, "custom", (Message(role="user", content=f"Say {i}"),), "e", 0) for i in range(8)
 ]
@@ -64,6 +73,9 @@ class Flip:
     @property
     def env(self) -> str:
         return self.others.get("env", "countdown")
+
+    def __str__(self) -> str:
+        return f"{self.sees}-{self.env}-{self.key}"
 
     @classmethod
     def parse(cls, sees: str, line: str) -> "Flip":
@@ -126,28 +138,32 @@ def run(config: RunConfig, model: Path, folder: Path) -> Any:
     for name in ("preset", "run_id", "env.name", "storage.root", "storage.url"):
         settings.pop(name, None)
     (rows,) = config.data.train_files
-    done = train(
-        model=model,
-        problems=rows,
-        reward=letters,
-        settings=settings,
-        root=folder / "root",
-        run_id="r",
-    )
+    with warnings.catch_warnings(action="ignore"):  # about defaults: they are all handed over
+        done = train(
+            model=model,
+            problems=rows,
+            reward=letters,
+            settings=settings,
+            root=folder / "root",
+            run_id="r",
+        )
     files = sorted(
         str(file.relative_to(done.folder))
         for file in done.folder.rglob("*")
-        if not file.name.startswith("events.out")
+        if not file.name.startswith("events.out") and "wandb" not in file.parts
     )
     files += [file.parent.name for file in done.folder.rglob("events.out*")]
-    held_out = [file.read_bytes() and pl.read_parquet(file) for file in _parquet(done, "held_out")]
-    answers = [frame.select("prompt", "response", "mode", "score").rows() for frame in held_out]
-    asked = [pl.read_parquet(file)["prompt"].to_list() for file in _parquet(done, "rollouts")]
-    return files, [_plain(row) for row in done.metrics.to_dicts()], answers, asked
+    files += [_projects(file.read_bytes()) for file in done.folder.rglob("*.wandb")]
+    tables = [
+        [pl.read_parquet(file).select(columns).rows() for file in sorted(done.folder.glob(name))]
+        for name, columns in _TABLES.items()
+    ]
+    return files, [_plain(row) for row in done.metrics.to_dicts()], tables
 
 
-def _parquet(done: Any, name: str) -> list[Path]:
-    return sorted((done.folder / name).glob("*.parquet"))
+def _projects(log: bytes) -> str:
+    """The projects that wandb's log names, but for the settings in it, which are JSON."""
+    return str(sorted(set(re.findall(rb'(?<!")project-[a-z]+(?!")', log))))
 
 
 def plan(config: RunConfig, model: Path, folder: Path) -> Any:
@@ -163,8 +179,9 @@ def plan(config: RunConfig, model: Path, folder: Path) -> Any:
 
 
 def refusal(config: RunConfig, model: Path, folder: Path) -> Any:
-    """What stops a run before it begins."""
-    return [finding.check for finding in preflight(config) if finding.level == "fatal"]
+    """What stops a run before it begins, or a part of it."""
+    findings = preflight(config)
+    return [f.check for f in findings if f.level == "fatal" or (f.level, f.check) in _OF_A_PART]
 
 
 def data(config: RunConfig, model: Path, folder: Path) -> Any:
@@ -251,10 +268,20 @@ def evaluation(config: RunConfig, model: Path, folder: Path) -> Any:
     return [(row["prompt"], row["mode"], row["response"]) for row in rows]
 
 
+def supervision(config: RunConfig, model: Path, folder: Path) -> Any:
+    """How often and when a part is started again, and how long it may be silent or take to stop."""
+    made = RunFolder(folder)
+    tasks = (retried_train(config, made), retried_evaluate(config, made))
+    process = Watched.of_run("trainer", config, made)
+    return (
+        [(task.retries, task.retry_delay_seconds) for task in tasks],
+        process.grace_s,
+        process.stall_s,
+    )
+
+
 def where(config: RunConfig, model: Path, folder: Path) -> Any:
     """Where files of a run go, and under which settings it starts."""
-    from rl_core.runs.run_folder import RunFolder
-
     made = RunFolder.create(config)
     return str(made.path), config.model_dump(mode="json", exclude={"preset", "run_id", "storage"})
 
@@ -318,9 +345,10 @@ BASES: dict[str, dict[str, str]] = {
     "evaluation": _SMALL_DATA | _IN_PROCESS | {"data.train_files": "[FILES/rows.jsonl]"},
     "plan": {},
     "refusal": {"rollout.engine": "hf", "storage.min_free_gib": "0"},
-    "where": {},
+    "where": {"run_id": "r"},
+    "supervision": {"run_id": "r"},
     "data": _SMALL_DATA,
-    "scores": _SMALL_DATA,
+    "scores": _SMALL_DATA | {"reward.timeout_s": "60"},
     "workers": _SMALL_DATA,
 }
 """What a function's flips start from, beside the default preset; FILES is a folder."""
@@ -328,6 +356,6 @@ SEES: dict[str, Callable[[RunConfig, Path, Path], Any]] = {
     look.__name__: look
     for look in (
         *(numbers, run, plan, refusal, where, data, scores, workers, warm_start, fine_tuned),
-        evaluation,
+        *(evaluation, supervision),
     )
 }
