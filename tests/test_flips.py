@@ -35,7 +35,7 @@ OF_ENV: Final = {
     "countdown": "",
     "gsm8k": "env=gsm8k env.source=toy",
     "custom": CUSTOM,
-    "reasoning_gym": "env=reasoning_gym",
+    "reasoning_gym": "env=reasoning_gym env.reward=[]",
     "number_questions": "env=number_questions",
 }
 FLIPS: Final = {
@@ -96,7 +96,6 @@ FLIPS: Final = {
     "run": f"""
         algorithm.resample_rounds=2 {GRPO} data.max_response_length=1
         data.curriculum=pass_rate
-        rollout.staleness=1
         trainer.total_epochs=1 trainer.total_steps=9
         trainer.total_steps=2
         trainer.save_freq=1
@@ -126,6 +125,7 @@ FLIPS: Final = {
         rollout.kv_cache_mib=999
         rollout.gpu_memory_utilization=0.5 {ON_A_CARD}
         rollout.sleep=true {ON_A_CARD}
+        rollout.staleness=1
         rollout.max_num_seqs=8 rollout.engine=hf
         resources.learner_ranks=2
         resources.learner_threads=1
@@ -186,7 +186,7 @@ FLIPS: Final = {
         env.answer_from=last_line
         env.answer_from=lenient {OF_ENV["gsm8k"]}
         env.answer_from=last_line {OF_ENV["custom"]}
-        env.answer_from=last_line {OF_ENV["reasoning_gym"]} env.reward=[]
+        env.answer_from=last_line {OF_ENV["reasoning_gym"]}
         env.answer_from=lenient {OF_ENV["number_questions"]}
         reward.timeout_s=0.1 {REWARD.format("awaited")}
         reward.concurrency=1 {REWARD.format("calls_together")}
@@ -243,7 +243,7 @@ def _all_flips() -> list[Flip]:
             "refusal": ("env.max_turns=2",),
         }
         lines += [(sees, f"{text} {others}") for sees in of_env for text in of_env[sees]]
-        lines.append(("scores", f"env.reward_weights=[0.5,1] {two} {others}"))
+        lines.append(("scores", f"env.reward_weights=[0.5,1] {others} {two}"))
     return [Flip.parse(sees, line) for sees, line in lines if line.strip()]
 
 

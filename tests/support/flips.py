@@ -40,7 +40,9 @@ from tasks.preflight_checks import plans
 from tasks.preflight_checks.hours import time_findings
 from tasks.supervision.supervisor import Watched
 
-_REPEATS = re.compile(r"timing_|memory/|mfu/|disk/|.*/lr$|critic/kl_coeff$|rollout/tokens_per_s")
+_REPEATS = re.compile(
+    r"time$|timing_|memory/|mfu/|disk/|.*/lr$|critic/kl_coeff$|rollout/tokens_per_s"
+)
 """Metrics that are no effect: of the machine, or a setting as it was set."""
 _VOLATILE = re.compile(r"[a-z_]+\.[a-z_0-9]+=\S+|[\d.]+ [GTM]i?B (are )?free|[\d.]+ are free")
 """Settings as a finding repeats them, and what is free now."""
@@ -296,6 +298,7 @@ _IN_PROCESS = {
     "env": "custom",
     "env.prompt_template": "base",
     "rollout.engine": "hf",
+    "rollout.num_engines": "1",
     "model.path": "FILES/model",
     "resources.learner_threads": "1",
     "data.train_batch_size": "4",
