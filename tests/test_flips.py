@@ -96,13 +96,12 @@ FLIPS: Final = {
     "run": f"""
         algorithm.resample_rounds=2 {GRPO} data.max_response_length=1
         data.curriculum=pass_rate
-        trainer.total_epochs=1 trainer.total_steps=9
+        trainer.total_epochs=1
         trainer.total_steps=2
         trainer.save_freq=1
         trainer.test_freq=1
         trainer.test_problems=1
         trainer.logger=[tensorboard]
-        trainer.wandb_project=project-b trainer.wandb_project=project-a trainer.logger=[wandb]
         checkpoints.quota_bytes=1 trainer.save_freq=1
         checkpoints.keep_last=0 trainer.save_freq=1
         checkpoints.merged=none model.lora_rank=4
@@ -227,6 +226,7 @@ FLIPS: Final = {
 EXCEPTIONS: Final = {
     "base_model.num_threads": "speed only: the model is the same with any number",
     "env.name": "env=NAME chooses it, and with it all of env.*",
+    "trainer.wandb_project": "only a server sees it: rl_core/tracking/test_wandb_tracker.py",
 }
 """Settings that no flip can show, and why."""
 SLOW: Final = ("run", "scores", "workers", "warm_start", "fine_tuned", "evaluation")

@@ -165,7 +165,7 @@ READERS: Final = (
         "the package's scoring says what is correct, and scores it 1",
     ),
     Reader(
-        "trainer.wandb_mode trainer.wandb_project",
+        "trainer.wandb_mode",
         lambda config: "wandb" in config.trainer.logger,
         "trainer.logger does not name wandb",
     ),

@@ -152,20 +152,14 @@ def run(config: RunConfig, model: Path, folder: Path) -> Any:
     files = sorted(
         str(file.relative_to(done.folder))
         for file in done.folder.rglob("*")
-        if not file.name.startswith("events.out") and "wandb" not in file.parts
+        if not file.name.startswith("events.out")
     )
     files += [file.parent.name for file in done.folder.rglob("events.out*")]
-    files += [_projects(file.read_bytes()) for file in done.folder.rglob("*.wandb")]
     tables = [
         [pl.read_parquet(file).select(columns).rows() for file in sorted(done.folder.glob(name))]
         for name, columns in _TABLES.items()
     ]
     return files, [_plain(row) for row in done.metrics.to_dicts()], tables
-
-
-def _projects(log: bytes) -> str:
-    """The projects that wandb's log names, but for the settings in it, which are JSON."""
-    return str(sorted(set(re.findall(rb'(?<!")project-[a-z]+(?!")', log))))
 
 
 def plan(config: RunConfig, model: Path, folder: Path) -> Any:
