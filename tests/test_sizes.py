@@ -12,8 +12,8 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (24_536, 18_000),
-    "lines of tests": (44_400, 36_000),
+    "statements of the product": (24_546, 18_000),
+    "lines of tests": (45_050, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
     "functions of more than 6 parameters": (8, 8),
@@ -24,12 +24,12 @@ MOST = {
 }
 ROOMS = {
     # room, without the rooms in it: (statements, public names), at most
-    "rl_core": (972, 59),
+    "rl_core": (980, 59),
     "rl_core/algos": (303, 51),
     "rl_core/checkpoints": (472, 34),
-    "rl_core/config": (567, 44),
+    "rl_core/config": (568, 44),
     "rl_core/data": (1_361, 88),
-    "rl_core/envs": (1_906, 136),
+    "rl_core/envs": (1_907, 137),
     "rl_core/evaluation": (362, 38),
     "rl_core/learner": (1_110, 46),
     "rl_core/models": (923, 63),
