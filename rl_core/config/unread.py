@@ -7,6 +7,7 @@ from typing import Any, Final
 from rl_core.algos.advantages import ESTIMATORS
 from rl_core.config.model import TRACES
 from rl_core.config.run import RunConfig
+from rl_core.envs.reasoning_gym import PACKAGE_SCORING
 from rl_core.envs.tool_env import ToolEnv
 from rl_core.system.words import in_one_line
 
@@ -157,6 +158,11 @@ READERS: Final = (
         "env.format_score env.answer_from",
         lambda config: not config.env.reward,
         "env.reward decides how a response is read and scored",
+    ),
+    Reader(
+        "env.full_score",
+        lambda config: PACKAGE_SCORING not in config.env.reward[:1],
+        "the package's scoring says what is correct, and scores it 1",
     ),
     Reader(
         "trainer.wandb_mode",

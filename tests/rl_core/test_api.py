@@ -215,6 +215,10 @@ class Repeat(TextEnv):
         ({"problems": "countdwn"}, "did you mean countdown?"),
         ({"problems": [{"answer": "5"}] * 3}, "problems[0] has no `question` and no `prompt`"),
         ({"problems": [{"question": "2 + 3?"}] * 3}, "problems[0] has no `answer`"),
+        (
+            {"settings": {"rollout.staleness": 1}},
+            "rollout.staleness=1 needs processes of their own",
+        ),
         ({"problems": rows(1)}, "problems has 1 rows: one to train on and one to test"),
         (
             {"settings": {"actor.learning_rate": 1}},
