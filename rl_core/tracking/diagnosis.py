@@ -7,7 +7,7 @@ texts, and what to try, are in `diagnosis.yaml`.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -33,6 +33,9 @@ _LOST_STEPS = 3
 _NOT_FINITE = "not_finite/"
 _NORM = "actor/grad_norm"
 _NEARLY_ALL = 0.99
+_SUSPECT_GAIN = 0.1
+TESTS_OF_A_HACKED_REWARD: Final = 3
+"""Tests in a row that must find a fooled scorer before `budget.stop_on_hacked_reward` acts."""
 _ON_ONE_CARD = RunConfig.model_validate({"resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5}})
 """Used if the settings of a run are unknown."""
 _TEXTS: Final[dict[str, dict[str, str]]] = yaml.safe_load(
@@ -61,8 +64,9 @@ class Diagnosis:
 class _Series:
     """The metrics of a run's training steps, by name; step 0 counts only for `val/*`."""
 
-    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, rows: Iterable[Mapping[str, Any]], settings: Mapping[str, Any]) -> None:
         self.rows = sorted(rows, key=lambda row: int(row["step"]))
+        self.settings = settings
 
     def points(self, name: str) -> list[tuple[int, float]]:
         """Returns (step, value) of a metric, oldest first, without the steps that lack it."""
@@ -104,10 +108,20 @@ def diagnose(
     Advice leaves out what the run has set already: in `config`, the settings in force, or in
     `settings`, those of its `config.yaml` by section.
     """
-    series = _Series(rows)
     known = dict(leaves(config.model_dump(mode="json") if config else settings or {}))
+    series = _Series(rows, known)
     diagnoses = [_nearly_full_card(series, config), *(rule(series) for rule in _RULES)]
     return [_without_what_is_set(one, known) for one in diagnoses if one is not None]
+
+
+def hacked_reward(rows: Sequence[Mapping[str, Any]], config: RunConfig) -> str | None:
+    """Returns the evidence of the last test, if each of the last tests finds a fooled scorer."""
+    known = dict(leaves(config.model_dump(mode="json")))
+    tested = [row["step"] for row in rows if row.get("val/accuracy") is not None]
+    last_tests = tested[-TESTS_OF_A_HACKED_REWARD:]
+    series = [_Series([r for r in rows if r["step"] <= step], known) for step in last_tests]
+    evidence = [one.evidence for one in map(_fooled_scorer, series) if one is not None]
+    return evidence[-1] if len(evidence) == TESTS_OF_A_HACKED_REWARD else None
 
 
 def _diagnosis(rule: str, evidence: str, **values: object) -> Diagnosis:
@@ -242,15 +256,31 @@ def _updates_lost(series: _Series) -> Diagnosis | None:
 
 
 def _fooled_scorer(series: _Series) -> Diagnosis | None:
+    """Compares the gain in training, of accuracy or of the score, with that of the tests.
+
+    Format credit is part of a score and no progress, so a score must rise by more than that.
+    """
     if series.values("curriculum/passed_over_frac"):
         return None  # a curriculum makes the problems easier or harder
-    trained, tests = series.ends("reward/accuracy"), series.values("val/accuracy")
-    if trained is None or len(tests) < 3 or tests[-1] >= trained[1]:
-        return None  # sampled answers have become as good as greedy ones
-    if (gain := trained[1] - trained[0]) < 0.1 or tests[-1] - tests[0] > 0.25 * gain:
+    tests = series.values("val/accuracy")
+    if len(tests) < 3:
         return None
-    seen = f"reward/accuracy {gain:+.3f}, val/accuracy {tests[0]:.3f} -> {tests[-1]:.3f}"
-    return _diagnosis("fooled_scorer", seen)
+    full = series.settings.get("env.full_score", 1.0)
+    credit = series.settings.get("env.format_score", _FORMAT_SCORE)
+    if series.settings.get("env.reward"):
+        credit = 0.0
+    for name, unit, free in (
+        ("reward/accuracy", 1.0, 0.0),
+        ("critic/score/mean", full, credit / full),
+    ):
+        if (trained := series.ends(name)) is None or tests[-1] >= trained[1] / unit:
+            continue  # sampled answers have become as good as greedy ones
+        gain = (trained[1] - trained[0]) / unit
+        if gain > _SUSPECT_GAIN + free and tests[-1] - tests[0] <= 0.25 * gain:
+            change = f"{trained[0]:.3f} -> {trained[1]:.3f}"
+            tested = f"{len(tests)} tests: val/accuracy {tests[0]:.3f} -> {tests[-1]:.3f}"
+            return _diagnosis("fooled_scorer", f"{name} {change}, {tested}")
+    return None
 
 
 def _got_worse(series: _Series) -> Diagnosis | None:

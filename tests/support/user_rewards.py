@@ -136,3 +136,8 @@ def of_another_truth(data_source, solution_str, ground_truth, extra_info=None):
 def awaits_inside(**arguments: Any) -> Any:
     """An async call that no signature shows."""
     return awaited(arguments["solution_str"])
+
+
+def pays_for_letters(response):
+    """A reward that can be hacked: it pays for letters, and only the truth counts as correct."""
+    return {"score": share_of_letters("", response, ""), "acc": response.strip() == "the truth"}

@@ -51,6 +51,7 @@ CASES = [
     ("env.format_score=0.2", "env.reward=a:b", "env.reward decides", ""),
     ("trainer.wandb_mode=online", "", "does not name wandb", "trainer.logger=[wandb]"),
     ("budget.currency=USD", "", "shows no prices", "budget.price_per_hour=2"),
+    ("budget.stop_on_hacked_reward=true", "data.curriculum=pass_rate", "proves nothing", ""),
     ("retry.delay_s=3", "retry.max_retries=0", "never waits", ""),
 ]
 
