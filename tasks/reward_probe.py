@@ -22,7 +22,7 @@ from rl_core.data.user_files import read_own_rows
 from rl_core.envs.rows import Row
 from rl_core.envs.tool_env import ToolEnv
 from rl_core.rewards.scoring_process import Measured, ScoringProcess
-from rl_core.system.words import cut, disk_size, duration
+from rl_core.system.words import counted, cut, disk_size
 from rl_core.types import REWARD_ERROR, Problem
 from tasks.preflight_checks import Finding, fatal, ok, warning
 from tasks.preflight_checks.rows import RightResponse, response_tokens, right_responses, rows_of
@@ -87,7 +87,7 @@ def probe(config: RunConfig, response: str | None = None) -> Probe:
         scored = _try_texts(scorer, texts, result.rows)
         odd = [row["text"] for row in result.rows if row["as expected"] == "no"]
         if odd := [name for name in odd if name != _GOLD_TEXT]:
-            what = "look at these texts, which deserve less, or name no reason for an error"
+            what = "they deserve less and no error: a model finds what is paid"
             result.findings.append(warning("texts", f"not as expected: {', '.join(odd)}", what))
         else:
             result.findings.append(ok("texts", "no other text is paid like a right answer"))
@@ -111,7 +111,9 @@ def _rows(config: RunConfig) -> list[Row]:
     if env.rows.source(env) is not None:
         raise ValueError(f"{file.parent} is not there: countdown-train generate makes it")
     env.rows.refuse(env)
-    return rows_of(env.rows.make(env, train_size=_GOLD, test_size=1, seed=config.data.seed)["train"])
+    return rows_of(
+        env.rows.make(env, train_size=_GOLD, test_size=1, seed=config.data.seed)["train"]
+    )
 
 
 def _gold(config: RunConfig, scorer: ScoringProcess, rows: Sequence[Row]) -> Iterator[_Asked]:
@@ -311,7 +313,7 @@ def _time(config: RunConfig, seconds: Sequence[float]) -> Finding:
         "time",
         f"{len(seconds)} calls, one at a time: {1e3 * fmean(seconds):.3g} ms on average, 99% "
         f"below {1e3 * slowest:.3g} ms; a step's {num_responses:,} responses take about "
-        f"{duration(step_s)} with reward.workers={at_a_time} (an async def awaits several at once)",
+        f"{max(step_s, 0.1):.2g} s with reward.workers={at_a_time} (less by an async def)",
     )
 
 
@@ -320,7 +322,8 @@ def _usage(config: RunConfig, measured: Sequence[Measured]) -> Finding:
     threads = warm[-1].num_threads - warm[0].num_threads
     growth = warm[-1].num_bytes - warm[0].num_bytes
     text = (
-        f"{warm[0].num_threads} threads and {disk_size(warm[0].num_bytes)} after the first calls, "
+        f"{counted(warm[0].num_threads, 'thread')} and {disk_size(warm[0].num_bytes)} after the "
+        "first calls, "
         f"{warm[-1].num_threads} and {disk_size(warm[-1].num_bytes)} after {len(measured)}"
     )
     if threads > 0 or growth > _GROWTH_BYTES:
@@ -359,4 +362,3 @@ def _fits(config: RunConfig, asked: Sequence[_Asked]) -> Finding:
         num_cut = sum(length > limit for length in lengths)
         return warning("length", f"{num_cut} of {len(lengths)} {text}", "raise it")
     return ok("length", text)
-
