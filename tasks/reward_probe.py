@@ -27,7 +27,7 @@ from rl_core.types import REWARD_ERROR, Problem
 from tasks.preflight_checks import Finding, fatal, ok, warning
 from tasks.preflight_checks.rows import RightResponse, response_tokens, right_responses, rows_of
 
-_GOLD: Final = 16
+_NUM_GOLD: Final = 16
 """Problems whose right answer is scored."""
 _TRIED: Final = 4
 """Problems that the other texts are tried on."""
@@ -53,7 +53,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Gold:
     """A problem with a right response, and the score of that."""
 
     row: Row
@@ -77,13 +77,13 @@ def probe(config: RunConfig, response: str | None = None) -> Probe:
     rows = _rows(config)
     result = Probe()
     with closing(ScoringProcess(config, hash_seed=1)) as scorer:
-        asked = list(_gold(config, scorer, rows))
-        result.findings += _gold_findings(config, asked, result.rows)
+        golds = list(_golds(config, scorer, rows))
+        result.findings += _gold_findings(config, golds, result.rows)
         if response is not None:
-            result.findings.append(_users_response(scorer, asked[0].problem, response))
-        if sum(one.measured.scored.verdict == REWARD_ERROR for one in asked) == len(asked):
+            result.findings.append(_users_response(scorer, golds[0].problem, response))
+        if sum(one.measured.scored.verdict == REWARD_ERROR for one in golds) == len(golds):
             return result
-        texts = list(_texts(config, asked))
+        texts = list(_texts(config, golds))
         scored = _try_texts(scorer, texts, result.rows)
         odd = [row["text"] for row in result.rows if row["as expected"] == "no"]
         if odd := [name for name in odd if name != _GOLD_TEXT]:
@@ -91,11 +91,11 @@ def probe(config: RunConfig, response: str | None = None) -> Probe:
             result.findings.append(warning("texts", f"not as expected: {', '.join(odd)}", what))
         else:
             result.findings.append(ok("texts", "no other text is paid like a right answer"))
-        calls = [(str(one.right), one.problem, one.measured) for one in asked] + scored
+        calls = [(str(one.right), one.problem, one.measured) for one in golds] + scored
         sound = [call for call in calls if call[2].scored.verdict != REWARD_ERROR]
         result.findings += _repeats(config, scorer, sound)
-    result.findings.append(_prompts(rows, asked))
-    result.findings.append(_fits(config, asked))
+    result.findings.append(_prompts(rows, golds))
+    result.findings.append(_fits(config, golds))
     return result
 
 
@@ -112,14 +112,14 @@ def _rows(config: RunConfig) -> list[Row]:
         raise ValueError(f"{file.parent} is not there: countdown-train generate makes it")
     env.rows.refuse(env)
     return rows_of(
-        env.rows.make(env, train_size=_GOLD, test_size=1, seed=config.data.seed)["train"]
+        env.rows.make(env, train_size=_NUM_GOLD, test_size=1, seed=config.data.seed)["train"]
     )
 
 
-def _gold(config: RunConfig, scorer: ScoringProcess, rows: Sequence[Row]) -> Iterator[_Asked]:
+def _golds(config: RunConfig, scorer: ScoringProcess, rows: Sequence[Row]) -> Iterator[_Gold]:
     """Yields problems with their right responses, scored, until the reward failed some times."""
     failures = 0
-    for index, row in enumerate(rows[:_GOLD]):
+    for index, row in enumerate(rows[:_NUM_GOLD]):
         problem = Problem(
             index, row.data_source, tuple(row.prompt), row.truth, row.num_solutions, row.extra_info
         )
@@ -132,7 +132,7 @@ def _gold(config: RunConfig, scorer: ScoringProcess, rows: Sequence[Row]) -> Ite
                 break
         is_correct = [one for one in tried if one[1].scored.verdict == "correct"]
         if tried:
-            yield _Asked(row, problem, tried[0][0], *(is_correct or tried)[0])
+            yield _Gold(row, problem, tried[0][0], *(is_correct or tried)[0])
         if failures >= _MOST_FAILURES:
             return
 
@@ -141,20 +141,20 @@ _GOLD_TEXT: Final = "right answer"
 
 
 def _gold_findings(
-    config: RunConfig, asked: Sequence[_Asked], table: list[dict[str, Any]]
+    config: RunConfig, golds: Sequence[_Gold], table: list[dict[str, Any]]
 ) -> Iterator[Finding]:
     """Yields whether right answers are correct in the form that the prompt asks for."""
-    if not asked:
+    if not golds:
         raise ValueError("no problem has an answer that can be tried: see docs/rewards.md")
-    worst = min(asked, key=lambda one: (one.is_full, one.measured.scored.score))
-    num_full = sum(one.is_full for one in asked)
+    worst = min(golds, key=lambda one: (one.is_full, one.measured.scored.score))
+    num_full = sum(one.is_full for one in golds)
     scored = worst.measured.scored
-    table.append(_line(_GOLD_TEXT, worst.measured, "correct", is_right=num_full == len(asked)))
+    table.append(_line(_GOLD_TEXT, worst.measured, "correct", is_right=num_full == len(golds)))
     is_known = not isinstance(config.env, ToolEnv) and any(
-        isinstance(one.row.truth, str | int | float) or one.row.solution for one in asked
+        isinstance(one.row.truth, str | int | float) or one.row.solution for one in golds
     )
-    if num_full < len(asked):
-        text = f"{num_full} of {len(asked)} right answers are correct"
+    if num_full < len(golds):
+        text = f"{num_full} of {len(golds)} right answers are correct"
         example = f"{cut(str(worst.right), _SHOWN)!r} is {scored.verdict}, score {scored.score:g}"
         why = f" ({scored.why})" if scored.why else ""
         if is_known or scored.verdict == REWARD_ERROR:
@@ -164,7 +164,7 @@ def _gold_findings(
             note = "no answer of the data's own is known, so play shows what a right one scores"
             yield warning("gold", f"{text}: {example}", note)
         return
-    other = next((one for one in asked if one.first.mark != one.right.mark), None)
+    other = next((one for one in golds if one.first.mark != one.right.mark), None)
     if other is not None and other.first.mark:
         yield fatal(
             "gold",
@@ -192,15 +192,15 @@ class _Text:
     kind: str
     expected: str
     """`less`: neither correct nor paid like a right answer; `any`: both are sound."""
-    of: _Asked
+    of: _Gold
     response: str
 
 
-def _texts(config: RunConfig, asked: Sequence[_Asked]) -> Iterator[_Text]:
+def _texts(config: RunConfig, golds: Sequence[_Gold]) -> Iterator[_Text]:
     """Yields the texts that deserve nothing, kind by kind."""
     longest = _CHARACTERS * config.data.max_response_length
-    answers = list(dict.fromkeys(one.right.answer for one in asked))
-    for one in asked[:_TRIED]:
+    answers = list(dict.fromkeys(one.right.answer for one in golds))
+    for one in golds[:_TRIED]:
         right = one.right
         others = [answer for answer in answers if answer != right.answer]
         question = one.problem.messages[-1]["content"]
@@ -332,9 +332,9 @@ def _usage(config: RunConfig, measured: Sequence[Measured]) -> Finding:
     return ok("memory", text)
 
 
-def _prompts(rows: Sequence[Row], asked: Sequence[_Asked]) -> Finding:
+def _prompts(rows: Sequence[Row], golds: Sequence[_Gold]) -> Finding:
     """Says which share of the prompts asks for the form that the reward reads."""
-    marks = {one.right.mark for one in asked if one.is_full}
+    marks = {one.right.mark for one in golds if one.is_full}
     if not marks:
         return warning("prompts", "unknown what the reward reads", "see the right answers above")
     questions = [" ".join(message["content"] for message in row.prompt) for row in rows]
@@ -346,10 +346,10 @@ def _prompts(rows: Sequence[Row], asked: Sequence[_Asked]) -> Finding:
     return ok("prompts", text)
 
 
-def _fits(config: RunConfig, asked: Sequence[_Asked]) -> Finding:
+def _fits(config: RunConfig, golds: Sequence[_Gold]) -> Finding:
     """Says whether a right answer in its form fits into a response."""
     limit = config.data.max_response_length
-    texts = [str(one.right) for one in asked]
+    texts = [str(one.right) for one in golds]
     longest = max(len(text.encode()) for text in texts) + 1
     if longest <= limit:  # a token is at least a byte
         text = f"right answers have at most {longest} tokens of data.max_response_length={limit}"
