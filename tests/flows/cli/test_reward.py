@@ -28,7 +28,7 @@ def evaluated(response, answer):
     return float(bool(text.strip()) and eval(text) == float(answer))
 
 def hashed(response, answer):
-    return {"score": hash(response) % 1000, "acc": right(response, answer)}
+    return right(response, answer) + hash(response) % 1000 / 10_000
 
 def leaks(response, answer):
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
@@ -41,7 +41,6 @@ def hangs(response, answer):
 def raises(response, answer):
     raise KeyError("no such thing")
 """
-OK = {"right", "judged", "contained", "evaluated", "hashed", "leaks"}
 WARNED = {
     # reward: (the finding with a warning, words in the output)
     "contained": ("texts", "not as expected: no form, empty, blanks"),
