@@ -107,7 +107,7 @@ class Training:
         if (named := self.config.teacher.path) is not None:
             run.update(teacher={named: str(config.teacher.path)})
         run.cut_after(start_step)
-        budget = BudgetLimit(config.budget, run)
+        budget = BudgetLimit(config, run)
         last_done = start_step
         if budget.allows_a_step():
             last_done = replace(self, config=config)._train_after(
@@ -270,8 +270,4 @@ def _say_stopped(run: RunFolder, budget: BudgetLimit, step: int, logger: Log) ->
         return
     logger.warning("%s", reason)
     run.note(reason)
-    following = None
-    if run.read().night is None:  # a night has its hours on purpose: the next one is another run
-        larger = budget.limit.partition("=")[0]
-        following = f"the same command with a larger {larger} continues from step {step}"
-    run.update(stopped_by=budget.limit, next_step=following)
+    run.update(stopped_by=budget.limit, next_step=budget.next_step(step))

@@ -72,6 +72,8 @@ class ScoredText:
     """What the answer is equal to, in lowest terms: `18` or `7/2`; None if it has no value."""
     rewards: tuple[tuple[str, float], ...] = ()
     """Names and scores, before weights, of several functions; empty if there is one rule."""
+    why: str = ""
+    """Why a reward failed (`REWARD_ERROR`), in words."""
 
 
 ChatTemplate: TypeAlias = bool | dict[str, Any]

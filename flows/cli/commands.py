@@ -27,7 +27,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "look at runs": (
         *("runs", "logs", "report", "compare", "sql", "data", "ask", "play", "rescore"),
     ),
-    "plan and set up": ("preflight", "config", "explain", "import", "completion"),
+    "plan and set up": ("preflight", "reward", "config", "explain", "import", "completion"),
     "keep and share": ("export", "prune", "sync", "serve", "notify"),
 }
 """How the help lists the commands."""
@@ -149,6 +149,15 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "preflight": Command(
         "stages:preflight", "say what would stop a run, and what it will need", starts_anew=True
+    ),
+    "reward": Command(
+        "reward:reward",
+        "probe: score right answers and texts that deserve nothing, before a night",
+        about="{help}. MODULE:FUNCTION is a reward of yours, or env=NAME has its own; "
+        "data.train_files=FILE has the problems. response='TEXT' is scored too. Exit code 2 if "
+        "right answers are not correct.",
+        words="probe [MODULE:FUNCTION] | KEY=VALUE",
+        arguments=("response",),
     ),
     "import": Command(
         "imports:import_file",

@@ -143,8 +143,10 @@ def _continuing(run: RunFolder, config: RunConfig) -> str:
         ended = f"was stopped by {record.stopped_by}"
     elif record.reason:
         ended += f": {cut(record.reason.partition(';')[0], _LONGEST_REASON)}"
-    budget = BudgetLimit(config.budget, run)
-    spent = "" if budget.allows_a_step() else f", but {budget.limit} allows no step more: raise it"
+    budget = BudgetLimit(config, run)
+    spent = ""
+    if not budget.allows_a_step():
+        spent = f", but {budget.limit} allows no step more: set {budget.way_on}"
     return (
         f"continuing run {run.run_id} from {place}{spent}; run_id=NEWNAME begins anew (it {ended})"
     )

@@ -119,6 +119,9 @@ class BudgetConfig(Section):
     """Hours of training, at most."""
     max_cost: float | None = Field(None, gt=0)
     """Price of training, at most; needs `price_per_hour`."""
+    stop_on_hacked_reward: bool = False
+    """Training ends when three tests in a row find that the reward rises, by more than 0.1 of a
+    full score, and accuracy on the test split does not: responses may fool the reward."""
 
     @model_validator(mode="after")
     def _cost_has_a_price(self) -> BudgetConfig:

@@ -175,6 +175,11 @@ READERS: Final = (
         "budget.price_per_hour=null shows no prices",
     ),
     Reader(
+        "budget.stop_on_hacked_reward",
+        lambda config: config.data.curriculum is None,
+        "data.curriculum changes the problems, so a reward that rises proves nothing",
+    ),
+    Reader(
         "retry.delay_s",
         lambda config: config.retry.max_retries,
         "retry.max_retries=0 never waits for one",

@@ -88,7 +88,7 @@ def evaluate_model(
             truth = problem.ground_truth
             has_numbers = isinstance(truth, Mapping) and "numbers" in truth
             columns = asdict(scored.result())
-            del columns["rewards"]  # the rows of training have them
+            del columns["rewards"], columns["why"]  # the rows of training have them
             rows.append(
                 {
                     "prompt_index": problem.index,

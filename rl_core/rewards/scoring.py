@@ -91,7 +91,7 @@ class Rewards:
                 error,
                 last,
             )
-        return ScoredText(0.0, REWARD_ERROR, None)
+        return ScoredText(0.0, REWARD_ERROR, None, why=str(error))
 
 
 class NotedRewards(Rewards):
@@ -261,8 +261,8 @@ class _WeightedRewards(Rewards):
 
     def _add_up(self, pending: Sequence[Future[ScoredText]]) -> ScoredText:
         parts = [part.result() for part in pending]
-        if any(part.verdict == REWARD_ERROR for part in parts):
-            return ScoredText(0.0, REWARD_ERROR, None)
+        if failed := next((part for part in parts if part.verdict == REWARD_ERROR), None):
+            return failed
         scores = [part.score for part in parts]
         score = sum(w * s for w, s in zip(self._weights, scores, strict=True))
         return replace(parts[0], score=score, rewards=tuple(zip(self._names, scores, strict=True)))

@@ -166,3 +166,8 @@ async def calls_together(response):
     await asyncio.sleep(0.1)
     _together -= 1
     return float(_together + 1)
+
+
+def pays_for_letters(response):
+    """A reward that can be hacked: it pays for letters, and only the truth counts as correct."""
+    return {"score": share_of_letters("", response, ""), "acc": response.strip() == "the truth"}

@@ -20,6 +20,7 @@ sys.stderr.write(" ".join(sorted(heavy & sys.modules.keys())))
 @pytest.mark.parametrize(
     ("words", "code", "loaded"),
     [
+        ("reward probe env=countdown", 0, "hydra"),
         ("runs", 0, "duckdb"),
         ("compare a b", 0, "duckdb"),
         ("watch b", 0, "duckdb hydra"),

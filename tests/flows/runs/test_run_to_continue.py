@@ -157,9 +157,11 @@ def test_a_run_without_its_checkpoints_that_its_budget_stopped_keeps_its_logs(tm
 
 def test_the_first_line_says_that_the_budget_is_still_used_up(tmp_path):
     left(tmp_path, "a", "finished", saved=7, stopped_by="budget.max_hours=1.5")
-    used_up = ", but budget.max_hours=1.5 allows no step more: raise it; run_id=NEWNAME begins anew"
+    used_up = (
+        ", but budget.max_hours=1.5 allows no step more: set a larger budget.max_hours; run_id"
+    )
     assert used_up in continued(tmp_path, budget={"max_hours": 1.5})[1]
-    assert "raise it" not in continued(tmp_path, budget={"max_hours": 5})[1]
+    assert "allows no step" not in continued(tmp_path, budget={"max_hours": 5})[1]
 
 
 @pytest.mark.parametrize(
