@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from rl_core.checkpoints.background_save import BackgroundSave
-from rl_core.checkpoints.manifest import RESUME_FOLDER
-from rl_core.checkpoints.store import Checkpoint
+from rl_core.checkpoints.manifest import RESUME_FOLDER, model_digest
+from rl_core.checkpoints.store import Checkpoint, list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.data.adapter_source import base_digest
 from rl_core.data.dataset import difficulty_classes, read_problems
@@ -190,13 +190,19 @@ class Training:
                 curriculum.save(folder / RESUME_FOLDER)
 
         storage = self.config.storage
+
+        def after_save() -> None:
+            for checkpoint in list_checkpoints(self.run.path)[-1:]:
+                self.run.receipt.note(checkpoint.step, checkpoint=model_digest(checkpoint.path))
+            self.run.rollouts.age_out(storage.rollout_quota_bytes)
+
         return BackgroundSave(
             self.config.checkpoints,
             self.run.path,
             workers.snapshot,
             write,
             min_free_bytes=int(storage.min_free_gib * 2**30),
-            after_save=partial(self.run.rollouts.age_out, storage.rollout_quota_bytes),
+            after_save=after_save,
             base_sha256=base_digest(self.model_path) if self.config.model.lora_rank else None,
             waits=waits,
         )
