@@ -119,7 +119,8 @@ def check_absent(
         for prompt in tested.keys() & prompts.keys()
     ]
     if isinstance(facts.problems, str):
-        return line("held out", "", wrong, facts.problems)
+        is_there = facts.data is not None and (facts.data / "test.parquet").exists()
+        return line("held out", "", wrong + [facts.problems] * is_there, facts.problems)
     train = {_key(problem): problem.index for problem in facts.problems["train"]}
     test = facts.problems["test"]
     wrong += [
