@@ -22,7 +22,12 @@ from rl_core.data.tool_form import tool_form
 from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import NotedRewards, Rewards, start_rewards
 from rl_core.runs.merging import merge_latest_and_best
-from rl_core.runs.resume import check_same_code, check_same_model, checkpoint_to_resume
+from rl_core.runs.resume import (
+    CALLED_REWARD,
+    check_same_code,
+    check_same_model,
+    checkpoint_to_resume,
+)
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.teacher import with_teacher
 from rl_core.runs.waiting import startup_in_words
@@ -102,6 +107,8 @@ class Training:
         if checkpoint is not None:
             check_same_model(run, checkpoint.path, self.model_path)
         check_same_code(run, self.config, goes_on=checkpoint is not None)
+        if self.rewards is not None:
+            run.update(own_code=run.read().own_code | {CALLED_REWARD: ""})
         known = run.read().teacher if checkpoint else {}
         config = with_teacher(self.config, self.model_path, logger.warning, known)
         if (named := self.config.teacher.path) is not None:

@@ -30,6 +30,9 @@ _SHAPE: Final = (
 )
 """Keys of `config.json`: equal in two models if one was trained from the other."""
 
+CALLED_REWARD: Final = "a function given to rl_core.train"
+"""Stands among a run's `own_code` if such a one was its reward: its file is not known."""
+
 _MOST_BYTES: Final = 256 * 2**20
 """Of `tokenizer.json`."""
 

@@ -14,6 +14,7 @@ from rl_core.envs.tool_env import ToolEnv
 from rl_core.rewards.scoring import Rewards, start_rewards
 from rl_core.runs.receipt import AuditLine
 from rl_core.runs.rollout_log import as_double
+from rl_core.runs.resume import CALLED_REWARD
 from rl_core.system.named_code import source_digest
 from rl_core.system.plain_files import parse_json
 from rl_core.types import REWARD_ERROR, Problem, ScoredText
@@ -94,6 +95,8 @@ class Scorers:
             given = f"[{names}]" if "," in names else names
             return f"the reward is code: add env.reward={given} to the command if you trust it"
         kept = self.facts.run.read().own_code
+        if CALLED_REWARD in kept:
+            return f"the reward was {CALLED_REWARD}"
         for name in env.reward:
             if kept.get(name, "") not in ("", source_digest(name)):
                 return f"the file of env.reward={name} has changed since the run (sha256)"

@@ -35,9 +35,19 @@ SETTINGS = {
 PROBLEMS = [{"prompt": f"Say {i}, {'abcdefgh'[i % 8]}", "answer": str(i)} for i in range(14)]
 
 
-def trained(root: Path, model: Path, steps: int) -> RunFolder:
-    given = {"problems": PROBLEMS, "settings": SETTINGS, "root": root, "run_id": "one"}
-    train(model=model, steps=steps, **given)
+def letters(response: str) -> float:
+    return sum(c.isalpha() for c in response) / 6
+
+
+def trained(
+    root: Path,
+    model: Path,
+    steps: int,
+    reward: Callable[[str], float] | None = None,
+    **settings: object,
+) -> RunFolder:
+    given = {"problems": PROBLEMS, "settings": SETTINGS | settings, "root": root, "run_id": "one"}
+    train(model=model, steps=steps, reward=reward, **given)
     return RunFolder(root / "runs" / "one")
 
 
@@ -222,7 +232,9 @@ def test_an_engine_that_keeps_old_weights_is_named(tmp_path, tiny_model_path, mo
 
     taken: dict[str, object] = {}
     monkeypatch.setattr(HfEngine, "update_weights", forget)
-    line = receipt(trained(tmp_path, tiny_model_path, 2))["weights"]
+    learns = {"algorithm.outcome_gate": False}
+    run = trained(tmp_path, tiny_model_path, 2, letters, **learns)
+    line = receipt(run)["weights"]
     assert line.outcome == "FAILS"
     assert "engine_0 held weights" in line.words
     assert "after update 1, and the learner" in line.words
