@@ -13,8 +13,8 @@ from rl_core.config.run import RunConfig
 from rl_core.envs.tool_env import ToolEnv
 from rl_core.rewards.scoring import Rewards, start_rewards
 from rl_core.runs.receipt import AuditLine
-from rl_core.runs.rollout_log import as_double
 from rl_core.runs.resume import CALLED_REWARD
+from rl_core.runs.rollout_log import as_double
 from rl_core.system.named_code import source_digest
 from rl_core.system.plain_files import parse_json
 from rl_core.types import REWARD_ERROR, Problem, ScoredText

@@ -268,7 +268,8 @@ def check_order(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> AuditL
         assert isinstance(config, RunConfig)
         size = config.data.train_batch_size
         if len(problems) - taken < size:
-            epoch, taken = epoch + 1, 0
+            epoch += 1
+            taken = 0
             order = epoch_order(first.seed, epoch, len(problems))
         due = [problems[i] for i in order[taken : taken + size]]
         taken += size
