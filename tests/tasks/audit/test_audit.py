@@ -244,7 +244,7 @@ def test_the_command_says_all_and_keeps_it(cli, whole):
     printed = cli("audit", "one", root=whole.root, code=1)
     assert "holds    rollouts                48 rows of steps 1 to 6" in printed.out
     assert printed.err == (
-        "countdown-train: 0 checks of 14 failed for run one, and 1 could not be made\n"
+        "countdown-train: 0 checks of 13 failed for run one, and 1 could not be made\n"
     )
     kept = whole.receipt.last_audit(6)
     assert kept is not None
