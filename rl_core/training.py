@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from rl_core.checkpoints.background_save import BackgroundSave
-from rl_core.checkpoints.manifest import RESUME_FOLDER
-from rl_core.checkpoints.store import Checkpoint
+from rl_core.checkpoints.manifest import RESUME_FOLDER, model_digest
+from rl_core.checkpoints.store import Checkpoint, list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.data.adapter_source import base_digest
 from rl_core.data.dataset import difficulty_classes, read_problems
@@ -22,7 +22,12 @@ from rl_core.data.tool_form import tool_form
 from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import NotedRewards, Rewards, start_rewards
 from rl_core.runs.merging import merge_latest_and_best
-from rl_core.runs.resume import check_same_code, check_same_model, checkpoint_to_resume
+from rl_core.runs.resume import (
+    CALLED_REWARD,
+    check_same_code,
+    check_same_model,
+    checkpoint_to_resume,
+)
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.teacher import with_teacher
 from rl_core.runs.waiting import startup_in_words
@@ -102,6 +107,8 @@ class Training:
         if checkpoint is not None:
             check_same_model(run, checkpoint.path, self.model_path)
         check_same_code(run, self.config, goes_on=checkpoint is not None)
+        if self.rewards is not None:
+            run.update(own_code=run.read().own_code | {CALLED_REWARD: ""})
         known = run.read().teacher if checkpoint else {}
         config = with_teacher(self.config, self.model_path, logger.warning, known)
         if (named := self.config.teacher.path) is not None:
@@ -190,13 +197,19 @@ class Training:
                 curriculum.save(folder / RESUME_FOLDER)
 
         storage = self.config.storage
+
+        def after_save() -> None:
+            for checkpoint in list_checkpoints(self.run.path)[-1:]:
+                self.run.receipt.note(checkpoint.step, checkpoint=model_digest(checkpoint.path))
+            self.run.rollouts.age_out(storage.rollout_quota_bytes)
+
         return BackgroundSave(
             self.config.checkpoints,
             self.run.path,
             workers.snapshot,
             write,
             min_free_bytes=int(storage.min_free_gib * 2**30),
-            after_save=partial(self.run.rollouts.age_out, storage.rollout_quota_bytes),
+            after_save=after_save,
             base_sha256=base_digest(self.model_path) if self.config.model.lora_rank else None,
             waits=waits,
         )

@@ -25,7 +25,7 @@ _SHELLS: Final = ("bash", "zsh", "fish")
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "train": ("run", "generate", "validate", "train", "evaluate", "watch", "stop"),
     "look at runs": (
-        *("runs", "logs", "report", "compare", "sql", "data", "ask", "play", "rescore"),
+        *("runs", "logs", "report", "audit", "compare", "sql", "data", "ask", "play", "rescore"),
     ),
     "plan and set up": ("preflight", "reward", "config", "explain", "import", "completion"),
     "keep and share": ("export", "prune", "sync", "serve", "notify"),
@@ -108,6 +108,15 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "report": Command(
         "reports:report", "write report.html of a RUN, by default the latest", words=_RUN
+    ),
+    "audit": Command(
+        "reports:audit",
+        "check that a RUN's files agree with each other and its settings; 0 only if all holds",
+        about="{help}. It reads files only. Each line says what was compared, or what is wrong: "
+        "metrics, rollouts, the order of problems, staleness, the weights of engines at each sync, "
+        "rewards, checkpoints, tests, evaluations, names and attempts. `unknown` cannot be "
+        "checked. A reward of yours is called again only if you name it with env.reward=.",
+        words="RUN | env.reward=MODULE:FUNCTION",
     ),
     "rescore": Command(
         "stages:rescore",

@@ -30,6 +30,9 @@ _SHAPE: Final = (
 )
 """Keys of `config.json`: equal in two models if one was trained from the other."""
 
+CALLED_REWARD: Final = "a function given to rl_core.train"
+"""Stands among a run's `own_code` if such a one was its reward: its file is not known."""
+
 _MOST_BYTES: Final = 256 * 2**20
 """Of `tokenizer.json`."""
 
@@ -61,7 +64,7 @@ def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpo
 
 
 def check_same_code(run: RunFolder, config: RunConfig, *, goes_on: bool) -> None:
-    """Keeps in the run's record what the files of the user's own algorithms hold.
+    """Keeps in the run's record what the files of the user's algorithms and rewards hold.
 
     Raises:
         ValueError: the run `goes_on`, and a file has changed since: half of its steps would be of
@@ -69,6 +72,7 @@ def check_same_code(run: RunFolder, config: RunConfig, *, goes_on: bool) -> None
     """
     kept = run.read().own_code
     digests = {name: source_digest(name) or "" for name in config.own_algorithms.values()}
+    digests |= {name: source_digest(name) or "" for name in config.env.reward}
     for key, name in config.own_algorithms.items():
         if goes_on and kept.get(name, digests[name]) != digests[name]:
             raise ValueError(

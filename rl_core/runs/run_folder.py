@@ -4,6 +4,7 @@
     metrics.jsonl             one line per step, appended: see metrics_log.py
     rollouts/, held_out/      see rollout_log.py
     eval/                     see rl_core/evaluation/rows.py
+    receipt.jsonl             see receipt.py
     .reserve                  while the run goes on: see disk_reserve.py
     .owner, .trainer          locks of the processes at work on it: see lock.py
 
@@ -29,6 +30,7 @@ from rl_core.evaluation.rows import EvaluationFiles
 from rl_core.resources.cost import Spread, price_in_words
 from rl_core.resources.oom_recovery import Changes, in_words
 from rl_core.runs.metrics_log import MetricsLog, utc_now
+from rl_core.runs.receipt import ReceiptLog
 from rl_core.runs.rollout_log import HeldOutLog, RolloutLog
 from rl_core.runs.settings_file import (
     changed_settings,
@@ -75,6 +77,8 @@ class Attempt(BaseModel):
     """Settings that the user changed since the last attempt, as overrides to type."""
     startup_s: dict[str, float] = {}
     """Seconds that Ray and each process took to start; `all`: until training began."""
+    made_with: dict[str, str] = {}
+    """Versions and machine, see `rl_core.system.versions`."""
 
     @property
     def changed(self) -> str:
@@ -124,7 +128,7 @@ class RunRecord(BaseModel):
     teacher: dict[str, str] = {}
     """The folder of the teacher, by `teacher.path`: `RUN/best` may be another one later."""
     own_code: dict[str, str] = {}
-    """sha256 of the files of the user's own algorithms, by `package.module:function`."""
+    """sha256 of the files of the user's algorithms and rewards, by `package.module:function`."""
     made_with: dict[str, str] = {}
     """Versions and machine of the latest attempt, see `rl_core.system.versions`."""
     flow_run_id: str | None = None
@@ -177,8 +181,9 @@ class RunFolder:
         else:
             now = utc_now()
             made = {"run_id": run.run_id, "preset": config.preset, "started_at": now}
-            run._write(RunRecord(**made, attempts=(Attempt(started_at=now, reason="started"),)))
-        run.update(made_with=made_with())
+            first = Attempt(started_at=now, reason="started", made_with=made_with())
+            run._write(RunRecord(**made, attempts=(first,)))
+        run.update(made_with=run.read().attempts[-1].made_with)
         hold_reserve(run.path)
         return run
 
@@ -211,6 +216,11 @@ class RunFolder:
     def held_out(self) -> HeldOutLog:
         """The run's `held_out/`."""
         return HeldOutLog(self.path / "held_out", self.run_id)
+
+    @property
+    def receipt(self) -> ReceiptLog:
+        """The run's `receipt.jsonl` and `audit.json`."""
+        return ReceiptLog(self.path)
 
     @property
     def evaluations(self) -> EvaluationFiles:
@@ -288,6 +298,7 @@ class RunFolder:
             from_step=self.last_saved(),
             changes=changes or {},
             asked=asked,
+            made_with=made_with(),
         )
         self.update(attempts=(*self.read().attempts, attempt))
 
@@ -308,6 +319,7 @@ class RunFolder:
         self.metrics.cut_after(last_kept)
         self.rollouts.cut_after(last_kept)
         self.held_out.cut_after(last_kept)
+        self.receipt.cut_after(last_kept)
 
     def log_to_file(self) -> AbstractContextManager[None]:
         """Appends to `log.txt` what is logged in the block."""

@@ -102,6 +102,7 @@ class LearnerActor:
         self._learner: Learner
         self._ranks: Ranks | None = None
         self._gathered: Mapping[str, torch.Tensor] | None = None
+        self._digest: str | None = None
 
     def meet(self, rank: int, size: int, *, place: Path, own_host: str, timeout_s: float) -> None:
         """Waits for the other ranks, see `ranks.meet`."""
@@ -141,17 +142,37 @@ class LearnerActor:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Returns all weights, on the CPU, in the type in which the engines compute."""
-        import torch
+        from rl_core.models.weight_digest import weight_digest
 
-        dtype = getattr(torch, self._config.compute_dtype)
         with self._in_phase("weights"):
-            gathered = self._gathered
-            self._gathered = None
-            # One by one: with adapters, all merged weights at once might not fit next to them.
-            weights = self._learner.each_weight() if gathered is None else gathered.items()
-            sent = {n: t.to("cpu", dtype) for n, t in weights}
+            sent = dict(self._each_weight())
+            self._digest = weight_digest(sent.items(), self._dtype)
         self._give_back()  # the engines wake up to take them
         return sent
+
+    def digest(self) -> str:
+        """Returns the digest of the weights that `weights` returned last, or would return first."""
+        from rl_core.models.weight_digest import weight_digest
+
+        if self._digest is None:
+            with self._in_phase("weights"):
+                self._digest = weight_digest(self._each_weight(), self._dtype)
+            self._give_back()
+        return self._digest
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self._config.compute_dtype)
+        return dtype
+
+    def _each_weight(self) -> Iterator[tuple[str, torch.Tensor]]:
+        gathered = self._gathered
+        self._gathered = None
+        # One by one: with adapters, all merged weights at once might not fit next to them.
+        weights = self._learner.each_weight() if gathered is None else gathered.items()
+        return ((name, tensor.to("cpu", self._dtype)) for name, tensor in weights)
 
     def gather_weights(self) -> None:
         """Gathers all weights on the first of several ranks, for `weights` to return them."""
@@ -205,8 +226,11 @@ class RolloutActor:
         model_path: Path,
         weights: Path | Mapping[str, torch.Tensor] | None,
         policy_version: int,
-    ) -> None:
-        """Builds the engine from a folder that outlives the run, with its weights or `weights`."""
+    ) -> tuple[int, str]:
+        """Builds the engine from a folder that outlives the run, with its weights or `weights`.
+
+        Returns what `set_weights` does.
+        """
         with out_of_memory_as("load_engine"):
             from rl_core.rollout.adaptive_engine import AdaptiveEngine
 
@@ -218,10 +242,10 @@ class RolloutActor:
             config.rollout.engine,
             config.rollout.max_num_seqs,
         )
-        if weights is None:
-            self._engine.engine.policy_version = policy_version
-        else:
-            self.set_weights(weights, policy_version)
+        if weights is not None:
+            return self.set_weights(weights, policy_version)
+        self._engine.engine.policy_version = policy_version
+        return policy_version, self._engine.engine.digest
 
     def begin(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
@@ -241,8 +265,13 @@ class RolloutActor:
         """Drops the tensors in Ray's store that `set_weights` brought; new ones come next."""
         self._engine.engine.release_weights()
 
-    def set_weights(self, weights: Path | Mapping[str, torch.Tensor], policy_version: int) -> None:
-        """Replaces all weights by the learner's, or by those of a saved model's folder."""
+    def set_weights(
+        self, weights: Path | Mapping[str, torch.Tensor], policy_version: int
+    ) -> tuple[int, str]:
+        """Replaces all weights by the learner's, or by those of a saved model's folder.
+
+        Returns how many updates made them, and the digest of what the engine now holds.
+        """
         from rl_core.rollout.model_files import read_weights
 
         with out_of_memory_as("sync"):
@@ -250,3 +279,4 @@ class RolloutActor:
                 weights = read_weights(weights)
             self._engine.engine.update_weights(weights)
             self._engine.engine.policy_version = policy_version
+        return policy_version, self._engine.engine.digest

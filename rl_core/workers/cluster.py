@@ -75,6 +75,7 @@ class Workers:
         names = [learner_name(rank) for rank in range(num_ranks)]
         self.ranks = {name: self._spawn(name, LearnerActor) for name in names}
         """Ray's handles of the learner's processes by name."""
+        self._digests: dict[int, Future[Any]] = {}
 
     @classmethod
     @contextmanager
@@ -137,6 +138,8 @@ class Workers:
             is_rounded = config.model.load_in_4bit and resume_from is None
             if learner and (is_rounded or _is_adapter(resume_from)):
                 workers.sync_weights(policy_version)  # engines have read the base's
+            elif learner:
+                workers._note_digest(policy_version, gathers=True)
             try:
                 yield workers
             finally:
@@ -176,6 +179,19 @@ class Workers:
         self._waits.tell("sync")
         self.engines.release_weights()
         self.engines.set_weights(self.weights(), policy_version)
+        self._note_digest(policy_version)
+
+    def held_weights(self) -> list[tuple[str, int, str]]:
+        """Returns which weights learner and engines had since the last call, see `receipt.py`."""
+        held = [(LEARNER, n, self._result(LEARNER, one)) for n, one in self._digests.items()]
+        self._digests.clear()
+        return held + self.engines.held_weights()
+
+    def _note_digest(self, policy_version: int, *, gathers: bool = False) -> None:
+        """Asks the learner for the digest of its weights, which `held_weights` waits for."""
+        if gathers and len(self.ranks) > 1:
+            self._together(actor.gather_weights.remote() for actor in self.ranks.values())
+        self._digests[policy_version] = self.ranks[LEARNER].digest.remote().future()
 
     def snapshot(self) -> int:
         """Makes the learner copy what a checkpoint holds, over the last snapshot."""

@@ -74,6 +74,7 @@ class Engines:
         self._policy_version = policy_version
         # Ray keeps what is referred to: an engine that starts again gets what the others hold.
         self._weights: Any = weights
+        self._held: dict[tuple[str, int], str] = {}
         self._died: list[str] = []
         self._deaths: Counter[str] = Counter()
         names = [engine_name(i) for i in range(number)]
@@ -199,7 +200,9 @@ class Engines:
         hung = {"rollout/engine_hangs": self._hung} if self._hung else {}
         self._died = []
         self._hung = 0
-        return merge_metrics(answers) | {"rollout/engine_restarts": num_deaths} | hung
+        return (
+            merge_metrics(list(answers.values())) | {"rollout/engine_restarts": num_deaths} | hung
+        )
 
     def release_weights(self) -> None:
         """Frees the weights that `set_weights` replaces next: nothing is generated until then.
@@ -223,7 +226,19 @@ class Engines:
         for engine in self._engines.values():
             # Not now: the call would keep these weights in Ray as long as the engine has no room.
             engine.is_behind |= engine not in loaded
-        self._ask_each(loaded, "set_weights", weights, policy_version)
+        for name, held in self._ask_each(loaded, "set_weights", weights, policy_version).items():
+            self._note_held(name, held)
+
+    def held_weights(self) -> list[tuple[str, int, str]]:
+        """Returns which weights each engine took since the last call: name, version and digest."""
+        held = [(name, version, digest) for (name, version), digest in self._held.items()]
+        self._held.clear()
+        return held
+
+    def _note_held(self, name: str, held: tuple[int, str]) -> None:
+        """Notes version and digest of an engine's weights; of one version, the last it took."""
+        version, digest = held
+        self._held[name, version] = digest
 
     def load_weights(self, folder: Path) -> None:
         """Gives every engine the weights of a saved model of the same architecture."""
@@ -242,7 +257,7 @@ class Engines:
 
     def _ask_each(
         self, engines: Sequence[EngineProcess], method: str, *arguments: object
-    ) -> list[Any]:
+    ) -> dict[str, Any]:
         """Returns the answers of the engines that live, and starts dead and hung ones again."""
         calls: dict[Future[Any], EngineProcess] = {}
         for engine in engines:
@@ -258,10 +273,10 @@ class Engines:
                     self._note_answer(engine, method)
             for engine in pending.values():
                 self._end_if_hung(engine, method)
-        answers = []
+        answers = {}
         for call, engine in calls.items():
             try:
-                answers.append(self._answer(engine, call))
+                answers[engine.name] = self._answer(engine, call)
             except WorkerDied as death:
                 self._replace(engine, death)
         return answers
@@ -337,7 +352,7 @@ class Engines:
     def _finish_start(self, engine: EngineProcess) -> None:
         while engine.starting:
             try:
-                self._result(engine.name, engine.starting[0])
+                self._note_held(engine.name, self._result(engine.name, engine.starting[0]))
             except OutOfMemory as error:
                 if error.phase != "load_engine":
                     raise

@@ -12,6 +12,7 @@ from rl_core.config.operations import protocol_of
 from rl_core.evaluation.statistics import wilson_interval
 from rl_core.evaluation.summary import accuracy_by
 from rl_core.runs.metrics_log import read_rows
+from rl_core.runs.receipt import AuditLine
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.runs.settings_file import read_settings, settings_text
 from rl_core.sft.named_data import CURVE_NAME
@@ -92,6 +93,7 @@ class ReportData:
     samples: list[Sample]  # one of each verdict; like best and worst, from the last steps
     phases: list[Row]
     disk: dict[str, int]
+    receipt: tuple[str, tuple[AuditLine, ...]] | None  # time and lines of the last audit
 
     @property
     def accuracy(self) -> str:
@@ -163,6 +165,7 @@ def gather(run: RunFolder) -> ReportData:
         samples=samples(run, from_step=from_step),
         phases=_phases(ask("time_by_phase").to_dicts(), record.timings_s.get("train", 0.0)),
         disk=shown | ({"the rest": rest} if rest else {}),
+        receipt=run.receipt.last_audit(record.steps),
     )
 
 

@@ -60,6 +60,9 @@ class LocalWorkers:
         self.engine.engine.update_weights(self.learner.weights())
         self.engine.engine.policy_version = policy_version
 
+    def held_weights(self) -> list[tuple[str, int, str]]:
+        return []
+
 
 def train_locally(
     workers: LocalWorkers, run: RunFolder, model_path: Path, on_step: OnStep, start_step: int = 0

@@ -25,6 +25,7 @@ sys.stderr.write(" ".join(sorted(heavy & sys.modules.keys())))
         ("compare a b", 0, "duckdb"),
         ("watch b", 0, "duckdb hydra"),
         ("report b", 0, "duckdb hydra"),
+        ("audit b", 1, "hydra"),
         ("run actor.lrr=1", 2, "hydra"),
     ],
 )
