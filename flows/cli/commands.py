@@ -20,6 +20,7 @@ from rl_core.system.words import did_you_mean
 
 BAD_INPUT: Final = 2
 PROGRAM: Final = "countdown-train"
+JSON: Final = "--json"
 _SHELLS: Final = ("bash", "zsh", "fish")
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -70,6 +71,14 @@ class Command:
     """Its words are the settings of a run, so a typo is answered before anything heavy loads."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By flag, as argparse takes them."""
+    answer: str = ""
+    """Of a command with `--json`: the model in answers.py of the facts that it gives."""
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number from 1 to 1,000,000")
+    return int(text)
 
 
 _RUN: Final = "RUN | KEY=VALUE"
@@ -91,6 +100,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "stages:validate",
         "check the data set, and prompt lengths against the limit",
         starts_anew=True,
+        answer="Validate",
     ),
     "train": Command("stages:train", "train only: no Prefect, no evaluation", starts_anew=True),
     "prune": Command(
@@ -105,6 +115,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "against=B",
         words=_RUN,
         arguments=("checkpoint", "against"),
+        answer="Evaluate",
     ),
     "report": Command(
         "reports:report", "write report.html of a RUN, by default the latest", words=_RUN
@@ -117,11 +128,24 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "sync": Command(
         "stages:sync", "upload missing steps of a RUN to wandb, by default the latest", words=_RUN
     ),
-    "runs": Command("sql:list_runs", "list the runs, or one RUN", words=_RUN),
+    "runs": Command(
+        "sql:list_runs",
+        "list the runs, or one RUN, or status=failed --last 20",
+        about="list the runs, the newest first, or one RUN. Filters: status=failed,interrupted, "
+        "preset=NAME, env=NAME, since=7d (12h, 2026-11-28), note=TEXT, and any setting, as "
+        "actor.lr=1e-6.",
+        words=_RUN,
+        arguments=("status", "since", "note"),
+        options={
+            "--last": {"type": _count, "metavar": "N", "help": "only the newest N"},
+        },
+        answer="Runs",
+    ),
     "compare": Command(
         "sql:compare",
         "compare RUN RUN...: results, and settings that differ",
         words="RUN RUN ... | KEY=VALUE",
+        answer="Compare",
     ),
     "export": Command(
         "models:export",
@@ -148,7 +172,10 @@ COMMANDS: Final[Mapping[str, Command]] = {
         words="test",
     ),
     "preflight": Command(
-        "stages:preflight", "say what would stop a run, and what it will need", starts_anew=True
+        "stages:preflight",
+        "say what would stop a run, and what it will need",
+        starts_anew=True,
+        answer="Preflight",
     ),
     "import": Command(
         "imports:import_file",
@@ -214,16 +241,26 @@ COMMANDS: Final[Mapping[str, Command]] = {
         about="{help}. KEY may be a group (actor), a part of names (lora) or verl's name; with "
         "=VALUE it says whether that is allowed, beside the settings that follow.",
         words="KEY[=VALUE]",
+        answer="Explain",
     ),
     "config": Command("explain:print_config", "print the resolved settings"),
 }
+
+
+class Misuse(SystemExit):
+    """Words that no command takes: exit code 2, after `message` is on standard error."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(BAD_INPUT)
+        self.message = message
 
 
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        sys.stderr.write(f"{self.prog}: {message} (see {self.prog} --help)\n")
+        raise Misuse(message)
 
 
 class _Root(_Parser):
@@ -260,6 +297,10 @@ def build_parser() -> argparse.ArgumentParser:
             words.completer = partial(suggestions, name)
         for flag, settings in command.options.items():
             subparser.add_argument(flag, **settings)
+        if command.answer:
+            subparser.add_argument(
+                JSON, action="store_true", help="one JSON object on standard output, docs/json.md"
+            )
     return parser
 
 
