@@ -26,7 +26,17 @@ _SHELLS: Final = ("bash", "zsh", "fish")
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "train": ("run", "generate", "validate", "train", "evaluate", "watch", "stop"),
     "look at runs": (
-        *("runs", "logs", "report", "compare", "sql", "data", "ask", "play", "rescore"),
+        "runs",
+        "logs",
+        "report",
+        "open",
+        "note",
+        "compare",
+        "sql",
+        "data",
+        "ask",
+        "play",
+        "rescore",
     ),
     "plan and set up": ("preflight", "config", "explain", "import", "completion"),
     "keep and share": ("export", "prune", "sync", "serve", "notify"),
@@ -165,9 +175,23 @@ COMMANDS: Final[Mapping[str, Command]] = {
         words=_RUN,
         options={"-f": {"dest": "follows", "action": "store_true", "help": "and what follows"}},
     ),
-    "serve": Command("serve:serve", "Prefect's server, the deployments and a worker, until Ctrl-C"),
+    "note": Command(
+        "running:note",
+        'keep a note on a RUN: note RUN "lr was too high"; runs, report and compare show it',
+        words='RUN "TEXT" | storage.root=FOLDER',
+    ),
+    "open": Command(
+        "opening:open_in_browser",
+        "open the report of a RUN, by default the latest, or the ui of Prefect, in your browser",
+        words="RUN | ui",
+    ),
+    "serve": Command(
+        "serve:serve",
+        "Prefect's server, the deployments and a worker, until Ctrl-C; serve status says how it is",
+        words="status",
+    ),
     "notify": Command(
-        "serve:notify",
+        "notifying:notify",
         "test: send a message to the webhook and the command in deployments/night.yaml",
         words="test",
     ),
@@ -353,7 +377,7 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
         parser.error(f"unknown option {unknown[0]}{did_you_mean(unknown[0], its)}")
     if more and not COMMANDS[first].words:
         parser.error(f"{first} does not take {more[0]!r}")
-    options.words = _without_blanks([*options.words, *more], asks=first == "ask")
+    options.words = _without_blanks([*options.words, *more], asks=first in ("ask", "note"))
     return vars(options)
 
 

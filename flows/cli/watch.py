@@ -72,6 +72,8 @@ def view(run: RunFolder) -> RenderableType:
     title = Text.assemble((printable(run.run_id), "bold"), "  ", (record.status, colour))
     if record.reason:
         title.append(printable(f"  {record.reason}"))
+    if record.note:
+        title.append(printable(f"\nnote: {record.note}"))
     if record.next_step:
         title.append(printable(f"\nwhat to do next: {record.next_step}"))
     if len(record.attempts) > 1:

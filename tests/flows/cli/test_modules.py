@@ -13,7 +13,7 @@ from flows.cli.main import run_command
 
 assert run_command(sys.argv[1:]) == {code}
 heavy = {{"hydra", "duckdb", "prefect", "torch", "transformers", "ray", "vllm"}}
-sys.stderr.write(" ".join(sorted(heavy & sys.modules.keys())))
+sys.stderr.write(" ".join(["loaded", *sorted(heavy & sys.modules.keys())]))
 """
 
 
@@ -24,7 +24,11 @@ sys.stderr.write(" ".join(sorted(heavy & sys.modules.keys())))
         ("compare a b", 0, "duckdb"),
         ("watch b", 0, "duckdb hydra"),
         ("report b", 0, "duckdb hydra"),
+        ("runs --json --last 1", 0, "duckdb"),
+        ("runs status=finished", 0, "duckdb"),
+        ("note b text", 0, "hydra"),
         ("run actor.lrr=1", 2, "hydra"),
+        ("notify test", 2, ""),  # no file names anybody
     ],
 )
 def test_what_a_command_loads(tmp_path, words, code, loaded):
@@ -34,7 +38,6 @@ def test_what_a_command_loads(tmp_path, words, code, loaded):
         run.metrics.append(1, {"reward/accuracy": 0.5})
         write_rollouts(run.path, [{"prompt_index": 0, "response": "r", "verdict": "correct"}])
     command = [sys.executable, "-c", LOADED.format(code=code), *words.split()]
-    ended = subprocess.run(
-        [*command, f"storage.root={tmp_path}"], capture_output=True, text=True, check=True
-    )
-    assert ended.stderr.splitlines()[-1] == loaded
+    root = [] if words == "notify test" else [f"storage.root={tmp_path}"]
+    ended = subprocess.run([*command, *root], capture_output=True, text=True, check=True)
+    assert ended.stderr.splitlines()[-1].split() == ["loaded", *loaded.split()]
