@@ -16,7 +16,7 @@ def names(cli, tmp_path):
         [
             ("d", "finished", ["actor.lr=1e-6"]),
             ("c", "failed", ["env=gsm8k"]),
-            ("b", "failed", ["algorithm.options={x: 1}", "trainer.logger=[console,tensorboard]"]),
+            ("b", "failed", ["trainer.logger=[console,tensorboard]"]),
             ("a", "interrupted", ["preset=tinyzero-3b"]),
         ],
         start=1,
