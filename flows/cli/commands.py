@@ -14,6 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from flows.cli.elsewhere import ELSEWHERE
+from flows.cli.elsewhere import GROUPS as GROUPS
 from flows.errors import BadInputError
 from rl_core.runs.ways_on import as_text
 from rl_core.system.words import did_you_mean
@@ -23,49 +25,8 @@ PROGRAM: Final = "countdown-train"
 JSON: Final = "--json"
 _SHELLS: Final = ("bash", "zsh", "fish")
 
-GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "train": ("run", "generate", "validate", "train", "evaluate", "watch", "stop"),
-    "look at runs": (
-        "runs",
-        "logs",
-        "report",
-        "open",
-        "note",
-        "compare",
-        "sql",
-        "data",
-        "ask",
-        "play",
-        "rescore",
-    ),
-    "plan and set up": ("preflight", "config", "explain", "import", "completion"),
-    "keep and share": ("export", "prune", "sync", "serve", "notify"),
-}
-"""How the help lists the commands."""
 _BLANKS: Final = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)
 _KEY: Final = re.compile(r"[A-Za-z_][\w.]*")
-
-
-_ELSEWHERE: Final = {
-    **dict.fromkeys(("resume", "continue", "restart"), "run run_id=RUN continues a run"),
-    **dict.fromkeys(("ls", "list", "ps", "status"), "runs lists the runs and how they ended"),
-    **dict.fromkeys(("tail", "log"), "logs -f RUN follows a run's log"),
-    **dict.fromkeys(("rm", "delete", "clean"), "prune RUN deletes what a run no longer needs"),
-    **dict.fromkeys(("kill", "cancel"), "stop RUN stops a run, which saves first"),
-    **dict.fromkeys(
-        ("login", "wandb"), "sync RUN uploads to wandb, with the login of `wandb login`"
-    ),
-    **dict.fromkeys(("eval", "test", "benchmark"), "evaluate RUN evaluates base and trained model"),
-    **dict.fromkeys(
-        ("chat", "infer", "generate-text"), 'ask RUN "QUESTION" asks the trained model'
-    ),
-    **dict.fromkeys(
-        ("merge", "push", "save"), "export RUN/best to=FOLDER writes a model for others"
-    ),
-    **dict.fromkeys(("diff",), "compare RUN RUN shows results and settings that differ"),
-    **dict.fromkeys(("init", "new", "setup"), "config prints all settings, run starts a run"),
-}
-"""What other programs call it, and the command that does it here."""
 
 
 @dataclass(frozen=True)
@@ -367,7 +328,7 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     if first.startswith("-") and first not in ("-h", "--help", "--version"):
         parser.error(f"unknown option {first}{did_you_mean(first, ['--help', '--version'])}")
     if first not in COMMANDS and not first.startswith("-"):
-        ours = _ELSEWHERE.get(first)
+        ours = ELSEWHERE.get(first)
         hint = f": {PROGRAM} {ours}" if ours else did_you_mean(first, COMMANDS)
         parser.error(f"unknown command {first!r}{hint}")
     options, more = parser.parse_known_args([first, *rest])

@@ -73,7 +73,8 @@ def _run_for_a_program(arguments: Sequence[str]) -> int:
         try:
             code, message = _outcome(arguments)
         except Misuse as misuse:
-            code, message = BAD_INPUT, misuse.message
+            code = BAD_INPUT
+            message = misuse.message
         else:
             message = _say(message) if code else ""
     command = next((word for word in arguments if word in COMMANDS), None)

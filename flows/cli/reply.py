@@ -82,10 +82,13 @@ def facts_of(message: str) -> dict[str, str | None]:
         key = argument[1]
         rest = first[argument.end() :]
     elif unknown := _UNKNOWN.search(first):
-        key, value = (unknown[2], None) if unknown[1] == "setting" else (unknown[1], unknown[2])
+        key, value = unknown.groups()
+        if key == "setting":
+            key = value
+            value = None
         rest = first[unknown.end() :]
     elif setting := _SETTING.search(first):
-        key, value = setting[1], setting[2]
+        key, value = setting.groups()
         rest = first.removeprefix(setting[0])
     limit, hint, nearest = rest.partition(_HINT)
     remedy = hint + nearest

@@ -43,8 +43,8 @@ def matching(runs: pl.DataFrame, filters: Mapping[str, str], root: Path) -> pl.D
         if key == "since":
             runs = runs.filter(pl.col("started_at") >= _since(value))
         elif key == "note":
-            found = pl.col("note").str.to_lowercase().str.contains(value.lower(), literal=True)
-            runs = runs.filter(found)
+            notes = pl.col("note").str.to_lowercase()
+            runs = runs.filter(notes.str.contains(value.lower(), literal=True))
         elif key in ("status", "preset"):
             runs = runs.filter(pl.col(key).is_in(value.split(",")))
         else:
