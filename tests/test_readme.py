@@ -69,7 +69,6 @@ ENDS_WITH = {
     "preflight preset=tinyzero-3b": (0, 2),  # without a card it says so
     "evaluate checkpoint=champion": (0, 2),  # two steps make none
     "notify test": (2,),  # no file names anybody
-    "explain actor.lr=-1": (2,),
     "export RUN/best to=FOLDER adapter=true": (2,),  # that run has no adapters
     "stop RUN": (2,),  # it has ended
     "sync": (1,),  # nobody answers there

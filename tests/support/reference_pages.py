@@ -60,7 +60,7 @@ countdown-train runs --json status=failed,interrupted --last 20
 countdown-train preflight --json preset=tinyzero-3b
 ```
 
-A refused setting, `countdown-train explain actor.lr=-1 --json`, has in its object
+What is refused has its parts in the object, here `explain actor.lr=-1 --json`:
 
 ```
 "error": {"message": "actor.lr=-1: Input should be greater than 0",
