@@ -1,7 +1,6 @@
 """The night: train from the champion or afresh, compare, promote, report, send a message."""
 
 import logging
-import platform
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -35,8 +34,9 @@ from rl_core.system.atomic import reading
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.redaction import redact, redacting_errors
 from rl_core.tracking.diagnosis import diagnose
+from tasks.messages import Listeners, notify, plain_message, warn_of_mistakes
 from tasks.prefect_ui.flow_run import logs_in_ui
-from tasks.prefect_ui.notify import Listeners, notify, notify_task, warn_of_mistakes
+from tasks.prefect_ui.notify import notify_task
 from tasks.preflight import preflight_validation, refuse_fatal
 from tasks.start import Start, StartFrom, champion_of, start_task
 
@@ -192,11 +192,8 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
     """Returns the message: `event`, `reason` and, if there is a run, its numbers and files."""
     reason = redact(reason)
     fields: dict[str, Any] = {
-        "event": event,
-        "run_id": None,
-        "reason": reason,
+        **plain_message(event, reason),
         "due": night.due,
-        "host": platform.node(),
         "flow_run": night.flow_run and url_for("flow-run", obj_id=night.flow_run.id),
         "missed": None if event == "refused" else missed_before(night.flow_run),
     }

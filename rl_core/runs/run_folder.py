@@ -137,6 +137,8 @@ class RunRecord(BaseModel):
     """If it is a night: the time for which its latest start was scheduled (ISO 8601)."""
     started_from: str | None = None
     """If it is a night: the model that it started from, and why, in one sentence."""
+    note: str | None = None
+    """What the user wrote about it: `countdown-train note`."""
     attempts: tuple[Attempt, ...] = ()
 
 

@@ -24,7 +24,7 @@ from rl_core.runs.lock import close_if_lost, owned
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import alone_in
 from tasks.generate import generate_dataset
-from tasks.prefect_ui.notify import Listeners, notify, webhook_url
+from tasks.messages import Listeners, notify, webhook_url
 from tasks.preflight_checks import PreflightError
 from tasks.start import Start
 from tests.support.champions import crown

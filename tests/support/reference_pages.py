@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that are made of the code: settings, verl's names, metrics, commands.
+"""Writes the pages of docs/ that are made of the code: settings, names, metrics, commands, fields.
 
 python -m tests.support.reference_pages
 """
@@ -15,13 +15,15 @@ from typing import Final
 from unittest import mock
 
 import flows.settings
-from flows.cli.commands import COMMANDS, GROUPS, PROGRAM, build_parser
+from flows.cli.commands import COMMANDS, PROGRAM, build_parser
+from flows.cli.elsewhere import GROUPS
 from flows.cli.explain import Setting, all_settings
 from flows.settings.keys import ENVS
 from rl_core.config.run import RunConfig
 from rl_core.tracking.metric_table import METRICS
 from tasks.importers.verl_table import NEAREST, SAME, TABLE, VALUES
 from tests.support.algorithm_page import algorithms_page
+from tests.support.json_page import escaped, json_page
 
 PRESETS: Final = Path(flows.settings.__path__[0]) / "conf" / "preset"
 DOCS: Final = Path(__file__).parents[2] / "docs"
@@ -77,6 +79,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "cli.md": cli_page(),
         "algorithms.md": algorithms_page(),
+        "json.md": json_page(),
     }
 
 
@@ -166,7 +169,7 @@ def _preset(file: Path) -> str:
     """Returns a preset's name and the comment that its file begins with."""
     lines = takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
     comment = " ".join(line.removeprefix("# ") for line in lines)
-    return "\n".join(_wrapped(f"- `{file.stem}`: {_escaped(comment)}"))
+    return "\n".join(_wrapped(f"- `{file.stem}`: {escaped(comment)}"))
 
 
 def _heading(section: str, env: str | None) -> Iterator[str]:
@@ -186,7 +189,7 @@ def _item(setting: Setting) -> str:
         facts.append("; ".join(f"{name} `{value}`" for name, value in setting.presets.items()))
     if setting.verl:
         facts.append(f"verl: {', '.join(f'`{name}`' for name in setting.verl)}")
-    meaning = _escaped(setting.meaning).splitlines()
+    meaning = escaped(setting.meaning).splitlines()
     first, *more = [*meaning, *(f"({fact})" for fact in facts)]
     lines = _wrapped(f"- `{setting.key}`: {first}")
     return "\n".join([*lines, *(line for text in more for line in _wrapped(text, indent="  "))])
@@ -212,12 +215,7 @@ def _pairs(values: Mapping[str, str]) -> str:
 def _reasons(reasons: Mapping[str, str]) -> Iterator[str]:
     for reason, patterns in reasons.items():
         keys = ", ".join(f"`{pattern}`" for pattern in patterns.split())
-        yield "\n".join(_wrapped(f"- {_escaped(reason)}: {keys}"))
-
-
-def _escaped(text: str) -> str:
-    """Returns a text whose <tags> outside of code are no HTML."""
-    return re.sub(r"(`[^`]*`)|<", lambda found: found[1] or r"\<", text)
+        yield "\n".join(_wrapped(f"- {escaped(reason)}: {keys}"))
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
