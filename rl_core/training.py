@@ -38,6 +38,7 @@ from rl_core.trainer import Trainer, TrainInputs
 if TYPE_CHECKING:
     from rl_core.workers.cluster import Workers
     from rl_core.workers.engines import Engines
+    from rl_core.workers.kept import KeptEngines
 
 StartWorkers: TypeAlias = "Callable[[RunConfig, Path | None, int], AbstractContextManager[Workers]]"
 """Starts learner and engines with these settings, from a checkpoint's folder, or the base model's,
@@ -75,6 +76,8 @@ class Training:
     """Scores instead of the settings' rule."""
     start_workers: StartWorkers | None = None
     """Starts others than Ray's."""
+    kept: KeptEngines | None = None
+    """Has the engines of the attempt before, if only its learner failed."""
 
     def train(self) -> int:
         """Trains and returns the last step done; logs past the checkpoint are cut before that.
@@ -214,6 +217,7 @@ class Training:
             log_folder=self.run.path / "workers",
             report=self.logger.info,
             waits=waits,
+            kept=self.kept,
         )
 
 

@@ -14,7 +14,7 @@ from tasks.prefect_ui import attempts
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.prefect_ui.progress import TrainingProgress
 from tasks.preflight_checks.hours import plan_steps
-from tasks.supervision.supervisor import Watched, call_supervised
+from tasks.supervision.supervisor import Watched, call_supervised, keeps_engines
 from tasks.supervision.trainer_process import train_for_parent
 
 
@@ -43,6 +43,7 @@ def train_supervised(
     process = replace(process, logs_to_wandb="wandb" in config.trainer.logger)
     work = {"config": config, "run": run, "data": data, "model_path": model_path}
     work["evaluates"] = TaskRunContext.get() is not None
+    work["keeps"] = keeps_engines()
     steps = call_supervised(process, train_for_parent, work, logger, tell)
     return last_done if steps is None else steps
 

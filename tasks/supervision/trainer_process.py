@@ -14,6 +14,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.system.signals import LEAVING_S
 from rl_core.system.waits import OF_TRAINING, Waits
 from rl_core.training import Training
+from rl_core.workers.kept import KeptEngines
 from tasks.supervision.worker_logs import TRAINER_LOGGER
 
 if TYPE_CHECKING:
@@ -28,8 +29,13 @@ def train_for_parent(
     data: Path,
     model_path: Path,
     evaluates: bool,
+    keeps: bool,
 ) -> int:
-    """Trains by `Training`, in a watched process; `evaluates`: `ask_trained` follows."""
+    """Trains by `Training`, in a watched process; `evaluates`: `ask_trained` follows.
+
+    `keeps`: if only the learner fails, the engines wait in this process for the next attempt.
+    """
+    reporter.kept = reporter.kept or KeptEngines(keeps=keeps)
     ask = partial(ask_trained, config, run, data, model_path)
     work = Training(
         config,
@@ -40,6 +46,7 @@ def train_for_parent(
         logger=logging.getLogger(TRAINER_LOGGER),
         waits=Waits(run.path / OF_TRAINING, reporter.progress),
         when_done=ask if evaluates else lambda engines: None,
+        kept=reporter.kept,
     )
     with training(run, wait_s=config.trainer.stop_grace_s + LEAVING_S):
         return work.train()
