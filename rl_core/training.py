@@ -28,7 +28,7 @@ from rl_core.runs.teacher import with_teacher
 from rl_core.runs.waiting import startup_in_words
 from rl_core.system.log_file import Log
 from rl_core.system.signals import StopAsked, StopSignals
-from rl_core.system.waits import OF_TRAINING, Waits
+from rl_core.system.waits import OF_TRAINING, START, Waits
 from rl_core.tracking.host_memory import HostMemory
 from rl_core.tracking.observers import BudgetLimit, OnStep, StepObserver
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
@@ -90,7 +90,8 @@ class Training:
         """
         run = self.run
         logger = self.logger
-        inputs = load_inputs(self.config, self.data, self.model_path)
+        with (self.waits or Waits()).on(START, "inputs"):
+            inputs = load_inputs(self.config, self.data, self.model_path)
         checkpoint = checkpoint_to_resume(run, logger.warning)
         start_step = checkpoint.step if checkpoint else 0
         order = _problem_order(self.config, len(inputs.train), start_step, checkpoint, logger)
@@ -159,6 +160,11 @@ class Training:
                 StepObserver(wants_stop=budget.wants_stop, on_step=budget.on_step),
                 StepObserver(wants_stop=signals.requested),
                 StepObserver(on_step=lambda step, *_: waits.step_done(step)),
+                StepObserver(
+                    on_step=lambda step, *_: (
+                        run.note_startup(waits.startup_s) if step <= start_step + 1 else None
+                    )
+                ),
                 StepObserver(on_step=self.on_step),
                 StepObserver(on_step=tensorboard.on_step),
             )
