@@ -76,7 +76,7 @@ class Training:
     """Scores instead of the settings' rule."""
     start_workers: StartWorkers | None = None
     """Starts others than Ray's."""
-    kept: KeptEngines | None = None
+    kept: KeptEngines[Workers] | None = None
     """Has the engines of the attempt before, if only its learner failed."""
 
     def train(self) -> int:

@@ -93,7 +93,7 @@ class Workers:
         log_folder: Path | None = None,
         report: Callable[[str], None] = lambda message: None,
         waits: Waits | None = None,
-        kept: KeptEngines | None = None,
+        kept: KeptEngines[Workers] | None = None,
     ) -> Iterator[Workers]:
         """Starts all processes, yields when all are ready, and leaves none behind.
 
@@ -114,7 +114,7 @@ class Workers:
         if parts > 1 and (why := why_not_split(ModelShape.from_folder(model_path), parts)):
             raise ValueError(why)
         waits = waits or Waits()
-        kept = kept or KeptEngines()
+        kept = kept or KeptEngines[Workers]()
         model_path = model_path.resolve()
         resume_from = resume_from.resolve() if resume_from else None
         with kept.attempt(config, model_path) as before:

@@ -11,15 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory, WorkerDied
 from rl_core.resources.levers import HELPS, value_of, with_unchecked
 from rl_core.resources.placement import LEARNER, shares_a_card
-
-if TYPE_CHECKING:
-    from rl_core.workers.cluster import Workers
 
 _OF_THE_LEARNER: Final = (
     "actor.micro_batch_tokens",
@@ -31,19 +28,31 @@ _OF_THE_LEARNER: Final = (
 """Settings that a retry may change and that no engine reads."""
 
 
-class KeptEngines:
+class _Workers(Protocol):
+    """A learner and its engines."""
+
+    has_learned: bool
+
+    def end_learner(self) -> None:
+        """Ends the learner only."""
+
+
+_W = TypeVar("_W", bound=_Workers)
+
+
+class KeptEngines(Generic[_W]):
     """Holds Ray and the engines between two attempts; `keeps`: another attempt may come."""
 
     def __init__(self, *, keeps: bool = False) -> None:
         self.held = ExitStack()
         """Ends Ray and the engines when it is closed."""
-        self.workers: Workers | None = None
+        self.workers: _W | None = None
         """Of the attempt that has started, or of the one before, whose learner is gone."""
         self._keeps = keeps
         self._of: tuple[RunConfig, Path] | None = None
 
     @contextmanager
-    def attempt(self, config: RunConfig, model_path: Path) -> Iterator[Workers | None]:
+    def attempt(self, config: RunConfig, model_path: Path) -> Iterator[_W | None]:
         """Yields the workers of the attempt before, if they fit; when left, ends or keeps what is.
 
         In the block `workers` is set when all have started.

@@ -24,6 +24,7 @@ from rl_core.system.process_group import PROCESS_GROUP, dump_stacks_on_request, 
 from rl_core.system.signals import LEAVING_S  # noqa: E402
 
 if TYPE_CHECKING:
+    from rl_core.workers.cluster import Workers
     from rl_core.workers.kept import KeptEngines
 
 _PROGRESS_INTERVAL_S: Final = 0.5
@@ -35,7 +36,7 @@ class Reporter(logging.Handler):
 
     def __init__(self, parent: Channel) -> None:
         super().__init__(logging.INFO)
-        self.kept: KeptEngines | None = None
+        self.kept: KeptEngines[Workers] | None = None
         """What a job leaves for the next attempt."""
         self._parent = parent
         self._progress: tuple[str, float] = ("", 0.0)

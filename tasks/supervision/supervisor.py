@@ -107,7 +107,8 @@ class KeptChild:
         """Returns what is held, if it lives."""
         if self._held is not None and self._held[0].process.poll() is not None:
             self.end()
-        held, self._held = self._held, None
+        held = self._held
+        self._held = None
         return held
 
     def end(self) -> None:

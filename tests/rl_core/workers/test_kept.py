@@ -73,7 +73,7 @@ class Attempts:
     """Attempts at a training whose engines are kept."""
 
     def __init__(self, model_path: Path, folder: Path) -> None:
-        self.kept = KeptEngines(keeps=True)
+        self.kept = KeptEngines[Workers](keeps=True)
         self._model_path = model_path
         self._folder = folder
 
