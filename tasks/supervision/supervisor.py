@@ -169,7 +169,7 @@ def call_supervised(
                 raise
         finally:
             kept.hold(child, group)
-            if stop.requested() or not outcome.get("stays"):
+            if stop.requested() or not (outcome.get("stays") and keeps_engines()):
                 kept.end()
             (process.log_folder.parent / OF_TRAINING).unlink(missing_ok=True)
         code = child.process.returncode
