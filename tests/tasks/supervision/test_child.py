@@ -5,6 +5,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
 
 from rl_core.errors import OutOfMemory
 from rl_core.system.child_process import Channel, unpack
@@ -98,3 +100,17 @@ def test_a_child_that_keeps_engines_does_the_next_attempt_and_outlives_no_block(
         assert psutil.pid_exists(last)
     assert not psutil.pid_exists(last)
     assert not psutil.pid_exists(failed(tmp_path))  # there is no block: nobody comes back
+
+
+@flow
+def retrying_flow(folder: Path) -> int:
+    retried = task(attempt_of, retries=1, retry_delay_seconds=0, cache_policy=NO_CACHE)
+    with KeptChild.between_attempts():
+        return retried(folder)
+
+
+def test_a_retry_of_prefects_finds_the_child_of_the_attempt_before(tmp_path, prefect_harness):
+    process = retrying_flow(tmp_path)
+    log = (tmp_path / "workers" / "trainer.log").read_text()
+    assert f"out of memory in update_actor: {process}\n" in log
+    assert not psutil.pid_exists(process)
