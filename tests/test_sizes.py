@@ -12,11 +12,11 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (24_536, 18_000),
-    "lines of tests": (44_400, 36_000),
+    "statements of the product": (24_731, 18_000),
+    "lines of tests": (44_626, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
-    "functions of more than 6 parameters": (8, 8),
+    "functions of more than 6 parameters": (9, 8),
     "assignments of unrelated things": (161, 0),
     "starred literals": (23, 0),
     "empty names": (75, 0),
@@ -24,7 +24,7 @@ MOST = {
 }
 ROOMS = {
     # room, without the rooms in it: (statements, public names), at most
-    "rl_core": (972, 59),
+    "rl_core": (975, 59),
     "rl_core/algos": (303, 51),
     "rl_core/checkpoints": (472, 34),
     "rl_core/config": (567, 44),
@@ -39,17 +39,17 @@ ROOMS = {
     "rl_core/runs": (717, 53),
     "rl_core/sft": (537, 26),
     "rl_core/storage": (630, 34),
-    "rl_core/system": (1_590, 151),
+    "rl_core/system": (1_625, 153),
     "rl_core/tracking": (702, 28),
-    "rl_core/workers": (1_000, 30),
-    "tasks": (1_529, 92),
+    "rl_core/workers": (1_080, 32),
+    "tasks": (1_543, 93),
     "tasks/importers": (1_198, 34),
     "tasks/prefect_ui": (636, 48),
     "tasks/preflight_checks": (819, 36),
     "tasks/queries": (666, 39),
-    "tasks/report_page": (592, 43),
-    "tasks/supervision": (340, 9),
-    "flows": (472, 25),
+    "tasks/report_page": (593, 43),
+    "tasks/supervision": (401, 11),
+    "flows": (473, 25),
     "flows/cli": (1_500, 53),
     "flows/prefect_patches": (328, 18),
     "flows/runs": (481, 24),
