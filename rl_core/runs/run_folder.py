@@ -76,7 +76,8 @@ class Attempt(BaseModel):
     asked: str = ""
     """Settings that the user changed since the last attempt, as overrides to type."""
     startup_s: dict[str, float] = {}
-    """Seconds that Ray and each process took to start; `all`: until training began."""
+    """Seconds by phase from the command, or the end of the attempt before, to the first response;
+    `all`: in all. Ray comes before the processes, which start side by side."""
     made_with: dict[str, str] = {}
     """Versions and machine, see `rl_core.system.versions`."""
 

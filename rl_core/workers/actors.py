@@ -219,6 +219,7 @@ class RolloutActor:
         prepare_process(environment, log_file)
         self._engine: AdaptiveEngine
         self._ended: Iterator[tuple[int, Completion]]
+        self._is_stopped = False
 
     def load(
         self,
@@ -251,10 +252,18 @@ class RolloutActor:
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
     ) -> None:
         """Takes requests to generate; what is left of earlier ones is dropped."""
+        self._is_stopped = False
         self._ended = self._engine.generate(requests, sampling, phase)
+
+    @ray.method(concurrency_group=WRITING)  # type: ignore[untyped-decorator]  # Ray's
+    def stop_generating(self) -> None:
+        """Lets all calls of `next_finished` that wait return nothing."""
+        self._is_stopped = True
 
     def next_finished(self, limit: int) -> list[tuple[int, Completion]]:
         """Generates until `limit` more have ended, or all; returns them with their positions."""
+        if self._is_stopped:
+            self._ended = iter(())  # ends the generator, and so the engine's work
         return list(itertools.islice(self._ended, limit))
 
     def end_step(self) -> dict[str, float]:

@@ -44,7 +44,8 @@ class Engines:
     `spawn` starts the process of an engine by its name, and `load` makes it load the model and
     weights (a folder or a reference; None: the model's own) with the number of their updates.
     Requests wait until engines on the learner's card (`beside_learner`) have started: they could
-    not start while the learner works. Only `close` may be called while something is streamed.
+    not start while the learner works. Only `close` and `stop` may be called while something is
+    streamed. `processes` of another object that was stopped are used instead of new ones.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Engines:
         waits: Waits,
         stall_s: float,
         beside_learner: bool,
+        processes: Sequence[EngineProcess] = (),
     ) -> None:
         self._spawn = spawn
         self._load = load
@@ -77,13 +79,19 @@ class Engines:
         self._held: dict[tuple[str, int], str] = {}
         self._died: list[str] = []
         self._deaths: Counter[str] = Counter()
-        names = [engine_name(i) for i in range(number)]
-        self._engines = {name: EngineProcess(name, spawn(name)) for name in names}
+        names = [] if processes else map(engine_name, range(number))
+        started = [*processes, *(EngineProcess(name, spawn(name)) for name in names)]
+        self._engines = {engine.name: engine for engine in started}
 
     @property
     def actors(self) -> dict[str, Any]:
         """Ray's handles by name."""
         return {name: engine.actor for name, engine in self._engines.items()}
+
+    @property
+    def processes(self) -> list[EngineProcess]:
+        """The engines' processes; with old weights, until `set_weights`, for another object."""
+        return [*self._engines.values()]
 
     def begin_load(self, name: str) -> Future[Any]:
         """Starts to load an engine's model and weights; the future is done when they are loaded."""
@@ -250,6 +258,12 @@ class Engines:
         """Ends another thread's stream, so that it starts no engines when Ray is gone."""
         with self._lock:
             self._is_closed = True
+
+    def stop(self) -> None:
+        """Ends all streams; the processes generate no more, until others ask them."""
+        self.close()
+        for engine in self._engines.values():
+            engine.actor.stop_generating.remote()
 
     def _check_open(self) -> None:
         if self._is_closed:

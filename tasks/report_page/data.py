@@ -188,6 +188,7 @@ def _rows(
     solutions = of_models("accuracy_by_num_solutions")
     is_known = any(row["solutions"] != "unknown" for row in solutions)  # in GSM8K it is not
     data = Path(run.read().data or "-").name
+    times = ask("time_by_stage").to_dicts()
     return {
         "kept_evaluations": ask("kept_evaluations").to_dicts(),
         "sft": read_rows(run.path / CURVE_NAME),
@@ -201,7 +202,8 @@ def _rows(
         # For k = 1, 2, 4, ...: all others lie between.
         "pass_at_k": [row for row in of_models("pass_at_k") if row["k"].bit_count() == 1],
         "evaluation_verdicts": of_models("evaluation_verdicts"),
-        "stages": ask("time_by_stage").to_dicts(),
+        "stages": [row for row in times if row["attempt"] is None],
+        "starts": [row for row in times if row["attempt"] is not None],
         "memory": ask("memory_by_phase").to_dicts(),
         "data_sets": [
             row for row in sql.ask("data_sets", root=run.root).to_dicts() if row["name"] == data
