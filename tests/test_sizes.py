@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (26_596, 18_000),
+    "statements of the product": (26_593, 18_000),
     "lines of tests": (46_700, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
@@ -41,7 +41,7 @@ ROOMS = {
     "rl_core/storage": (630, 34),
     "rl_core/system": (1_625, 153),
     "rl_core/tracking": (768, 36),
-    "rl_core/workers": (1_131, 32),
+    "rl_core/workers": (1_128, 32),
     "tasks": (1_891, 104),
     "tasks/audit": (602, 31),
     "tasks/importers": (1_198, 34),

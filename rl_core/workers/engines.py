@@ -224,9 +224,8 @@ class Engines:
     def set_weights(self, weights: Any, policy_version: int = 0) -> None:
         """Gives every engine new weights, in place; one that is starting takes them after that.
 
-        They are a folder with a saved model of the same architecture, or Ray's reference to what
-        `LearnerActor.weights` returns: tensors go from process to process, and not through this
-        one. `policy_version` is how many updates made them: completions carry it.
+        They are a saved model's folder, or Ray's reference to what `LearnerActor.weights` returns:
+        tensors go from process to process. `policy_version` counts their updates.
         """
         loaded = self._loaded()
         self._weights = weights
@@ -245,14 +244,12 @@ class Engines:
 
     def _note_held(self, name: str, held: tuple[int, str]) -> None:
         """Notes version and digest of an engine's weights; of one version, the last it took."""
-        version, digest = held
-        self._held[name, version] = digest
+        self._held[name, held[0]] = held[1]
 
     def load_weights(self, folder: Path) -> None:
         """Gives every engine the weights of a saved model of the same architecture."""
-        folder = folder.resolve()
         with reading(folder):
-            self.set_weights(folder)
+            self.set_weights(folder.resolve())
 
     def close(self) -> None:
         """Ends another thread's stream, so that it starts no engines when Ray is gone."""
@@ -398,7 +395,6 @@ class Engines:
         def tell(loaded: Future[Any]) -> None:
             self._waits.end(START, name)
             if loaded.exception() is None:
-                took_s = time.monotonic() - since
-                _logger.warning("%s has started again, in %.1f s", name, took_s)
+                _logger.warning("%s has started again, in %.1f s", name, time.monotonic() - since)
 
         self.begin_load(name).add_done_callback(tell)
