@@ -60,6 +60,7 @@ FLIPS: Final = {
         algorithm.kl_target=0.1 {ADAPTIVE} trainer.total_steps=3
         algorithm.kl_horizon=20 {ADAPTIVE}
         algorithm.overlong_tokens=3
+        algorithm.length_penalty=0.5 env.reward=tests.support.user_rewards:always_right
         algorithm.mask_truncated=true
         algorithm.outcome_gate=false {GRPO}
         actor.lr=1e-3
@@ -224,6 +225,7 @@ FLIPS: Final = {
     "evaluation": "evaluation.max_problems=2",
 }
 EXCEPTIONS: Final = {
+    "budget.stop_on_hacked_reward": "it takes a hacked reward and three tests: tasks/test_train.py",
     "base_model.num_threads": "speed only: the model is the same with any number",
     "env.name": "env=NAME chooses it, and with it all of env.*",
     "trainer.wandb_project": "only a server sees it: rl_core/tracking/test_wandb_tracker.py",

@@ -171,3 +171,8 @@ async def calls_together(response):
 def pays_for_letters(response):
     """A reward that can be hacked: it pays for letters, and only the truth counts as correct."""
     return {"score": share_of_letters("", response, ""), "acc": response.strip() == "the truth"}
+
+
+def always_right(response):
+    """Whatever is written."""
+    return 1.0

@@ -109,7 +109,7 @@ def test_other_settings_of_both_models_change_neither_record_nor_champion(place,
     evaluate([f"storage.root={place.root}", "evaluation.max_problems=2"])
     said = capsys.readouterr().out
     assert re.search(r"^problems +2 +2$", said, re.MULTILINE)
-    assert "kept beside the run's own evaluation" in said
+    assert "kept next to its own evaluation" in said
     assert place.run.read() == record
     assert list((place.root / "champions").glob("*.json")) == champions
     assert place.files() == [*(f"{other}/{name}" for name in OWN), *OWN]

@@ -94,7 +94,7 @@ def test_a_full_disk_still_takes_the_last_words_and_says_how_much_to_free(tmp_pa
         record = run.read()
         # 1 GiB that must stay free, 8 MiB of reserve and a checkpoint of some hundred bytes.
         assert record.next_step == (
-            f"free 1.0 GiB where {run.path} lies (`countdown-train prune run_id=r storage.root="
+            f"free 1.0 GiB on the disk of {run.path} (`countdown-train prune run_id=r storage.root="
             f"{disk} dry_run=true` shows what may go); the same command, or run_id=r with other "
             "settings, goes on from step 400"
         )

@@ -92,7 +92,7 @@ def test_several_functions_are_added_up_by_weight_and_the_first_says_what_is_cor
     kept = ("says_whether_it_read", 1.0), ("share_of_letters", 0.0), ("misbehave", 1.0)
     assert right == ScoredText(2 - 1, "correct", "42", "42", kept)
     assert (wrong.score, wrong.verdict) == (0.5 - 1, "no_answer")
-    assert failed == ScoredText(0.0, "reward_error", None)
+    assert failed == ScoredText(0.0, "reward_error", None, why="KeyError: 'no such thing'")
     with start_rewards(Gsm8k(reward=names)) as rewards:
         assert [one.score for one in scores(rewards, "42", "ab12")] == [2.0, 1.5]
     assert f"env.reward={HERE}:none cannot be" in refusal(Gsm8k(reward=[*names, f"{HERE}:none"]))
