@@ -81,6 +81,9 @@ ENDS_WITH = {
     "stop RUN": (2,),  # it has ended
     "stop": (2,),
     "sync": (1,),  # nobody answers there
+    "serve status": (1,),  # nothing serves there
+    "open ui": (1,),
+    "reward probe": (0, 2),  # without env or data
 }
 """Exit codes other than 0."""
 
