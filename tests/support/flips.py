@@ -208,8 +208,9 @@ def scores(config: RunConfig, model: Path, folder: Path) -> Any:
         pending = []
         for problem, solution in read_solved(_made(config) / "test.parquet")[:2]:
             truth = problem.ground_truth
-            right = solution or (truth["answer"] if isinstance(truth, dict) else str(truth))
-            texts = [form.format(answer) for answer in (right, "11") for form in _FORMS]
+            right = truth.get("answer") if isinstance(truth, dict) else str(truth)
+            answers = [answer for answer in (solution, right, "11") if answer]
+            texts = [form.format(answer) for answer in answers for form in _FORMS]
             pending += [rewards.submit(text, problem) for text in (*texts, "nothing", "0.4")]
         found = [one.result() for one in pending]
     return [(one.score, one.verdict) for one in found]
