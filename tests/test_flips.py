@@ -231,7 +231,10 @@ EXCEPTIONS: Final = {
     "trainer.wandb_project": "only a server sees it: rl_core/tracking/test_wandb_tracker.py",
 }
 """Settings that no flip can show, and why."""
-SLOW: Final = ("run", "scores", "workers", "warm_start", "fine_tuned", "evaluation")
+SLOW: Final = (
+    *("numbers", "refusal", "plan", "data"),
+    *("run", "scores", "workers", "warm_start", "fine_tuned", "evaluation"),
+)
 
 
 def _all_flips() -> list[Flip]:

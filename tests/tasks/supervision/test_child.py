@@ -111,6 +111,7 @@ def retrying_flow(folder: Path) -> int:
         return retried(folder)
 
 
+@pytest.mark.slow
 def test_a_retry_of_prefects_finds_the_child_of_the_attempt_before(tmp_path, prefect_harness):
     process = retrying_flow(tmp_path)
     log = (tmp_path / "workers" / "trainer.log").read_text()
