@@ -156,7 +156,7 @@ def _run(command: tuple[str, ...], text: str) -> str | None:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # A script of the user's may import what lies beside it.
+            # A user's script may import what is in its folder.
             env={k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"},
             start_new_session=True,
             text=True,

@@ -23,7 +23,7 @@ def open_in_browser(words: Sequence[str]) -> None:
     overrides = run_first(words, "open")
     run = find_run(overrides)
     with mirrored(compose(overrides).storage, run.run_id):
-        # Written anew: what lies in a stranger's run might be a page with scripts.
+        # Written anew: the page in a stranger's run might hold scripts.
         page = write_report(run.path).html.absolute()
     say(page)
     if not _opened(page.as_uri()) and (machine := _over_ssh()):

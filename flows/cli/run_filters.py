@@ -14,7 +14,7 @@ from rl_core.system.words import did_you_mean
 from tasks.queries.sql import run_query
 
 OF_RUNS: Final = ("status", "preset", "env", "since", "note")
-"""What is filtered by beside settings."""
+"""What runs are filtered by, besides settings."""
 _WHERE: Final = ("run_id", "storage.root", "storage.url")
 _STATUSES: Final = (*get_args(RunRecord.model_fields["status"].annotation), "unreadable")
 _AGO: Final = re.compile(r"(\d{1,5})([hdw])")

@@ -1,4 +1,4 @@
-"""`serve status`: whether `serve` is up, when the next night is, and which run goes on."""
+"""`serve status`: whether `serve` is up, when the next night is, and which run is running."""
 
 import fcntl
 import json
@@ -98,7 +98,7 @@ def status() -> None:
             lines = [_in_words(run) for run in _runs(client, StateType.RUNNING)]
     except (HTTPError, PrefectException) as error:
         raise RunFailedError(f"the server at {url} does not say more: {error}") from None
-    for line in lines or ["none goes on"]:
+    for line in lines or ["none is running"]:
         say(f"run     {line}")
 
 

@@ -1,4 +1,4 @@
-"""What lies beside the steps: names, attempts, weights at each sync, and checkpoints."""
+"""What a run holds besides its steps: names, attempts, weights at each sync, and checkpoints."""
 
 from collections import defaultdict
 from itertools import pairwise

@@ -19,7 +19,7 @@ _JSON: Final = """\
 
 For scripts and dashboards. With `--json` these commands print one JSON object on standard output
 and nothing else; progress, warnings and errors go to standard error.
-Exit codes are as ever: 0 fine, 1 failed or stopped, 2 bad input.
+Exit codes are those of every command: 0 fine, 1 failed or stopped, 2 bad input.
 
 ```sh
 countdown-train runs --json status=failed,interrupted --last 20
