@@ -126,7 +126,6 @@ class Workers:
                 waits.end(START, "Ray")
             else:
                 place = before._place
-                place.room.wait(report)  # for another machine in place of the learner's, if it went
                 report("the engines of the last attempt are used again")
             seen = [place.logs, model_path, *filter(None, [resume_from])]
             if config.resources.ray_address is not None:

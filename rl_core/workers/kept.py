@@ -2,7 +2,8 @@
 
 - They stay if the learner ran out of memory or died, and if they have started in this attempt or it
   has done a step: else what is wrong may be theirs. Engines on the learner's card go: they load
-  after the learner, into what it leaves.
+  after the learner, into what it leaves. In a cluster they go, too: with the learner its machine
+  may be gone, and with that a part of the room.
 - The next attempt starts new ones if it changes a setting that an engine reads.
 """
 
@@ -66,7 +67,8 @@ class KeptEngines(Generic[_W]):
         try:
             yield before
         except (OutOfMemory, WorkerDied) as error:
-            stay = self._keeps and not shares_a_card(config) and _is_of_learner(error)
+            stays_here = config.resources.ray_address is None and not shares_a_card(config)
+            stay = self._keeps and stays_here and _is_of_learner(error)
             raise
         finally:
             if stay and self.workers is not None and (before is None or self.workers.has_learned):
