@@ -323,5 +323,7 @@ def test_no_setting_is_left_out():
 
 
 def _is_missing(setting: Setting, flipped: set[tuple[str, str]]) -> bool:
+    if ":" in str(setting.env):  # an env of another test in this process
+        return False
     has_choice = setting.choices != [setting.default]
     return has_choice and (setting.key, str(setting.env)) not in flipped

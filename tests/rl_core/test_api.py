@@ -188,6 +188,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_continued(tiny_model_path):
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
 
 
+@pytest.mark.slow
 def test_nothing_of_the_pipeline_is_imported(tiny_model_path):
     done = python(IMPORTS.replace("SMALL", repr(SMALL)), tiny_model_path, timeout_s=300)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -85,6 +85,7 @@ def train_with_a_log(workers: LocalWorkers, model_path: Path) -> RunFolder:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 def test_what_ran_out_of_memory_is_in_log_and_metrics_and_leaves_the_run_as_an_undisturbed_one(
     tiny_model_path, tmp_path, caplog, survived

@@ -20,6 +20,7 @@ def some_checkpoint(step: int, size_bytes: int = 10, accuracy: float | None = No
     return Checkpoint(Path(f"step_{step:06d}"), step, accuracy, size_bytes, "2026-01-01")
 
 
+@pytest.mark.slow
 def test_a_prune_killed_at_any_system_event_leaves_only_whole_checkpoints(small_disk):
     for run, kill in kills_at_each_event(small_disk, more_than=20):
         save_steps(run, {1: 0.1, 2: 0.9, 3: 0.2})

@@ -174,6 +174,7 @@ def test_a_module_of_the_working_folder_shadows_none_that_is_installed(tmp_path,
     assert sprung(folder) == ""
 
 
+@pytest.mark.slow
 def test_whatever_a_function_does_costs_its_own_response_alone(caplog):
     bad = ["crash", "exit", "leave", "segfault", "hog", "recurse", "loop", "children"]
     bad += ["nan", "text", "nothing", "empty", "list"]
@@ -267,6 +268,7 @@ def test_an_async_function_scores_many_responses_at_a_time_in_one_process():
         assert scores(rewards, "", "")[1].score == 0.5
 
 
+@pytest.mark.slow
 def test_whatever_an_async_function_does_costs_its_own_response_alone(caplog):
     bad = ["crash", "exit", "never", "leave", "segfault", "loop", "nan", "text"]
     responses = [r for one in bad for r in (one, "fine", "0.5")] + ["noise", "fork", "fine"]

@@ -202,6 +202,7 @@ def test_completions_arrive_when_they_end_and_the_rest_can_be_dropped(engine, re
     assert list(engine.generate([], sampling)) == []
 
 
+@pytest.mark.slow
 def test_building_a_vllm_engine_leaves_random_state_and_threads_alone(tiny_model_path):
     torch.manual_seed(7)
     np.random.seed(7)  # the global state is what is tested

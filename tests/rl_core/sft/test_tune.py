@@ -114,6 +114,7 @@ def test_bfloat16_and_adapters_learn_alike(tmp_path, rows, tiny_model_path):
     assert not any("lora" in name for name in weights)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_split_and_a_single_example_refused(
     tmp_path, rows, tiny_model_path, monkeypatch
 ):
