@@ -47,7 +47,7 @@ $(STAMP): pyproject.toml constraints.txt
 	echo "$(PYTHON) is $$found, and Python 3.11, 3.12 or 3.13 is needed: install one, or name it: make env PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(CLEAR) .venv
 	rm -f .venv/.built-*
-	touch -d @0 $(STAMP) # so that an install that was cut off goes on, as the same build
+	touch -d @0 $(STAMP) # so that an install that was cut off continues, as the same build
 	$(BIN)/pip install --quiet --constraint constraints.txt uv
 	grep -vE '^($(UNPINNED))==' constraints.txt > .venv/constraints.txt
 	$(BIN)/uv pip install --python $(BIN)/python --constraint .venv/constraints.txt $(if $(GPU),,$(CPU_WHEELS)) --editable '.[$(EXTRAS)]'

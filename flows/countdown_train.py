@@ -71,7 +71,7 @@ def countdown_train(
             gsm8k-* need a GPU and a model.
         overrides: What differs from the preset, KEY=VALUE each as on the command line, such as
             trainer.total_steps=50, seed=1, algorithm.estimator=grpo or storage.root=/data/outputs
-            (`countdown-train config` prints all settings). run_id=NAME goes on with a run; a
+            (`countdown-train config` prints all settings). run_id=NAME continues a run; a
             preset=NAME or preset=FILE.yaml stands before `preset`.
 
     Returns:
@@ -141,7 +141,7 @@ class Chain:
 
 
 def retried_train(config: RunConfig, run: RunFolder) -> Task[..., int]:
-    """Returns the train task with its retries; each goes on from the latest checkpoint."""
+    """Returns the train task with its retries; each continues from the latest checkpoint."""
 
     def lost_memory_or_a_process(task: Task[..., Any], task_run: TaskRun, state: State) -> bool:
         error = state.data

@@ -54,7 +54,7 @@ def tell_of_end(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
     except BadInputError:  # it ended with that message
         config = RunConfig()
     night = Night(flow_run, config)
-    for run in RunFolder.all_under(config.storage.root):  # it may go on with that of a night before
+    for run in RunFolder.all_under(config.storage.root):  # it may continue that of a night before
         with suppress(ValueError):  # what is there is no run
             if night.due is not None and run.read().night == night.due:
                 night = Night(flow_run, config.model_copy(update={"run_id": run.run_id}))
@@ -249,7 +249,7 @@ def killed(night: Night, state_message: str | None) -> str:
         night.run.update(
             status="interrupted",
             reason=reason,
-            next_step=f"Retry goes on from step {step}" if step else "Retry starts it again",
+            next_step=f"Retry continues from step {step}" if step else "Retry starts it again",
         )
     return reason
 

@@ -142,7 +142,7 @@ class Training:
         run = self.run
         start_step = checkpoint.step if checkpoint else 0
         resume_from = checkpoint.path if checkpoint else None
-        begin = "training goes on after step %d" if checkpoint else "training starts (step %d)"
+        begin = "training continues after step %d" if checkpoint else "training starts (step %d)"
         self.logger.info(begin, start_step)
         curriculum = load_curriculum(config, self.data, start_step, resume_from)
         rewards = self.rewards
@@ -274,7 +274,7 @@ def _problem_order(
         place = Place(place.seed, num_problems, step, place.epoch)
     if place.seed != config.seed:
         logger.warning(
-            "seed=%d changes the responses of a run that goes on, not the order of its problems: "
+            "seed=%d changes the responses of a run that continues, not the order of its problems: "
             "that stays the one of seed=%d",
             config.seed,
             place.seed,

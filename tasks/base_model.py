@@ -144,7 +144,7 @@ def _tune(config: RunConfig, data: Path, folder: Path) -> None:
         lambda step, last_step, row: log_step(step, last_step, row["loss"]),
     )
     if not is_complete(folder):
-        raise InterruptedError(f"SFT was stopped; it goes on from its last save ({folder.name})")
+        raise InterruptedError(f"SFT was stopped; it continues from its last save ({folder.name})")
 
 
 def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:

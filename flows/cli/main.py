@@ -39,7 +39,7 @@ _DEFAULTS: Final = {
 def main() -> NoReturn:
     """Runs the command line and exits; the entry point `countdown-train`."""
     if "_ARGCOMPLETE" in os.environ:
-        import argcomplete  # only for a shell that asks how a word may go on
+        import argcomplete  # only for a shell that asks how a word may continue
 
         argcomplete.autocomplete(build_parser(), always_complete_options=False)
     apply_defaults()

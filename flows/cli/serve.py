@@ -94,7 +94,7 @@ def serve(words: Sequence[str]) -> None:
         say(f"night        {f'none: {off}' if off else when}")
         say(f"worker       takes one run at a time; logs in {processes.logs}")
         say(f"from another terminal: {_run_it(url)}")
-        say("Ctrl-C stops all of it; a run that goes on saves first, and Retry continues it")
+        say("Ctrl-C stops all of it; an active run saves first, and Retry continues it")
         processes.watch(restart)
 
 
@@ -309,7 +309,7 @@ class _Processes(AbstractContextManager["_Processes"]):
                     say(f"the {name} is not started again: {often}")
                     self.refuse_dead(name)
                 restarts.append(now)
-                say(f"{self._how_it_ended(name)}: it is started again, and runs go on")
+                say(f"{self._how_it_ended(name)}: it is started again, and runs continue")
                 start()
 
     def refuse_dead(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees of a command: lines and tables; one line per event while a run goes on."""
+"""What a person sees of a command: lines and tables; one line per event while a run is active."""
 
 from __future__ import annotations
 

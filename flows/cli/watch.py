@@ -1,4 +1,4 @@
-"""The command `countdown-train watch [RUN]`: a run in the terminal, while it goes on."""
+"""The command `countdown-train watch [RUN]`: a run in the terminal, while it is active."""
 
 import itertools
 import time
@@ -60,7 +60,7 @@ def watch(words: Sequence[str]) -> None:
                 close_if_lost(run)  # a killed run cannot say so, and would be watched for ever
                 live.update(view(run), refresh=True)
             live.update(view(run), refresh=True)  # its end
-    except KeyboardInterrupt as error:  # Ctrl-C is the usual way to leave: the run goes on
+    except KeyboardInterrupt as error:  # Ctrl-C is the usual way to leave: the run continues
         if error.args:  # SIGTERM
             raise
 

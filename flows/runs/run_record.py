@@ -74,7 +74,7 @@ def _refuse_to_start_anew(config: RunConfig, run: RunFolder) -> None:
     if record.preset == IMPORTED:
         why = "is an imported log"
     elif record.status == "finished" and record.steps and not is_saved:
-        why = f"is finished, and no checkpoint is there to go on from after step {record.steps}"
+        why = f"is finished, and no checkpoint is there to continue from after step {record.steps}"
     else:
         return
     raise BadInputError(
@@ -192,7 +192,7 @@ def _stopped(signal: BaseException, run: RunFolder) -> str:
     if is_cancelled():
         saved = run.last_saved()
         at = f"saved at step {saved}" if saved else "before a step was saved"
-        outcome = "goes on from there" if saved else "starts it again"
+        outcome = "continues from there" if saved else "starts it again"
         return f"cancelled; {at}; Retry in the UI, or run_id={run.run_id}, {outcome}{_unsaved(run)}"
     name = "Ctrl-C" if isinstance(signal, KeyboardInterrupt) and not signal.args else "SIGTERM"
     return f"stopped by {name}; the same command, or run_id={run.run_id}, resumes{_unsaved(run)}"
@@ -230,7 +230,7 @@ def _close(run: RunFolder, status: str, reason: str | None, **words: Any) -> Non
 def next_step(error: BaseException, run: RunFolder) -> str:
     """Returns in one sentence what to do about an error that ended a run."""
     step = run.last_saved()
-    outcome = f"goes on from step {step}" if step else "starts it again"
+    outcome = f"continues from step {step}" if step else "starts it again"
     again = f"the same command, or run_id={run.run_id} with other settings,"
     if isinstance(error, KeyboardInterrupt | TerminationSignal | Pause):
         same = "Retry in the UI" if is_cancelled() else "the same command"

@@ -44,7 +44,7 @@ def own_flow_run() -> FlowRun | None:
 
 
 def outlive_lost_leases() -> None:
-    """Makes flow runs of this process warn of a lost lease and go on; no setting does.
+    """Makes flow runs of this process warn of a lost lease and continue; no setting does.
 
     A run of a deployment with a concurrency limit renews the lease of its slot. If that fails (the
     server was away, or has forgotten its leases in a restart) Prefect raises CancelledError in the
@@ -93,7 +93,7 @@ def take_over(run: RunFolder) -> None:
         with get_client(sync_client=True) as client:
             state = client.read_flow_run(UUID(before)).state
             if state is not None and state.type in (StateType.RUNNING, StateType.CANCELLING):
-                why = f"its process was gone; {flow_run.name} went on with run {run.run_id}"
+                why = f"its process was gone; {flow_run.name} continued with run {run.run_id}"
                 client.set_flow_run_state(UUID(before), Crashed(message=why), force=True)
     except (HTTPError, PrefectException) as error:  # of another server, or deleted
         _logger.debug("the flow run before was not closed: %s", error)

@@ -49,7 +49,7 @@ def prune(
 
     `incoming_bytes` is the size of the checkpoint that is saved next. It will be the latest, and
     the present latest will be one of the newest `keep_last`: so one fewer stays besides latest and
-    best. If it still has no room, a warning is logged: the save may fail, and the run goes on.
+    best. If it still has no room, a warning is logged: the save may fail, and the run continues.
     """
     decisions: list[PruningDecision] = []
     spare_bytes = incoming_bytes + min_free_bytes

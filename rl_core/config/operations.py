@@ -36,7 +36,7 @@ class TrainerConfig(Section):
     """How many test problems those evaluations use, from the first one."""
     stop_grace_s: float = Field(GRACE_S, gt=0)
     """Seconds that a step and its save may take after SIGTERM; then they are given up, and the run
-    can go on from the latest checkpoint.
+    can continue from the latest checkpoint.
 
     Docker (`stop_grace_period`), Kubernetes and Slurm (`--signal`) kill some time after SIGTERM.
     Set this at least 15 s shorter. Prefect's Cancel waits 30 s. Ctrl-C has no limit.
@@ -62,8 +62,8 @@ class StorageConfig(Section):
     """Folder of data sets, runs and cached models; or the `url` of a store, which is then mirrored
     by a folder of its own below `outputs/`."""
     url: str | None = None
-    """Object store that `root` is published to while runs go on: `s3://BUCKET/PREFIX`, `gs://` or
-    `az://`; credentials come only from the environment."""
+    """Object store that `root` is published to during runs: `s3://BUCKET/PREFIX`, `gs://` or `az://`;
+    credentials come only from the environment."""
     min_free_gib: float = Field(1.0, ge=0)
     """Preflight refuses to start with less free disk than this; pruning keeps it free."""
     rollout_quota_bytes: int = Field(20_000_000_000, ge=0)

@@ -49,7 +49,7 @@ class ToolForm:
         return shown != plain
 
     def calls_in(self, ids: Sequence[int]) -> list[str]:
-        """Returns the calls of a turn as JSON, as the model wrote them; none if it goes on."""
+        """Returns the calls of a turn as JSON, as the model wrote them; none if it continues."""
         if not ids or ids[-1] != self.end_id:
             return []
         return calls_in(str(self.tokenizer.decode(ids[:-1])), self.marks)

@@ -68,7 +68,7 @@ class TextProblem:
 
 @dataclass(frozen=True)
 class EnvTurn:
-    """An env's reply to a response; the model goes on after it."""
+    """An env's reply to a response; the model continues after it."""
 
     text: str
     """Tokenized like a prompt: special tokens in it are recognised. Not empty."""
@@ -231,7 +231,7 @@ class TextEnv(Section):
     full_score: float = Field(1.0, gt=0)
     """Score of a correct response."""
     max_turns: int = Field(1, ge=1)
-    """Times that the model writes; above 1, the env answers a response and the model goes on."""
+    """Most model turns per problem; above 1 the env replies after each turn."""
     reward: FunctionNames = ()
     """package.module:function, a reward of your own with verl's signature, see rl_core/rewards/.
     Of several, [a:f, b:g], the first one says what is correct."""

@@ -97,7 +97,7 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if (version := numbers.get("version")) != _VERSION:
         raise ValueError(
             f"{folder / _NUMBERS}: its version is {version} and not {_VERSION}: report and sql "
-            "read the run, training does not go on"
+            "read the run, training does not continue"
         )
     tensors: dict[str, Tensor] = {}
     for file in numbers.pop("files"):

@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 def started(config: RunConfig) -> Iterator[RunFolder]:
     """Locks a run for the block and records its start; ValueError if another process has it.
 
-    The lock comes first, so a refused start changes nothing in a run that is going on.
+    The lock comes first, so a refused start changes nothing in an active run.
     """
     assert config.run_id is not None, "choose_run has named it"
     run = RunFolder.under(config.storage.root, config.run_id)

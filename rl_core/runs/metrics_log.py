@@ -50,14 +50,14 @@ def _is_known(name: str, value: object) -> bool:
 
 @dataclass(frozen=True)
 class MetricsLog:
-    """`metrics.jsonl`: one JSON object per step, readable while the run goes on."""
+    """`metrics.jsonl`: one JSON object per step, readable while the run is active."""
 
     path: Path
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends one line and flushes it to the disk; non-finite numbers become null.
 
-        On a full disk the line is lost with a warning, and the run goes on.
+        On a full disk the line is lost with a warning, and the run continues.
         """
         row = {
             "step": step,

@@ -100,7 +100,7 @@ class ReceiptLog:
         write_text_atomically(self.folder / _AUDIT, json.dumps(content, indent=2) + "\n")
 
     def last_audit(self, steps: int) -> tuple[str, tuple[AuditLine, ...]] | None:
-        """Returns time and lines of the last audit; None if the run has gone on since."""
+        """Returns time and lines of the last audit; None if the run has continued since."""
         with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
             content: Any = read_json(self.folder / _AUDIT, below=self.folder)
             if content["steps"] == steps:

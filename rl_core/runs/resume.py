@@ -1,4 +1,4 @@
-"""Resume: the checkpoint from which training goes on, and why newer ones are skipped."""
+"""Resume: the checkpoint from which training continues, and why newer ones are skipped."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +45,7 @@ def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpo
 
     Raises:
         ValueError: there are checkpoints, but none is sound. Starting anew would delete the metrics
-        and rollouts of steps after which a repaired checkpoint could still go on.
+        and rollouts of steps after which a repaired checkpoint could still continue.
     """
     checkpoint, damaged = newest_sound(run)
     if checkpoint is None or not damaged:
@@ -53,7 +53,7 @@ def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpo
     words = _in_words(damaged)
     with locked(checkpoints_folder(run.path)):
         move_pointers(run.path, refused=damaged)
-    sentence = f"{words}: training goes on after step {checkpoint.step}"
+    sentence = f"{words}: training continues after step {checkpoint.step}"
     if (last := run.metrics.last_step()) > (first := checkpoint.step + 1):
         sentence += f" and does steps {first} to {last} again"
     elif last == first:
@@ -94,7 +94,7 @@ def newest_sound(run: RunFolder) -> tuple[Checkpoint | None, dict[Path, str]]:
     if checkpoint is None and damaged:
         folder = checkpoints_folder(run.path)
         raise ValueError(
-            f"{run.run_id} has no sound checkpoint to go on from: {_in_words(damaged)}; put a "
+            f"{run.run_id} has no sound checkpoint to continue from: {_in_words(damaged)}; put a "
             f"whole copy in place, or start anew with run_id=NAME (in {run.run_id} after removing "
             f"{folder})"
         )
@@ -126,9 +126,9 @@ def check_same_model(run: RunFolder, checkpoint: Path, model_path: Path) -> None
             differ.append(f"weights of sha256 {present[:12]} and not {trained[:12]}")
     if differ:
         raise ValueError(
-            f"{run.run_id} began with another model: {model_path} has {', '.join(differ)}; go on "
-            "with the env, model.path and base_model that it began with, or choose another "
-            "run_id=NAME"
+            f"{run.run_id} began with another model: {model_path} has {', '.join(differ)}; "
+            "continue with the env, model.path and base_model that it began with, or choose "
+            "another run_id=NAME"
         )
 
 

@@ -1,11 +1,11 @@
-"""A run's folder: its record, settings, metrics and rollouts, all readable while the run goes on.
+"""A run's folder: its record, settings, metrics and rollouts, all readable while the run is active.
 
     run.json, config.yaml     replaced whole
     metrics.jsonl             one line per step, appended: see metrics_log.py
     rollouts/, held_out/      see rollout_log.py
     eval/                     see rl_core/evaluation/rows.py
     receipt.jsonl             see receipt.py
-    .reserve                  while the run goes on: see disk_reserve.py
+    .reserve                  while the run is active: see disk_reserve.py
     .owner, .trainer          locks of the processes at work on it: see lock.py
 
 Local files come first; wandb (`rl_core/tracking/`) can neither stop nor slow a run.
@@ -70,7 +70,7 @@ class Attempt(BaseModel):
     reason: str
     """`started`, `continued`, `AFTER` and how the last attempt ended, or why a retry was needed."""
     from_step: int = 0
-    """The step of the checkpoint that it goes on from."""
+    """The step of the checkpoint that it continues from."""
     changes: Changes = {}
     """Settings that a retry changed (`resources.oom_recovery`); later attempts keep them."""
     asked: str = ""
@@ -363,7 +363,7 @@ def _why_again(before: RunRecord) -> str:
 def write_unless_full(
     run: RunFolder, product: str, write: Callable[[], object], *, remedy: str
 ) -> bool:
-    """Writes a product of a run and returns True; on a full disk the run goes on without it.
+    """Writes a product of a run and returns True; on a full disk the run continues without it.
 
     `write` writes it whole or not at all. Log and record name the product and the `remedy`.
     """

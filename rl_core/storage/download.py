@@ -133,7 +133,7 @@ def _set_unsent_aside(spool: Spool, run_id: str, folder: Path, known: Agreement)
     folder.rename(aside)
     known.files.clear()
     _logger.warning(
-        "run %s went on elsewhere while this machine had not sent %s and %d files more: its own "
+        "run %s continued elsewhere while this machine had not sent %s and %d files more: its own "
         "version is in %s",
         run_id,
         unsent[0],

@@ -99,7 +99,7 @@ class Waits:
 
     @contextmanager
     def on(self, phase: str, what: str = "", where: str = "") -> Iterator[None]:
-        """Notes that a thing goes on in the block."""
+        """Notes that a thing happens in the block."""
         key = object()
         self.tell(phase)
         self.begin(phase, key, what, where)
@@ -109,7 +109,7 @@ class Waits:
             self.end(phase, key)
 
     def trouble(self, phase: str, words: str | None) -> None:
-        """Notes what is wrong in a phase although the run goes on; None: nothing any more."""
+        """Notes what is wrong in a phase although the run continues; None: nothing any more."""
         shown = cut(in_one_line(redact(words)), _LONGEST_TROUBLE) if words else None
         with self._lock:
             self._troubles.pop(phase, None)

@@ -46,7 +46,7 @@ def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
     """Sets this process's environment and sends its output, and what we log, to `log_file`.
 
     The file descriptors are replaced, as C++ libraries and crash dumps write there. If the disk
-    is full, output is lost, and the process goes on.
+    is full, output is lost, and the process continues.
     """
     os.environ.update(environment)
     apply_defaults()

@@ -207,7 +207,7 @@ class Workers:
         return sum(self._together(actor.snapshot.remote() for actor in self.ranks.values()))
 
     def write_snapshot(self, folder: Path) -> None:
-        """Writes the last snapshot to an empty or new folder; the learner goes on meanwhile."""
+        """Writes the last snapshot to an empty or new folder; the learner continues meanwhile."""
         folder.mkdir(parents=True, exist_ok=True)
         written: list[Future[Any]] = [
             actor.write_snapshot.remote(folder.resolve()).future() for actor in self.ranks.values()

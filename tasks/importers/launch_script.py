@@ -224,7 +224,7 @@ def _line_findings(text: str, source: _Source) -> Iterator[Finding]:
 
 
 def _ends(text: str, source: _Source) -> list[tuple[int, str]]:
-    """Returns the lines at which a command ends where it seems to go on, and how."""
+    """Returns the lines at which a command ends where it seems to continue, and how."""
     ends: dict[int, str] = {}
     before = ""
     for i, line in enumerate(text.split("\n"), start=1):

@@ -137,7 +137,7 @@ def quantization_findings(config: RunConfig) -> Iterator[Finding]:
             "model",
             f"model.path={config.model.path} was trained on weights of 4 bits, and "
             "model.load_in_4bit=true would round away what it has learned",
-            "go on with that run (run_id=RUN), or set model.load_in_4bit=false",
+            "continue that run (run_id=RUN), or set model.load_in_4bit=false",
         )
 
 

@@ -229,7 +229,7 @@ def test_a_disk_full_for_two_steps_costs_two_rollout_files_and_a_checkpoint(
 
 
 def sigterm_in_generation(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Sends it to this process when the first response of a step has ended, and never goes on."""
+    """Sends it to this process when the first response of a step has ended, and never continues."""
     stream, asked = Engines.stream, list[str]()
 
     def held_stream(self: Engines, requests: Any, sampling: Any, phase: str = "gen") -> Any:
@@ -238,7 +238,7 @@ def sigterm_in_generation(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
             yield ended
             if phase == "gen" and asked.count("gen") == step:
                 os.kill(os.getpid(), signal.SIGTERM)
-                # Without an end: with the run's Ray gone, a thread that went on would abort all.
+                # Without an end: with the run's Ray gone, a thread that continued would abort all.
                 threading.Event().wait()
 
     monkeypatch.setattr(Engines, "stream", held_stream)

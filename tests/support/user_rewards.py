@@ -97,7 +97,7 @@ def says_whether_it_read(data_source, solution_str, ground_truth, extra_info=Non
 
 
 def slow(data_source, solution_str, ground_truth, extra_info=None):
-    """Writes which process works, and goes on for ever."""
+    """Writes which process works, and never ends."""
     Path(solution_str).write_text(str(os.getpid()))
     while True:
         pass

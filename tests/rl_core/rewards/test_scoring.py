@@ -1,4 +1,4 @@
-"""A user's reward in real processes: whatever it does, the run gets a score and goes on."""
+"""A user's reward in real processes: whatever it does, the run gets a score and continues."""
 
 import logging
 import subprocess

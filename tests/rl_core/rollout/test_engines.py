@@ -220,7 +220,7 @@ def test_building_a_vllm_engine_leaves_random_state_and_threads_alone(tiny_model
 
 
 def test_a_response_ends_after_a_text_and_goes_on_from_there(engine, tiny_model_path):
-    """Greedily, so that going on must give what would have been said without a stop."""
+    """Greedily, so that continuing must give what would have been said without a stop."""
     tokenizer = load_tokenizer(str(tiny_model_path))
     uncut = ask(engine, prompts())
     stops = []

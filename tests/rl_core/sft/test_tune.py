@@ -82,7 +82,7 @@ def test_a_kill_costs_nothing(tmp_path, rows, tiny_model_path, lora_rank):
     assert not (tmp_path / "b" / "model").exists()
     losses: list[float] = []
     _, resumed = tuned(tmp_path / "b", rows, tiny_model_path, losses, sft={"lora_rank": lora_rank})
-    assert len(losses) == 4, "it goes on after step 4"
+    assert len(losses) == 4, "it continues after step 4"
     assert_bitwise_equal(whole, resumed)
     curves = [(tmp_path / name / "model" / "sft_loss.jsonl").read_text() for name in "ab"]
     assert curves[0] == curves[1]

@@ -149,7 +149,7 @@ def test_engines_outlive_the_learner_and_have_the_weights_of_the_next_one(
     attempts.fail(with_unchecked(config, less), 2, fail_at_once)
     assert attempts.kept.workers is None
     assert all(map(is_gone, first))
-    survived("learner lost", f"two engines ({engine}) go on")
+    survived("learner lost", f"two engines ({engine}) continue")
 
 
 def drain(workers: Workers, requests: list[GenerationRequest]) -> None:
