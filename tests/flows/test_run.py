@@ -71,8 +71,8 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) -> Place:
-    steps = f"trainer.total_steps={NUM_STEPS}"
-    return Place(tmp_path_factory.mktemp("run"), [*tiny_overrides, steps])
+    more = [f"trainer.total_steps={NUM_STEPS}", "rollout.engine=hf"]
+    return Place(tmp_path_factory.mktemp("run"), [*tiny_overrides, *more])
 
 
 def assert_closed(place: Place) -> None:

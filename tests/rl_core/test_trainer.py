@@ -339,9 +339,11 @@ def test_tests_during_training_use_the_running_engine_and_choose_the_best(
 
 def test_with_fewer_bits_engines_sample_from_the_very_policy_that_learns(tmp_path, tiny_model_path):
     model = {"lora_rank": 4, "load_in_4bit": True}
-    config = settings(tmp_path, "bits", model=model, actor={"optimizer": "adamw_8bit"})
-    train_until(config, tiny_model_path, stop_after=2)
+    two_steps = {"total_steps": 2, "save_freq": 1, "test_freq": 2}
+    more = {"actor": {"optimizer": "adamw_8bit"}, "trainer": two_steps}
+    config = settings(tmp_path, "bits", model=model, **more)
+    train_until(config, tiny_model_path, stop_after=1)
     run = train_until(config, tiny_model_path)
     gaps = [row["rollout/logprob_gap_max"] for row in comparable(run)[1:]]
-    assert len(gaps) == STEPS
+    assert len(gaps) == 2
     assert max(gaps) < 1e-4  # the weights before they were rounded are a tenth off

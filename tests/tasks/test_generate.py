@@ -112,7 +112,7 @@ def test_a_killed_generation_leaves_nothing_that_looks_finished(tmp_path):
     whole = contents(dataset_folder(settings(tmp_path / "whole", train_size=12_000)))
     assert set(whole) == {"train.parquet", "test.parquet"}
     num_halves = 0
-    for number, fatal_event in enumerate((0, *range(num_events - 4, num_events + 1))):
+    for number, fatal_event in enumerate((0, *range(num_events - 2, num_events + 1))):
         config = settings(tmp_path / f"killed_{number}", train_size=12_000)
         folder = dataset_folder(config)
         process = start_generating(config.storage.root, fatal_event)
@@ -124,7 +124,7 @@ def test_a_killed_generation_leaves_nothing_that_looks_finished(tmp_path):
         if folder.exists():
             assert contents(folder) == whole, "what has its name is whole"
     assert num_halves > 0
-    for number in range(6):
+    for number in range(4):
         config = settings(tmp_path / f"killed_{number}", train_size=12_000)
         assert contents(generate_dataset(config)) == whole
         assert data_sets(config.storage.root) == [dataset_folder(config).name]

@@ -203,7 +203,7 @@ def test_worker_and_run_tell_another_users_server_nothing(served):
             assert asked == 1  # our own question
             before = len(served.place.steps())
             wait_for(lambda: len(served.place.steps()) > before + 10)
-            time.sleep(20)  # a worker asks every 2 s, a run every 5
+            time.sleep(12)  # a worker asks every 2 s, a run every 5
             assert fake.requests[1:] == []
     finally:
         for orphan in orphans:

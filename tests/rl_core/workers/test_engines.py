@@ -151,9 +151,7 @@ def test_an_engine_that_dies_again_and_again_ends_the_attempt(tiny_model_path):
         pass
 
 
-STEPS, KILLS, ENGINES = 10, 4, 3
-
-
+STEPS, KILLS, ENGINES = 6, 2, 2
 LONG_RUN = {
     "rollout": {"num_engines": ENGINES, "max_num_seqs": 1},
     "data": {"max_response_length": 32},
