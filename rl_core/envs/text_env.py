@@ -375,10 +375,10 @@ def score_words(env: TextEnv, response: str, truth: str) -> ScoredText:
 def strict_and_lenient(env: TextEnv) -> tuple[TextEnv, TextEnv]:
     """Returns the env with the strictest place of an answer, and with the most lenient."""
     places = get_args(type(env).model_fields["answer_from"].annotation) or ("strict",)
-    strict, lenient = (
-        env.model_copy(update={"answer_from": place}) for place in (places[0], places[-1])
+    return (
+        env.model_copy(update={"answer_from": places[0]}),
+        env.model_copy(update={"answer_from": places[-1]}),
     )
-    return strict, lenient
 
 
 def _normal_form(text: str) -> str:

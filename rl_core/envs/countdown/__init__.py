@@ -34,11 +34,6 @@ _PUZZLE: Final = re.compile(r"[\s\d,;\[\](){}=:>→-]*")
 _RANGES: Final = ("operands", "number", "target")
 
 
-def _has_truth(truth: Any) -> bool:
-    """Returns whether there are numbers and a target."""
-    return isinstance(truth, dict) and {"target", "numbers"} <= {*truth}
-
-
 def _imported_settings(row: Record, model: str) -> dict[str, Any]:
     """Returns how prompts reach the model: raw as TinyZero's, else by a chat template."""
     prompt = row.get("prompt")
@@ -189,7 +184,7 @@ class Countdown(TextEnv):
     import_from: ClassVar = ImportFrom(
         ("countdown", "tinyzero"),
         "the run makes puzzles of its own; data.train_files=FILE names yours",
-        _has_truth,
+        lambda truth: isinstance(truth, dict) and {"target", "numbers"} <= {*truth},
         _imported_settings,
     )
 
@@ -237,8 +232,7 @@ class Countdown(TextEnv):
             raise ValueError("a puzzle's answer is found by its rule: answer= is for env=gsm8k")
         *numbers, target = numbers
         prompt = tuple(_prompt(self, numbers, target))
-        truth = {"numbers": numbers, "target": target}
-        problem = Problem(0, DATA_SOURCE, prompt, truth, 0)
+        problem = Problem(0, DATA_SOURCE, prompt, {"numbers": numbers, "target": target}, 0)
         return Question(self.show_problem(problem), problem, is_scored=True)
 
     def show_problem(self, problem: Problem) -> str:

@@ -168,8 +168,8 @@ def write_trace(
             made = f" {op}{value}"
             if hit is not None:
                 parts.append(f"{made} yes")
-                answer = hit.answer(f"({x}{op}{y})")
-                return Trace(_finish(parts, answer), solved=True, exhausted=False)
+                text = _finish(parts, hit.answer(f"({x}{op}{y})"))
+                return Trace(text, solved=True, exhausted=False)
             parts.append(f"{made} no")
             if rng.random() < give_up_prob:
                 last = attempt is attempts[-1] and (op, value) == results[-1]
@@ -256,9 +256,11 @@ class SearchExamples(SftExamples):
 
     def draw(self, count: int, rng: random.Random) -> list[SftText]:
         """Returns fresh traces of problems chosen by chance."""
-        drawn = rng.choices(self.train, k=count)
-        traces = [(prompt, self._trace(problem, rng)) for prompt, problem in drawn]
-        return [SftText(prompt, trace.text, trace) for prompt, trace in traces]
+        return [
+            SftText(prompt, trace.text, trace)
+            for prompt, problem in rng.choices(self.train, k=count)
+            for trace in [self._trace(problem, rng)]
+        ]
 
     def _trace(self, problem: tuple[Sequence[int], int], rng: random.Random) -> Trace:
         return write_trace(*problem, give_up_prob=self._corpus_give_up_prob, rng=rng)
