@@ -167,8 +167,7 @@ class RunConfig(Section):
     @property
     def loss_options(self) -> dict[str, Any]:
         """What the policy loss takes as keywords."""
-        is_own = "actor.policy_loss" in self.own_algorithms
-        if is_own:
+        if "actor.policy_loss" in self.own_algorithms:
             return self.algorithm.options
         settings = {name: getattr(self.actor, name) for name in self.actor.formula.settings}
         return self.actor.clips | settings

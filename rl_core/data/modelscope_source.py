@@ -68,8 +68,7 @@ def cached_from_modelscope(name: str) -> Path | None:
     except CacheNotFound:
         return None
     # A file gets its name only when it is whole: the copy is whole if no file is missing.
-    has_index = (folder / INDEX).is_file()
-    names = names_in_index(folder) if has_index else ["model.safetensors"]
+    names = names_in_index(folder) if (folder / INDEX).is_file() else ["model.safetensors"]
     is_whole = all((folder / file).is_file() for file in (CONFIG, *names))
     return folder.resolve() if is_whole and not any(folder.glob("*.incomplete")) else None
 

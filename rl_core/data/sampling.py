@@ -82,8 +82,7 @@ class ProblemOrder:
             return replace(start, step=step - 1, taken=taken)
         passes, steps = divmod(after - self._left, self._per_epoch)
         taken = steps * self._batch_size
-        epoch = start.epoch + 1 + passes
-        return replace(start, step=step - 1, epoch=epoch, taken=taken)
+        return replace(start, step=step - 1, epoch=start.epoch + 1 + passes, taken=taken)
 
     def choose(self, step: int) -> list[int]:
         """Returns the problems of a step."""

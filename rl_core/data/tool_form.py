@@ -100,5 +100,4 @@ def _marks(text: str, header: str, end: str) -> tuple[str, str]:
         raise ValueError(
             "env: the model's chat template writes a call of a tool in another form than JSON"
         ) from None
-    opens = text[:start].removeprefix(header).strip()
-    return opens, text[stop:].partition(end)[0].strip()
+    return text[:start].removeprefix(header).strip(), text[stop:].partition(end)[0].strip()

@@ -205,7 +205,6 @@ def evaluation_of(file: Path) -> str:
     """Returns the evaluation that a file's rows belong to."""
     try:
         with open_parquet(file) as rows:
-            first = next(rows.iter_batches(1, columns=["evaluation"]))
-            return str(first.column(0)[0])
+            return str(next(rows.iter_batches(1, columns=["evaluation"])).column(0)[0])
     except (OSError, ValueError, LookupError, StopIteration):
         return UNKNOWN

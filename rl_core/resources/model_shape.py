@@ -214,8 +214,7 @@ class ModelShape:
             per_token = _FLOAT32 * (inside + 6 * hidden + self.num_heads + 2)
             weights = 0
         else:
-            in_float32 = 4 * hidden + self.num_heads + 2
-            per_token = 2 * (inside + 5 * hidden) + _FLOAT32 * in_float32
+            per_token = 2 * (inside + 5 * hidden) + _FLOAT32 * (4 * hidden + self.num_heads + 2)
             weights = 2 * self.num_layer_parameters if casts_weights else 0
         layer = num_tokens * per_token + weights
         if checkpointed:

@@ -102,8 +102,7 @@ class Toolbox:
     def _call(
         self, name: str, arguments: dict[str, Any], history: list[Any], problem: Problem
     ) -> ToolCall:
-        message = {"call": [name, arguments], **_begun(problem, history)}
-        reply = self._ask(message, problem)
+        reply = self._ask({"call": [name, arguments], **_begun(problem, history)}, problem)
         return ToolCall(name, arguments, reply["text"], is_error=reply["is_error"])
 
     def _ask(self, message: dict[str, Any], problem: Problem) -> dict[str, Any]:

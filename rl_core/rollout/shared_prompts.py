@@ -151,8 +151,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Returns [b, tokens, H, D], as transformers asks of an attention function."""
     if shared_prompts is None:
-        result = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
-        return result[0], None
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **others)[0], None
     scaling = others.get("scaling")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     grouped = (query * scale).view(len(query), key.shape[1], -1, query.shape[-1])

@@ -178,8 +178,7 @@ def samples_of_step(folder: Path, step: int | None = None, *, most: int = 8) -> 
             for file in files:
                 if file.last_step >= (step or 0):
                     rows = read_table(file.path, ROLLOUTS, below=folder.parent, columns=_OF_SAMPLES)
-                    chosen = rows.filter(pc.field("step") == step).to_pylist()
-                    return in_turns(chosen, most)
+                    return in_turns(rows.filter(pc.field("step") == step).to_pylist(), most)
     except (OSError, ValueError):  # none yet, deleted, or cut by a full disk
         pass
     return []

@@ -178,8 +178,7 @@ class RunFolder:
         with run._writing():
             asked = run._write_settings(settings_as_yaml(config))
         if run.is_there():
-            before = run.read()
-            run.add_attempt(_why_again(before), asked=asked)
+            run.add_attempt(_why_again(run.read()), asked=asked)
             run.update(preset=config.preset, status="running", **_NOTHING_TO_SAY)
         else:
             now = utc_now()

@@ -66,8 +66,7 @@ def refuse_other_tests(run_folder: Path, config: RunConfig) -> None:
     settings = read_settings(run_folder)
     began = protocol_of(settings)
     now = config.evaluation.protocol
-    has_best = (run_folder / "checkpoints" / "best").is_symlink()
-    if settings and has_best and began != now:
+    if settings and (run_folder / "checkpoints" / "best").is_symlink() and began != now:
         raise ValueError(
             f"the tests of {run_folder.name} count {began}, and these settings {now}: `best` would "
             "compare the two. Keep its evaluation.*, or choose another run_id=NAME; "

@@ -96,8 +96,7 @@ class Engines:
     def begin_load(self, name: str) -> Future[Any]:
         """Starts to load an engine's model and weights; the future is done when they are loaded."""
         engine = self._engines[name]
-        loading = self._load(engine.actor, self._weights, self._policy_version)
-        loaded: Future[Any] = loading.future()
+        loaded: Future[Any] = self._load(engine.actor, self._weights, self._policy_version).future()
         engine.starting = [loaded]
         return loaded
 
