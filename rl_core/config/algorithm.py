@@ -1,7 +1,8 @@
 """Settings of the algorithm: how rewards become advantages, these a loss, and that an update.
 
 The names that `algorithm.estimator` and `actor.policy_loss` may have, and what comes with each, are
-the tables of `rl_core/algos/`.
+the tables of `rl_core/algos/`. `algorithm.estimator=module:function` and `actor.policy_loss=
+module:function` name functions of the user's: their module is loaded when the learner needs it.
 """
 
 from __future__ import annotations
@@ -13,27 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import (
     Field,
     PlainSerializer,
-    ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
     model_validator,
 )
 
-from rl_core.algos.advantages import ESTIMATORS, Estimator
+from rl_core.algos.advantages import ESTIMATORS, Estimator, GivenRewards
 from rl_core.algos.importance import Level, Outside, importance_weights, off_policy_kept
-from rl_core.algos.losses import LOSSES, Loss
+from rl_core.algos.losses import LOSSES, GivenTokens, Loss, TokenLoss
 from rl_core.algos.masking import Aggregation
-from rl_core.config.own_algorithms import own_advantages, own_loss
 from rl_core.section import Section
-from rl_core.system.named_code import names_code
+from rl_core.system.named_code import load_function, names_code
 
 LrSchedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
-
-
-def _own_or_ours(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Returns the name of a function of the user's as it is; others are those of a table."""
-    return value if names_code(value) else validate(value)
 
 
 def _one_of(table: Mapping[str, Any]) -> Any:
@@ -41,7 +35,7 @@ def _one_of(table: Mapping[str, Any]) -> Any:
     form = {"anyOf": [{"enum": [*table]}, {"type": "string", "description": "module:function"}]}
     return Annotated[
         Literal[tuple(table)],
-        WrapValidator(_own_or_ours),
+        WrapValidator(lambda name, validate: name if names_code(name) else validate(name)),
         PlainSerializer(str, return_type=str),
         WithJsonSchema(form),
     ]
@@ -100,8 +94,8 @@ class AlgorithmConfig(Section):
     @property
     def formula(self) -> Estimator:
         """The estimator's row in the table; of one of your own, a row like those."""
-        own = Estimator(partial(own_advantages, self.estimator), settings=("options",))
-        return ESTIMATORS.get(self.estimator, own)
+        own = partial(own_advantages, self.estimator)
+        return ESTIMATORS.get(self.estimator, Estimator(own, settings=("options",)))
 
     @property
     def has_reference(self) -> bool:
@@ -173,8 +167,8 @@ class ActorConfig(Section):
     @property
     def formula(self) -> Loss:
         """The policy loss's row in the table; of one of your own, a row like those."""
-        own = Loss(partial(own_loss, self.policy_loss), needs_advantages=False)
-        return LOSSES.get(self.policy_loss, own)
+        own = partial(own_loss, self.policy_loss)
+        return LOSSES.get(self.policy_loss, Loss(own, needs_advantages=False))
 
     def token_weights(
         self, old: Tensor, current: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor
@@ -270,3 +264,18 @@ class CriticConfig(Section):
     """How far a value may move from the old one before the loss stops following."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest norm of the critic's gradient."""
+
+
+def own_advantages(name: str, given: GivenRewards, *, options: Mapping[str, Any]) -> Tensor:
+    """Returns what the user's estimator returns, [B, T]; of [B] each token gets the response's."""
+    advantages: Tensor = load_function(name)(given, **options)
+    per_token = advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
+    return per_token.to(given.mask.device).where(given.mask, 0.0)
+
+
+def own_loss(name: str, given: GivenTokens, **options: Any) -> TokenLoss:
+    """Returns what the user's policy loss returns; of a plain tensor [b, T] no token is clipped."""
+    loss = load_function(name)(given, **options)
+    if isinstance(loss, TokenLoss):
+        return loss
+    return TokenLoss(loss, is_clipped=given.mask.new_zeros(given.mask.shape))

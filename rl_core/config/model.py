@@ -1,8 +1,6 @@
 """Settings of the model that is trained: the home-made one, and supervised fine-tuning, too."""
 
-from __future__ import annotations
-
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -43,7 +41,7 @@ class ModelConfig(Section):
     """
 
     @model_validator(mode="after")
-    def _learns_beside_4_bits(self) -> ModelConfig:
+    def _learns_beside_4_bits(self) -> Self:
         if self.load_in_4bit and not self.lora_rank:
             raise ValueError(
                 "model.load_in_4bit=true has weights that cannot learn: adapters must, set "
@@ -84,7 +82,7 @@ class BaseModelConfig(Section):
     """CPU threads that train it; the model is the same with any number."""
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> BaseModelConfig:
+    def _heads_fit(self) -> Self:
         if self.hidden_size % (32 * self.num_heads):
             raise ValueError(
                 f"base_model.hidden_size={self.hidden_size} over base_model.num_heads="

@@ -1,13 +1,11 @@
 """The settings around learning: the loop, disk, checkpoints, budget, retries, evaluation."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -81,7 +79,7 @@ class StorageConfig(Section):
         return values | {"root": DEFAULT_ROOT / f"{name}-{digest}", "url": url}
 
     @model_validator(mode="after")
-    def _url_has_no_credentials(self) -> StorageConfig:
+    def _url_has_no_credentials(self) -> Self:
         if self.url is not None and not _URL.fullmatch(self.url):
             raise ValueError(
                 f"storage.url={redact(self.url)} must be s3://BUCKET/PREFIX, gs:// or az://, "
@@ -124,7 +122,7 @@ class BudgetConfig(Section):
     full score, and accuracy on the test split does not: responses may fool the reward."""
 
     @model_validator(mode="after")
-    def _cost_has_a_price(self) -> BudgetConfig:
+    def _cost_has_a_price(self) -> Self:
         if self.max_cost is not None and self.price_per_hour is None:
             raise ValueError(
                 f"budget.max_cost={self.max_cost:g} says nothing without a price: "
@@ -173,7 +171,7 @@ class EvaluationConfig(Section):
     """Seed of the samples: every model has the same one."""
 
     @model_validator(mode="after")
-    def _samples_differ(self) -> EvaluationConfig:
+    def _samples_differ(self) -> Self:
         if self.top_k == 1:
             raise ValueError(
                 "evaluation.top_k=1 makes all samples of a problem equal: use at least 2, or "

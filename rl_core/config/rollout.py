@@ -1,8 +1,6 @@
 """Settings of the rollout engines, and of the machines' resources."""
 
-from __future__ import annotations
-
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -54,7 +52,7 @@ class RolloutConfig(Section):
     0: generating and learning take turns. 1: the next responses are generated during learning."""
 
     @model_validator(mode="after")
-    def _samples_the_policy_itself(self) -> RolloutConfig:
+    def _samples_the_policy_itself(self) -> Self:
         why = "renormalises what is sampled, so the learner's log-probs would not match"
         if self.top_p < 1:
             raise ValueError(f"rollout.top_p={self.top_p} {why}: use 1.0")
@@ -63,7 +61,7 @@ class RolloutConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _can_be_split(self) -> RolloutConfig:
+    def _can_be_split(self) -> Self:
         if self.engine == "hf" and self.tensor_parallel_size > 1:
             raise ValueError(
                 f"rollout.tensor_parallel_size={self.tensor_parallel_size} is vLLM's, and "

@@ -5,11 +5,9 @@ Defaults are those of a TinyZero reproduction on one GPU; presets
 setting in mid-run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -40,8 +38,6 @@ from rl_core.system.devices import has_fast_bfloat16
 from rl_core.system.named_code import names_code
 from rl_core.system.words import as_path
 
-LrSchedule = Literal["constant", "linear", "cosine"]
-OptimizerName = Literal["adamw", "adamw_8bit"]
 MAY_DIFFER: Final[dict[str, bool | set[str]]] = {
     **dict.fromkeys(("run_id", "storage", "checkpoints", "budget", "retry", "watchdog"), True),
     "trainer": {"stop_grace_s", "logger", "wandb_project", "wandb_mode"},
@@ -97,7 +93,7 @@ class DataConfig(Section):
     """Longest response, in tokens; a longer one is cut."""
 
     @model_validator(mode="after")
-    def _tests_what_it_trains(self) -> DataConfig:
+    def _tests_what_it_trains(self) -> Self:
         if self.test_files and not self.train_files:
             raise ValueError(f"data.test_files={list(self.test_files)} needs data.train_files, too")
         return self
@@ -133,10 +129,9 @@ class RunConfig(Section):
     budget: BudgetConfig = BudgetConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
 
-    def learns_the_same(self, other: RunConfig) -> bool:
+    def learns_the_same(self, other: Self) -> bool:
         """Returns whether a run begun with these settings can continue with the others."""
-        ours, theirs = (config.model_dump(exclude=MAY_DIFFER) for config in (self, other))
-        return ours == theirs
+        return self.model_dump(exclude=MAY_DIFFER) == other.model_dump(exclude=MAY_DIFFER)
 
     @property
     def compute_dtype(self) -> Literal["float32", "bfloat16"]:
@@ -213,7 +208,7 @@ class RunConfig(Section):
         return fills_batch and self.actor.ppo_epochs == 1
 
     @model_validator(mode="after")
-    def _fills_its_batches(self) -> RunConfig:
+    def _fills_its_batches(self) -> Self:
         batch, mini = self.data.train_batch_size, self.actor.mini_batch_size
         if mini > batch or batch % mini:
             raise ValueError(
@@ -228,7 +223,7 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _tunes_a_given_model(self) -> RunConfig:
+    def _tunes_a_given_model(self) -> Self:
         if self.sft.data is not None and self.model.path is None:
             raise ValueError(
                 f"sft.data={self.sft.data} fine-tunes a given model, and the home-made one is "
@@ -237,7 +232,7 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _has_work_for_its_ranks(self) -> RunConfig:
+    def _has_work_for_its_ranks(self) -> Self:
         ranks, gpus = self.resources.learner_ranks, self.resources.learner_gpus
         mini = self.actor.mini_batch_size
         if mini < ranks:
@@ -254,7 +249,7 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _knows_how_to_learn(self) -> RunConfig:
+    def _knows_how_to_learn(self) -> Self:
         estimator, group_size = self.algorithm.estimator, self.algorithm.group_size
         formula = self.algorithm.formula
         if formula.needs_groups and group_size < 2:
@@ -295,7 +290,7 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _penalises_what_counts(self) -> RunConfig:
+    def _penalises_what_counts(self) -> Self:
         estimator, formula = self.algorithm.estimator, self.algorithm.formula
         in_reward = self.algorithm.has_reference and self.algorithm.kl_mode == "reward"
         if formula.ignores_rewards and in_reward:
@@ -319,7 +314,7 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _has_a_teacher(self) -> RunConfig:
+    def _has_a_teacher(self) -> Self:
         path, algorithm = self.teacher.path, self.algorithm
         if path is None and algorithm.estimator == "distill":
             raise ValueError(
@@ -339,7 +334,7 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _knows_when_to_generate(self) -> RunConfig:
+    def _knows_when_to_generate(self) -> Self:
         staleness = self.rollout.staleness
         if self.rollout.sleep and (staleness or self.resources.rollout_gpus == 0):
             raise ValueError(
@@ -355,7 +350,7 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _splits_engines_over_whole_cards(self) -> RunConfig:
+    def _splits_engines_over_whole_cards(self) -> Self:
         parts, share = self.rollout.tensor_parallel_size, self.resources.rollout_gpus
         if parts > 1 and share not in (0, 1):
             raise ValueError(

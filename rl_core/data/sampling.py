@@ -250,8 +250,7 @@ class Curriculum:
         known = state.solved + CLASS_RESPONSES * class_rate[self._class_of]
         rate = known / (state.asked + CLASS_RESPONSES)
         variance = rate * (1 - rate)
-        weights: Floats = np.maximum(variance / variance.max(), LEAST_WEIGHT)
-        return weights
+        return np.asarray(np.maximum(variance / variance.max(), LEAST_WEIGHT))
 
     def hold(self, step: int) -> None:
         """Keeps the state after a step for `save`, whatever is observed from now on."""

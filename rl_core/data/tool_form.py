@@ -4,8 +4,6 @@ The model's own text is never rendered again: of a rendering with a tool's turn 
 the assistant's turn is taken, and encoded behind the sampled tokens.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

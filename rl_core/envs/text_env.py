@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from rl_core.envs.chat_args import check_chat_args
 from rl_core.envs.rows import (
     Record,
     Row,
+    check_chat_args,
     find_answer,
     own_prompt,
     prompt_key,

@@ -10,8 +10,6 @@ Each response has an object of its own, in a process with the limits of rewards.
 model wrote is executed: it names a declared method, with arguments that fit the hints.
 """
 
-from __future__ import annotations
-
 import inspect
 import random
 from collections.abc import Callable, Iterator

@@ -137,8 +137,7 @@ def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 def read_rows(file: Path, *, below: Path | None = None) -> list[dict[str, Any]]:
     """Returns the rows of a file of `write_rows`, as `open_parquet` reads it."""
-    rows: list[dict[str, Any]] = read_table(file, EVALUATION, below=below).to_pylist()
-    return rows
+    return list(read_table(file, EVALUATION, below=below).to_pylist())
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from queue import SimpleQueue
@@ -62,6 +62,42 @@ class Seats:
             return seat.ask(question)
         finally:
             self._free.put(seat)
+
+
+class Processes:
+    """The processes with one function or class of the user's."""
+
+    def __init__(self, name: str, limits: RewardConfig) -> None:
+        self._name = name
+        self._limits = limits
+        self._started: set[RewardProcess] = set()
+        self._lock = threading.Lock()
+        self.is_closing = False
+
+    def start(self) -> RewardProcess:
+        """Returns a new one; RewardFailed if the function cannot be loaded, or the run ends."""
+        if self.is_closing:
+            raise RewardFailed("the run ends")
+        fresh = RewardProcess(self._name, self._limits)
+        with self._lock:
+            ended = {process for process in self._started if process.process.poll() is not None}
+            self._started = self._started - ended | {fresh}
+            if self.is_closing:
+                fresh.kill()
+        for process in ended:  # dead, but what it started may live
+            process.close()
+        return fresh
+
+    def close(self, pools: Sequence[ThreadPoolExecutor]) -> None:
+        """Kills all, and ends the pools whose threads ask them; what still waits is not done."""
+        with self._lock:
+            self.is_closing = True
+            for process in self._started:
+                process.kill()
+        for pool in pools:
+            pool.shutdown(cancel_futures=True)
+        for process in self._started:
+            process.close()
 
 
 class RewardProcess(Child):

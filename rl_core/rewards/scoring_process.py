@@ -5,8 +5,6 @@ An env's own rule has no limits in a run; here it is killed when it takes longer
 the user's may, so a probe ends.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

@@ -114,10 +114,6 @@ class RolloutLog:
         )
         return old
 
-    def cut_after(self, step: int) -> None:
-        """Removes the rows of later steps, and unfinished files of killed processes."""
-        _remove_after(self.folder, step)
-
 
 @dataclass(frozen=True)
 class HeldOutLog:
@@ -146,12 +142,9 @@ class HeldOutLog:
         """Returns all rows, test by test."""
         return [row for _, file in step_files(self.folder) for row in read_rows(file)]
 
-    def cut_after(self, step: int) -> None:
-        """Removes the tests of later steps, and unfinished files of killed processes."""
-        _remove_after(self.folder, step)
 
-
-def _remove_after(folder: Path, step: int) -> None:
+def remove_after(folder: Path, step: int) -> None:
+    """Removes the files of later steps, and unfinished ones of killed processes."""
     if not folder.is_dir():
         return
     with alone_in(folder, wait=True):

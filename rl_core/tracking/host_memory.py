@@ -4,8 +4,6 @@ Only a process's own memory counts for it. Memory that processes share (the obje
 private Ray) counts once.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import threading
@@ -13,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import psutil
 
@@ -115,7 +113,7 @@ class HostMemory:
         self._peaks: dict[str, float] = {}
         self._levels_left = list(_LEVELS)
 
-    def __enter__(self) -> HostMemory:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

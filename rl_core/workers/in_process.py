@@ -3,8 +3,6 @@
 For `rl_core.train`: a debugger can step through all of it, and nothing of Ray is imported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
