@@ -7,7 +7,7 @@ module:function` name functions of the user's: their module is loaded when the l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,14 +16,13 @@ from pydantic import (
     PlainSerializer,
     WithJsonSchema,
     WrapValidator,
-    model_validator,
 )
 
 from rl_core.algos.advantages import ESTIMATORS, Estimator, GivenRewards
 from rl_core.algos.importance import Level, Outside, importance_weights, off_policy_kept
 from rl_core.algos.losses import LOSSES, GivenTokens, Loss, TokenLoss
 from rl_core.algos.masking import Aggregation
-from rl_core.section import Section
+from rl_core.section import Section, rule
 from rl_core.system.named_code import load_function, names_code
 
 LrSchedule = Literal["constant", "linear", "cosine"]
@@ -201,38 +200,37 @@ class ActorConfig(Section):
             "clip_eps_high": self.formula.clip_eps_high if high is None else high,
         }
 
-    @model_validator(mode="after")
-    def _clips_what_moves(self) -> ActorConfig:
+    @rule
+    def _clips_what_moves(self) -> Iterator[str]:
         if names_code(self.policy_loss):
             for key in ("clip_eps_low", "clip_eps_high"):
                 if (clip := getattr(self, key)) is not None:
-                    raise ValueError(
+                    yield (
                         f"actor.{key}={clip:g} is for a loss of ours: algorithm.options="
                         f"{{{key}: {clip:g}}} hands it to actor.policy_loss={self.policy_loss}"
                     )
         name, limit = self.policy_loss, self.formula.largest_clip
         for key, clip in self.clips.items():
             if limit is not None and clip > limit:
-                raise ValueError(
+                yield (
                     f"actor.{key}={clip:g} would clip nothing with actor.policy_loss={name}, whose "
                     f"ratio is the mean of a response's: use at most {limit:g}, or null for its own"
                 )
         if self.formula.ratio_to_engine and self.importance_cap is not None:
-            raise ValueError(
+            yield (
                 f"actor.importance_cap={self.importance_cap:g} would correct for the engine twice, "
                 f"as actor.policy_loss={name} does it already: use null"
             )
         if self.importance_level == "geometric" and self.importance_outside == "clip":
-            raise ValueError(
+            yield (
                 "actor.importance_level=geometric keeps or drops a response: set "
                 "actor.importance_outside=drop importance_low=0.99 importance_cap=1.01"
             )
         if self.formula.aggregation is not None and self.loss_aggregation == "token-mean":
-            raise ValueError(
+            yield (
                 "actor.loss_aggregation=token-mean weighs a response by its length, and "
                 f"actor.policy_loss={name} has one ratio for it: use {self.formula.aggregation}"
             )
-        return self
 
 
 class TeacherConfig(Section):

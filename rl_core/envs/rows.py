@@ -8,7 +8,7 @@ stored as it is, any other value as JSON with `style` `JSON_STYLE`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -198,21 +198,19 @@ _SET_BY_US: Final = frozenset(
 """What transformers' `apply_chat_template` takes itself, or a template gets from it."""
 
 
-def check_chat_args(chat_args: Mapping[str, Any], template: str) -> None:
-    """Raises ValueError if no template is used, or an argument is not the user's or not JSON."""
-    if not chat_args:
-        return
-    if template != "chat":
-        raise ValueError(
+def mistakes_in_chat_args(chat_args: Mapping[str, Any], template: str) -> Iterator[str]:
+    """Yields what is wrong: no template is used, or an argument is not the user's or not JSON."""
+    if chat_args and template != "chat":
+        yield (
             f"env.chat_args={chat_args} is for a chat template, which "
             f"env.prompt_template={template} does not use: leave it out"
         )
     if taken := sorted(chat_args.keys() & _SET_BY_US):
-        raise ValueError(
+        yield (
             f"env.chat_args.{taken[0]} is set by this program: leave it out (what a template "
             "reads stands in the model's chat_template)"
         )
     try:
         json.dumps(chat_args, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"env.chat_args must hold JSON values ({error})") from None
+        yield f"env.chat_args must hold JSON values ({error})"

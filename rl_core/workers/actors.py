@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 WRITING: Final = "writing"
 """Ray's concurrency group, a thread of the actor, for calls that run while its others do."""
 _logger = logging.getLogger(__name__)
-PAD_ID = 0
-"""Fills up the learner's rows; masked everywhere, so any token will do."""
 
 
 def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
@@ -138,7 +136,7 @@ class LearnerActor:
         done = self._learner.steps_done
         assert step == done + 1, f"step {step} asked of a learner that has done {done}"
         with self._in_phase("update"):
-            return self._learner.learn(collate(rollouts, PAD_ID))
+            return self._learner.learn(collate(rollouts))
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Returns all weights, on the CPU, in the type in which the engines compute."""

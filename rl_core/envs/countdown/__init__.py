@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from rl_core.envs.countdown.scoring import score_response
 from rl_core.envs.countdown.templates import (
@@ -22,6 +22,7 @@ from rl_core.envs.countdown.templates import (
 from rl_core.envs.countdown.traces import FEWEST, MOST, SearchExamples, write_trace
 from rl_core.envs.rows import Record, Row, own_prompt, shown, struct_of
 from rl_core.envs.text_env import Checks, ImportFrom, Question, Rows, Sft, TextEnv
+from rl_core.section import rule
 from rl_core.types import Message, Problem, ScoredText
 
 if TYPE_CHECKING:
@@ -193,12 +194,11 @@ class Countdown(TextEnv):
         """Smallest and largest values: of `operands`, how many there are, `number` and `target`."""
         return {of: (getattr(self, f"min_{of}"), getattr(self, f"max_{of}")) for of in _RANGES}
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    @rule
+    def _ordered(self) -> Iterator[str]:
         for what, (low, high) in self.ranges.items():
             if low > high:
-                raise ValueError(f"env.min_{what}={low} is above env.max_{what}={high}: swap them")
-        return self
+                yield (f"env.min_{what}={low} is above env.max_{what}={high}: swap them")
 
     def score(self, response: str, truth: Mapping[str, Any]) -> ScoredText:
         """Reads and evaluates the expression that a response gives."""
