@@ -15,7 +15,6 @@ from rl_core.system.signals import GRACE_S
 from rl_core.types import SamplingSettings
 
 DEFAULT_ROOT: Final = Path("outputs")
-_URL: Final = re.compile(r"(s3|gs|az)://[a-z0-9][a-z0-9._-]+(/[A-Za-z0-9._=-]+)*")
 
 
 class TrainerConfig(Section):
@@ -80,7 +79,9 @@ class StorageConfig(Section):
 
     @rule
     def _url_has_no_credentials(self) -> Iterator[str]:
-        if self.url is not None and not _URL.fullmatch(self.url):
+        if self.url is not None and not re.fullmatch(
+            r"(s3|gs|az)://[a-z0-9][a-z0-9._-]+(/[A-Za-z0-9._=-]+)*", self.url
+        ):
             yield (
                 f"storage.url={redact(self.url)} must be s3://BUCKET/PREFIX, gs:// or az://, "
                 "without credentials: these come from the environment"

@@ -45,7 +45,6 @@ _OF_SAMPLES: Final = (
 )
 """Columns that are read of the few rollouts to show."""
 Row = dict[str, Any]
-_FILE = re.compile(r"(?:steps_\d{6,}|step)_(\d{6,})\.parquet")
 _logger = logging.getLogger(__name__)
 
 
@@ -158,7 +157,9 @@ def step_files(folder: Path) -> list[StepFile]:
     """Returns a folder's finished files `step_000101.parquet`, by step; a link to one has none."""
     paths = folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ()
     return sorted(
-        StepFile(int(match[1]), path) for path in paths if (match := _FILE.fullmatch(path.name))
+        StepFile(int(match[1]), path)
+        for path in paths
+        if (match := re.fullmatch(r"(?:steps_\d{6,}|step)_(\d{6,})\.parquet", path.name))
     )
 
 

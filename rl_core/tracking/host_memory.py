@@ -26,8 +26,6 @@ AVAILABLE_GIB: Final = "memory/host_available_gib"
 INTERVAL_S: Final = 5.0
 _LEVELS: Final = (0.15, 0.08)
 """Shares of the memory left at which to warn; at 0.05 Ray kills a worker."""
-_WORKER_LOG: Final = re.compile(r"/(learner|engine_\d+)\.log$")
-_PLASMA: Final = re.compile(r"/plasma\w* \(deleted\)$")
 _logger = logging.getLogger(__name__)
 
 
@@ -185,7 +183,7 @@ def _in_gib(usage: Usage) -> dict[str, float]:
 
 def worker_name(pid: int) -> str:
     """Returns `learner` or `engine_0`, by the file that a worker's output goes to, or `others`."""
-    match = _WORKER_LOG.search(str(Path(f"/proc/{pid}/fd/1").readlink()))
+    match = re.search(r"/(learner|engine_\d+)\.log$", str(Path(f"/proc/{pid}/fd/1").readlink()))
     return match[1] if match else "others"
 
 
@@ -198,6 +196,6 @@ def own_bytes(pid: int) -> int:
 def _object_store_bytes(raylet: int) -> int:
     for descriptor in Path(f"/proc/{raylet}/fd").iterdir():
         with suppress(OSError):
-            if _PLASMA.search(str(descriptor.readlink())):
+            if re.search(r"/plasma\w* \(deleted\)$", str(descriptor.readlink())):
                 return descriptor.stat().st_blocks * 512
     return 0

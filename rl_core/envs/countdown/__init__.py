@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _FEWEST: Final = 2
 _MOST_DIGITS: Final = 18
 """Of a number in a person's puzzle, so that it fits into an int64 column."""
-_PUZZLE: Final = re.compile(r"[\s\d,;\[\](){}=:>→-]*")
 _RANGES: Final = ("operands", "number", "target")
 
 
@@ -223,7 +222,7 @@ class Countdown(TextEnv):
         if longest:
             raise ValueError(f"{longest[:20]}... has {len(longest)} digits: at most {_MOST_DIGITS}")
         numbers = [int(word) for word in words]
-        if not _PUZZLE.fullmatch(text) or len(numbers) <= _FEWEST:
+        if not re.fullmatch(r"[\s\d,;\[\](){}=:>→-]*", text) or len(numbers) <= _FEWEST:
             raise ValueError(
                 f"{text!r} is no puzzle: write numbers and, last, the target, as '3 14 7 = 35' "
                 "(env=gsm8k takes word problems)"

@@ -50,8 +50,6 @@ _LINE: Final = re.compile(
     r"\n(?P<target>\d+) (?P<z>\d+)(?P<needs>(?: [-+*/]\d+)+)"
     r"(?P<end> ;| : (?P<x>\d+) (?P<y>\d+)(?P<results>(?: [-+*/]\d+ (?:no|yes))+))?"
 )
-_NEED: Final = re.compile(r" ([-+*/])(\d+)")
-_RESULT: Final = re.compile(r" ([-+*/])(\d+) (no|yes)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +195,7 @@ def check_response(response: str) -> tuple[list[bool], list[bool]]:
     pending, needed = list[bool](), set[int]()
     for line in _LINE.finditer(response):
         target, z = int(line["target"]), int(line["z"])
-        needs = [(op, int(value)) for op, value in _NEED.findall(line["needs"])]
+        needs = [(op, int(value)) for op, value in re.findall(r" ([-+*/])(\d+)", line["needs"])]
         pending += [_is_true(target, z, op, value) for op, value in needs]
         needed |= {value for _, value in needs}
         if line["end"] is None:
@@ -206,7 +204,10 @@ def check_response(response: str) -> tuple[list[bool], list[bool]]:
             needed = set()
             continue
         x, y = int(line["x"]), int(line["y"])
-        tries = [(op, int(v), word) for op, v, word in _RESULT.findall(line["results"])]
+        tries = [
+            (op, int(v), word)
+            for op, v, word in re.findall(r" ([-+*/])(\d+) (no|yes)", line["results"])
+        ]
         results += pending + [_is_true(x, y, op, value) for op, value, _ in tries]
         verdicts += [(value in needed) == (word == "yes") for _, value, word in tries]
         pending, needed = [], set()
