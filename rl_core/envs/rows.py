@@ -65,11 +65,9 @@ class Row:
 
 def text_columns() -> pa.Schema:
     """Returns the columns of a data set whose truths are texts, or JSON."""
-    import pyarrow as pa
-
     from rl_core.schema import dataset_schema
 
-    return dataset_schema(pa.string())
+    return dataset_schema()
 
 
 def tables_of(rows: Mapping[str, Sequence[Row]], schema: pa.Schema) -> dict[str, pa.Table]:

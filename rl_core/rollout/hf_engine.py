@@ -36,7 +36,6 @@ class StopTexts:
     """
 
     def __init__(self, model_path: Path, texts: tuple[str, ...]) -> None:
-        assert texts, "no text to stop at"
         assert all(text[-1].isascii() for text in texts), texts
         self.texts = texts
         self._tokenizer = load_tokenizer(str(model_path))
