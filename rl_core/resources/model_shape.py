@@ -1,14 +1,12 @@
 """The sizes of a model, from its `config.json`: what memory, time and FLOPs are computed from."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from rl_core.config.model import BaseModelConfig
 from rl_core.system.model_folder import CONFIG, read_object, tensors_of, weight_files
@@ -35,7 +33,7 @@ class StoredSizes(NamedTuple):
     """Rows and columns of the matrices that have adapters: parameters at rank 1."""
 
     @classmethod
-    def of(cls, folder: Path, *, tied: bool) -> StoredSizes:
+    def of(cls, folder: Path, *, tied: bool) -> Self:
         """Returns the sizes that headers say; ValueError without files, or if one is damaged."""
         shapes: dict[str, tuple[int, ...]] = {}
         for file in weight_files(folder):
@@ -89,7 +87,7 @@ class ModelShape:
     """What the files hold, if they are here."""
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Returns the shape that a Hugging Face `config.json` describes.
 
         Raises:
@@ -121,7 +119,7 @@ class ModelShape:
             raise ValueError(f"config.json has no {error}: its memory cannot be planned") from None
 
     @classmethod
-    def from_folder(cls, folder: Path) -> ModelShape:
+    def from_folder(cls, folder: Path) -> Self:
         """Returns the shape of a model folder, see `from_config`, with what its files hold."""
         shape = cls.from_config(read_object(folder / CONFIG))
         with suppress(ValueError, OSError):  # none, or damaged: `check_model_folder` says why
@@ -129,7 +127,7 @@ class ModelShape:
         return shape
 
     @classmethod
-    def of_base_model(cls, settings: BaseModelConfig) -> ModelShape:
+    def of_base_model(cls, settings: BaseModelConfig) -> Self:
         """Returns the shape of the home-made base model."""
         return cls(
             hidden_size=settings.hidden_size,
