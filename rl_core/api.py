@@ -89,7 +89,9 @@ class TrainedRun:
         """One row per step, step 0 being the test before training; columns have verl's names."""
         import polars as pl
 
-        return pl.DataFrame(self._run().metrics.read(), infer_schema_length=None)
+        from rl_core.runs.run_folder import RunFolder
+
+        return pl.DataFrame(RunFolder(self.folder).metrics.read(), infer_schema_length=None)
 
     @property
     def rollouts(self) -> pl.DataFrame:
@@ -103,11 +105,6 @@ class TrainedRun:
     def checkpoint(self) -> Path:
         """The latest checkpoint: a folder for `AutoModelForCausalLM.from_pretrained`."""
         return (self.folder / "checkpoints" / "latest").resolve(strict=True)
-
-    def _run(self) -> RunFolder:
-        from rl_core.runs.run_folder import RunFolder
-
-        return RunFolder(self.folder)
 
 
 def train(
@@ -160,7 +157,8 @@ def train(
     config = config.model_copy(
         update={"model": config.model.model_copy(update={"path": str(model)})}
     )
-    data = problems if _is_data_set(problems) else _make_data_set(config)
+    is_data_set = isinstance(problems, str | Path) and Path(problems).is_dir()
+    data = problems if is_data_set else _make_data_set(config)
     with started(config) as run, _recorded(run):
         run.update(model=str(model_path), data=str(data))
         done = _train(config, run, Path(str(data)), model_path, scorer, in_ray=processes == "ray")
@@ -277,10 +275,6 @@ def _of_rows(rows: Rows, root: Path) -> dict[str, Any]:
         "data.test_size": held_out,
         "data.train_batch_size": batch,
     }
-
-
-def _is_data_set(problems: object) -> bool:
-    return isinstance(problems, str | Path) and Path(problems).is_dir()
 
 
 def _make_data_set(config: RunConfig) -> Path:

@@ -131,7 +131,7 @@ class TrainBatch:
         return replace(self, **moved)
 
 
-def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
+def collate(rollouts: Sequence[Rollout], pad_id: int = 0) -> TrainBatch:
     """Returns the rollouts as one batch in their order, on the CPU; nothing depends on `pad_id`."""
     prompts: dict[int, tuple[int, ...]] = {}
     for rollout in rollouts:

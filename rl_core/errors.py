@@ -1,11 +1,9 @@
 """Errors that cross process borders: raised in a Ray actor, read where a retry is decided."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Self
 
 _MEMORY_WORDS = (
     "out of memory",
@@ -29,7 +27,7 @@ class OutOfMemory(RuntimeError):  # noqa: N818  # OutOfMemoryError is torch's an
         self.phase = phase
         self.detail = detail
 
-    def __reduce__(self) -> tuple[type[OutOfMemory], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
         """Rebuilds from both fields: an exception's default pickle would pass only the message."""
         return type(self), (self.phase, self.detail)
 
@@ -46,7 +44,7 @@ class WorkerDied(RuntimeError):  # noqa: N818  # as OutOfMemory
         self.worker = worker
         self.detail = detail
 
-    def __reduce__(self) -> tuple[type[WorkerDied], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
         return type(self), (self.worker, self.detail)
 
 
@@ -66,7 +64,7 @@ class Stalled(RuntimeError):  # noqa: N818  # as OutOfMemory
         self.phase = phase
         self.detail = detail
 
-    def __reduce__(self) -> tuple[type[Stalled], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
         return type(self), (self.phase, self.detail)
 
 

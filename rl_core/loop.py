@@ -39,7 +39,6 @@ from rl_core.types import (
 
 Score = Callable[[str, Problem], ScoredText]
 """The reward: a response and its problem -> score and verdict."""
-_PAD_ID = 0  # masked everywhere, so any token will do
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def steps(
         # 4. Log-probs, values and advantages; 5. losses, gradients and optimizer steps.
         torch.set_num_threads(1)  # on a CPU the learner runs micro-batches in threads of its own
         engine.release_weights()
-        metrics, _ = learner.learn(collate(rollouts, _PAD_ID))
+        metrics, _ = learner.learn(collate(rollouts))
         # 6. New weights.
         engine.update_weights(learner.weights())
         yield Step(number, rollouts, metrics)

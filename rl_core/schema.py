@@ -25,7 +25,10 @@ _EXTRA_INFO = pa.struct(
 )
 
 
-def dataset_schema(truth: pa.DataType, own: Sequence[tuple[str, pa.DataType]] = ()) -> pa.Schema:
+def dataset_schema(
+    truth: pa.DataType = pa.string(),  # noqa: B008  # a type, which nothing changes
+    own: Sequence[tuple[str, pa.DataType]] = (),
+) -> pa.Schema:
     """Returns an env's `own` columns, then verl's; `truth` is the type of the ground truth."""
     return pa.schema(
         [

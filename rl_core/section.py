@@ -1,5 +1,6 @@
 """What every group of settings is made of: a frozen model that refuses unknown keys."""
 
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -9,6 +10,7 @@ from pydantic import (
     Field,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -26,6 +28,17 @@ FunctionNames = Annotated[
     BeforeValidator(as_list),
 ]
 """Functions as `package.module:function`."""
+
+
+def rule(mistakes: Callable[[Any], Iterator[str]]) -> Any:
+    """Makes a validator of a method that yields what is wrong with settings together."""
+
+    def check(section: Any) -> Any:
+        for mistake in mistakes(section):
+            raise ValueError(mistake)
+        return section
+
+    return model_validator(mode="after")(check)
 
 
 class Section(BaseModel):

@@ -18,7 +18,7 @@ from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.prefect_ui.progress import TrainingProgress
 from tasks.preflight_checks.hours import plan_steps
 from tasks.supervision.supervisor import Watched, call_supervised, keeps_engines
-from tasks.supervision.trainer_process import train_for_parent
+from tasks.supervision.trainer_process import Start, train_for_parent
 
 _command = [psutil.Process().create_time()]
 """When this process began, until its first attempt has taken it."""
@@ -47,11 +47,9 @@ def train_supervised(
 
     process = Watched.of_run("trainer", config, run)
     process = replace(process, logs_to_wandb="wandb" in config.trainer.logger)
-    work = {"config": config, "run": run, "data": data, "model_path": model_path}
-    work["evaluates"] = TaskRunContext.get() is not None
-    work["keeps"] = keeps_engines()
-    work["before"] = seconds_before(run)
-    work["called_at"] = time.time()
+    in_task = TaskRunContext.get() is not None
+    start = Start(in_task, keeps_engines(), seconds_before(run), called_at=time.time())
+    work = {"config": config, "run": run, "data": data, "model_path": model_path, "start": start}
     steps = call_supervised(process, train_for_parent, work, logger, tell)
     return last_done if steps is None else steps
 

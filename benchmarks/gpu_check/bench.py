@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
-from rl_core.resources.known_shapes import known_config
+from rl_core.resources.model_shape import known_config
 
 Sections = Mapping[str, Mapping[str, Any]]
 

@@ -15,7 +15,7 @@ from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder
 from rl_core.data.gguf_source import local_folder
-from rl_core.data.model_cache import find_model_here
+from rl_core.data.modelscope_source import find_model_here
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.words import as_path
 from tasks.made_folders import home_made_folder, is_complete

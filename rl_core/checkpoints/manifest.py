@@ -108,7 +108,8 @@ def read_manifest(checkpoint: Path) -> Manifest | str:
         return f"{MANIFEST} is not a manifest"
     for file in manifest.files:
         try:
-            with _opened(checkpoint, file.path) as content:  # it may be pruned at any moment
+            # It may be pruned at any moment.
+            with open_plain(checkpoint / file.path, below=checkpoint) as content:
                 size = os.fstat(content.fileno()).st_size
         except FileNotFoundError:
             return f"{file.path} is missing"
@@ -117,11 +118,6 @@ def read_manifest(checkpoint: Path) -> Manifest | str:
         if size != file.bytes:
             return f"{file.path} has {size} bytes instead of {file.bytes}"
     return manifest
-
-
-def _opened(checkpoint: Path, name: str) -> BufferedReader:
-    """Opens a file that a manifest names: below its folder, and through no link."""
-    return open_plain(checkpoint / name, below=checkpoint)
 
 
 def find_damage(checkpoint: Path, *, from_disk: bool = False) -> str | None:
@@ -134,7 +130,7 @@ def find_damage(checkpoint: Path, *, from_disk: bool = False) -> str | None:
         return manifest
     for file in manifest.files:
         try:
-            with _opened(checkpoint, file.path) as content:
+            with open_plain(checkpoint / file.path, below=checkpoint) as content:
                 checksum = _crc32(content, from_disk=from_disk)
             if checksum != file.crc32:
                 return f"{file.path} has other content than was saved"

@@ -35,7 +35,6 @@ from rl_core.system.atomic import (
     sweep_leftovers,
 )
 
-_STEP_FOLDER = re.compile(r"step_(\d{6,})")
 _logger = logging.getLogger(__name__)
 
 
@@ -192,7 +191,11 @@ def _step_folders(run_folder: Path) -> list[Path]:
     folder = checkpoints_folder(run_folder)
     paths = folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ()
     return sorted(
-        (path for path in paths if _STEP_FOLDER.fullmatch(path.name) and not path.is_symlink()),
+        (
+            path
+            for path in paths
+            if re.fullmatch(r"step_(\d{6,})", path.name) and not path.is_symlink()
+        ),
         key=lambda path: int(path.name.removeprefix("step_")),
     )
 

@@ -1,39 +1,32 @@
 """Settings of the algorithm: how rewards become advantages, these a loss, and that an update.
 
 The names that `algorithm.estimator` and `actor.policy_loss` may have, and what comes with each, are
-the tables of `rl_core/algos/`.
+the tables of `rl_core/algos/`. `algorithm.estimator=module:function` and `actor.policy_loss=
+module:function` name functions of the user's: their module is loaded when the learner needs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     Field,
     PlainSerializer,
-    ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
-    model_validator,
 )
 
-from rl_core.algos.advantages import ESTIMATORS, Estimator
+from rl_core.algos.advantages import ESTIMATORS, Estimator, GivenRewards
 from rl_core.algos.importance import Level, Outside, importance_weights, off_policy_kept
-from rl_core.algos.losses import LOSSES, Loss
+from rl_core.algos.losses import LOSSES, GivenTokens, Loss, TokenLoss
 from rl_core.algos.masking import Aggregation
-from rl_core.config.own_algorithms import own_advantages, own_loss
-from rl_core.section import Section
-from rl_core.system.named_code import names_code
+from rl_core.section import Section, rule
+from rl_core.system.named_code import load_function, names_code
 
 LrSchedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
-
-
-def _own_or_ours(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Returns the name of a function of the user's as it is; others are those of a table."""
-    return value if names_code(value) else validate(value)
 
 
 def _one_of(table: Mapping[str, Any]) -> Any:
@@ -41,7 +34,7 @@ def _one_of(table: Mapping[str, Any]) -> Any:
     form = {"anyOf": [{"enum": [*table]}, {"type": "string", "description": "module:function"}]}
     return Annotated[
         Literal[tuple(table)],
-        WrapValidator(_own_or_ours),
+        WrapValidator(lambda name, validate: name if names_code(name) else validate(name)),
         PlainSerializer(str, return_type=str),
         WithJsonSchema(form),
     ]
@@ -100,8 +93,8 @@ class AlgorithmConfig(Section):
     @property
     def formula(self) -> Estimator:
         """The estimator's row in the table; of one of your own, a row like those."""
-        own = Estimator(partial(own_advantages, self.estimator), settings=("options",))
-        return ESTIMATORS.get(self.estimator, own)
+        own = partial(own_advantages, self.estimator)
+        return ESTIMATORS.get(self.estimator, Estimator(own, settings=("options",)))
 
     @property
     def has_reference(self) -> bool:
@@ -173,8 +166,8 @@ class ActorConfig(Section):
     @property
     def formula(self) -> Loss:
         """The policy loss's row in the table; of one of your own, a row like those."""
-        own = Loss(partial(own_loss, self.policy_loss), needs_advantages=False)
-        return LOSSES.get(self.policy_loss, own)
+        own = partial(own_loss, self.policy_loss)
+        return LOSSES.get(self.policy_loss, Loss(own, needs_advantages=False))
 
     def token_weights(
         self, old: Tensor, current: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor
@@ -207,38 +200,37 @@ class ActorConfig(Section):
             "clip_eps_high": self.formula.clip_eps_high if high is None else high,
         }
 
-    @model_validator(mode="after")
-    def _clips_what_moves(self) -> ActorConfig:
+    @rule
+    def _clips_what_moves(self) -> Iterator[str]:
         if names_code(self.policy_loss):
             for key in ("clip_eps_low", "clip_eps_high"):
                 if (clip := getattr(self, key)) is not None:
-                    raise ValueError(
+                    yield (
                         f"actor.{key}={clip:g} is for a loss of ours: algorithm.options="
                         f"{{{key}: {clip:g}}} hands it to actor.policy_loss={self.policy_loss}"
                     )
         name, limit = self.policy_loss, self.formula.largest_clip
         for key, clip in self.clips.items():
             if limit is not None and clip > limit:
-                raise ValueError(
+                yield (
                     f"actor.{key}={clip:g} would clip nothing with actor.policy_loss={name}, whose "
                     f"ratio is the mean of a response's: use at most {limit:g}, or null for its own"
                 )
         if self.formula.ratio_to_engine and self.importance_cap is not None:
-            raise ValueError(
+            yield (
                 f"actor.importance_cap={self.importance_cap:g} would correct for the engine twice, "
                 f"as actor.policy_loss={name} does it already: use null"
             )
         if self.importance_level == "geometric" and self.importance_outside == "clip":
-            raise ValueError(
+            yield (
                 "actor.importance_level=geometric keeps or drops a response: set "
                 "actor.importance_outside=drop importance_low=0.99 importance_cap=1.01"
             )
         if self.formula.aggregation is not None and self.loss_aggregation == "token-mean":
-            raise ValueError(
+            yield (
                 "actor.loss_aggregation=token-mean weighs a response by its length, and "
                 f"actor.policy_loss={name} has one ratio for it: use {self.formula.aggregation}"
             )
-        return self
 
 
 class TeacherConfig(Section):
@@ -270,3 +262,18 @@ class CriticConfig(Section):
     """How far a value may move from the old one before the loss stops following."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest norm of the critic's gradient."""
+
+
+def own_advantages(name: str, given: GivenRewards, *, options: Mapping[str, Any]) -> Tensor:
+    """Returns what the user's estimator returns, [B, T]; of [B] each token gets the response's."""
+    advantages: Tensor = load_function(name)(given, **options)
+    per_token = advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
+    return per_token.to(given.mask.device).where(given.mask, 0.0)
+
+
+def own_loss(name: str, given: GivenTokens, **options: Any) -> TokenLoss:
+    """Returns what the user's policy loss returns; of a plain tensor [b, T] no token is clipped."""
+    loss = load_function(name)(given, **options)
+    if isinstance(loss, TokenLoss):
+        return loss
+    return TokenLoss(loss, is_clipped=given.mask.new_zeros(given.mask.shape))

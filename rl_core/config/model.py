@@ -1,12 +1,11 @@
 """Settings of the model that is trained: the home-made one, and supervised fine-tuning, too."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from typing import Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from rl_core.section import MAX_INT, Section
+from rl_core.section import MAX_INT, Section, rule
 
 NUM_POSITIONS: Final = 1_024
 """Tokens that the home-made base model reads, prompt and response."""
@@ -42,14 +41,13 @@ class ModelConfig(Section):
     The policy starts from the rounded weights, and engines and checkpoints get those.
     """
 
-    @model_validator(mode="after")
-    def _learns_beside_4_bits(self) -> ModelConfig:
+    @rule
+    def _learns_beside_4_bits(self) -> Iterator[str]:
         if self.load_in_4bit and not self.lora_rank:
-            raise ValueError(
+            yield (
                 "model.load_in_4bit=true has weights that cannot learn: adapters must, set "
                 "model.lora_rank=16 or so, or load_in_4bit=false"
             )
-        return self
 
 
 class BaseModelConfig(Section):
@@ -83,14 +81,13 @@ class BaseModelConfig(Section):
     num_threads: int = Field(2, ge=1)
     """CPU threads that train it; the model is the same with any number."""
 
-    @model_validator(mode="after")
-    def _heads_fit(self) -> BaseModelConfig:
+    @rule
+    def _heads_fit(self) -> Iterator[str]:
         if self.hidden_size % (32 * self.num_heads):
-            raise ValueError(
+            yield (
                 f"base_model.hidden_size={self.hidden_size} over base_model.num_heads="
                 f"{self.num_heads} must be a multiple of 32: vLLM on a CPU has no other head size"
             )
-        return self
 
 
 class SftConfig(Section):

@@ -1,23 +1,20 @@
 """The settings around learning: the loop, disk, checkpoints, budget, retries, evaluation."""
 
-from __future__ import annotations
-
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from rl_core.section import MAX_INT, Section
+from rl_core.section import MAX_INT, Section, rule
 from rl_core.system.redaction import redact
 from rl_core.system.signals import GRACE_S
 from rl_core.types import SamplingSettings
 
 DEFAULT_ROOT: Final = Path("outputs")
-_URL: Final = re.compile(r"(s3|gs|az)://[a-z0-9][a-z0-9._-]+(/[A-Za-z0-9._=-]+)*")
 
 
 class TrainerConfig(Section):
@@ -80,14 +77,15 @@ class StorageConfig(Section):
         digest = hashlib.sha256(url.encode()).hexdigest()[:6]
         return values | {"root": DEFAULT_ROOT / f"{name}-{digest}", "url": url}
 
-    @model_validator(mode="after")
-    def _url_has_no_credentials(self) -> StorageConfig:
-        if self.url is not None and not _URL.fullmatch(self.url):
-            raise ValueError(
+    @rule
+    def _url_has_no_credentials(self) -> Iterator[str]:
+        if self.url is not None and not re.fullmatch(
+            r"(s3|gs|az)://[a-z0-9][a-z0-9._-]+(/[A-Za-z0-9._=-]+)*", self.url
+        ):
+            yield (
                 f"storage.url={redact(self.url)} must be s3://BUCKET/PREFIX, gs:// or az://, "
                 "without credentials: these come from the environment"
             )
-        return self
 
 
 class CheckpointsConfig(Section):
@@ -123,14 +121,13 @@ class BudgetConfig(Section):
     """Training ends when three tests in a row find that the reward rises, by more than 0.1 of a
     full score, and accuracy on the test split does not: responses may fool the reward."""
 
-    @model_validator(mode="after")
-    def _cost_has_a_price(self) -> BudgetConfig:
+    @rule
+    def _cost_has_a_price(self) -> Iterator[str]:
         if self.max_cost is not None and self.price_per_hour is None:
-            raise ValueError(
+            yield (
                 f"budget.max_cost={self.max_cost:g} says nothing without a price: "
                 "set budget.price_per_hour"
             )
-        return self
 
 
 class RetryConfig(Section):
@@ -172,14 +169,13 @@ class EvaluationConfig(Section):
     seed: int = Field(0, ge=0, le=MAX_INT)
     """Seed of the samples: every model has the same one."""
 
-    @model_validator(mode="after")
-    def _samples_differ(self) -> EvaluationConfig:
+    @rule
+    def _samples_differ(self) -> Iterator[str]:
         if self.top_k == 1:
-            raise ValueError(
+            yield (
                 "evaluation.top_k=1 makes all samples of a problem equal: use at least 2, or "
                 "evaluation.decoding=greedy"
             )
-        return self
 
     @property
     def samples_that_count(self) -> int:

@@ -1,12 +1,11 @@
 """Settings of the rollout engines, and of the machines' resources."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
-from rl_core.section import Section
+from rl_core.section import Section, rule
 from rl_core.system.devices import named_card
 
 
@@ -53,23 +52,18 @@ class RolloutConfig(Section):
 
     0: generating and learning take turns. 1: the next responses are generated during learning."""
 
-    @model_validator(mode="after")
-    def _samples_the_policy_itself(self) -> RolloutConfig:
+    @rule
+    def _samples_the_policy_itself(self) -> Iterator[str]:
         why = "renormalises what is sampled, so the learner's log-probs would not match"
         if self.top_p < 1:
-            raise ValueError(f"rollout.top_p={self.top_p} {why}: use 1.0")
+            yield (f"rollout.top_p={self.top_p} {why}: use 1.0")
         if self.top_k > 0:
-            raise ValueError(f"rollout.top_k={self.top_k} {why}: use -1")
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_split(self) -> RolloutConfig:
+            yield (f"rollout.top_k={self.top_k} {why}: use -1")
         if self.engine == "hf" and self.tensor_parallel_size > 1:
-            raise ValueError(
+            yield (
                 f"rollout.tensor_parallel_size={self.tensor_parallel_size} is vLLM's, and "
                 "rollout.engine=hf keeps a model whole: use 1, or rollout.engine=vllm"
             )
-        return self
 
 
 class ResourcesConfig(Section):

@@ -5,11 +5,9 @@ Defaults are those of a TinyZero reproduction on one GPU; presets
 setting in mid-run.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -17,7 +15,6 @@ from pydantic import (
     SerializeAsAny,
     ValidatorFunctionWrapHandler,
     WrapValidator,
-    model_validator,
 )
 
 from rl_core.algos.masking import Aggregation
@@ -35,13 +32,11 @@ from rl_core.config.operations import (
 from rl_core.config.rollout import ResourcesConfig, RewardConfig, RolloutConfig
 from rl_core.envs import DEFAULT_ENV, ENVS, find_env
 from rl_core.envs.text_env import TextEnv
-from rl_core.section import MAX_INT, Section, as_list
+from rl_core.section import MAX_INT, Section, as_list, rule
 from rl_core.system.devices import has_fast_bfloat16
 from rl_core.system.named_code import names_code
 from rl_core.system.words import as_path
 
-LrSchedule = Literal["constant", "linear", "cosine"]
-OptimizerName = Literal["adamw", "adamw_8bit"]
 MAY_DIFFER: Final[dict[str, bool | set[str]]] = {
     **dict.fromkeys(("run_id", "storage", "checkpoints", "budget", "retry", "watchdog"), True),
     "trainer": {"stop_grace_s", "logger", "wandb_project", "wandb_mode"},
@@ -96,11 +91,10 @@ class DataConfig(Section):
     max_response_length: int = Field(1_024, ge=1)
     """Longest response, in tokens; a longer one is cut."""
 
-    @model_validator(mode="after")
-    def _tests_what_it_trains(self) -> DataConfig:
+    @rule
+    def _tests_what_it_trains(self) -> Iterator[str]:
         if self.test_files and not self.train_files:
-            raise ValueError(f"data.test_files={list(self.test_files)} needs data.train_files, too")
-        return self
+            yield (f"data.test_files={list(self.test_files)} needs data.train_files, too")
 
 
 class RunConfig(Section):
@@ -133,10 +127,9 @@ class RunConfig(Section):
     budget: BudgetConfig = BudgetConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
 
-    def learns_the_same(self, other: RunConfig) -> bool:
+    def learns_the_same(self, other: Self) -> bool:
         """Returns whether a run begun with these settings can continue with the others."""
-        ours, theirs = (config.model_dump(exclude=MAY_DIFFER) for config in (self, other))
-        return ours == theirs
+        return self.model_dump(exclude=MAY_DIFFER) == other.model_dump(exclude=MAY_DIFFER)
 
     @property
     def compute_dtype(self) -> Literal["float32", "bfloat16"]:
@@ -167,8 +160,7 @@ class RunConfig(Section):
     @property
     def loss_options(self) -> dict[str, Any]:
         """What the policy loss takes as keywords."""
-        is_own = "actor.policy_loss" in self.own_algorithms
-        if is_own:
+        if "actor.policy_loss" in self.own_algorithms:
             return self.algorithm.options
         settings = {name: getattr(self.actor, name) for name in self.actor.formula.settings}
         return self.actor.clips | settings
@@ -213,154 +205,143 @@ class RunConfig(Section):
         fills_batch = self.actor.mini_batch_size == self.data.train_batch_size
         return fills_batch and self.actor.ppo_epochs == 1
 
-    @model_validator(mode="after")
-    def _fills_its_batches(self) -> RunConfig:
+    @rule
+    def _fills_its_batches(self) -> Iterator[str]:
         batch, mini = self.data.train_batch_size, self.actor.mini_batch_size
         if mini > batch or batch % mini:
-            raise ValueError(
+            yield (
                 f"actor.mini_batch_size={mini} must divide data.train_batch_size={batch}: "
                 f"a mini-batch left unfilled would scale gradients by {(batch % mini) / mini:.3g}"
             )
         if self.env.rows.source(self.env) is None and batch > self.data.train_size:
-            raise ValueError(
+            yield (
                 f"data.train_batch_size={batch} is above data.train_size={self.data.train_size}: "
                 "no step could be filled"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _tunes_a_given_model(self) -> RunConfig:
+    @rule
+    def _tunes_a_given_model(self) -> Iterator[str]:
         if self.sft.data is not None and self.model.path is None:
-            raise ValueError(
+            yield (
                 f"sft.data={self.sft.data} fine-tunes a given model, and the home-made one is "
                 "taught already: set model.path, or leave sft.data out"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _has_work_for_its_ranks(self) -> RunConfig:
+    @rule
+    def _fits_its_processes(self) -> Iterator[str]:
         ranks, gpus = self.resources.learner_ranks, self.resources.learner_gpus
         mini = self.actor.mini_batch_size
         if mini < ranks:
-            raise ValueError(
+            yield (
                 f"resources.learner_ranks={ranks} divide the prompts of a mini-batch, and "
                 f"actor.mini_batch_size={mini} leaves some without any: use at least "
                 f"{ranks}, or at most {mini} ranks"
             )
         if ranks > 1 and gpus not in (0, 1):
-            raise ValueError(
+            yield (
                 f"resources.learner_gpus={gpus:g} must be 1 (a card for each rank) or 0 (the CPU) "
                 f"with resources.learner_ranks={ranks}"
             )
-        return self
+        parts, share = self.rollout.tensor_parallel_size, self.resources.rollout_gpus
+        if parts > 1 and share not in (0, 1):
+            yield (
+                f"rollout.tensor_parallel_size={parts} splits an engine over {parts} GPUs: "
+                f"resources.rollout_gpus={share:g}, of each, must be 1 (or 0, on a CPU)"
+            )
 
-    @model_validator(mode="after")
-    def _knows_how_to_learn(self) -> RunConfig:
+    @rule
+    def _knows_how_to_learn(self) -> Iterator[str]:
         estimator, group_size = self.algorithm.estimator, self.algorithm.group_size
         formula = self.algorithm.formula
         if formula.needs_groups and group_size < 2:
-            raise ValueError(
+            yield (
                 f"algorithm.estimator={estimator} compares the responses to one prompt, and one "
                 f"alone teaches nothing: algorithm.group_size={group_size} must be at least 2"
             )
         compares = formula.needs_groups or (names_code(estimator) and group_size > 1)
         if not compares and self.algorithm.resample_rounds:
-            raise ValueError(
+            yield (
                 f"algorithm.resample_rounds={self.algorithm.resample_rounds} replaces groups "
                 f"without spread, which algorithm.estimator={estimator} does not know: use 0"
             )
         if self.algorithm.options and not self.own_algorithms:
-            raise ValueError(
+            yield (
                 f"algorithm.options={self.algorithm.options} are for a function of yours, and none "
                 "is named: add algorithm.estimator=module:function or "
                 "actor.policy_loss=module:function"
             )
         warmup, steps = self.critic.warmup_steps, self.trainer.total_steps
         if formula.needs_critic and steps is not None and warmup >= steps:
-            raise ValueError(
+            yield (
                 f"critic.warmup_steps={warmup} leaves the policy none of trainer.total_steps="
                 f"{steps} to learn in: use at most {steps - 1}"
             )
         if self.algorithm.kl_mode == "loss" and self.algorithm.kl_estimator != "k2":
-            raise ValueError(
+            yield (
                 f"algorithm.kl_estimator={self.algorithm.kl_estimator} as a loss does not have the "
                 "gradient of the KL (k1's is 0 on average, k3's that of the reverse KL): use "
                 "algorithm.kl_estimator=k2, or algorithm.kl_mode=reward"
             )
         for name, section in (("actor", self.actor), ("critic", self.critic)):
             if section.lr_schedule != "constant" and self.trainer.total_steps is None:
-                raise ValueError(
+                yield (
                     f"{name}.lr_schedule={section.lr_schedule} ends with the run: "
                     "trainer.total_steps must say when that is"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _penalises_what_counts(self) -> RunConfig:
+    @rule
+    def _penalises_what_counts(self) -> Iterator[str]:
         estimator, formula = self.algorithm.estimator, self.algorithm.formula
         in_reward = self.algorithm.has_reference and self.algorithm.kl_mode == "reward"
         if formula.ignores_rewards and in_reward:
-            raise ValueError(
+            yield (
                 f"algorithm.estimator={estimator} counts verdicts, which hold no penalty: "
                 "algorithm.kl_mode=reward must be none (or loss, with kl_estimator=k2)"
             )
         overlong, longest = self.algorithm.overlong_tokens, self.data.max_response_length
         if overlong >= longest:
-            raise ValueError(
+            yield (
                 f"algorithm.overlong_tokens={overlong} are the last of a longest response: use "
                 f"fewer than data.max_response_length={longest}"
             )
         for name in ("overlong_tokens", "length_penalty"):
             value = getattr(self.algorithm, name)
             if value and formula.ignores_rewards:
-                raise ValueError(
+                yield (
                     f"algorithm.{name}={value} is a penalty in the reward, which "
                     f"algorithm.estimator={estimator} ignores: use 0"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _has_a_teacher(self) -> RunConfig:
+    @rule
+    def _has_a_teacher(self) -> Iterator[str]:
         path, algorithm = self.teacher.path, self.algorithm
         if path is None and algorithm.estimator == "distill":
-            raise ValueError(
+            yield (
                 "algorithm.estimator=distill learns only from a teacher: set teacher.path to a "
                 "model with the policy's tokens, such as teacher.path=RUN/best"
             )
         if path is not None and algorithm.resample_rounds:
-            raise ValueError(
+            yield (
                 f"algorithm.resample_rounds={algorithm.resample_rounds} replaces groups that teach "
                 f"nothing, and with teacher.path={path} every group teaches: use 0"
             )
         if path is not None and self.teacher.signal == "full" and self.resources.learner_ranks > 1:
-            raise ValueError(
+            yield (
                 "teacher.signal=full needs the teacher's whole output embedding in each update, "
                 f"which resources.learner_ranks={self.resources.learner_ranks} share: use tokens"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _knows_when_to_generate(self) -> RunConfig:
+    @rule
+    def _knows_when_to_generate(self) -> Iterator[str]:
         staleness = self.rollout.staleness
         if self.rollout.sleep and (staleness or self.resources.rollout_gpus == 0):
-            raise ValueError(
+            yield (
                 "rollout.sleep=true frees a GPU while the learner works: it needs "
                 "resources.rollout_gpus above 0 and rollout.staleness=0"
             )
         corrects = self.actor.importance_cap is not None or self.actor.formula.ratio_to_engine
         if staleness and not corrects:
-            raise ValueError(
+            yield (
                 f"rollout.staleness={staleness} learns from the responses of an older policy: "
                 "actor.importance_cap=null must be a number, so that this is corrected"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _splits_engines_over_whole_cards(self) -> RunConfig:
-        parts, share = self.rollout.tensor_parallel_size, self.resources.rollout_gpus
-        if parts > 1 and share not in (0, 1):
-            raise ValueError(
-                f"rollout.tensor_parallel_size={parts} splits an engine over {parts} GPUs: "
-                f"resources.rollout_gpus={share:g}, of each, must be 1 (or 0, on a CPU)"
-            )
-        return self

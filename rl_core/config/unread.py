@@ -23,17 +23,8 @@ class Reader:
     """Follows `KEY=VALUE has no effect: `."""
 
 
-def _ratio_moves(config: RunConfig) -> bool:
-    """Whether the policy can differ from the one that the loss compares it with."""
-    return config.actor.formula.ratio_to_engine or not config.updates_once
-
-
 def _are_generated(config: RunConfig) -> bool:
     return config.env.rows.source(config.env) is None and not config.data.train_files
-
-
-def _files_make_tests(config: RunConfig) -> bool:
-    return bool(config.data.train_files) and not config.data.test_files
 
 
 READERS: Final = (
@@ -69,7 +60,7 @@ READERS: Final = (
     ),
     Reader(
         "actor.clip_eps_low actor.clip_eps_high actor.dual_clip",
-        _ratio_moves,
+        lambda config: config.actor.formula.ratio_to_engine or not config.updates_once,
         "a step has one update, in which every ratio is 1 (a smaller actor.mini_batch_size or "
         "more actor.ppo_epochs makes more)",
     ),
@@ -146,7 +137,9 @@ READERS: Final = (
     ),
     Reader(
         "data.test_size",
-        lambda config: _are_generated(config) or _files_make_tests(config),
+        lambda config: (
+            _are_generated(config) or (config.data.train_files and not config.data.test_files)
+        ),
         "all rows of the test split are used (evaluation.max_problems takes a part)",
     ),
     Reader(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rl_core.data.model_cache import find_model_here
+from rl_core.data.modelscope_source import find_model_here
 from rl_core.system.model_folder import (
     ADAPTER_CONFIG,
     ADAPTER_FOLDER,
@@ -71,9 +71,9 @@ def _base_of(adapter: Path) -> Path:
     if base is None and digest is not None:
         base = adapter.resolve().joinpath(*5 * [".."], *Path(name).parts[-2:]).resolve()
     if base is None or not (base / CONFIG).is_file():
-        remedy = f"or set base_model_name_or_path in {ADAPTER_CONFIG}"
-        if digest is not None:  # that file has a checksum
-            remedy = "or put it back, or a link to it"
+        may_change = digest is None  # else that file has a checksum
+        named = f"set base_model_name_or_path in {ADAPTER_CONFIG}"
+        remedy = f"or {named if may_change else 'put it back, or a link to it'}"
         why = f"it is an adapter of {name}, which is not on this machine"
         raise _refusal(adapter, f"{why}: fetch that first (hf download), {remedy}")
     try:
@@ -145,8 +145,7 @@ def merge(adapter: Path, folder: Path) -> None:
 
 def merged_weights(adapter: Path) -> dict[str, Any]:
     """Returns the tensors of the merged model, float32, by name; ValueError as of `merge`."""
-    weights: dict[str, Any] = _merged(adapter, _base_of(adapter)).state_dict()
-    return weights
+    return dict(_merged(adapter, _base_of(adapter)).state_dict())
 
 
 def _merged(adapter: Path, base: Path) -> Any:

@@ -145,9 +145,7 @@ def count_problems(config: RunConfig) -> int:
         if made.is_file():
             return count_rows(made)
     if data.train_files:
-        if fetched:
-            return data.train_size
-        return num_own_training_rows(data)
+        return data.train_size if fetched else num_own_training_rows(data)
     _source_files(env, from_hub=False)
     assert env.rows.source_size is not None, f"env={env.name} reads what it does not know"
     return env.rows.source_size

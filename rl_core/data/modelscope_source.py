@@ -1,4 +1,4 @@
-"""Stage 2: a model of ModelScope -> its folder in ModelScope's cache, by the extra `modelscope`."""
+"""Stage 2: models that are on this machine, and those of ModelScope (the extra `modelscope`)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from rl_core.system.atomic import locked
 from rl_core.system.model_folder import CONFIG, INDEX, names_in_index
 from rl_core.system.network import hubs_are_off, why_unreachable
+from rl_core.system.words import as_path
 
 if TYPE_CHECKING:
     from modelscope_hub import HubConfig
@@ -34,6 +35,21 @@ def modelscope_name(path: str) -> str | None:
             "pip install modelscope-hub (the extra `modelscope`), or give a local folder"
         )
     return name
+
+
+def find_model_here(path: str) -> Path | None:
+    """Returns the folder of a model if it is on this machine, else None; no hub is contacted."""
+    if (name := modelscope_name(path)) is not None:
+        return cached_from_modelscope(name)
+    folder = as_path(path)
+    if folder.is_dir():
+        return folder.resolve()
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(path, local_files_only=True, allow_patterns=MODEL_FILES))
+    except (OSError, ValueError):
+        return None
 
 
 def fetch_from_modelscope(name: str) -> Path:
@@ -68,8 +84,7 @@ def cached_from_modelscope(name: str) -> Path | None:
     except CacheNotFound:
         return None
     # A file gets its name only when it is whole: the copy is whole if no file is missing.
-    has_index = (folder / INDEX).is_file()
-    names = names_in_index(folder) if has_index else ["model.safetensors"]
+    names = names_in_index(folder) if (folder / INDEX).is_file() else ["model.safetensors"]
     is_whole = all((folder / file).is_file() for file in (CONFIG, *names))
     return folder.resolve() if is_whole and not any(folder.glob("*.incomplete")) else None
 

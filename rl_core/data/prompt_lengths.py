@@ -43,8 +43,7 @@ def measure_by_parts(
     `rows` have `prompt`, list of {role, content}; `nums`, list of int64; `target`, int64. No nulls;
     every prompt is what `render` makes of its numbers and target.
     """
-    numbers = rows["nums"].explode()
-    values, first_uses = np.unique(numbers.to_numpy(), return_index=True)
+    values, first_uses = np.unique(rows["nums"].explode().to_numpy(), return_index=True)
     targets, first_targets = np.unique(rows["target"].to_numpy(), return_index=True)
     sums = _sum_parts(rows, values.tolist(), targets.tolist(), render, count)
     owners = np.repeat(np.arange(rows.height), rows["nums"].list.len().to_numpy())

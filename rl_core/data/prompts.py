@@ -12,8 +12,12 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
 from rl_core.data.gguf_source import is_unpacked, unpack_model
-from rl_core.data.model_cache import find_model_here
-from rl_core.data.modelscope_source import MODEL_FILES, fetch_from_modelscope, modelscope_name
+from rl_core.data.modelscope_source import (
+    MODEL_FILES,
+    fetch_from_modelscope,
+    find_model_here,
+    modelscope_name,
+)
 from rl_core.data.tokenizer_probe import why_unusable
 from rl_core.system.model_folder import CONFIG, TOKENIZER, check_files, files_of, read_object
 from rl_core.system.words import as_path, cut, in_one_line

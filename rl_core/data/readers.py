@@ -27,12 +27,8 @@ from rl_core.system.words import as_path
 
 SPLITS = ("train", "test")
 _SUFFIXES = (".parquet", ".jsonl", ".json")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_ENDING = re.compile(r"\.[A-Za-z]+")
 _HUB_PLACES = ("", "data/", "main/")
 """Folders of a hub data set, likeliest first: `main` is a config without a name (GSM8K's)."""
-_SHARD = re.compile(r"-of-(\d+)\.")
-_MEDIA = re.compile(r"(image|video|audio|picture)s?(_\w+)?", re.IGNORECASE)
 _BATCH_ROWS = 16_384
 _ENCODINGS = {  # the longer marks first: UTF-32's begins with UTF-16's
     "UTF-32": (BOM_UTF32_LE, BOM_UTF32_BE),
@@ -71,9 +67,9 @@ def find_files(
 def is_hub_name(name: str) -> bool:
     """Returns whether a name is OWNER/NAME: no existing path, and no name with a file's ending."""
     path = Path(name)
-    if len(name) > 96 or not _HUB_NAME.fullmatch(name):
+    if len(name) > 96 or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
         return False
-    return not (path.exists() or path.parent.is_dir() or _ENDING.fullmatch(path.suffix))
+    return not (path.exists() or path.parent.is_dir() or re.fullmatch(r"\.[A-Za-z]+", path.suffix))
 
 
 def digest_of(files: Sequence[Path]) -> str:
@@ -131,7 +127,11 @@ def media_columns(file: Path) -> list[str]:
             names: Iterable[str] = pq.read_schema(file).names
         else:
             names = next(_json_records(file))[1]
-    return [name for name in names if _MEDIA.fullmatch(name)]
+    return [
+        name
+        for name in names
+        if re.fullmatch(r"(image|video|audio|picture)s?(_\w+)?", name, re.IGNORECASE)
+    ]
 
 
 def count_rows(file: Path) -> int:
@@ -286,6 +286,6 @@ def _is_whole(files: Sequence[Path]) -> bool:
     shards = Counter(
         (file.parent, file.name.partition("-")[0], int(match[1]))
         for file in files
-        if (match := _SHARD.search(file.name))
+        if (match := re.search(r"-of-(\d+)\.", file.name))
     )
     return bool(files) and all(found == promised for (*_, promised), found in shards.items())

@@ -82,8 +82,7 @@ class ProblemOrder:
             return replace(start, step=step - 1, taken=taken)
         passes, steps = divmod(after - self._left, self._per_epoch)
         taken = steps * self._batch_size
-        epoch = start.epoch + 1 + passes
-        return replace(start, step=step - 1, epoch=epoch, taken=taken)
+        return replace(start, step=step - 1, epoch=start.epoch + 1 + passes, taken=taken)
 
     def choose(self, step: int) -> list[int]:
         """Returns the problems of a step."""
@@ -251,8 +250,7 @@ class Curriculum:
         known = state.solved + CLASS_RESPONSES * class_rate[self._class_of]
         rate = known / (state.asked + CLASS_RESPONSES)
         variance = rate * (1 - rate)
-        weights: Floats = np.maximum(variance / variance.max(), LEAST_WEIGHT)
-        return weights
+        return np.asarray(np.maximum(variance / variance.max(), LEAST_WEIGHT))
 
     def hold(self, step: int) -> None:
         """Keeps the state after a step for `save`, whatever is observed from now on."""

@@ -4,8 +4,6 @@ The model's own text is never rendered again: of a rendering with a tool's turn 
 the assistant's turn is taken, and encoded behind the sampled tokens.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -100,5 +98,4 @@ def _marks(text: str, header: str, end: str) -> tuple[str, str]:
         raise ValueError(
             "env: the model's chat template writes a call of a tool in another form than JSON"
         ) from None
-    opens = text[:start].removeprefix(header).strip()
-    return opens, text[stop:].partition(end)[0].strip()
+    return text[:start].removeprefix(header).strip(), text[stop:].partition(end)[0].strip()

@@ -96,15 +96,15 @@ def _as_texts(record: Record, name: str) -> Record:
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return record
-    is_whole = isinstance(value, float) and value.is_integer()
-    return record | {name: str(int(value) if is_whole else value)}
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    return record | {name: str(whole)}
 
 
 def _make_toy_rows(
     env: TextEnv, *, train_size: int, test_size: int, seed: int
 ) -> dict[str, pa.Table]:
-    written = generate_word_problems(size=train_size + test_size, seed=seed)
-    rows = [_read_row(env, row) for row in written]
+    problems = generate_word_problems(size=train_size + test_size, seed=seed)
+    rows = [_read_row(env, row) for row in problems]
     return tables_of({"train": rows[test_size:], "test": rows[:test_size]}, text_columns())
 
 

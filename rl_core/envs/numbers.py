@@ -89,9 +89,8 @@ def marked_number(text: str) -> Number | None:
 def number_of(text: str) -> Number | None:
     """Returns the number that a short text is, with its marks and a unit of at most two words."""
     number = None if "#" in text or "\n" in text.strip() else marked_number(f"####{text}")
-    if number is None or len(text.partition(number.text)[2].split()) > 2:
-        return None
-    return number
+    is_short = number is not None and len(text.partition(number.text)[2].split()) <= 2
+    return number if is_short else None
 
 
 def _same(text: str) -> str:

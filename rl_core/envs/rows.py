@@ -8,7 +8,7 @@ stored as it is, any other value as JSON with `style` `JSON_STYLE`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -65,11 +65,9 @@ class Row:
 
 def text_columns() -> pa.Schema:
     """Returns the columns of a data set whose truths are texts, or JSON."""
-    import pyarrow as pa
-
     from rl_core.schema import dataset_schema
 
-    return dataset_schema(pa.string())
+    return dataset_schema()
 
 
 def tables_of(rows: Mapping[str, Sequence[Row]], schema: pa.Schema) -> dict[str, pa.Table]:
@@ -185,3 +183,32 @@ def find_answer(response: str, answer_from: str) -> str:
     close = response.rfind(CLOSE_TAG, start)
     opening = response.rfind(OPEN_TAG, start, close) if close >= 0 else -1
     return "" if opening < 0 else response[opening + len(OPEN_TAG) : close]
+
+
+_SET_BY_US: Final = frozenset(
+    {
+        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
+        *("documents", "max_length", "messages", "padding", "return_assistant_tokens_mask"),
+        *("return_dict", "return_tensors", "strftime_now", "tokenize", "tokenizer_kwargs"),
+        *("tools", "truncation"),
+    }
+)
+"""What transformers' `apply_chat_template` takes itself, or a template gets from it."""
+
+
+def mistakes_in_chat_args(chat_args: Mapping[str, Any], template: str) -> Iterator[str]:
+    """Yields what is wrong: no template is used, or an argument is not the user's or not JSON."""
+    if chat_args and template != "chat":
+        yield (
+            f"env.chat_args={chat_args} is for a chat template, which "
+            f"env.prompt_template={template} does not use: leave it out"
+        )
+    if taken := sorted(chat_args.keys() & _SET_BY_US):
+        yield (
+            f"env.chat_args.{taken[0]} is set by this program: leave it out (what a template "
+            "reads stands in the model's chat_template)"
+        )
+    try:
+        json.dumps(chat_args, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        yield f"env.chat_args must hold JSON values ({error})"

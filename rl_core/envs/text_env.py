@@ -14,15 +14,15 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from rl_core.envs.chat_args import check_chat_args
 from rl_core.envs.rows import (
     Record,
     Row,
     find_answer,
+    mistakes_in_chat_args,
     own_prompt,
     prompt_key,
     question_in,
@@ -30,7 +30,7 @@ from rl_core.envs.rows import (
     tables_of,
     text_columns,
 )
-from rl_core.section import FunctionNames, Section
+from rl_core.section import FunctionNames, Section, rule
 from rl_core.types import ChatTemplate, Message, Problem, ScoredText
 
 if TYPE_CHECKING:
@@ -260,30 +260,19 @@ class TextEnv(Section):
             cls.__pydantic_fields__["name"].default = f"{cls.__module__}:{cls.__qualname__}"
             cls.model_rebuild(force=True)
 
-    @model_validator(mode="after")
-    def _pays_most_for_what_is_right(self) -> Self:
+    @rule
+    def _agrees(self) -> Iterator[str]:
         if self.format_score >= self.full_score:
-            raise ValueError(
+            yield (
                 f"env.format_score={self.format_score:g} of a wrong answer must be below "
                 f"env.full_score={self.full_score:g} of a right one"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _weighs_each_reward_once(self) -> Self:
         weights, count = self.reward_weights, len(self.reward)
         if len({*self.reward}) < count:
-            raise ValueError(f"env.reward={[*self.reward]} names a function twice: name it once")
+            yield (f"env.reward={[*self.reward]} names a function twice: name it once")
         if weights and len(weights) != count:
-            raise ValueError(
-                f"env.reward_weights={[*weights]} must be one for each of {count} in env.reward"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _template_takes_its_arguments(self) -> Self:
-        check_chat_args(self.chat_args, self.prompt_template)
-        return self
+            yield f"env.reward_weights={[*weights]} must be one for each of {count} in env.reward"
+        yield from mistakes_in_chat_args(self.chat_args, self.prompt_template)
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -375,10 +364,10 @@ def score_words(env: TextEnv, response: str, truth: str) -> ScoredText:
 def strict_and_lenient(env: TextEnv) -> tuple[TextEnv, TextEnv]:
     """Returns the env with the strictest place of an answer, and with the most lenient."""
     places = get_args(type(env).model_fields["answer_from"].annotation) or ("strict",)
-    strict, lenient = (
-        env.model_copy(update={"answer_from": place}) for place in (places[0], places[-1])
+    return (
+        env.model_copy(update={"answer_from": places[0]}),
+        env.model_copy(update={"answer_from": places[-1]}),
     )
-    return strict, lenient
 
 
 def _normal_form(text: str) -> str:

@@ -10,8 +10,6 @@ Each response has an object of its own, in a process with the limits of rewards.
 model wrote is executed: it names a declared method, with arguments that fit the hints.
 """
 
-from __future__ import annotations
-
 import inspect
 import random
 from collections.abc import Callable, Iterator
@@ -29,7 +27,7 @@ from rl_core.types import ChatTemplate
 
 HERMES: Final = ("<tool_call>", "</tool_call>")
 """Around a call if a chat template writes none: Qwen's, Hermes' and SmolLM3's."""
-_THOUGHT_ENDS: Final = "</think>"
+_STRICT: Final = ConfigDict(extra="forbid", strict=True)
 
 
 class ToolEnv(Custom):
@@ -104,18 +102,20 @@ def arguments_of(tools: type) -> dict[str, type[BaseModel]]:
         method = getattr(tools, name)
         hints = get_type_hints(method)
         fields: dict[str, Any] = {
-            f"argument_{i}": (hints[key], Field(_default_of(parameter), alias=key))
-            for i, (key, parameter) in enumerate(_parameters(method).items())
+            f"argument_{i}": (
+                hints[key],
+                Field(... if p.default is p.empty else p.default, alias=key),
+            )
+            for i, (key, p) in enumerate(_parameters(method).items())
         }
-        strict = ConfigDict(extra="forbid", strict=True)
-        models[name] = create_model(name, __config__=strict, **fields)
+        models[name] = create_model(name, __config__=_STRICT, **fields)
     return models
 
 
 def calls_in(text: str, marks: tuple[str, str] = HERMES) -> list[str]:
     """Returns the JSON of each call in a response, after its thoughts."""
     opens, closes = marks
-    text = text.rpartition(_THOUGHT_ENDS)[2]
+    text = text.rpartition("</think>")[2]
     if not opens:
         return [text.strip()] if text.lstrip().startswith("{") else []
     parts = [part.partition(closes)[0] if closes else part for part in text.split(opens)[1:]]
@@ -124,7 +124,3 @@ def calls_in(text: str, marks: tuple[str, str] = HERMES) -> list[str]:
 
 def _parameters(method: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return dict([*inspect.signature(method).parameters.items()][1:])
-
-
-def _default_of(parameter: inspect.Parameter) -> Any:
-    return ... if parameter.default is parameter.empty else parameter.default

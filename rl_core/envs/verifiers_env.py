@@ -26,7 +26,15 @@ def _make_rows(
     env: VerifiersEnv, *, train_size: int, test_size: int, seed: int
 ) -> dict[str, pa.Table]:
     """Returns the rows of its data sets, those of the test split not in the other again."""
-    environment = _single_turn(env.name, type(env).load())
+    import verifiers
+
+    environment = type(env).load()
+    if not isinstance(environment, verifiers.SingleTurnEnv):
+        raise ValueError(
+            f"env={env.name} returns {type(environment).__name__}: only a SingleTurnEnv of "
+            "verifiers is taken; write several turns as a method `reply`, and tools as a class of "
+            "tools (docs/training.md)"
+        )
     tests = [_row(env, one) for one in environment.get_eval_dataset()][:test_size]
     keys = {row.key for row in tests}
     rows = [row for one in environment.get_dataset() if (row := _row(env, one)).key not in keys]
@@ -61,32 +69,21 @@ class VerifiersEnv(TextEnv):
         return score_words(self, response, text_of_truth(truth["answer"]))
 
 
-def _single_turn(name: str, environment: Any) -> Any:
-    import verifiers
-
-    if not isinstance(environment, verifiers.SingleTurnEnv):
-        kind = type(environment).__name__
-        raise ValueError(
-            f"env={name} returns {kind}: only a SingleTurnEnv of verifiers is taken; write several "
-            "turns as a method `reply`, and tools as a class of tools (docs/training.md)"
-        )
-    return environment
-
-
 @cache
 def verifiers_env_of(load: Callable[[], Any]) -> type[VerifiersEnv]:
     """Returns the env of a module's `load_environment`."""
     name = f"{load.__module__}:{load.__qualname__}"
-    about = {"__module__": load.__module__, "__qualname__": load.__qualname__}
     members: dict[str, Any] = {
-        "load": staticmethod(load),
+        "__module__": load.__module__,
+        "__qualname__": load.__qualname__,
         "__doc__": load.__doc__,
+        "load": staticmethod(load),
         "reward": (name,),
+        "__annotations__": {"reward": FunctionNames},
+        # Another process makes this class from the function, which it finds by its name.
+        "__reduce__": lambda env: (_restored, (load, env.model_dump())),
     }
-    # Another process makes this class from the function, which it finds by its name.
-    members["__reduce__"] = lambda env: (_restored, (load, env.model_dump()))
-    members["__annotations__"] = {"reward": FunctionNames}
-    return type("Verifiers", (VerifiersEnv,), {**about, **members})
+    return type("Verifiers", (VerifiersEnv,), members)
 
 
 def _restored(load: Callable[[], Any], settings: dict[str, Any]) -> VerifiersEnv:

@@ -63,19 +63,17 @@ class _Story:
     def small(self, largest: int = 9) -> int:
         return self.rng.randint(2, largest)
 
-    def calculate(self, left: int, sign: str, right: int, unit: str | None = None) -> int:
-        """Adds a step's line to the solution; returns its result, the story's new value."""
+    def calculate(self, left: int, sign: str, right: int, unit: str | None = None) -> None:
+        """Adds a step's line to the solution; its result is the story's new value."""
         if sign == "/" and left % right:
             raise _OutOfRangeError
         results = {"+": left + right, "-": left - right, "*": left * right, "/": left // right}
-        result = results[sign]
-        if not 1 <= result <= LARGEST_VALUE:
+        self.value = results[sign]
+        if not 1 <= self.value <= LARGEST_VALUE:
             raise _OutOfRangeError
-        sum_ = f"{left} {sign} {right}"
-        line = f"{sum_} = <<{sum_.replace(' ', '')}={result}>>{result} {unit or self.things}."
-        self.lines.append(line)
-        self.value = result
-        return result
+        annotation = f"<<{left}{sign}{right}={self.value}>>"
+        unit = unit or self.things
+        self.lines.append(f"{left} {sign} {right} = {annotation}{self.value} {unit}.")
 
     def say(self, text: str, **numbers: int) -> None:
         words = {key: getattr(self, key) for key in ("name", "pronoun", "other", "things")}
@@ -221,8 +219,10 @@ class SolutionExamples(SftExamples):
     def tokenizer_texts(self, rng: random.Random) -> list[str]:
         """Returns prompts, and responses as the model will write them."""
         pairs = self.train[:TOKENIZER_TEXTS]
-        responses = [write_response(solution, rng) for _, solution in pairs]
-        return [prompt for prompt, _ in pairs] + responses
+        return [
+            *(prompt for prompt, _ in pairs),
+            *(write_response(solution, rng) for _, solution in pairs),
+        ]
 
     def draw(self, count: int, rng: random.Random) -> list[SftText]:
         """Returns solutions chosen by chance."""

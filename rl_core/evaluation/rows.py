@@ -10,14 +10,12 @@ An evaluation is a set of problems and settings for any model; `evaluation` is i
 of a folder belong to one evaluation: they can be compared, and none replaces another evaluation's.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,10 +25,14 @@ from rl_core.schema import EVALUATION
 from rl_core.system.atomic import locked, new_file
 from rl_core.system.plain_parquet import open_parquet, read_table
 from rl_core.system.seeds import seed_of
-from rl_core.types import Completion, GenerationRequest, Problem, ScoredText, Turn
-
-if TYPE_CHECKING:
-    from rl_core.types import PromptedProblem
+from rl_core.types import (
+    Completion,
+    GenerationRequest,
+    Problem,
+    PromptedProblem,
+    ScoredText,
+    Turn,
+)
 
 Generate = Callable[[Sequence[GenerationRequest], str, Sequence[Problem]], list[Completion]]
 """(requests, `greedy` or `sampled`, their problems) -> whole responses in order, turns included."""
@@ -137,8 +139,7 @@ def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 def read_rows(file: Path, *, below: Path | None = None) -> list[dict[str, Any]]:
     """Returns the rows of a file of `write_rows`, as `open_parquet` reads it."""
-    rows: list[dict[str, Any]] = read_table(file, EVALUATION, below=below).to_pylist()
-    return rows
+    return list(read_table(file, EVALUATION, below=below).to_pylist())
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,6 @@ def evaluation_of(file: Path) -> str:
     """Returns the evaluation that a file's rows belong to."""
     try:
         with open_parquet(file) as rows:
-            first = next(rows.iter_batches(1, columns=["evaluation"]))
-            return str(first.column(0)[0])
+            return str(next(rows.iter_batches(1, columns=["evaluation"])).column(0)[0])
     except (OSError, ValueError, LookupError, StopIteration):
         return UNKNOWN

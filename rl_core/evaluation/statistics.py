@@ -137,8 +137,7 @@ def bootstrap_intervals(values: npt.ArrayLike, *, seed: int) -> npt.NDArray[np.f
     cells = drawn + num_problems * np.arange(BOOTSTRAP_RESAMPLES)[:, None]
     counts = np.bincount(cells.ravel(), minlength=drawn.size).reshape(drawn.shape)
     resampled = counts.astype(np.float64) @ observed / num_problems
-    intervals: npt.NDArray[np.float64] = np.quantile(resampled, (0.025, 0.975), axis=0).T
-    return intervals
+    return np.asarray(np.quantile(resampled, (0.025, 0.975), axis=0).T)
 
 
 @cache

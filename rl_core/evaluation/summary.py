@@ -29,6 +29,7 @@ ALPHA: Final = 0.05
 """Chance of a verdict other than "cannot tell" if two models are alike."""
 
 Row = Mapping[str, Any]
+_OF_A_PROBLEM: Final = ("prompt_index", "prompt", "ground_truth")
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,10 @@ def compare(rows: Sequence[Row], other: Sequence[Row]) -> Comparison:
     """Compares two models; ValueError if they were not asked the same, in the same way."""
     counted = [rows_that_count(rows), rows_that_count(other)]
     first, second = (
-        {_problem_of(of_one[0]): _num_correct(of_one) for of_one in _by_problem(each)}
+        {
+            tuple(of_one[0][name] for name in _OF_A_PROBLEM): _num_correct(of_one)
+            for of_one in _by_problem(each)
+        }
         for each in counted
     )
     if first.keys() != second.keys():
@@ -202,10 +206,6 @@ def compare(rows: Sequence[Row], other: Sequence[Row]) -> Comparison:
     num_samples = len(counted[0]) // len(first)
     of_both = paired([first[key] for key in first], [second[key] for key in first], num_samples)
     return Comparison(num_problems=len(first), num_samples=num_samples, **vars(of_both))
-
-
-def _problem_of(row: Row) -> tuple[int, str, str]:
-    return row["prompt_index"], row["prompt"], row["ground_truth"]
 
 
 def _by_problem(rows: Sequence[Row]) -> list[list[Row]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rl_core.algos.advantages import GivenRewards
 from rl_core.algos.losses import GivenTokens
-from rl_core.config.own_algorithms import own_loss
+from rl_core.config.algorithm import own_loss
 from rl_core.system.child_process import channel_to_parent
 from rl_core.system.named_code import load_function
 from rl_core.system.sealed import die_with

@@ -1,7 +1,5 @@
 """Hours and price of training: estimated before and during a run, held to a budget."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
@@ -25,7 +23,7 @@ class Spread:
     typical: float
     high: float
 
-    def times(self, factor: float) -> Spread:
+    def times(self, factor: float) -> "Spread":
         """Returns the number and its bounds, multiplied."""
         return Spread(self.low * factor, self.typical * factor, self.high * factor)
 

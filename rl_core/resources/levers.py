@@ -1,11 +1,12 @@
 """Levers: every setting that saves memory, the values it can take, and what they cost.
 
-They have three uses: preflight searches `LEVERS` for settings that fit (fits.py), a retry takes the
-next step of a ladder in `HELPS`, and advice names the levers that are left (oom_recovery.py).
+They have three uses: `cheapest_fit` searches `LEVERS` for settings that fit, a retry takes the next
+step of a ladder in `HELPS`, and advice names the levers that are left (oom_recovery.py).
 """
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -296,3 +297,62 @@ HELPS: Final[Mapping[str, tuple[Owner, Ladder]]] = {
 Two keys are not phases: `cache blocks` (vLLM has no room left for its cache), and `killed` (a
 process was killed because the machine's memory ran low).
 """
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Settings to change, and what a run with them needs."""
+
+    changes: Settings
+    """By name, the cheapest first; empty if the run fits without changes."""
+    costs: Sequence[str]
+    """What each change costs, as text."""
+    config: RunConfig
+    """With the changes, validated."""
+    need_gib: float
+    fits: bool
+    """False: no settings fit, and these come closest."""
+
+    @property
+    def overrides(self) -> str:
+        """The changes as one line to paste."""
+        return typed(self.changes)
+
+
+def cheapest_fit(
+    config: RunConfig,
+    shape: ModelShape | None,
+    need_gib: Callable[[RunConfig], float],
+    limit_gib: float,
+    levers: Sequence[Lever] = LEVERS,
+) -> Proposal:
+    """Returns the cheapest changes with which the run fits, or those that come closest.
+
+    Each lever must cost more than all before it together; `need_gib` plans a config's memory.
+    """
+    closest: Proposal | None = None
+    for changes, costs in _by_cost(config, shape, levers):
+        needed = need_gib(with_unchecked(config, changes))
+        if needed > limit_gib and closest is not None and needed >= closest.need_gib:
+            continue
+        changed = with_settings(config, changes)
+        if changed is None:
+            continue
+        closest = Proposal(changes, costs, changed, need_gib(changed), needed <= limit_gib)
+        if closest.fits:
+            break
+    assert closest is not None, "settings without changes are valid"
+    return closest
+
+
+def _by_cost(
+    config: RunConfig, shape: ModelShape | None, levers: Sequence[Lever]
+) -> Iterator[tuple[dict[str, Value], list[str]]]:
+    """Yields all combinations of changes with their costs, the cheapest first."""
+    choices = [[(lever, value) for value in lever.steps(config, shape)] for lever in levers]
+    # The last factor of a product changes fastest: it is the cheapest lever.
+    for chosen in itertools.product(*([None, *steps] for steps in reversed(choices))):
+        moved = [step for step in reversed(chosen) if step is not None]
+        changes = {lever.name: value for lever, value in moved}
+        if len(changes) == len(moved):  # else two levers moved one setting: the dearer counts
+            yield changes, [lever.costs for lever, _ in moved]

@@ -145,8 +145,7 @@ def starves_engine(shape: ModelShape, config: RunConfig, card_gib: float) -> boo
     """Returns whether vLLM would refuse to start: its share of the card is too small."""
     if config.rollout.engine != "vllm" or not config.resources.rollout_gpus:
         return False
-    share_gib = config.rollout.gpu_memory_utilization * card_gib
-    return share_gib < least_engine_gib(shape, config)
+    return config.rollout.gpu_memory_utilization * card_gib < least_engine_gib(shape, config)
 
 
 def machine_need(shape: ModelShape, config: RunConfig) -> Need:

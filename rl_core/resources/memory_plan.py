@@ -4,8 +4,6 @@ Nothing is measured, and torch is not imported. Learner and engine are separate 
 share a card or a machine's memory; a process's own memory (torch, CUDA) is not included.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from contextlib import suppress

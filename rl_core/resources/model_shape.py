@@ -1,13 +1,12 @@
 """The sizes of a model, from its `config.json`: what memory, time and FLOPs are computed from."""
 
-from __future__ import annotations
-
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from rl_core.config.model import BaseModelConfig
 from rl_core.system.model_folder import CONFIG, read_object, tensors_of, weight_files
@@ -34,7 +33,7 @@ class StoredSizes(NamedTuple):
     """Rows and columns of the matrices that have adapters: parameters at rank 1."""
 
     @classmethod
-    def of(cls, folder: Path, *, tied: bool) -> StoredSizes:
+    def of(cls, folder: Path, *, tied: bool) -> Self:
         """Returns the sizes that headers say; ValueError without files, or if one is damaged."""
         shapes: dict[str, tuple[int, ...]] = {}
         for file in weight_files(folder):
@@ -88,7 +87,7 @@ class ModelShape:
     """What the files hold, if they are here."""
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Returns the shape that a Hugging Face `config.json` describes.
 
         Raises:
@@ -120,7 +119,7 @@ class ModelShape:
             raise ValueError(f"config.json has no {error}: its memory cannot be planned") from None
 
     @classmethod
-    def from_folder(cls, folder: Path) -> ModelShape:
+    def from_folder(cls, folder: Path) -> Self:
         """Returns the shape of a model folder, see `from_config`, with what its files hold."""
         shape = cls.from_config(read_object(folder / CONFIG))
         with suppress(ValueError, OSError):  # none, or damaged: `check_model_folder` says why
@@ -128,7 +127,7 @@ class ModelShape:
         return shape
 
     @classmethod
-    def of_base_model(cls, settings: BaseModelConfig) -> ModelShape:
+    def of_base_model(cls, settings: BaseModelConfig) -> Self:
         """Returns the shape of the home-made base model."""
         return cls(
             hidden_size=settings.hidden_size,
@@ -214,8 +213,7 @@ class ModelShape:
             per_token = _FLOAT32 * (inside + 6 * hidden + self.num_heads + 2)
             weights = 0
         else:
-            in_float32 = 4 * hidden + self.num_heads + 2
-            per_token = 2 * (inside + 5 * hidden) + _FLOAT32 * in_float32
+            per_token = 2 * (inside + 5 * hidden) + _FLOAT32 * (4 * hidden + self.num_heads + 2)
             weights = 2 * self.num_layer_parameters if casts_weights else 0
         layer = num_tokens * per_token + weights
         if checkpointed:
@@ -230,3 +228,44 @@ class ModelShape:
 def _number(value: Any) -> int:
     """Returns a size; of a list, which has one for each layer, the largest."""
     return int(max(value) if isinstance(value, list) else value)
+
+
+_FIELDS: Final = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "tie_word_embeddings",
+)
+_SIZES: Final = {
+    "Qwen2.5-0.5B": (896, 4_864, 24, 14, 2, 151_936, True),
+    "Qwen2.5-1.5B": (1_536, 8_960, 28, 12, 2, 151_936, True),
+    "Qwen2.5-3B": (2_048, 11_008, 36, 16, 2, 151_936, True),
+    "Qwen2.5-7B": (3_584, 18_944, 28, 28, 4, 152_064, False),
+    "Qwen3-0.6B": (1_024, 3_072, 28, 16, 8, 151_936, True),
+    "Qwen3-1.7B": (2_048, 6_144, 28, 16, 8, 151_936, True),
+    "Qwen3-4B": (2_560, 9_728, 36, 32, 8, 151_936, True),
+    "Qwen3-8B": (4_096, 12_288, 36, 32, 8, 151_936, False),
+}
+"""Source: `config.json` of each model as published by its authors."""
+_SHARED: Final[dict[str, dict[str, Any]]] = {
+    "Qwen2.5": {"model_type": "qwen2"},
+    "Qwen3": {"model_type": "qwen3", "head_dim": 128, "attention_bias": False},
+}
+
+
+def known_config(name: str) -> dict[str, Any] | None:
+    """Returns what `config.json` of a hub model, base or instruct, says of its shape, or None."""
+    match = re.fullmatch(r"(?:modelscope:)?Qwen/(.+?)(?:-Instruct|-Base)?", name)
+    if match is None or match[1] not in _SIZES:
+        return None
+    sizes = dict(zip(_FIELDS, _SIZES[match[1]], strict=True))
+    return _SHARED[match[1].partition("-")[0]] | sizes
+
+
+def known_shape(name: str) -> ModelShape | None:
+    """Returns the shape of a hub model, or None."""
+    config = known_config(name)
+    return None if config is None else ModelShape.from_config(config)

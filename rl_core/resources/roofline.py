@@ -9,8 +9,6 @@ Legend: N responses of a step, m mean and D longest response, p prompt, in token
 Source: Williams, Waterman, Patterson 2009, "Roofline"; operations as `profiling.training_flops`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Final

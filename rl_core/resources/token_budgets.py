@@ -47,8 +47,7 @@ class _Budget:
             self.failed_tokens = None
         if self.clean_steps % GROWING_STEPS == 0:
             ceiling = limit if self.failed_tokens is None else self.failed_tokens * 4 // 5
-            grown = min(self.tokens + max(self.tokens // 4, 1), ceiling)
-            self.tokens = max(self.tokens, grown)
+            self.tokens = max(self.tokens, min(self.tokens + max(self.tokens // 4, 1), ceiling))
 
 
 Learned = dict[str, _Budget]

@@ -1,12 +1,10 @@
 """The processes with a user's code (stage 4): started, asked, timed, killed and replaced."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from queue import SimpleQueue
@@ -26,42 +24,6 @@ class RewardFailed(Exception):  # noqa: N818  # it is no error of ours
 
 class LostWithOthers(RewardFailed):
     """The process ended, with other calls in it: any of them may be the cause."""
-
-
-class Seat:
-    """The place of a process, which is started when it is needed."""
-
-    def __init__(
-        self, start: Callable[[], RewardProcess], process: RewardProcess | None = None
-    ) -> None:
-        self._start = start
-        self._process = process
-        self._lock = threading.Lock()
-
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Returns the reply of the process, a new one if the last one is gone."""
-        with self._lock:
-            if self._process is None or self._process.process.poll() is not None:
-                self._process = self._start()
-            process = self._process
-        return process.ask(question)
-
-
-class Seats:
-    """Seats, each with one call at a time; several may be the same seat."""
-
-    def __init__(self, seats: Sequence[Seat]) -> None:
-        self._free: SimpleQueue[Seat] = SimpleQueue()
-        for seat in seats:
-            self._free.put(seat)
-
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Returns the reply of a free seat, as soon as there is one; see `RewardProcess.ask`."""
-        seat = self._free.get()
-        try:
-            return seat.ask(question)
-        finally:
-            self._free.put(seat)
 
 
 class RewardProcess(Child):
@@ -141,3 +103,75 @@ class RewardProcess(Child):
             for reply in list(self._pending.values()):
                 if not reply.done():
                     reply.set_exception(EOFError())
+
+
+class Seat:
+    """The place of a process, which is started when it is needed."""
+
+    def __init__(
+        self, start: Callable[[], RewardProcess], process: RewardProcess | None = None
+    ) -> None:
+        self._start = start
+        self._process = process
+        self._lock = threading.Lock()
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Returns the reply of the process, a new one if the last one is gone."""
+        with self._lock:
+            if self._process is None or self._process.process.poll() is not None:
+                self._process = self._start()
+            process = self._process
+        return process.ask(question)
+
+
+class Seats:
+    """Seats, each with one call at a time; several may be the same seat."""
+
+    def __init__(self, seats: Sequence[Seat]) -> None:
+        self._free: SimpleQueue[Seat] = SimpleQueue()
+        for seat in seats:
+            self._free.put(seat)
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Returns the reply of a free seat, as soon as there is one; see `RewardProcess.ask`."""
+        seat = self._free.get()
+        try:
+            return seat.ask(question)
+        finally:
+            self._free.put(seat)
+
+
+class Processes:
+    """The processes with one function or class of the user's."""
+
+    def __init__(self, name: str, limits: RewardConfig) -> None:
+        self._name = name
+        self._limits = limits
+        self._started: set[RewardProcess] = set()
+        self._lock = threading.Lock()
+        self.is_closing = False
+
+    def start(self) -> RewardProcess:
+        """Returns a new one; RewardFailed if the function cannot be loaded, or the run ends."""
+        if self.is_closing:
+            raise RewardFailed("the run ends")
+        fresh = RewardProcess(self._name, self._limits)
+        with self._lock:
+            ended = {process for process in self._started if process.process.poll() is not None}
+            self._started = self._started - ended | {fresh}
+            if self.is_closing:
+                fresh.kill()
+        for process in ended:  # dead, but what it started may live
+            process.close()
+        return fresh
+
+    def close(self, pools: Sequence[ThreadPoolExecutor]) -> None:
+        """Kills all, and ends the pools whose threads ask them; what still waits is not done."""
+        with self._lock:
+            self.is_closing = True
+            for process in self._started:
+                process.kill()
+        for pool in pools:
+            pool.shutdown(cancel_futures=True)
+        for process in self._started:
+            process.close()

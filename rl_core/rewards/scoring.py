@@ -17,8 +17,6 @@ them. It returns a number, or a mapping with `score` and, optionally, `acc` (is 
 The score of several, `env.reward=[a:f, b:g]`, is their sum, weighted by `env.reward_weights`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging
@@ -35,6 +33,7 @@ from rl_core.envs.tool_env import ToolEnv
 from rl_core.rewards.by_name import caller_of
 from rl_core.rewards.reward_process import (
     LostWithOthers,
+    Processes,
     RewardFailed,
     RewardProcess,
     Seat,
@@ -270,9 +269,8 @@ class _WeightedRewards(Rewards):
 
 def _labels(names: Sequence[str]) -> list[str]:
     """Returns the functions' names in metrics, with their modules only if two are alike."""
-    short = [name.partition(":")[2] for name in names]
-    is_unique = len(set(short)) == len(short)
-    return short if is_unique else [name.replace(":", ".") for name in names]
+    short = dict.fromkeys(name.partition(":")[2] for name in names)
+    return list(short) if len(short) == len(names) else [name.replace(":", ".") for name in names]
 
 
 class _UserRewards(Rewards):
@@ -286,17 +284,16 @@ class _UserRewards(Rewards):
     def __init__(self, env: TextEnv, name: str, limits: RewardConfig) -> None:
         super().__init__(env)
         self._name = name
-        self._limits = limits
-        self._processes: set[RewardProcess] = set()
+        self._processes = Processes(name, limits)
         try:
-            first = self._start()
+            first = self._processes.start()
         except RewardFailed as error:
             raise ValueError(f"env.reward={name} cannot be loaded ({error})") from None
-        shared = Seat(self._start, first)
-        others = [Seat(self._start) for _ in range(limits.workers - 1)]
+        shared = Seat(self._processes.start, first)
+        others = [Seat(self._processes.start) for _ in range(limits.workers - 1)]
         seats = [shared] * limits.concurrency if first.is_async else [shared, *others]
         self._seats = Seats(seats)
-        self._seats_alone = Seats([Seat(self._start) for _ in range(_MOST_ALONE)])
+        self._seats_alone = Seats([Seat(self._processes.start) for _ in range(_MOST_ALONE)])
         # A process dies with the thread that started it: threads must live as long as the run.
         self._pool = ThreadPoolExecutor(len(seats), "reward")
 
@@ -307,13 +304,8 @@ class _UserRewards(Rewards):
 
     def close(self) -> None:
         """Kills all processes; responses that still wait are not scored."""
-        with self._lock:
-            self._closing = True
-            for process in self._processes:
-                process.kill()
-        self._pool.shutdown(cancel_futures=True)
-        for process in self._processes:
-            process.close()
+        self._closing = True
+        self._processes.close([self._pool])
 
     def _score(self, response: str, problem: Problem) -> ScoredText:
         question = question_of(response, problem)
@@ -325,16 +317,3 @@ class _UserRewards(Rewards):
         except RewardFailed as error:
             return self._failed(self._name, problem, error)
         return _scored(reply, self._env)
-
-    def _start(self) -> RewardProcess:
-        if self._closing:
-            raise RewardFailed("the run ends")
-        fresh = RewardProcess(self._name, self._limits)
-        with self._lock:
-            ended = {process for process in self._processes if process.process.poll() is not None}
-            self._processes = self._processes - ended | {fresh}
-            if self._closing:
-                fresh.kill()
-        for process in ended:  # dead, but what it started may live
-            process.close()
-        return fresh

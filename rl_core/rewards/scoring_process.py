@@ -5,8 +5,6 @@ An env's own rule has no limits in a run; here it is killed when it takes longer
 the user's may, so a probe ends.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import sys
@@ -68,8 +66,7 @@ class ScoringProcess:
             return _failed(f"its process died: {how_it_ended(child.process.returncode)}")
         if "error" in reply:
             return _failed(f"{reply['error']}: a run would end")
-        scored = ScoredText(**reply.pop("scored"))
-        return Measured(scored, **reply)
+        return Measured(ScoredText(**reply.pop("scored")), **reply)
 
     def close(self) -> None:
         """Kills it and all that it started."""
@@ -101,8 +98,7 @@ def main() -> None:
     die_with(int(sys.argv[1]))
     try:
         config = RunConfig.model_validate(channel.receive()["config"])
-        rewards = start_rewards(config.env, config.reward)
-        with rewards as scorer:
+        with start_rewards(config.env, config.reward) as scorer:
             if not config.env.reward:
                 _, most = resource.getrlimit(resource.RLIMIT_AS)
                 resource.setrlimit(resource.RLIMIT_AS, (config.reward.memory_mib * 2**20, most))

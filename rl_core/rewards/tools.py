@@ -5,8 +5,6 @@ with a reward does: the call gets an error as its reply, and the calls before it
 new process.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +14,7 @@ from pydantic import ValidationError
 
 from rl_core.config.rollout import RewardConfig
 from rl_core.envs.tool_env import ToolEnv, arguments_of
-from rl_core.rewards.reward_process import RewardFailed, RewardProcess, Seat
+from rl_core.rewards.reward_process import Processes, RewardFailed, Seat
 from rl_core.types import Problem, ToolCall, Turn
 
 _MOST_CALLS: Final = 16
@@ -28,16 +26,14 @@ class Toolbox:
 
     def __init__(self, env: ToolEnv, limits: RewardConfig) -> None:
         self.kind = env.tools
-        self._name = env.name
-        self._limits = limits
         self._models = arguments_of(env.tools)
-        self._processes: set[RewardProcess] = set()
-        self._is_closing = False
+        self._processes = Processes(env.name, limits)
         try:
-            first = self._start()
+            first = self._processes.start()
         except RewardFailed as error:
             raise ValueError(f"env={env.name} cannot be loaded in a process ({error})") from None
-        self._seats = [Seat(self._start, first), *map(Seat, [self._start] * (limits.workers - 1))]
+        others = [Seat(self._processes.start) for _ in range(limits.workers - 1)]
+        self._seats = [Seat(self._processes.start, first), *others]
         self._pools = [ThreadPoolExecutor(1, "tools") for _ in self._seats]
 
     def submit_calls(
@@ -55,13 +51,7 @@ class Toolbox:
 
     def close(self) -> None:
         """Kills all processes."""
-        self._is_closing = True
-        for process in list(self._processes):
-            process.kill()
-        for pool in self._pools:
-            pool.shutdown(cancel_futures=True)
-        for process in self._processes:
-            process.close()
+        self._processes.close(self._pools)
 
     def _make(
         self, texts: Sequence[str], before: Sequence[Turn], problem: Problem
@@ -102,8 +92,7 @@ class Toolbox:
     def _call(
         self, name: str, arguments: dict[str, Any], history: list[Any], problem: Problem
     ) -> ToolCall:
-        message = {"call": [name, arguments], **_begun(problem, history)}
-        reply = self._ask(message, problem)
+        reply = self._ask({"call": [name, arguments], **_begun(problem, history)}, problem)
         return ToolCall(name, arguments, reply["text"], is_error=reply["is_error"])
 
     def _ask(self, message: dict[str, Any], problem: Problem) -> dict[str, Any]:
@@ -111,15 +100,6 @@ class Toolbox:
 
     def _pool(self, problem: Problem) -> ThreadPoolExecutor:
         return self._pools[problem.index % len(self._pools)]
-
-    def _start(self) -> RewardProcess:
-        if self._is_closing:
-            raise RewardFailed("the run ends")
-        process = RewardProcess(self._name, self._limits)
-        self._processes = {p for p in self._processes if p.process.poll() is None} | {process}
-        if self._is_closing:
-            process.kill()
-        return process
 
 
 def question_of(response: str, problem: Problem) -> dict[str, Any]:

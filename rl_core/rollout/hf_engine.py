@@ -3,8 +3,6 @@
 B requests of a batch, b of them still running, P longest prompt, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +34,6 @@ class StopTexts:
     """
 
     def __init__(self, model_path: Path, texts: tuple[str, ...]) -> None:
-        assert texts, "no text to stop at"
         assert all(text[-1].isascii() for text in texts), texts
         self.texts = texts
         self._tokenizer = load_tokenizer(str(model_path))
@@ -56,6 +53,34 @@ class StopTexts:
         """Returns whether a response of these tokens has just completed a text."""
         tail = self._tokenizer.decode(list(ids[-self._longest :]), skip_special_tokens=True)
         return any(text in tail for text in self.texts)
+
+
+@dataclass
+class _Context:
+    """The state of the running responses: what their next tokens need."""
+
+    cache: DynamicCache
+    """Keys and values; if prompts are shared, only those of the responses."""
+    positions: torch.Tensor
+    """Of the next tokens, int64 [b, 1]."""
+    mask: torch.Tensor | None
+    """Real tokens of prompts and responses, int64 [b, tokens], if prompts are not shared."""
+    prompts: SharedPrompts | None
+
+    def attention(self) -> dict[str, Any]:
+        if self.prompts is not None:
+            return {"shared_prompts": self.prompts}
+        assert self.mask is not None
+        self.mask = torch.cat([self.mask, torch.ones_like(self.positions)], dim=1)
+        return {"attention_mask": self.mask}
+
+    def keep(self, rows: torch.Tensor) -> None:
+        self.cache.reorder_cache(rows)
+        self.positions = self.positions[rows]
+        if self.prompts is not None:
+            self.prompts = self.prompts.keep(rows.tolist())
+        if self.mask is not None:
+            self.mask = self.mask[rows]
 
 
 class HfEngine(RolloutEngine):
@@ -260,34 +285,6 @@ class HfEngine(RolloutEngine):
         ).logits[:, -1]
         context.positions = context.positions + 1
         return cast("torch.Tensor", logits.float())
-
-
-@dataclass
-class _Context:
-    """The state of the running responses: what their next tokens need."""
-
-    cache: DynamicCache
-    """Keys and values; if prompts are shared, only those of the responses."""
-    positions: torch.Tensor
-    """Of the next tokens, int64 [b, 1]."""
-    mask: torch.Tensor | None
-    """Real tokens of prompts and responses, int64 [b, tokens], if prompts are not shared."""
-    prompts: SharedPrompts | None
-
-    def attention(self) -> dict[str, Any]:
-        if self.prompts is not None:
-            return {"shared_prompts": self.prompts}
-        assert self.mask is not None
-        self.mask = torch.cat([self.mask, torch.ones_like(self.positions)], dim=1)
-        return {"attention_mask": self.mask}
-
-    def keep(self, rows: torch.Tensor) -> None:
-        self.cache.reorder_cache(rows)
-        self.positions = self.positions[rows]
-        if self.prompts is not None:
-            self.prompts = self.prompts.keep(rows.tolist())
-        if self.mask is not None:
-            self.mask = self.mask[rows]
 
 
 def likeliest_only(logits: torch.Tensor, *, top_p: float, top_k: int) -> torch.Tensor:

@@ -4,11 +4,9 @@ Legend: b responses, G prompts, n responses of a prompt at most, P longest promp
 generated so far, H heads, K of them with keys of their own, r = H / K, D head size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -42,7 +40,7 @@ class SharedPrompts:
     @classmethod
     def of(
         cls, keys: list[Tensor], values: list[Tensor], is_padding: Tensor, prompt_of_row: list[int]
-    ) -> SharedPrompts:
+    ) -> Self:
         """Returns prompts with their responses in order; takes the fields of these names."""
         members: list[list[int]] = [[] for _ in range(len(is_padding))]
         for row, prompt in enumerate(prompt_of_row):
@@ -61,12 +59,12 @@ class SharedPrompts:
             torch.tensor(in_order, device=device),
         )
 
-    def keep(self, rows: Sequence[int]) -> SharedPrompts:
+    def keep(self, rows: Sequence[int]) -> Self:
         """Returns only what these responses need."""
         wanted = [self.prompt_of_row[row] for row in rows]
         left = sorted(set(wanted))
         index = torch.tensor(left, device=self.is_padding.device)
-        return SharedPrompts.of(
+        return self.of(
             [keys[index] for keys in self.keys],
             [values[index] for values in self.values],
             self.is_padding[index],
@@ -151,8 +149,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Returns [b, tokens, H, D], as transformers asks of an attention function."""
     if shared_prompts is None:
-        result = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
-        return result[0], None
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **others)[0], None
     scaling = others.get("scaling")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     grouped = (query * scale).view(len(query), key.shape[1], -1, query.shape[-1])

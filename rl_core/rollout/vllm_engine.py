@@ -215,7 +215,7 @@ class VllmEngine(RolloutEngine):
         name = "gpu_memory_utilization" if self._on_gpu else "kv_cache_memory_bytes"
         memory = {name: type(self._options[name])(share * self._options[name])}
         self._is_asleep = False
-        with _torch_untouched(on_gpu=self._on_gpu):
+        with _torch_untouched():
             try:
                 options = self._options | memory | {"max_num_seqs": max_num_seqs}
                 return _undisturbed(lambda: LLM(**options))
@@ -290,23 +290,19 @@ def _inspect_in_process(model_path: Path) -> None:
 
 
 @contextmanager
-def _torch_untouched(*, on_gpu: bool) -> Iterator[None]:
+def _torch_untouched() -> Iterator[None]:
     """Restores what an engine's construction changes in its process.
 
     It reseeds Python's, numpy's and torch's global generators, and on the CPU replaces
     `torch.set_num_threads` by a function that only warns.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    torch_state, num_threads = torch.random.get_rng_state(), torch.get_num_threads()
-    cuda_states = torch.cuda.get_rng_state_all() if on_gpu else []
-    set_num_threads = torch.set_num_threads
+    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     try:
-        yield
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        torch.random.set_rng_state(torch_state)
-        if on_gpu:
-            torch.cuda.set_rng_state_all(cuda_states)
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(num_threads)

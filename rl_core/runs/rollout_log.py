@@ -45,7 +45,6 @@ _OF_SAMPLES: Final = (
 )
 """Columns that are read of the few rollouts to show."""
 Row = dict[str, Any]
-_FILE = re.compile(r"(?:steps_\d{6,}|step)_(\d{6,})\.parquet")
 _logger = logging.getLogger(__name__)
 
 
@@ -114,10 +113,6 @@ class RolloutLog:
         )
         return old
 
-    def cut_after(self, step: int) -> None:
-        """Removes the rows of later steps, and unfinished files of killed processes."""
-        _remove_after(self.folder, step)
-
 
 @dataclass(frozen=True)
 class HeldOutLog:
@@ -146,12 +141,9 @@ class HeldOutLog:
         """Returns all rows, test by test."""
         return [row for _, file in step_files(self.folder) for row in read_rows(file)]
 
-    def cut_after(self, step: int) -> None:
-        """Removes the tests of later steps, and unfinished files of killed processes."""
-        _remove_after(self.folder, step)
 
-
-def _remove_after(folder: Path, step: int) -> None:
+def remove_after(folder: Path, step: int) -> None:
+    """Removes the files of later steps, and unfinished ones of killed processes."""
     if not folder.is_dir():
         return
     with alone_in(folder, wait=True):
@@ -165,7 +157,9 @@ def step_files(folder: Path) -> list[StepFile]:
     """Returns a folder's finished files `step_000101.parquet`, by step; a link to one has none."""
     paths = folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ()
     return sorted(
-        StepFile(int(match[1]), path) for path in paths if (match := _FILE.fullmatch(path.name))
+        StepFile(int(match[1]), path)
+        for path in paths
+        if (match := re.fullmatch(r"(?:steps_\d{6,}|step)_(\d{6,})\.parquet", path.name))
     )
 
 
@@ -178,8 +172,7 @@ def samples_of_step(folder: Path, step: int | None = None, *, most: int = 8) -> 
             for file in files:
                 if file.last_step >= (step or 0):
                     rows = read_table(file.path, ROLLOUTS, below=folder.parent, columns=_OF_SAMPLES)
-                    chosen = rows.filter(pc.field("step") == step).to_pylist()
-                    return in_turns(chosen, most)
+                    return in_turns(rows.filter(pc.field("step") == step).to_pylist(), most)
     except (OSError, ValueError):  # none yet, deleted, or cut by a full disk
         pass
     return []

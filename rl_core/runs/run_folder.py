@@ -11,15 +11,13 @@
 Local files come first; wandb (`rl_core/tracking/`) can neither stop nor slow a run.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -31,7 +29,7 @@ from rl_core.resources.cost import Spread, price_in_words
 from rl_core.resources.oom_recovery import Changes, in_words
 from rl_core.runs.metrics_log import MetricsLog, utc_now
 from rl_core.runs.receipt import ReceiptLog
-from rl_core.runs.rollout_log import HeldOutLog, RolloutLog
+from rl_core.runs.rollout_log import HeldOutLog, RolloutLog, remove_after
 from rl_core.runs.settings_file import (
     changed_settings,
     read_settings,
@@ -150,17 +148,17 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def under(cls, root: Path, run_id: str) -> RunFolder:
+    def under(cls, root: Path, run_id: str) -> Self:
         """Returns the folder of a run below `storage.root`, there or not."""
         return cls(root / "runs" / run_id)
 
     @classmethod
-    def all_under(cls, root: Path) -> list[RunFolder]:
+    def all_under(cls, root: Path) -> list[Self]:
         """Returns all folders of runs below `storage.root`."""
         return [cls(folder) for folder in (root / "runs").glob("*/")]
 
     @classmethod
-    def create(cls, config: RunConfig) -> RunFolder:
+    def create(cls, config: RunConfig) -> Self:
         """Makes a run's folder, or opens that of a run that is continued, and returns it.
 
         Its record then says `running` and has one more attempt. `config.yaml` has the new settings;
@@ -178,8 +176,7 @@ class RunFolder:
         with run._writing():
             asked = run._write_settings(settings_as_yaml(config))
         if run.is_there():
-            before = run.read()
-            run.add_attempt(_why_again(before), asked=asked)
+            run.add_attempt(_why_again(run.read()), asked=asked)
             run.update(preset=config.preset, status="running", **_NOTHING_TO_SAY)
         else:
             now = utc_now()
@@ -320,8 +317,8 @@ class RunFolder:
         """Removes the logs of later steps; for step 0 its test too, which a resume repeats."""
         last_kept = step if step > 0 else -1
         self.metrics.cut_after(last_kept)
-        self.rollouts.cut_after(last_kept)
-        self.held_out.cut_after(last_kept)
+        remove_after(self.rollouts.folder, last_kept)
+        remove_after(self.held_out.folder, last_kept)
         self.receipt.cut_after(last_kept)
 
     def log_to_file(self) -> AbstractContextManager[None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from rl_core.config.mistakes import leaves as leaves  # of which its readers need both
 from rl_core.config.operations import protocol_of
@@ -15,6 +15,7 @@ from rl_core.section import Section
 from rl_core.system.plain_files import MOST_YAML_BYTES, parse_yaml, read_plain
 from rl_core.system.redaction import redact
 
+_SETTINGS: Final = TypeAdapter(dict[str, Any])
 _SECTIONS: Final = tuple(
     name for name, field in RunConfig.model_fields.items() if isinstance(field.default, Section)
 )
@@ -50,15 +51,11 @@ def settings_text(run_folder: Path) -> str:
 
 def parse_settings(text: str) -> dict[str, Any]:
     """Returns the settings in the text of a `config.yaml`, see `read_settings`."""
-    try:
-        settings = parse_yaml(text)
-    except ValueError:
-        return {}
-    if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
-        return {}
-    if not all(isinstance(settings.get(section, {}), dict) for section in _SECTIONS):
-        return {}
-    return settings
+    with suppress(ValueError):
+        settings = _SETTINGS.validate_python(parse_yaml(text))
+        if all(isinstance(settings.get(section, {}), dict) for section in _SECTIONS):
+            return settings
+    return {}
 
 
 def refuse_other_tests(run_folder: Path, config: RunConfig) -> None:
@@ -66,8 +63,7 @@ def refuse_other_tests(run_folder: Path, config: RunConfig) -> None:
     settings = read_settings(run_folder)
     began = protocol_of(settings)
     now = config.evaluation.protocol
-    has_best = (run_folder / "checkpoints" / "best").is_symlink()
-    if settings and has_best and began != now:
+    if settings and (run_folder / "checkpoints" / "best").is_symlink() and began != now:
         raise ValueError(
             f"the tests of {run_folder.name} count {began}, and these settings {now}: `best` would "
             "compare the two. Keep its evaluation.*, or choose another run_id=NAME; "

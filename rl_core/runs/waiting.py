@@ -3,8 +3,6 @@
 The files may be a stranger's: what cannot be read is as if it were not there.
 """
 
-from __future__ import annotations
-
 import time
 import zlib
 from pathlib import Path

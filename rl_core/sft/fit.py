@@ -21,7 +21,6 @@ from rl_core.models.forward import sampled_states
 from rl_core.models.logprobs import token_logprobs
 from rl_core.system.threads import MicroBatchThreads
 
-_GRAD_CLIP: Final = 1.0
 _WORTH_SHARING: Final = 0.1
 """A common beginning is read once if that saves this share of the tokens: it costs a pass."""
 
@@ -68,7 +67,7 @@ class Fitting:
             loss = backward(step)
             if not math.isfinite(loss):
                 raise ValueError(f"loss {loss} at step {step + 1}: lower sft.lr or base_model.lr")
-            torch.nn.utils.clip_grad_norm_(self.parameters, _GRAD_CLIP)
+            torch.nn.utils.clip_grad_norm_(self.parameters, max_norm=1.0)
             update(schedule(step, warmup_steps=warmup_steps, num_steps=steps.stop))
             self.model.zero_grad()
             yield step + 1, loss

@@ -84,7 +84,6 @@ def right_responses(files: Sequence[Path]) -> Iterator[tuple[str, int, Record]]:
 def planned_sft_steps(config: RunConfig) -> int:
     """Returns the steps of SFT; rows of a file that are held out are counted as learned."""
     sft = config.sft
-    assert sft.data is not None, "there is no SFT"
     if sft.steps is not None or sft.data == TRACES:
         return sft.steps or TRACE_STEPS
     files = sft_files(config, from_hub=False)
@@ -95,6 +94,4 @@ def planned_sft_steps(config: RunConfig) -> int:
 
 def data_digest(config: RunConfig) -> str:
     """Returns a hash of the files of `sft.data`; empty for traces, which follow from settings."""
-    name = config.sft.data
-    assert name is not None, "there is no SFT"
-    return "" if name == TRACES else digest_of(sft_files(config))
+    return "" if config.sft.data == TRACES else digest_of(sft_files(config))

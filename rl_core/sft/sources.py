@@ -106,7 +106,6 @@ def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -
 
 def _rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> SftSource:
     sft = config.sft
-    assert sft.data is not None, "there is no SFT"
     files = sft_files(config)
     if rollouts_folder(config) is None:
         rows = [
@@ -178,9 +177,7 @@ def _conversation(record: Record) -> tuple[Sequence[Message], str, bool]:
     """Returns the messages before the response, the response, and whether they were one text."""
     messages = record.get("messages")
     if messages is not None:
-        read = own_prompt({"prompt": messages})
-        assert read is not None, "there is a prompt"
-        *before, last = read
+        *before, last = list(own_prompt({"prompt": messages}) or ())
         if not before or last["role"] != "assistant":
             raise ValueError("messages must end with the assistant's, after at least one other")
         return before, _text("the assistant's content", last["content"]), False

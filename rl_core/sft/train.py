@@ -36,9 +36,6 @@ PAD_TOKEN: Final = "<|pad|>"
 EOS_TOKEN: Final = "<|endoftext|>"
 _VERDICTS: Final = r"| no\b| yes\b"
 _ADAMW_LR_SHARE: Final = 0.15
-_MICRO_BATCHES: Final = 4
-_INITIALIZER_RANGE: Final = 0.06
-_GENERATION_BATCH: Final = 128
 _MOMENTUM: Final = 0.95
 _NEWTON_SCHULZ_STEPS: Final = 5
 _NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
@@ -169,7 +166,7 @@ def _new_model(settings: BaseModelConfig, tokenizer: PreTrainedTokenizerFast) ->
         num_key_value_heads=settings.num_heads,
         max_position_embeddings=NUM_POSITIONS,
         # 1 / sqrt(hidden_size) and not 0.02, which is for models ten times wider.
-        initializer_range=_INITIALIZER_RANGE,
+        initializer_range=0.06,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
@@ -202,7 +199,7 @@ def _fit(
 
     def backward(_step: int) -> float:
         examples = draw_examples(source, tokenizer, settings.batch_size, rng)
-        return fitting.backward(examples, split_evenly(examples, count=_MICRO_BATCHES))
+        return fitting.backward(examples, split_evenly(examples, count=4))
 
     def update(share: float) -> None:
         lr = settings.lr * share
@@ -222,7 +219,7 @@ def _measure(
     """Returns the env's measures of greedy responses, and mean prompt and response tokens."""
     decode, _ = text_codec(tokenizer)
     prompts = [tuple(ids) for ids in tokenizer(list(source.held_out))["input_ids"]]
-    engine = HfEngine(folder, dtype="float32", max_num_seqs=_GENERATION_BATCH, on_gpu=False)
+    engine = HfEngine(folder, dtype="float32", max_num_seqs=128, on_gpu=False)
     generated = engine.generate(
         [GenerationRequest(ids, seed=0) for ids in prompts],
         SamplingSettings(max_tokens, temperature=0.0),

@@ -177,8 +177,7 @@ class _Tuning:
         progress = torch.load(folder / _PROGRESS, map_location="cpu", weights_only=True)
         self.fitting.model.load_state_dict(progress["weights"], strict=False)
         self._optimizer.load_state_dict(progress["optimizer"])
-        curve: list[Row] = progress["curve"]
-        return curve
+        return list(progress["curve"])
 
 
 def _prepared(

@@ -6,8 +6,6 @@ No clocks are compared: a process that finds another spool's lease watches it fo
 takes it over if the number does not rise in that time.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -16,7 +14,7 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from typing import Final
+from typing import Final, Self
 
 from rl_core.storage.object_store import Conflict, ObjectStore, StoreError, Version
 
@@ -69,7 +67,7 @@ class Lease:
         self.is_kept = False
         """Whether it is not given back: a write of this process may still be on its way."""
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Self:
         """Takes the lease; LeaseHeldError if another machine is at work on the run."""
         held_since = 0.0
         seen = None

@@ -263,8 +263,7 @@ def mirrored(
                 upload.known.files = {path: known.get(path, unlike_any) for path in there}
             upload.known.is_whole = True
             _send_pending(store, spool, run_id)
-            shared = SharedUpload(store, storage.root, bring(store))
-            mirror = Mirror(upload, shared, lease)
+            mirror = Mirror(upload, SharedUpload(store, storage.root, bring(store)), lease)
             wait_s = _STOPPED_END_S
             try:
                 yield

@@ -31,7 +31,6 @@ _STATUS: Final = re.compile(r"status code: (\d{3}[\w ]*)")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _NO_BUCKET: Final = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
 _GONE: Final = "there is no such bucket"
-_QUERY: Final = re.compile(r"\?\S+")
 Version = dict[str, str]
 """What names one version of an object to its store: `e_tag`, and `version` where there is one."""
 
@@ -167,7 +166,7 @@ def _line(error: Exception) -> str:
     status, code = _STATUS.search(text), _CODE.search(text)
     if status:
         return " ".join(filter(None, (status[1].strip(), code and code[1])))
-    return cut(redact(_QUERY.sub("", in_one_line(text))), _LONGEST)
+    return cut(redact(re.sub(r"\?\S+", "", in_one_line(text))), _LONGEST)
 
 
 def _version(meta: Any) -> Version:

@@ -7,8 +7,6 @@
 All processes work only on the local files, as they do without a store.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

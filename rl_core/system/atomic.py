@@ -24,7 +24,6 @@ TEMPORARY_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"
 _FILE_MODE = 0o666
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _WAITS_S = 10.0
 """For a folder that is being removed; another user may keep his for ever."""
 _UMASK = re.compile(r"^Umask:\t(\d+)$", re.MULTILINE)
@@ -227,7 +226,7 @@ def disk_errors_as_os_errors(folder: Path) -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        codes = [int(code) for code in _OS_ERROR.findall(str(error))]
+        codes = [int(code) for code in re.findall(r"\(os error (\d+)\)", str(error))]
         codes += [code for code in _DISK_FULL if os.strerror(code) in str(error)]
         if not codes and shutil.disk_usage(folder).free >= 2**20:
             raise

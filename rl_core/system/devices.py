@@ -90,7 +90,8 @@ def find_card(name: str, memory_gib: float | None = None) -> CardFigures | None:
     in_name = _MEMORY.search(name.lower())
     size_gib = memory_gib or (float(in_name[1]) if in_name else None)
     if size_gib is not None:
-        cards = [card for card in cards if _is_about(size_gib, card.memory_gib)]
+        # A card of 24 GiB reports 23.5.
+        cards = [card for card in cards if abs(size_gib / card.memory_gib - 1) <= 0.1]
     return cards[0] if len(cards) == 1 else None
 
 
@@ -121,10 +122,6 @@ def _words(name: str) -> frozenset[str]:
     words = re.findall(r"[a-z0-9]+", _MEMORY.sub(" ", name.lower()))
     joined = (re.sub(r"^(?:rtx|gtx)(?=\d)", "", word) for word in words)
     return frozenset(joined) - _NOISE
-
-
-def _is_about(size_gib: float, memory_gib: float) -> bool:
-    return abs(size_gib - memory_gib) <= 0.1 * memory_gib  # a card of 24 GiB reports 23.5
 
 
 @cache

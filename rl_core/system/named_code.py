@@ -15,12 +15,11 @@ from typing import Any, Final
 
 _NOT_TOOLS: Final = ("problems", "reset", "reward")
 _INSTALLED: Final = "site-packages"
-_NAME: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def names_code(name: object) -> bool:
     """Returns whether a setting's value has the form `package.module:function`."""
-    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+    return isinstance(name, str) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
 
 
 def load_function(name: str) -> Callable[..., Any]:

@@ -106,9 +106,8 @@ def _sockets(table: Path) -> Iterator[_Socket]:
     except OSError:
         return
     for fields in map(str.split, lines):
-        local = _parsed(fields[1])
-        peer = _parsed(fields[2])
-        yield _Socket(local, peer, fields[3], int(fields[7]), int(fields[9]))
+        ends = _parsed(fields[1]), _parsed(fields[2])
+        yield _Socket(*ends, fields[3], int(fields[7]), int(fields[9]))
 
 
 def _parsed(text: str) -> Address:

@@ -147,6 +147,4 @@ def _decoded_bytes(array: pa.Array) -> int:
         return int(pc.sum(lengths).as_py() or 0)
     if pa.types.is_struct(array.type):
         return sum(map(_decoded_bytes, array.flatten()))
-    if pa.types.is_nested(array.type):
-        return _decoded_bytes(array.flatten())
-    return int(array.nbytes)
+    return _decoded_bytes(array.flatten()) if pa.types.is_nested(array.type) else int(array.nbytes)

@@ -69,7 +69,6 @@ _LEADS_TO_ONE: Final = re.compile(
     r"|^(AWS|AZURE|GOOGLE|GCLOUD|CLOUDSDK|GCS|S3|R2|ALIBABA|OSS|OCI|DIGITALOCEAN)_"
     r"|^(PGPASSFILE|PGSERVICEFILE|KUBECONFIG|NETRC|SSH_AUTH_SOCK)$"
 )
-_LOGIN_IN_URL: Final = re.compile(r"://\S*@")
 _lent: dict[str, str] = {}
 
 
@@ -81,7 +80,7 @@ def is_secret_name(name: str) -> bool:
 
 def is_credential(name: str, value: str) -> bool:
     """Returns whether an environment variable holds a secret, or leads to one."""
-    return bool(_LEADS_TO_ONE.search(name.upper()) or _LOGIN_IN_URL.search(value))
+    return bool(_LEADS_TO_ONE.search(name.upper()) or re.search(r"://\S*@", value))
 
 
 def environment_of_child(*needs: Need) -> dict[str, str]:

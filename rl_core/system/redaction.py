@@ -54,9 +54,8 @@ def is_secret(name: str, value: str) -> bool:
 
     SORT_KEY=response_tokens is a word, and GOOGLE_APPLICATION_CREDENTIALS names a file.
     """
-    if len(value) < _MIN_SECRET_LENGTH or not is_secret_name(name):
-        return False
-    if re.fullmatch("[a-z_.-]+", value) and _SORT_KEY.search(name.upper()):
+    is_word = re.fullmatch("[a-z_.-]+", value) and _SORT_KEY.search(name.upper())
+    if len(value) < _MIN_SECRET_LENGTH or not is_secret_name(name) or is_word:
         return False
     with suppress(OSError, ValueError):
         return not (value.startswith(("/", "~", ".")) and as_path(value).exists())
@@ -85,9 +84,7 @@ def redact_all(value: Any) -> Any:
         return redact(value)
     if type(value) is dict:
         return {key: redact_all(each) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(redact_all, value))
-    return value
+    return type(value)(map(redact_all, value)) if type(value) in (list, tuple) else value
 
 
 @contextmanager

@@ -18,34 +18,19 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG: Final = 1
 _HARMLESS: Final = frozenset(
     {"builtins.id", "import", "marshal.loads", "object.__getattr__", "object.__setattr__"}
     | {"os.listdir", "sys._getframe"}
 )
 """What Python does when it reads a module, or looks at itself (names of PEP 578)."""
 _INSTALLED: Final = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib")})
-_AST_ONLY: Final = "<unknown>"
-"""The file name of `ast.parse`, whose result is never run: `exec` does not let it pass."""
-_SET_NO_NEW_PRIVS: Final = 38
-_DROP_FROM_BOUNDING_SET: Final = 24
-_CAPABILITIES_VERSION: Final = 0x20080522
 _READ_OTHERS: Final = {"SYS_PTRACE": 19, "SYS_ADMIN": 21, "PERFMON": 38}
 """Capabilities of root by which it reads any process's memory."""
 _CREATE_RULESET: Final = 444
-_RESTRICT_SELF: Final = 446
-_ASK_FOR_VERSION: Final = 1
 _RIGHTS_OF_FILES: Final = (0, 13, 14, 15, 15, 16)
 """How many each version of Landlock knows, from version 0: none at all."""
-_TCP_SINCE: Final = 4
 _SCOPES_SINCE: Final = 6
 """Linux 6.12."""
-_NO_SIGNALS: Final = 2
-_NO_TCP: Final = 0b11
-_NO_FILES: Final = 0b1111_1111_1111_0011
-"""Running, writing, making, moving and removing; reading stays."""
-_NO_DEVICES: Final = 1 << 11
-"""Making a block device, which nothing here does: a rule must forbid something."""
 
 
 class NotSealed(Exception):  # noqa: N818  # no error of ours
@@ -102,7 +87,7 @@ def _answer(call: Callable[[], float], cpu_s: float, parent: int, pipe: int) -> 
 
 def die_with(parent: int) -> None:
     """Makes the kernel kill this process when its parent dies, even in an endless loop."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # died before we asked
         os._exit(1)
 
@@ -116,7 +101,8 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
     elif event == "exec":
         file = arguments[0].co_filename
     is_installed = isinstance(file, str) and file.startswith(_INSTALLED)
-    is_parsed = event == "compile" and file == _AST_ONLY
+    # By `ast.parse`, whose result is never run: `exec` does not let it pass.
+    is_parsed = event == "compile" and file == "<unknown>"
     if not (event in _HARMLESS or is_installed or is_parsed):
         _say({"tried": event})
 
@@ -135,29 +121,31 @@ def stay_among_own(*, compute_only: bool = False) -> bool:
     Landlock all stays allowed.
     """
     _drop_capabilities()
-    version = max(0, _LIBC.syscall(_CREATE_RULESET, None, 0, _ASK_FOR_VERSION))
+    version = max(0, _LIBC.syscall(_CREATE_RULESET, None, 0, 1))  # 1 asks for the version
     if not version:
         return False
     known = (1 << _RIGHTS_OF_FILES[min(version, len(_RIGHTS_OF_FILES) - 1)]) - 1
-    files = (_NO_FILES if compute_only else _NO_DEVICES) & known
-    net = _NO_TCP if compute_only and version >= _TCP_SINCE else 0
-    scoped = _NO_SIGNALS if version >= _SCOPES_SINCE else 0
-    rules = struct.pack("3Q", files, net, scoped)
+    # Neither running, writing, making, moving nor removing; or only no making of a block device,
+    # which nothing here does: a rule must forbid something.
+    no_files = (0b1111_1111_1111_0011 if compute_only else 1 << 11) & known
+    no_tcp = 0b11 if compute_only and version >= 4 else 0
+    no_signals = 2 if version >= _SCOPES_SINCE else 0
+    rules = struct.pack("3Q", no_files, no_tcp, no_signals)
     descriptor = _LIBC.syscall(_CREATE_RULESET, rules, len(rules), 0)
-    if descriptor < 0 or _LIBC.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+    if descriptor < 0 or _LIBC.prctl(38, 1, 0, 0, 0):  # PR_SET_NO_NEW_PRIVS
         return False
-    failed = _LIBC.syscall(_RESTRICT_SELF, descriptor, 0)
+    failed = _LIBC.syscall(446, descriptor, 0)  # landlock_restrict_self
     _LIBC.close(descriptor)
     return not failed and version >= _SCOPES_SINCE
 
 
 def _drop_capabilities() -> None:
     """Takes from root the capabilities to read other processes; other users have none of them."""
-    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3
     words = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: low words, high words
     _LIBC.capget(header, words)
     for capability in _READ_OTHERS.values():
-        _LIBC.prctl(_DROP_FROM_BOUNDING_SET, capability, 0, 0, 0)
+        _LIBC.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
         word, bit = divmod(capability, 32)
         for kind in range(3):
             words[3 * word + kind] &= ~(1 << bit) & 0xFFFFFFFF

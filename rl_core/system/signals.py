@@ -1,13 +1,11 @@
 """Ctrl-C and SIGTERM in mid-training: save what was learned, then stop as the signal asked."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final
+from typing import Final, Self
 
 GRACE_S: Final = 15.0
 """Seconds after SIGTERM, by default, that a step and its save may take; then they are given up."""
@@ -60,7 +58,7 @@ class StopSignals:
         finally:
             self._interruptible = False
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):
                 # A shell's `... &` and nohup start a process that ignores SIGINT: so it stays.

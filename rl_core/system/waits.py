@@ -8,8 +8,6 @@ say that the disk is full. A reader who meets half a write sees that by the chec
 again: see rl_core/runs/waiting.py.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading
@@ -20,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from rl_core.system.atomic import open_own
 from rl_core.system.redaction import redact
@@ -126,7 +124,7 @@ class Waits:
             self._step_at = now
 
     @contextmanager
-    def written(self) -> Iterator[Waits]:
+    def written(self) -> Iterator[Self]:
         """Writes the file once a second within the block; a disk that fails only delays it."""
         over = threading.Event()
 

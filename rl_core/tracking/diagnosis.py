@@ -7,7 +7,7 @@ texts, and what to try, are in `diagnosis.yaml`.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -143,9 +143,8 @@ def _reward_fails(series: Series) -> Diagnosis | None:
 
 def _reward_always_same(series: Series) -> Diagnosis | None:
     scores = series.values("critic/score/mean")
-    if len(scores) < FEWEST_STEPS or len(set(scores)) > 1:
-        return None
-    if _share(series, "reward_error") > _NEARLY_ALL:
+    fails = _share(series, "reward_error") > _NEARLY_ALL
+    if fails or len(scores) < FEWEST_STEPS or len(set(scores)) > 1:
         return None
     rule = "reward_always_same" if scores[0] else "reward_always_zero"
     return _diagnosis(rule, f"critic/score/mean is {scores[0]:g} in all {len(scores)} steps")
@@ -228,9 +227,8 @@ def _fooled_scorer(series: Series) -> Diagnosis | None:
     if len(tests) < 3:
         return None
     full = series.settings.get("env.full_score", 1.0)
-    credit = series.settings.get("env.format_score", _FORMAT_SCORE)
-    if series.settings.get("env.reward"):
-        credit = 0.0
+    has_credit = not series.settings.get("env.reward")
+    credit = series.settings.get("env.format_score", _FORMAT_SCORE) if has_credit else 0.0
     for name, unit, free in (
         ("reward/accuracy", 1.0, 0.0),
         ("critic/score/mean", full, credit / full),
@@ -260,24 +258,6 @@ def _got_worse(series: Series) -> Diagnosis | None:
     return _diagnosis("got_worse", seen, step=step)
 
 
-def _length_collapse(series: Series) -> Diagnosis | None:
-    lengths, accuracy = series.ends("response_length/mean"), series.gain("reward/accuracy")
-    if lengths is None or lengths[1] > 0.5 * lengths[0] or (accuracy or 0.0) > 0.05:
-        return None
-    evidence = f"response_length/mean {lengths[0]:.0f} -> {lengths[1]:.0f} tokens"
-    return _diagnosis("length_collapse", evidence)
-
-
-def _entropy_collapse(series: Series) -> Diagnosis | None:
-    entropy = series.ends("actor/entropy_loss")
-    if entropy is None or entropy[0] <= 0 or entropy[1] > 0.2 * entropy[0]:
-        return None
-    if _is_getting_better(series):
-        return None
-    evidence = f"actor/entropy_loss {entropy[0]:.3f} -> {entropy[1]:.3f} nats per token"
-    return _diagnosis("entropy_collapse", evidence)
-
-
 def _kl_blow_up(series: Series) -> Diagnosis | None:
     values = [abs(value) for value in series.values("critic/kl")]
     if len(values) < FEWEST_STEPS:
@@ -285,8 +265,8 @@ def _kl_blow_up(series: Series) -> Diagnosis | None:
     usual, last = median(values), median(values[-5:])  # not the mean: one bad batch is no trend
     if last < 1.0 or last < 5 * usual:
         return None
-    evidence = f"critic/kl {last:.2f} nats per token at the end"
-    return _diagnosis("kl_blow_up", f"{evidence}, {usual:.3f} is usual in this run")
+    evidence = f"{last:.2f} nats per token at the end, {usual:.3f} is usual in this run"
+    return _diagnosis("kl_blow_up", f"critic/kl {evidence}")
 
 
 def _useless_critic(series: Series) -> Diagnosis | None:
@@ -305,22 +285,6 @@ def _never_clipped(series: Series) -> Diagnosis | None:
     return _diagnosis("never_clipped", f"actor/pg_clipfrac is 0 in all {len(clipped)} steps")
 
 
-def _groups_without_spread(series: Series) -> Diagnosis | None:
-    share = series.ends("group/zero_spread_frac")
-    if share is None or share[1] <= 0.5:
-        return None
-    return _diagnosis("groups_without_spread", f"group/zero_spread_frac {share[1]:.2f} at the end")
-
-
-def _truncated(series: Series) -> Diagnosis | None:
-    share = series.ends("response_length/clip_ratio")
-    if share is None or share[1] <= 0.2:
-        return None
-    if share[1] < share[0] and _is_getting_better(series):
-        return None  # it learns to be short
-    return _diagnosis("truncated", f"response_length/clip_ratio {share[0]:.2f} -> {share[1]:.2f}")
-
-
 def _growing_gap(series: Series) -> Diagnosis | None:
     gap = series.ends("rollout/logprob_gap_mean")
     if gap is None or gap[1] < 1e-3 or gap[1] < 3 * gap[0]:
@@ -329,16 +293,6 @@ def _growing_gap(series: Series) -> Diagnosis | None:
     less_stale = "a smaller rollout.staleness; " if stale and stale[1] > 0 else ""
     evidence = f"rollout/logprob_gap_mean {gap[0]:.2g} -> {gap[1]:.2g} nats per token"
     return _diagnosis("growing_gap", evidence, less_stale=less_stale)
-
-
-def _repeated_text(series: Series) -> Diagnosis | None:
-    share = series.ends("rollout/repeated_frac")
-    if share is None or share[1] <= 0.3 or share[1] < 1.5 * share[0]:
-        return None
-    change = f"{share[0]:.0%} -> {share[1]:.0%}"
-    return _diagnosis(
-        "repeated_text", f"{change} of a response's 8-token runs occurred in it before"
-    )
 
 
 def _falling_throughput(series: Series) -> Diagnosis | None:
@@ -357,6 +311,20 @@ def _falling_throughput(series: Series) -> Diagnosis | None:
     return _diagnosis("falling_throughput", f"rollout/tokens_per_s {first:,.0f} -> {last:,.0f}")
 
 
+def _trend(
+    rule: str, metric: str, is_wrong: Callable[[Series, float, float], bool], evidence: str
+) -> Callable[[Series], Diagnosis | None]:
+    """Returns a rule on a metric's first and last mean, which its evidence shows."""
+
+    def find(series: Series) -> Diagnosis | None:
+        ends = series.ends(metric)
+        if ends is None or not is_wrong(series, *ends):
+            return None
+        return _diagnosis(rule, f"{metric} {evidence.format(*ends)}")
+
+    return find
+
+
 _RULES = (
     _not_finite,
     _updates_lost,
@@ -366,12 +334,37 @@ _RULES = (
     _format_credit_only,
     _fooled_scorer,
     _got_worse,
-    _length_collapse,
-    _entropy_collapse,
+    _trend(
+        "length_collapse",
+        "response_length/mean",
+        lambda run, first, last: last <= first / 2 and (run.gain("reward/accuracy") or 0) <= 0.05,
+        "{:.0f} -> {:.0f} tokens",
+    ),
+    _trend(
+        "entropy_collapse",
+        "actor/entropy_loss",
+        lambda run, first, last: 0 < first >= 5 * last and not _is_getting_better(run),
+        "{:.3f} -> {:.3f} nats per token",
+    ),
     _kl_blow_up,
-    _repeated_text,
-    _truncated,
-    _groups_without_spread,
+    _trend(
+        "repeated_text",
+        "rollout/repeated_frac",
+        lambda run, first, last: last > 0.3 and last >= 1.5 * first,
+        "{:.0%} -> {:.0%} of a response's 8-token runs occurred in it before",
+    ),
+    _trend(  # unless it learns to be short
+        "truncated",
+        "response_length/clip_ratio",
+        lambda run, first, last: last > 0.2 and not (last < first and _is_getting_better(run)),
+        "{:.2f} -> {:.2f}",
+    ),
+    _trend(
+        "groups_without_spread",
+        "group/zero_spread_frac",
+        lambda run, first, last: last > 0.5,
+        "{1:.2f} at the end",
+    ),
     _useless_critic,
     _growing_gap,
     _falling_throughput,

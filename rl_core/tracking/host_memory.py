@@ -4,8 +4,6 @@ Only a process's own memory counts for it. Memory that processes share (the obje
 private Ray) counts once.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import threading
@@ -13,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import psutil
 
@@ -28,8 +26,6 @@ AVAILABLE_GIB: Final = "memory/host_available_gib"
 INTERVAL_S: Final = 5.0
 _LEVELS: Final = (0.15, 0.08)
 """Shares of the memory left at which to warn; at 0.05 Ray kills a worker."""
-_WORKER_LOG: Final = re.compile(r"/(learner|engine_\d+)\.log$")
-_PLASMA: Final = re.compile(r"/plasma\w* \(deleted\)$")
 _logger = logging.getLogger(__name__)
 
 
@@ -115,7 +111,7 @@ class HostMemory:
         self._peaks: dict[str, float] = {}
         self._levels_left = list(_LEVELS)
 
-    def __enter__(self) -> HostMemory:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -187,7 +183,7 @@ def _in_gib(usage: Usage) -> dict[str, float]:
 
 def worker_name(pid: int) -> str:
     """Returns `learner` or `engine_0`, by the file that a worker's output goes to, or `others`."""
-    match = _WORKER_LOG.search(str(Path(f"/proc/{pid}/fd/1").readlink()))
+    match = re.search(r"/(learner|engine_\d+)\.log$", str(Path(f"/proc/{pid}/fd/1").readlink()))
     return match[1] if match else "others"
 
 
@@ -200,6 +196,6 @@ def own_bytes(pid: int) -> int:
 def _object_store_bytes(raylet: int) -> int:
     for descriptor in Path(f"/proc/{raylet}/fd").iterdir():
         with suppress(OSError):
-            if _PLASMA.search(str(descriptor.readlink())):
+            if re.search(r"/plasma\w* \(deleted\)$", str(descriptor.readlink())):
                 return descriptor.stat().st_blocks * 512
     return 0

@@ -93,9 +93,8 @@ class BudgetLimit:
         return goes_on if self._run.read().night is None else None
 
     def _exceeds(self, num_steps: int) -> bool:
-        self.limit = self._spending.limit_within(num_steps)
-        if self._hacked:
-            self.limit = f"{_ON_HACKED_REWARD}=true"
+        over_budget = self._spending.limit_within(num_steps)
+        self.limit = f"{_ON_HACKED_REWARD}=true" if self._hacked else over_budget
         return self.limit is not None
 
     def _evidence_of_hacking(self) -> str | None:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 WRITING: Final = "writing"
 """Ray's concurrency group, a thread of the actor, for calls that run while its others do."""
 _logger = logging.getLogger(__name__)
-PAD_ID = 0
-"""Fills up the learner's rows; masked everywhere, so any token will do."""
 
 
 def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
@@ -100,6 +98,7 @@ class LearnerActor:
     def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
         prepare_process(environment, log_file)
         self._learner: Learner
+        self._dtype: torch.dtype
         self._ranks: Ranks | None = None
         self._gathered: Mapping[str, torch.Tensor] | None = None
         self._digest: str | None = None
@@ -113,12 +112,15 @@ class LearnerActor:
     def load(self, config: RunConfig, model_path: Path, resume_from: Path | None) -> None:
         """Loads the models; not in the constructor, so that errors keep their type."""
         with out_of_memory_as("load_learner"):
+            import torch
+
             from rl_core.learner.learner import Learner
             from rl_core.learner.ranks import ALONE
 
             ranks = self._ranks = self._ranks or ALONE
             self._learner = Learner(config, model_path, resume_from, ranks)
             self._config = config
+            self._dtype = getattr(torch, config.compute_dtype)
             self._give_back()
         _logger.info(
             "%s in %s, micro-batches of up to %d tokens",
@@ -138,7 +140,7 @@ class LearnerActor:
         done = self._learner.steps_done
         assert step == done + 1, f"step {step} asked of a learner that has done {done}"
         with self._in_phase("update"):
-            return self._learner.learn(collate(rollouts, PAD_ID))
+            return self._learner.learn(collate(rollouts))
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Returns all weights, on the CPU, in the type in which the engines compute."""
@@ -159,13 +161,6 @@ class LearnerActor:
                 self._digest = weight_digest(self._each_weight(), self._dtype)
             self._give_back()
         return self._digest
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        import torch
-
-        dtype: torch.dtype = getattr(torch, self._config.compute_dtype)
-        return dtype
 
     def _each_weight(self) -> Iterator[tuple[str, torch.Tensor]]:
         gathered = self._gathered

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,7 +35,7 @@ from rl_core.workers.engines import Engines
 from rl_core.workers.kept import KeptEngines
 from rl_core.workers.nodes import check_nodes, own_node
 from rl_core.workers.reservation import Reservation
-from rl_core.workers.session import Results, ray_session
+from rl_core.workers.session import ray_session, result_of
 
 
 class Workers:
@@ -54,7 +55,7 @@ class Workers:
     ) -> None:
         self._config = config
         self._place = place
-        self._result = Results(place.logs).wait_for
+        self._result = partial(result_of, place.logs)
         self._waits = waits
         self._is_new = not processes
         self.has_learned = False

@@ -77,6 +77,7 @@ class Engines:
         # Ray keeps what is referred to: an engine that starts again gets what the others hold.
         self._weights: Any = weights
         self._held: dict[tuple[str, int], str] = {}
+        """By name and version, the digest of what an engine took last."""
         self._died: list[str] = []
         self._deaths: Counter[str] = Counter()
         names = [] if processes else map(engine_name, range(number))
@@ -96,8 +97,7 @@ class Engines:
     def begin_load(self, name: str) -> Future[Any]:
         """Starts to load an engine's model and weights; the future is done when they are loaded."""
         engine = self._engines[name]
-        loading = self._load(engine.actor, self._weights, self._policy_version)
-        loaded: Future[Any] = loading.future()
+        loaded: Future[Any] = self._load(engine.actor, self._weights, self._policy_version).future()
         engine.starting = [loaded]
         return loaded
 
@@ -234,17 +234,13 @@ class Engines:
             # Not now: the call would keep these weights in Ray as long as the engine has no room.
             engine.is_behind |= engine not in loaded
         for name, held in self._ask_each(loaded, "set_weights", weights, policy_version).items():
-            self._note_held(name, held)
+            self._held[name, held[0]] = held[1]
 
     def held_weights(self) -> list[tuple[str, int, str]]:
         """Returns which weights each engine took since the last call: name, version and digest."""
         held = [(name, version, digest) for (name, version), digest in self._held.items()]
         self._held.clear()
         return held
-
-    def _note_held(self, name: str, held: tuple[int, str]) -> None:
-        """Notes version and digest of an engine's weights; of one version, the last it took."""
-        self._held[name, held[0]] = held[1]
 
     def load_weights(self, folder: Path) -> None:
         """Gives every engine the weights of a saved model of the same architecture."""
@@ -363,7 +359,8 @@ class Engines:
     def _finish_start(self, engine: EngineProcess) -> None:
         while engine.starting:
             try:
-                self._note_held(engine.name, self._result(engine.name, engine.starting[0]))
+                version, digest = self._result(engine.name, engine.starting[0])
+                self._held[engine.name, version] = digest
             except OutOfMemory as error:
                 if error.phase != "load_engine":
                     raise

@@ -3,8 +3,6 @@
 For `rl_core.train`: a debugger can step through all of it, and nothing of Ray is imported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,8 +17,6 @@ from rl_core.resources.placement import LEARNER
 from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.system.heap import give_back_heap
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
-
-_PAD_ID = 0  # masked everywhere, so any token will do
 
 
 class OneEngine:
@@ -81,7 +77,7 @@ class InProcess:
         self.engines.release_weights()
         give_back_heap()
         torch.set_num_threads(1)  # on a CPU the learner runs micro-batches in threads of its own
-        return self._learner.learn(collate(rollouts, _PAD_ID))
+        return self._learner.learn(collate(rollouts))
 
     def sync_weights(self, policy_version: int = 0) -> None:
         """Gives the engine the learner's weights, with the number of their updates."""

@@ -7,8 +7,6 @@
 - The next attempt starts new ones if it changes a setting that an engine reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

@@ -96,8 +96,9 @@ def _marked(folders: Iterable[Path]) -> Iterator[dict[Path, int]]:
 
 def _look_around(marks: dict[Path, int]) -> tuple[Software, list[Path]]:
     """Runs on another machine; returns what it has, and the marks that it does not see."""
-    unseen = [x for x, size in marks.items() if not x.is_file() or x.stat().st_size != size]
-    return software(), unseen
+    return software(), [
+        x for x, size in marks.items() if not x.is_file() or x.stat().st_size != size
+    ]
 
 
 _look: Any = ray.remote(num_cpus=0)(_look_around)

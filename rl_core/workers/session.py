@@ -178,46 +178,39 @@ def _last_words(logs: Path) -> str:
     return ""
 
 
-class Results:
-    """Waits for results of a run's processes, and turns Ray's errors into ours."""
+def result_of(logs: Path, name: str, pending: Future[Any]) -> Any:
+    """Returns a worker's result, or raises its error as one of ours.
 
-    def __init__(self, log_folder: Path) -> None:
-        self._log_folder = log_folder
+    Through a future, because inside `ray.get` an exception raised by a signal handler is lost
+    or replaced: Prefect's cancellation, for one.
+    """
+    try:
+        return pending.result()
+    except RayTaskError as error:
+        if type(error.cause) is RayError:  # an exception that cannot be sent
+            log = logs / f"{name}.log"
+            raise RuntimeError(f"{name} raised what cannot be sent; see {log}") from error
+        if isinstance(error.cause, RayError):  # its argument was lost: the learner's weights
+            raise _death(logs, LEARNER, error.cause) from error
+        if isinstance(error.cause, Exception):  # its own message is a whole traceback
+            raise error.cause from error
+        raise
+    except (OutOfMemoryError, RayActorError, WorkerCrashedError) as error:
+        if isinstance(error, OutOfMemoryError) or "running low on memory" in str(error):
+            raise OutOfMemory(name, "killed because the machine's memory ran low") from error
+        raise _death(logs, name, error) from error
+    # Ray's head or raylet is gone, which raises many kinds of errors.
+    except (RayError, ConnectionError) as error:
+        raise WorkerDied(name, f"Ray has lost it ({first_line(error)})") from error
 
-    def wait_for(self, name: str, pending: Future[Any]) -> Any:
-        """Returns a worker's result, or raises its error as one of ours.
 
-        Through a future, because inside `ray.get` an exception raised by a signal handler is lost
-        or replaced: Prefect's cancellation, for one.
-        """
-        try:
-            return pending.result()
-        except RayTaskError as error:
-            if type(error.cause) is RayError:  # an exception that cannot be sent
-                log = self._log_folder / f"{name}.log"
-                raise RuntimeError(f"{name} raised what cannot be sent; see {log}") from error
-            if isinstance(error.cause, RayError):  # its argument was lost: the learner's weights
-                raise self._death(LEARNER, error.cause) from error
-            if isinstance(error.cause, Exception):  # its own message is a whole traceback
-                raise error.cause from error
-            raise
-        except (OutOfMemoryError, RayActorError, WorkerCrashedError) as error:
-            if isinstance(error, OutOfMemoryError) or "running low on memory" in str(error):
-                raise OutOfMemory(name, "killed because the machine's memory ran low") from error
-            raise self._death(name, error) from error
-        # Ray's head or raylet is gone, which raises many kinds of errors.
-        except (RayError, ConnectionError) as error:
-            raise WorkerDied(name, f"Ray has lost it ({first_line(error)})") from error
-
-    def _death(self, name: str, error: RayError) -> WorkerDied:
-        log = self._log_folder / f"{name}.log"
-        lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-        # A warning of torch's C++, [W, names no cause: a host without a name, say.
-        telling = (line.strip() for line in lines if not line.startswith("[W"))
-        last_lines = [line for line in telling if line][-3:]
-        # Ray's own words for a dead actor.
-        how = (
-            "machine is gone" if "its node has died" in str(error) else "process is gone (killed?)"
-        )
-        ends = f"{log} ends with: {' | '.join(last_lines) or '(nothing)'}"
-        return WorkerDied(name, f"its {how}; {ends}")
+def _death(logs: Path, name: str, error: RayError) -> WorkerDied:
+    log = logs / f"{name}.log"
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    # A warning of torch's C++, [W, names no cause: a host without a name, say.
+    telling = (line.strip() for line in lines if not line.startswith("[W"))
+    last_lines = [line for line in telling if line][-3:]
+    # Ray's own words for a dead actor.
+    how = "machine is gone" if "its node has died" in str(error) else "process is gone (killed?)"
+    ends = f"{log} ends with: {' | '.join(last_lines) or '(nothing)'}"
+    return WorkerDied(name, f"its {how}; {ends}")

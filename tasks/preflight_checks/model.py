@@ -10,8 +10,12 @@ from typing import Final
 
 from rl_core.config.run import RunConfig
 from rl_core.data.gguf_source import is_unpacked, local_folder, unpack_model
-from rl_core.data.model_cache import find_model_here
-from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
+from rl_core.data.modelscope_source import (
+    cached_from_modelscope,
+    find_model_here,
+    modelscope_name,
+    modelscope_url,
+)
 from rl_core.data.template_check import look_at_template
 from rl_core.data.user_files import first_own_problems
 from rl_core.envs import ENVS

@@ -14,9 +14,7 @@ from rl_core.data.dataset import count_problems
 from rl_core.data.gguf_source import local_folder
 from rl_core.data.sampling import total_steps
 from rl_core.resources.disk_plan import disk_plan
-from rl_core.resources.fits import cheapest_fit
-from rl_core.resources.known_shapes import known_shape
-from rl_core.resources.levers import typed, value_of
+from rl_core.resources.levers import cheapest_fit, typed, value_of
 from rl_core.resources.memory_need import (
     beside_cards,
     card_need,
@@ -27,6 +25,7 @@ from rl_core.resources.memory_need import (
     why_not_split,
 )
 from rl_core.resources.memory_plan import ModelShape, compute_width, memory_plan, micro_batch_tokens
+from rl_core.resources.model_shape import known_shape
 from rl_core.system.model_folder import CONFIG, read_object
 from rl_core.system.words import GIB, disk_size
 from rl_core.tracking.host_memory import memory_left, own_bytes

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from rl_core.config.run import RunConfig
 from rl_core.data.gguf_source import local_folder
-from rl_core.data.model_cache import find_model_here
+from rl_core.data.modelscope_source import find_model_here
 from rl_core.data.readers import is_hub_name
 from rl_core.data.user_files import OwnRows, read_own_rows
 from rl_core.envs.rows import JSON_STYLE, Row, shown_truth

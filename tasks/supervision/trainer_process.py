@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,20 @@ if TYPE_CHECKING:
     from tasks.supervision.child import Reporter
 
 
+@dataclass(frozen=True)
+class Start:
+    """How an attempt begins and ends."""
+
+    evaluates: bool
+    """`ask_trained` follows."""
+    keeps: bool
+    """If only the learner fails, the engines wait in this process for the next attempt."""
+    before: dict[str, float]
+    """Seconds of the start by phase, until `called_at`."""
+    called_at: float
+    """By `time.time`."""
+
+
 def train_for_parent(
     reporter: Reporter,
     *,
@@ -29,18 +44,11 @@ def train_for_parent(
     run: RunFolder,
     data: Path,
     model_path: Path,
-    evaluates: bool,
-    keeps: bool,
-    before: dict[str, float],
-    called_at: float,
+    start: Start,
 ) -> int:
-    """Trains by `Training`, in a watched process; `evaluates`: `ask_trained` follows.
-
-    `keeps`: if only the learner fails, the engines wait in this process for the next attempt.
-    `before`: seconds of the start by phase, until `called_at`, by `time.time`.
-    """
-    before = before | {"trainer": time.time() - called_at}
-    reporter.kept = reporter.kept or KeptEngines(keeps=keeps)
+    """Trains by `Training`, in a watched process."""
+    before = start.before | {"trainer": time.time() - start.called_at}
+    reporter.kept = reporter.kept or KeptEngines(keeps=start.keeps)
     ask = partial(ask_trained, config, run, data, model_path)
     work = Training(
         config,
@@ -50,7 +58,7 @@ def train_for_parent(
         on_step=reporter.step,
         logger=logging.getLogger(TRAINER_LOGGER),
         waits=Waits(run.path / OF_TRAINING, reporter.progress, before),
-        when_done=ask if evaluates else lambda engines: None,
+        when_done=ask if start.evaluates else lambda engines: None,
         kept=reporter.kept,
     )
     with training(run, wait_s=config.trainer.stop_grace_s + LEAVING_S):

@@ -18,7 +18,6 @@ from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.observers import OnStep, StepObserver
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
-from rl_core.workers.actors import PAD_ID
 from tests.rl_core.test_trainer import comparable, rollouts, settings, trainer_of
 from tests.support.learners import assert_close
 from tests.support.memory_faults import engine_out_of_memory, out_of_memory
@@ -54,7 +53,7 @@ class LocalWorkers:
     def learn(
         self, rollouts: Sequence[Rollout], step: int
     ) -> tuple[Mapping[str, float], dict[str, list[float]]]:
-        return self.learner.learn(collate(rollouts, PAD_ID))
+        return self.learner.learn(collate(rollouts))
 
     def sync_weights(self, policy_version: int) -> None:
         self.engine.engine.update_weights(self.learner.weights())

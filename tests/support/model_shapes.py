@@ -1,6 +1,6 @@
 """What `config.json` says of models that people train."""
 
-from rl_core.resources.known_shapes import known_config
+from rl_core.resources.model_shape import known_config
 
 SMALL = {
     "vocab_size": 64,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from rl_core.envs.countdown.scoring import score_response
 from rl_core.envs.countdown.templates import (
@@ -22,6 +22,7 @@ from rl_core.envs.countdown.templates import (
 from rl_core.envs.countdown.traces import FEWEST, MOST, SearchExamples, write_trace
 from rl_core.envs.rows import Record, Row, own_prompt, shown, struct_of
 from rl_core.envs.text_env import Checks, ImportFrom, Question, Rows, Sft, TextEnv
+from rl_core.section import rule
 from rl_core.types import Message, Problem, ScoredText
 
 if TYPE_CHECKING:
@@ -30,13 +31,7 @@ if TYPE_CHECKING:
 _FEWEST: Final = 2
 _MOST_DIGITS: Final = 18
 """Of a number in a person's puzzle, so that it fits into an int64 column."""
-_PUZZLE: Final = re.compile(r"[\s\d,;\[\](){}=:>→-]*")
 _RANGES: Final = ("operands", "number", "target")
-
-
-def _has_truth(truth: Any) -> bool:
-    """Returns whether there are numbers and a target."""
-    return isinstance(truth, dict) and {"target", "numbers"} <= {*truth}
 
 
 def _imported_settings(row: Record, model: str) -> dict[str, Any]:
@@ -189,7 +184,7 @@ class Countdown(TextEnv):
     import_from: ClassVar = ImportFrom(
         ("countdown", "tinyzero"),
         "the run makes puzzles of its own; data.train_files=FILE names yours",
-        _has_truth,
+        lambda truth: isinstance(truth, dict) and {"target", "numbers"} <= {*truth},
         _imported_settings,
     )
 
@@ -198,12 +193,11 @@ class Countdown(TextEnv):
         """Smallest and largest values: of `operands`, how many there are, `number` and `target`."""
         return {of: (getattr(self, f"min_{of}"), getattr(self, f"max_{of}")) for of in _RANGES}
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    @rule
+    def _ordered(self) -> Iterator[str]:
         for what, (low, high) in self.ranges.items():
             if low > high:
-                raise ValueError(f"env.min_{what}={low} is above env.max_{what}={high}: swap them")
-        return self
+                yield (f"env.min_{what}={low} is above env.max_{what}={high}: swap them")
 
     def score(self, response: str, truth: Mapping[str, Any]) -> ScoredText:
         """Reads and evaluates the expression that a response gives."""
@@ -228,7 +222,7 @@ class Countdown(TextEnv):
         if longest:
             raise ValueError(f"{longest[:20]}... has {len(longest)} digits: at most {_MOST_DIGITS}")
         numbers = [int(word) for word in words]
-        if not _PUZZLE.fullmatch(text) or len(numbers) <= _FEWEST:
+        if not re.fullmatch(r"[\s\d,;\[\](){}=:>→-]*", text) or len(numbers) <= _FEWEST:
             raise ValueError(
                 f"{text!r} is no puzzle: write numbers and, last, the target, as '3 14 7 = 35' "
                 "(env=gsm8k takes word problems)"
@@ -237,8 +231,7 @@ class Countdown(TextEnv):
             raise ValueError("a puzzle's answer is found by its rule: answer= is for env=gsm8k")
         *numbers, target = numbers
         prompt = tuple(_prompt(self, numbers, target))
-        truth = {"numbers": numbers, "target": target}
-        problem = Problem(0, DATA_SOURCE, prompt, truth, 0)
+        problem = Problem(0, DATA_SOURCE, prompt, {"numbers": numbers, "target": target}, 0)
         return Question(self.show_problem(problem), problem, is_scored=True)
 
     def show_problem(self, problem: Problem) -> str:

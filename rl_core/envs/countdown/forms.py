@@ -122,8 +122,7 @@ class _Values(_Trees):
 @cache
 def form_trees(n: int) -> list[Tree]:
     """Returns all forms over n different numbers, up to sign: 1, 5, 37, ... of them."""
-    trees: list[Tree] = _Trees().all("forms", tuple(range(n)))
-    return trees
+    return list(_Trees().all("forms", tuple(range(n))))
 
 
 def num_forms(n: int) -> int:
@@ -145,8 +144,7 @@ def form_values(columns: Exact) -> Iterator[Fractions]:
 def equality_patterns(numbers: Ints) -> Ints:
     """Returns which neighbours in sorted rows are equal, bit i for places i and i + 1."""
     equal = (numbers[:, 1:] == numbers[:, :-1]).astype(np.int64)
-    patterns: Ints = equal @ (1 << np.arange(equal.shape[1]))
-    return patterns
+    return np.asarray(equal @ (1 << np.arange(equal.shape[1])))
 
 
 @cache
@@ -176,5 +174,4 @@ def _is_divided(chain: Tree) -> bool:
 
 
 def _outer(left: Exact, right: Exact) -> Exact:
-    product: Exact = (left[:, None] * right[None]).reshape(-1, left.shape[1])
-    return product
+    return np.asarray(left[:, None] * right[None]).reshape(-1, left.shape[1])

@@ -13,8 +13,6 @@ a perfect player scores 1.0. They are drawn so:
 4. Numbers are shown in random order, and rows stand in random order: splits are cut from one draw.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from math import comb

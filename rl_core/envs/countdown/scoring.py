@@ -117,8 +117,7 @@ def compiled(skeleton: bytes) -> Program | str:
     Source: Dijkstra 1961, "Algol 60 translation" (the shunting yard).
     """
     tokens = _TOKEN.findall(skeleton.decode())
-    depths = accumulate(((token == "(") - (token == ")") for token in tokens), initial=0)
-    if max(depths) > MAX_DEPTH:
+    if max(accumulate((token == "(") - (token == ")") for token in ["", *tokens])) > MAX_DEPTH:
         return "too_long"
     output: list[str] = []
     pending: list[str] = []
@@ -175,10 +174,6 @@ def _pop_until_open(output: list[str], pending: list[str]) -> bool:
     return bool(pending and pending.pop())
 
 
-def _negate(number: int | Fraction, _: object) -> int | Fraction:
-    return -number
-
-
 def _divide(left: int | Fraction, right: int | Fraction) -> int | Fraction:
     """Returns the exact quotient: a Fraction only if it must be one, since they are slow."""
     quotient, rest = divmod(left, right)
@@ -186,7 +181,7 @@ def _divide(left: int | Fraction, right: int | Fraction) -> int | Fraction:
 
 
 _OPERATIONS: dict[str, Operation] = {
-    _NEGATE: _negate,
+    _NEGATE: lambda number, _: -number,
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,

@@ -142,8 +142,7 @@ def _repeats(n: int, pattern: int) -> npt.NDArray[np.bool_]:
     first = np.arange(num_forms(n))
     for image in [*images] * len(images):  # as many rounds as sorting by such exchanges can take
         first = np.minimum(first, first[image])
-    repeats: npt.NDArray[np.bool_] = first < np.arange(num_forms(n))
-    return repeats
+    return np.asarray(first < np.arange(num_forms(n)))
 
 
 @cache

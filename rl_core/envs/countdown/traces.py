@@ -50,8 +50,6 @@ _LINE: Final = re.compile(
     r"\n(?P<target>\d+) (?P<z>\d+)(?P<needs>(?: [-+*/]\d+)+)"
     r"(?P<end> ;| : (?P<x>\d+) (?P<y>\d+)(?P<results>(?: [-+*/]\d+ (?:no|yes))+))?"
 )
-_NEED: Final = re.compile(r" ([-+*/])(\d+)")
-_RESULT: Final = re.compile(r" ([-+*/])(\d+) (no|yes)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +166,8 @@ def write_trace(
             made = f" {op}{value}"
             if hit is not None:
                 parts.append(f"{made} yes")
-                answer = hit.answer(f"({x}{op}{y})")
-                return Trace(_finish(parts, answer), solved=True, exhausted=False)
+                text = _finish(parts, hit.answer(f"({x}{op}{y})"))
+                return Trace(text, solved=True, exhausted=False)
             parts.append(f"{made} no")
             if rng.random() < give_up_prob:
                 last = attempt is attempts[-1] and (op, value) == results[-1]
@@ -197,7 +195,7 @@ def check_response(response: str) -> tuple[list[bool], list[bool]]:
     pending, needed = list[bool](), set[int]()
     for line in _LINE.finditer(response):
         target, z = int(line["target"]), int(line["z"])
-        needs = [(op, int(value)) for op, value in _NEED.findall(line["needs"])]
+        needs = [(op, int(value)) for op, value in re.findall(r" ([-+*/])(\d+)", line["needs"])]
         pending += [_is_true(target, z, op, value) for op, value in needs]
         needed |= {value for _, value in needs}
         if line["end"] is None:
@@ -206,7 +204,10 @@ def check_response(response: str) -> tuple[list[bool], list[bool]]:
             needed = set()
             continue
         x, y = int(line["x"]), int(line["y"])
-        tries = [(op, int(v), word) for op, v, word in _RESULT.findall(line["results"])]
+        tries = [
+            (op, int(v), word)
+            for op, v, word in re.findall(r" ([-+*/])(\d+) (no|yes)", line["results"])
+        ]
         results += pending + [_is_true(x, y, op, value) for op, value, _ in tries]
         verdicts += [(value in needed) == (word == "yes") for _, value, word in tries]
         pending, needed = [], set()
@@ -256,9 +257,11 @@ class SearchExamples(SftExamples):
 
     def draw(self, count: int, rng: random.Random) -> list[SftText]:
         """Returns fresh traces of problems chosen by chance."""
-        drawn = rng.choices(self.train, k=count)
-        traces = [(prompt, self._trace(problem, rng)) for prompt, problem in drawn]
-        return [SftText(prompt, trace.text, trace) for prompt, trace in traces]
+        return [
+            SftText(prompt, trace.text, trace)
+            for prompt, problem in rng.choices(self.train, k=count)
+            for trace in [self._trace(problem, rng)]
+        ]
 
     def _trace(self, problem: tuple[Sequence[int], int], rng: random.Random) -> Trace:
         return write_trace(*problem, give_up_prob=self._corpus_give_up_prob, rng=rng)

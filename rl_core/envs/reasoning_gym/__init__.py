@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 PACKAGE_SCORING: Final = "rl_core.envs.reasoning_gym.scoring:compute_score"
 
 
-def _as_names(value: Any) -> Any:
-    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
-
-
-def _as_json(value: Any) -> Any:
-    return json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
+_Names = BeforeValidator(
+    lambda names: [part.strip() for part in names.split(",")] if isinstance(names, str) else names
+)
+_Json = BeforeValidator(
+    lambda value: json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
+)
 
 
 def _make_rows(
@@ -58,11 +58,11 @@ class ReasoningGym(TextEnv):
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
     """Chosen by `env=reasoning_gym`."""
-    task: Annotated[tuple[str, ...], BeforeValidator(_as_names)] = ("leg_counting",)
+    task: Annotated[tuple[str, ...], _Names] = ("leg_counting",)
     """Names of the package's tasks, NAME,NAME; NAME:WEIGHT sets a share, leg_counting:2,gcd:1."""
     difficulty: int | None = Field(None, ge=0)
     """Level of the tasks' curricula, 0 the easiest; by default the package's own settings."""
-    config: Annotated[str, BeforeValidator(_as_json)] = "{}"
+    config: Annotated[str, _Json] = "{}"
     """Settings of single tasks, by name: {leg_counting: {max_animals: 3}}; they override levels."""
     prompt_template: Literal["chat", "base"] = "chat"
     """`chat`: the tokenizer's own tags; `base`: a plain text that ends with <think>."""
@@ -79,8 +79,7 @@ class ReasoningGym(TextEnv):
     @field_validator("task")
     @classmethod
     def _names_and_weights(cls, task: tuple[str, ...]) -> tuple[str, ...]:
-        shares = [parse_task(text) for text in task]
-        names = [name for name, _ in shares]
+        names = [parse_task(text)[0] for text in task]
         if not names or len({*names}) < len(names):
             raise ValueError(f"env.task={','.join(task)} must name tasks, each once")
         return task

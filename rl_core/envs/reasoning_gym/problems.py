@@ -72,8 +72,7 @@ def make_problems(
 def _make_elsewhere(*tasks: Any, **sizes: Any) -> Splits:
     """Calls `make_problems` in a process in which sets always have the same order."""
     with closing(Child(__name__, pack((tasks, sizes)), environment=_SAME_SETS)) as child:
-        parts = iter(lambda: child.receive()["part"], "")
-        made: Splits | Exception = unpack("".join(parts))
+        made: Splits | Exception = unpack("".join(iter(lambda: child.receive()["part"], "")))
     if isinstance(made, Exception):
         raise made
     return made
@@ -143,12 +142,10 @@ def _problems(name: str, dataset: Any, config: Mapping[str, Any]) -> Iterator[Te
             )
         truth = _truth(name, config, entry)
         key = " ".join(entry["question"].split())
-        if truth is None or key in seen or not key:
-            continue
-        if score_answer(dataset, truth["answer"], truth) != 1:
-            continue
-        seen.add(key)
-        yield TextProblem(entry["question"], truth, name, truth["answer"])
+        is_new = truth is not None and key and key not in seen
+        if is_new and score_answer(dataset, truth["answer"], truth) == 1:
+            seen.add(key)
+            yield TextProblem(entry["question"], truth, name, truth["answer"])
 
 
 def _truth(name: str, config: Mapping[str, Any], entry: Mapping[str, Any]) -> Any:

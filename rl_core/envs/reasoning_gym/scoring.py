@@ -48,22 +48,18 @@ def compute_score(
     `NotSealed` is raised if scoring it would have done more than compute.
     """
     answer = find_answer(solution_str, "anywhere").strip()
-    if not answer:
-        return {"score": 0.0, "acc": False, "pred": None}
-    wrong = {"score": 0.0, "acc": False, "pred": answer}
+    wrong = {"score": 0.0, "acc": False, "pred": answer or None}
     # Not a finite number, unless the right answer is not finite either.
-    if len(answer) > LONGEST_ANSWER or (
-        _ABSURD.search(answer) and not _ABSURD.search(str(ground_truth["answer"]))
-    ):
+    is_absurd = _ABSURD.search(answer) and not _ABSURD.search(str(ground_truth["answer"]))
+    if not answer or len(answer) > LONGEST_ANSWER or is_absurd:
         return wrong
     task = _open_task(ground_truth["task"], json.dumps(ground_truth["config"], sort_keys=True))
     try:
         score = sealed(partial(score_answer, task, answer, ground_truth), cpu_s=_CPU_S)
     except TooSlow:
         return wrong
-    if not 0 <= score <= 1:  # some formulas of the package leave it if an answer is far off
-        return wrong
-    return {"score": score, "acc": score >= 1, "pred": answer}
+    # Some formulas of the package leave these bounds if an answer is far off.
+    return {"score": score, "acc": score >= 1, "pred": answer} if 0 <= score <= 1 else wrong
 
 
 @lru_cache(64)
@@ -111,10 +107,6 @@ def _lines(rows: Any) -> str:
     return "\n".join(" ".join(str(cell) for cell in row) for row in rows)
 
 
-def _bitwise(answer: str, truth: Truth) -> float:
-    return float(int(answer, 0) == int(truth["answer"], 0))
-
-
 def _number_sorting(answer: str, truth: Truth) -> float:
     read = json.loads(answer.replace("'", '"'))
     if not isinstance(read, list):
@@ -122,13 +114,7 @@ def _number_sorting(answer: str, truth: Truth) -> float:
     said = [float(number) for number in read]
     right = [float(number) for number in ast.literal_eval(truth["answer"])]
     is_sorted = said == sorted(said, reverse=truth["metadata"]["direction"] != "ascending")
-    is_near = all(abs(a - b) <= 1 for a, b in zip(said, right, strict=True))
-    return float(is_sorted and is_near)
-
-
-def _same_word(answer: str, truth: Truth) -> float:
-    """The package takes any answer at all, since any text counts as true."""
-    return float(answer.casefold() == truth["answer"].casefold())
+    return float(is_sorted and all(abs(a - b) <= 1 for a, b in zip(said, right, strict=True)))
 
 
 _OWN_SCORERS: Final[Mapping[str, Callable[[str, Truth], float]]] = {
@@ -140,8 +126,9 @@ _OWN_SCORERS: Final[Mapping[str, Callable[[str, Truth], float]]] = {
     "n_queens": partial(
         _listed, credit=0.5, write=_lines, right=lambda truth: truth["metadata"]["valid_answers"]
     ),
-    "bitwise_arithmetic": _bitwise,
+    "bitwise_arithmetic": lambda answer, truth: int(answer, 0) == int(truth["answer"], 0),
     "number_sorting": _number_sorting,
-    "game_of_life_halting": _same_word,
+    # The package takes any answer at all, since any text counts as true.
+    "game_of_life_halting": lambda answer, truth: answer.casefold() == truth["answer"].casefold(),
 }
 """By task: (answer, truth) -> score, or what a parser raises, which scores 0."""

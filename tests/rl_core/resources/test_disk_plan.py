@@ -3,8 +3,8 @@ import pytest
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
 from rl_core.resources.disk_plan import DiskPlan, checkpoint_bytes, disk_plan
-from rl_core.resources.known_shapes import known_shape
 from rl_core.resources.memory_plan import ModelShape
+from rl_core.resources.model_shape import known_shape
 from tests.support.solving import let_countdown_answer
 
 SHAPE = known_shape("Qwen/Qwen2.5-0.5B")

@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rl_core.config.run import RunConfig
-from rl_core.resources.fits import Proposal, cheapest_fit
-from rl_core.resources.levers import CHECKPOINTING, LEVERS, OFFLOAD, SLEEP, Lever
+from rl_core.resources.levers import (
+    CHECKPOINTING,
+    LEVERS,
+    OFFLOAD,
+    SLEEP,
+    Lever,
+    Proposal,
+    cheapest_fit,
+)
 from rl_core.resources.memory_need import card_need, machine_need, starves_engine
 from rl_core.resources.memory_plan import ModelShape
 from tests.rl_core.resources.test_memory_need import tinyzero

@@ -10,8 +10,8 @@ import yaml
 
 from flows.settings.compose import PresetName, compose
 from rl_core.config.run import ModelConfig, RunConfig
-from rl_core.resources.known_shapes import known_config, known_shape
 from rl_core.resources.memory_plan import ModelShape, memory_plan
+from rl_core.resources.model_shape import known_config, known_shape
 from rl_core.tracking.diagnosis import FULL_CARD
 from tasks.preflight import preflight
 from tasks.preflight_checks import Finding

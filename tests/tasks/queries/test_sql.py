@@ -303,11 +303,10 @@ def test_a_query_sees_each_row_once_while_files_are_cut(tmp_path):
             write_rollouts(log.folder.parent, [{"prompt_index": 0}] * 3, step)
     code = f"""
 from pathlib import Path
-from rl_core.runs.rollout_log import RolloutLog
+from rl_core.runs.rollout_log import remove_after
 print("ready", flush=True)
 for i in range(4):
-    log = RolloutLog(Path({str(tmp_path)!r}) / "runs" / f"r{{i}}" / "rollouts", f"r{{i}}")
-    log.cut_after(11)
+    remove_after(Path({str(tmp_path)!r}) / "runs" / f"r{{i}}" / "rollouts", 11)
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     process.stdout.readline()
