@@ -139,8 +139,14 @@ def test_packed_rows_by_hand(make_rollout):
     assert packed.ids.tolist() == [[5, 6, 7, 8, 4, 7]]
     assert packed.positions.tolist() == [[0, 1, 2, 3, 0, 2]]
     assert packed.num_prompt_tokens == 2
-    assert packed.places.tolist() == [[0, 1, 2, 3], [4, 4, 4, 4], [0, 1, 5, 5]]
-    assert packed.places.flatten()[packed.slots].tolist() == [0, 1, 2, 3, 4, 5]
+    assert packed.whole.places.tolist() == [[0, 1, 2, 3], [4, 4, 4, 4], [0, 1, 5, 5]]
+    assert packed.whole.places.flatten()[packed.whole.slots].tolist() == [0, 1, 2, 3, 4, 5]
+    assert packed.prompts.places.tolist() == [[0, 1], [2, 2]]  # a prompt of one token has none
+    assert packed.prompts.slots.tolist() == [0, 1]
+    assert packed.responses.places.tolist() == [[2, 3], [4, 4], [5, 5]]
+    assert packed.responses.slots.tolist() == [0, 1, 2, 4]
+    assert packed.sees[0].int().tolist() == [[[1, 1, 1, 0], [1, 1, 1, 1]]]
+    assert packed.sees[1].int().tolist() == [[[1, 0, 0, 0], [1, 1, 0, 0]]]
 
 
 def test_without_packed_rows_no_bit_changes(tiny_model_path, make_batch):
