@@ -181,14 +181,7 @@ def attention(
         if attention_mask is not None and attention_mask.is_floating_point():
             attention_mask = attention_mask.float()
     with torch.autocast("cpu", enabled=False):
-        is_masked = attention_mask is not None and kwargs.get("position_bias") is None
-        if device == "cpu" and is_masked:
-            # Here transformers would repeat the keys for the heads of queries that share one.
-            read = functional.scaled_dot_product_attention(
-                query, key, value, attention_mask, scale=kwargs.get("scaling"), enable_gqa=True
-            ).transpose(1, 2)
-        else:
-            read, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        read, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     return (read if packed is None else packed.whole.tokens(read)), None
 
 
