@@ -189,13 +189,15 @@ def _read_apart(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scale: float | None
 ) -> Tensor:
     """Returns attention's output, [1, N, heads, D], of the prompts alone and then of responses."""
-    responses = packed.responses
-    states = (responses.padded(query), packed.whole.padded(key), packed.whole.padded(value))
-    read = responses.tokens(_attend(*states, packed.sees, scale))
+
+    def read(rows: Rows, seen: Rows, sees: Tensor | None) -> Tensor:
+        states = rows.padded(query), seen.padded(key), seen.padded(value)
+        return rows.tokens(_attend(*states, sees, scale))
+
+    of_responses = read(packed.responses, packed.whole, packed.sees)
     if not packed.num_prompt_tokens:
-        return read
-    prompts = (packed.prompts.padded(x) for x in (query, key, value))
-    return torch.cat([packed.prompts.tokens(_attend(*prompts, None, scale)), read], dim=1)
+        return of_responses
+    return torch.cat([read(packed.prompts, packed.prompts, None), of_responses], dim=1)
 
 
 def _attend(
@@ -233,22 +235,21 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
 def allow_packing(model: transformers.PreTrainedModel) -> None:
     """Makes a model's SDPA attention take packed rows, if its class can; no result changes.
 
-    That is tried with two rows of three tokens: some classes attend by themselves.
+    That is tried with two responses to one prompt: some classes attend by themselves.
     """
     if not getattr(model, "_supports_attention_backend", False):
         return
-    ids = torch.arange(6, device=model.device)
+    ids = torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]], device=model.device)
+    twos = torch.full_like(ids[:, 0], 2)
+    zeros = torch.zeros(2, 2, device=model.device)
+    batch = TrainBatch(ids, twos, twos, zeros, zeros[0], twos, twos > 0, twos > 2)
     backbone = model.get_decoder()
-    length = ids.new_full((2,), 3)
-    of_rows = Rows.of(length.cumsum(0) - length, length)
-    of_none = Rows.of(length * 0, length * 0)
-    sees = (ids[:3] <= ids[:3, None]).expand(2, 1, 3, 3)
-    packed = PackedRows(ids[None], ids[None] % 3, of_rows, of_none, of_rows, sees)
-    expected = backbone(input_ids=ids.view(2, 3), use_cache=False).last_hidden_state
+    read = backbone(input_ids=ids, use_cache=False).last_hidden_state
+    expected = read.flatten(0, 1)[batch.predictor_index()]
     model.set_attn_implementation(ATTENTION)
     try:
-        states = _read(backbone, packed)
-        is_same = bool((states - expected.flatten(0, 1)).abs().max() < _NOISE * expected.std())
+        states = packed_states(backbone, batch)
+        is_same = bool((states - expected).abs().max() < _NOISE * expected.std())
     except (RuntimeError, TypeError):
         is_same = False
     if not is_same:
@@ -266,11 +267,6 @@ def packed_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
     The backbone must be one that `takes_packed_rows`; each layer must see all earlier tokens.
     """
     packed = PackedRows.of(batch)
-    return _read(backbone, packed)[packed.num_prompt_tokens :]
-
-
-def _read(backbone: nn.Module, packed: PackedRows) -> Tensor:
-    """Returns the states of all tokens, [N, H]."""
     states: Tensor = backbone(
         input_ids=packed.ids,
         position_ids=packed.positions,
@@ -278,4 +274,4 @@ def _read(backbone: nn.Module, packed: PackedRows) -> Tensor:
         attention_mask=packed.ids[None, None],  # of 4 dimensions, so that no mask is made
         packed=packed,
     ).last_hidden_state[0]
-    return states
+    return states[packed.num_prompt_tokens :]
