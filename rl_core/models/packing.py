@@ -28,7 +28,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from rl_core.batch import TrainBatch
 from rl_core.system.devices import has_fast_bfloat16
 
-ATTENTION = "sdpa_packed"
+_ATTENTION = "sdpa_packed"
 """Name of `attention` among transformers' own."""
 _NOISE = 1e-3
 """Share of the states' spread: above what float32 rounds."""
@@ -59,7 +59,7 @@ class _SelectRows(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Rows:
+class _Rows:
     """Some of the tokens as right-padded rows."""
 
     places: Tensor
@@ -68,7 +68,7 @@ class Rows:
     """Where the tokens are in the flattened [R * C], in their order; int64 [n]."""
 
     @classmethod
-    def of(cls, first: Tensor, lengths: Tensor) -> Rows:
+    def of(cls, first: Tensor, lengths: Tensor) -> _Rows:
         """Returns rows of consecutive tokens, from the first of each, both int64 [R]."""
         columns = torch.arange(int(lengths.max()), device=lengths.device)
         lengths = lengths.unsqueeze(-1)
@@ -100,11 +100,11 @@ class PackedRows:
     """int64 [1, N]."""
     positions: Tensor
     """int64 [1, N]."""
-    whole: Rows
+    whole: _Rows
     """Prompt and response, [B, L]; a prompt's slots are in one of its rows."""
-    prompts: Rows
+    prompts: _Rows
     """Of the first M tokens, [G, P]."""
-    responses: Rows
+    responses: _Rows
     """Of the other tokens, [B, T]."""
     sees: Tensor
     """Which positions of its whole row a response's token sees, bool [B, 1, T, L]."""
@@ -120,10 +120,10 @@ class PackedRows:
         prompt_rows, prompt_of_row = batch.prompts()
         before = batch.prompt_lengths - 1
         of_prompts = before[prompt_rows]
-        prompts = Rows.of(_starts(of_prompts), of_prompts)
+        prompts = _Rows.of(_starts(of_prompts), of_prompts)
         num_prompt_tokens = len(prompts.slots)
         first = num_prompt_tokens + _starts(batch.response_lengths)
-        responses = Rows.of(first, batch.response_lengths)
+        responses = _Rows.of(first, batch.response_lengths)
         columns = torch.arange(int((batch.lengths - 1).max()), device=before.device)
         in_prompt = columns < before.unsqueeze(-1)
         lengths = batch.lengths.unsqueeze(-1) - 1
@@ -133,14 +133,14 @@ class PackedRows:
         )
         prompt_slots = (prompt_rows[:, None] * len(columns) + columns)[in_prompt[prompt_rows]]
         slots = torch.cat([prompt_slots, in_row.flatten().nonzero().squeeze(-1)])
-        own = before.unsqueeze(-1) + torch.arange(responses.places.shape[1], device=before.device)
+        ends = before.unsqueeze(-1) + torch.arange(responses.places.shape[1], device=before.device)
         return cls(
             ids=batch.input_ids[:, : len(columns)].flatten()[slots].unsqueeze(0),
             positions=(slots % len(columns)).unsqueeze(0),
-            whole=Rows(starts + columns.minimum(lengths - 1), slots),
+            whole=_Rows(starts + columns.minimum(lengths - 1), slots),
             prompts=prompts,
             responses=responses,
-            sees=(columns <= own.unsqueeze(-1)).unsqueeze(1),
+            sees=(columns <= ends.unsqueeze(-1)).unsqueeze(1),
         )
 
 
@@ -190,7 +190,7 @@ def _read_apart(
 ) -> Tensor:
     """Returns attention's output, [1, N, heads, D], of the prompts alone and then of responses."""
 
-    def read(rows: Rows, seen: Rows, sees: Tensor | None) -> Tensor:
+    def read(rows: _Rows, seen: _Rows, sees: Tensor | None) -> Tensor:
         states = rows.padded(query), seen.padded(key), seen.padded(value)
         return rows.tokens(_attend(*states, sees, scale))
 
@@ -227,8 +227,8 @@ def _by_products(
     return (shares.to(value.dtype) @ value).view(query.shape).transpose(1, 2)
 
 
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
-ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
+ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(_ATTENTION, sdpa_mask)
 
 
 @torch.no_grad()
@@ -246,7 +246,7 @@ def allow_packing(model: transformers.PreTrainedModel) -> None:
     backbone = model.get_decoder()
     read = backbone(input_ids=ids, use_cache=False).last_hidden_state
     expected = read.flatten(0, 1)[batch.predictor_index()]
-    model.set_attn_implementation(ATTENTION)
+    model.set_attn_implementation(_ATTENTION)
     try:
         states = packed_states(backbone, batch)
         is_same = bool((states - expected).abs().max() < _NOISE * expected.std())
@@ -258,7 +258,7 @@ def allow_packing(model: transformers.PreTrainedModel) -> None:
 
 def takes_packed_rows(backbone: Any) -> bool:
     """Returns whether `packed_states` can read a backbone."""
-    return str(backbone.config.get_text_config()._attn_implementation) == ATTENTION
+    return str(backbone.config.get_text_config()._attn_implementation) == _ATTENTION
 
 
 def packed_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
