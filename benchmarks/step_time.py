@@ -24,6 +24,7 @@ from typing import IO, Any
 
 from workload import MODELS, RESPONSE_TOKENS, VARIANTS, prompts
 
+from rl_core.system.devices import cpu_info
 from rl_core.system.process_env import process_environment
 
 HERE = Path(__file__).parent
@@ -31,6 +32,8 @@ WORK = HERE.parent / ".benchmarks"
 PINNED = ("torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "datasets==5.2.0")
 PEERS = {"grpo": ("trl_grpo", "trl==1.16.0"), "ppo": ("trl_ppo", "trl==1.12.0")}
 """TRL removed PPO after 1.12."""
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
+"""Of a CPU; the last three decide how fast it multiplies bfloat16."""
 CONTESTANTS = ("trl", "hf", "vllm")
 BY_CHOICE = "plain"
 """Ours, engine hf, with the pass for the values that a single critic update makes unnecessary."""
@@ -154,7 +157,7 @@ def model_folder(model: str) -> Path:
 
 
 def make_model(model: str) -> dict[str, float]:
-    """Writes a model, and returns how fast one thread multiplies float32, in flops per second."""
+    """Writes a model; returns the flops per second of one thread in each dtype."""
     output = subprocess.run(
         [sys.executable, HERE / "step_model.py", model_folder(model), model],
         env=environment(1, ours=True),
@@ -267,8 +270,10 @@ def main() -> None:
         rates = make_model(model)
     key = "cpu_s" if arguments.threads == 1 else "wall_s"
     print(
-        f"{arguments.threads} thread(s), ratios of {key}; one thread multiplies float32 at "
+        f"{arguments.threads} thread(s), ratios of {key}; one thread multiplies at "
         + ", ".join(f"{rate / 1e9:.0f} GFLOP/s ({name})" for name, rate in rates.items())
+        + f"\nthe CPU has {', '.join(one for one in INSTRUCTIONS if one in cpu_info()) or 'none'}"
+        + f" of {', '.join(INSTRUCTIONS)}"
         + "\nvariant        who     CPU s  wall s  peak MB  speed memory"
         + "  (TRL's / ours, ours / TRL's)",
         flush=True,
@@ -278,9 +283,10 @@ def main() -> None:
             for _ in range(1 + arguments.steps):
                 for contestant in contestants:
                     contestant.step()
+        dtype = "bfloat16" if VARIANTS[variant].in_bfloat16 else "float32"
         results = {c.name: c.reports[1:] for c in contestants}  # the first step warms up
         print(*rows(variant, results, key), sep="\n")
-        print(f"{variant:14} floor {floor_flops(variant) / max(rates.values()):7.2f}")
+        print(f"{variant:14} floor {floor_flops(variant) / rates[dtype]:7.2f}")
         print(*phases(results), sep="\n", flush=True)
 
 

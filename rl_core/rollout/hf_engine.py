@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from rl_core.data.prompts import load_tokenizer
 from rl_core.models.fast_linear import lay_out_for_few_rows, use_fast_products
 from rl_core.models.loading import load_causal_lm
-from rl_core.models.shared_prefix import can_share_prompts
+from rl_core.models.shared_prefix import sees_all_tokens
 from rl_core.models.weight_digest import weight_digest
 from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
 from rl_core.rollout.protocol import RolloutEngine
@@ -101,7 +101,7 @@ class HfEngine(RolloutEngine):
         use_fast_products(self._model)
         lay_out_for_few_rows(self._model)
         self._has_weights = True
-        self._shares_prompts = can_share_prompts(self._model.get_decoder()) and self._can_share()
+        self._shares_prompts = sees_all_tokens(self._model.get_decoder()) and self._can_share()
         self._shapes = weight_shapes(model_path)
         self._dtype: torch.dtype = getattr(torch, dtype)
         self.digest = self._digest()

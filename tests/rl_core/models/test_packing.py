@@ -82,22 +82,6 @@ def test_attention_on_a_cpu_is_float32_under_autocast(dtype, masked):
     assert read.equal(expected.transpose(1, 2))
 
 
-def test_masked_attention_on_a_cpu_keeps_no_key_for_each_query():
-    query = torch.randn(1, 4, 5, 8, requires_grad=True)
-    key, value = (torch.randn(1, 2, 5, 8, requires_grad=True) for _ in range(2))
-    mask, layer = torch.rand(1, 1, 5, 5) < 0.5, torch.nn.Module()
-    mask |= torch.eye(5).bool()
-    layer.num_key_value_groups = 2
-    kept: list[torch.Size] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
-        read, _ = packing.attention(layer, query, key, value, mask)
-    whole = (x.repeat_interleave(2, dim=1) for x in (key, value))
-    expected = torch.nn.functional.scaled_dot_product_attention(query, *whole, mask)
-    torch.testing.assert_close(read, expected.transpose(1, 2))
-    assert kept.count(key.shape) == 2
-    assert kept.count(query.shape) == 2, "the query and what was read"
-
-
 def states_by_row(backbone: Any, batch: TrainBatch) -> Tensor:
     """The states before the response tokens, each row computed alone, without padding."""
     states = []
@@ -117,13 +101,15 @@ def test_states_and_every_gradient_are_those_of_rows_alone(make_rollout, data):
     loading.checkpoint_gradients(model)
     backbone = model.get_decoder()
     results = []
-    for module, states in (
-        (backbone, packing.packed_states(backbone, batch)),
-        (plain, states_by_row(plain, batch)),
-    ):
-        weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(0))
-        (states * weights).sum().backward()
-        results.append((states.detach(), [weight.grad for weight in module.parameters()]))
+    with pytest.MonkeyPatch.context() as patch:  # 0: whole rows, as on a card
+        patch.setattr(packing, "_SHORT_TOKENS", data.draw(st.sampled_from([0, 256])))
+        for module, states in (
+            (backbone, packing.packed_states(backbone, batch)),
+            (plain, states_by_row(plain, batch)),
+        ):
+            weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(0))
+            (states * weights).sum().backward()
+            results.append((states.detach(), [weight.grad for weight in module.parameters()]))
     # Norms are computed in float32 whatever the type.
     torch.testing.assert_close(*results, atol=2e-5, rtol=1e-4)
 
@@ -139,12 +125,18 @@ def test_packed_rows_by_hand(make_rollout):
     assert packed.ids.tolist() == [[5, 6, 7, 8, 4, 7]]
     assert packed.positions.tolist() == [[0, 1, 2, 3, 0, 2]]
     assert packed.num_prompt_tokens == 2
-    assert packed.places.tolist() == [[0, 1, 2, 3], [4, 4, 4, 4], [0, 1, 5, 5]]
-    assert packed.places.flatten()[packed.slots].tolist() == [0, 1, 2, 3, 4, 5]
+    assert packed.whole.places.tolist() == [[0, 1, 2, 3], [4, 4, 4, 4], [0, 1, 5, 5]]
+    assert packed.whole.places.flatten()[packed.whole.slots].tolist() == [0, 1, 2, 3, 4, 5]
+    assert packed.prompts.places.tolist() == [[0, 0], [0, 1]]  # a prompt of one token has none
+    assert packed.prompts.slots.tolist() == [2, 3]
+    assert packed.responses.places.tolist() == [[2, 3], [4, 4], [5, 5]]
+    assert packed.responses.slots.tolist() == [0, 1, 2, 4]
+    assert packed.sees[0].int().tolist() == [[[1, 1, 1, 0], [1, 1, 1, 1]]]
+    assert packed.sees[1].int().tolist() == [[[1, 0, 0, 0], [1, 1, 0, 0]]]
 
 
 def test_without_packed_rows_no_bit_changes(tiny_model_path, make_batch):
-    batch, states = make_batch(group_size=2), []
+    batch, states = make_batch(group_size=1), []
     for allowed in (False, True):
         model = loading.load_actor(tiny_model_path, CPU)
         if allowed:

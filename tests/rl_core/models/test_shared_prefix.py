@@ -1,4 +1,5 @@
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ from rl_core.models import loading, packing, shared_prefix
 from rl_core.models.shared_prefix import can_share_prompts, response_states
 from tests.support.model_shapes import SMALL
 
-CPU = torch.device("cpu")
+
+def packing_backbone(path: Path) -> torch.nn.Module:
+    model = loading.load_actor(path, torch.device("cpu"))
+    packing.allow_packing(model)
+    return model.get_decoder()
 
 
 def counted(backbone: torch.nn.Module, batch: TrainBatch) -> tuple[Tensor, int, Tensor]:
@@ -36,54 +41,46 @@ def counted(backbone: torch.nn.Module, batch: TrainBatch) -> tuple[Tensor, int, 
 def test_a_prompt_read_once_serves_its_group_as_if_it_were_read_each_time(
     tiny_model_path, make_batch, group_size
 ):
-    backbone = loading.load_actor(tiny_model_path, CPU).get_decoder()
+    backbone = packing_backbone(tiny_model_path)
     batch = make_batch(group_size=group_size)
     alone = dataclasses.replace(batch, group_ids=torch.arange(len(batch)))
     states, few_tokens, gradient = counted(backbone, batch)
     expected, many_tokens, expected_gradient = counted(backbone, alone)
     torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
     assert (gradient - expected_gradient).norm() / expected_gradient.norm() < 1e-5
-    num_prompts, longest = len(batch.prompts()[0]), int(batch.prompt_lengths.max())
-    num_columns = int(batch.response_lengths.max()) - 1
-    assert few_tokens == num_prompts * longest + len(batch) * num_columns
+    first = batch.prompts()[0]
+    assert few_tokens == (batch.prompt_lengths[first] - 1).sum() + batch.response_lengths.sum()
     assert many_tokens == batch.input_ids.numel()
 
 
 def test_a_micro_batch_has_one_gradient_of_the_embedding(tiny_model_path, make_batch):
     """Each lookup's is a tensor of the whole table, made and added up."""
-    backbone = loading.load_actor(tiny_model_path, CPU).get_decoder()
+    backbone = packing_backbone(tiny_model_path)
     lookups = []
     backbone.get_input_embeddings().register_forward_hook(lambda *_: lookups.append(1))
     counted(backbone, make_batch(group_size=4))
     assert len(lookups) == 1
 
 
-def test_a_response_of_one_token_needs_its_prompt_alone(tiny_model_path, make_rollout):
-    backbone = loading.load_actor(tiny_model_path, CPU).get_decoder()
+def test_a_response_of_one_token_needs_its_prompt_and_no_more(tiny_model_path, make_rollout):
+    backbone = packing_backbone(tiny_model_path)
     batch = collate([make_rollout([5, 6, 7], [8 + i]) for i in range(2)], pad_id=0)
     states, num_tokens, _ = counted(backbone, batch)
     expected = backbone(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0, -1]
     torch.testing.assert_close(states, expected.expand(2, -1), atol=1e-5, rtol=1e-5)
-    assert num_tokens == 3
+    assert num_tokens == 2 + 2  # 5 and 6 once, and 7 for each row
 
 
-def test_models_whose_layers_forget_or_see_a_window_read_each_prompt_again(
-    tiny_model_path, make_batch
-):
-    checkpointed = loading.load_actor(tiny_model_path, CPU)
-    assert can_share_prompts(checkpointed.get_decoder())
-    loading.checkpoint_gradients(checkpointed)
-    assert not can_share_prompts(checkpointed.get_decoder())
+def test_models_whose_layers_see_a_window_read_each_prompt_again(tiny_model_path, make_batch):
     batch = make_batch(group_size=4)
-    assert counted(checkpointed.get_decoder(), batch)[1] >= batch.input_ids.numel()
-    packing.allow_packing(checkpointed)
-    assert can_share_prompts(checkpointed.get_decoder())
-    assert counted(checkpointed.get_decoder(), batch)[1] == int(
-        (batch.prompt_lengths[[0, 4]] - 1).sum() + batch.response_lengths.sum()
-    )
+    backbone = loading.load_actor(tiny_model_path, torch.device("cpu")).get_decoder()
+    assert not can_share_prompts(backbone), "nothing has tried its attention"
+    assert counted(backbone, batch)[1] == batch.input_ids.numel()
     for window, can_share in ((4, False), (None, True)):
         config = transformers.MistralConfig(**SMALL, sliding_window=window)
-        assert can_share_prompts(transformers.MistralModel(config)) is can_share
+        model = transformers.MistralForCausalLM(config).eval()
+        packing.allow_packing(model)
+        assert can_share_prompts(model.get_decoder()) is can_share
 
 
 @pytest.mark.parametrize(("shortest", "num_tokens"), [(16, 4 * 20), (4, 4 * 3 + 3 * 16 + 4)])
@@ -97,11 +94,10 @@ def test_on_a_card_rows_of_which_a_tenth_would_be_padding_are_one_row(
         for i, length in enumerate(lengths)
     ]
     batch = collate(rollouts, pad_id=0)
-    model = loading.load_actor(tiny_model_path, CPU)
-    packing.allow_packing(model)
-    expected, _, expected_gradient = counted(model.get_decoder(), batch)
+    backbone = packing_backbone(tiny_model_path)
+    expected, _, expected_gradient = counted(backbone, batch)
     monkeypatch.setattr(shared_prefix, "_on_card", lambda batch: True)
-    states, computed, gradient = counted(model.get_decoder(), batch)
+    states, computed, gradient = counted(backbone, batch)
     assert computed == num_tokens
     torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
     assert (gradient - expected_gradient).norm() / expected_gradient.norm() < 1e-5

@@ -12,7 +12,7 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM
 
 from rl_core.data.prompts import load_tokenizer
-from rl_core.models.shared_prefix import can_share_prompts
+from rl_core.models.shared_prefix import sees_all_tokens
 from rl_core.rollout.hf_engine import HfEngine, likeliest_only
 from rl_core.rollout.protocol import in_order
 from rl_core.types import GenerationRequest, SamplingSettings
@@ -79,7 +79,7 @@ def test_a_model_that_sees_a_window_of_its_prompt_is_generated_from_too(referenc
     windowed.generation_config.eos_token_id = EOS
     windowed.save_pretrained(tmp_path)
     engine = HfEngine(tmp_path, dtype="float32", max_num_seqs=16, on_gpu=False)
-    assert not can_share_prompts(windowed.get_decoder())
+    assert not sees_all_tokens(windowed.get_decoder())
     assert_greedy_as(windowed, engine)
 
 
