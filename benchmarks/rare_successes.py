@@ -1,6 +1,6 @@
 """`maxrl` beside `grpo` on problems that a base model solves in fewer than one of ten samples.
 
-python -m benchmarks.rare_successes MODEL DATA FOLDER [KEY=VALUE]...
+python -m benchmarks.rare_successes MODEL DATA FOLDER STEPS [KEY=VALUE]...
 
 MODEL and DATA are a home-made model and its data set. Of DATA's problems those are kept that MODEL
 solves at most once in 16 samples: 384 to test, 1,536 to train on. Each run prints one line.
@@ -25,7 +25,7 @@ from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import in_order
 from rl_core.types import Problem, SamplingSettings
 
-SEEDS, STEPS = (0, 1, 2), 40
+SEEDS = (0, 1, 2)
 SCREENED, KEPT, TESTS, SAMPLES = 3_200, 1_920, 384, 16
 LONGEST = 128
 SETTINGS = {
@@ -38,7 +38,6 @@ SETTINGS = {
     "resources.learner_threads": 1,
     "resources.rollout_threads": 1,
     "trainer.test_problems": 64,
-    "trainer.test_freq": STEPS,
 }
 
 
@@ -79,20 +78,21 @@ def main() -> None:
     """Runs each seed with both estimators."""
     os.environ["OMP_NUM_THREADS"] = "1"
     model, data, folder = map(Path, sys.argv[1:4])
-    given = dict(item.split("=", 1) for item in sys.argv[4:])
+    steps = int(sys.argv[4])
+    given = dict(item.split("=", 1) for item in sys.argv[5:])
     if not folder.exists():
         hard_problems(model, data, folder)
     tests = read_problems(folder / "test.parquet")
     report("base", model, tests)
     for seed in SEEDS:
         for estimator in ("grpo", "maxrl"):
-            name = f"{estimator}-{seed}"
-            settings = SETTINGS | {"algorithm.estimator": estimator, "seed": seed} | given
+            name = f"{estimator}-{seed}-{steps}"
+            settings = SETTINGS | {"algorithm.estimator": estimator, "seed": seed}
             run = train(
                 model=model,
                 problems=folder,
-                steps=STEPS,
-                settings=settings,
+                steps=steps,
+                settings=settings | {"trainer.test_freq": steps} | given,
                 run_id=name,
                 root=folder / "outputs",
             )
