@@ -212,7 +212,7 @@ def maxrl_advantages(given: GivenRewards) -> Tensor:
     size: a hard problem's rare success weighs 1 / m times as much as in RLOO. The verdict and not
     the score: with format credit a group that fails would get full-size advantages. A group of one
     response has no mean: c. When: pass rates below 0.2, groups of 8 or more; `actor.grad_clip`
-    matters.
+    matters. Not shown to learn faster than `grpo` from a pass rate of 0.01 (benchmarks/README.md).
 
     Raises:
         ValueError: there are rewards of turns, which no verdict holds.
