@@ -68,7 +68,7 @@ def _single_turn(name: str, environment: Any) -> Any:
         kind = type(environment).__name__
         raise ValueError(
             f"env={name} returns {kind}: only a SingleTurnEnv of verifiers is taken; write several "
-            "turns as a method `reply`, and tools as a class of tools (docs/turns-and-tools.md)"
+            "turns as a method `reply`, and tools as a class of tools (docs/tools.md)"
         )
     return environment
 

@@ -19,7 +19,7 @@ You may ask while the run is writing:
 ```sh
 countdown-train sql --list
 countdown-train sql learning_curve latest
-countdown-train sql samples_of_a_verdict latest         # the most frequent mistake, or -p verdict=wrong_numbers
+countdown-train sql samples_of_a_verdict latest  # the most frequent mistake
 countdown-train sql phrase_by_step -p pattern='(?i)wait|check'
 countdown-train sql -q "select verdict, count(*) from rollouts group by all" --format csv
 ```
