@@ -261,7 +261,8 @@ class RunConfig(Section):
         if formula.needs_groups and group_size < 2:
             raise ValueError(
                 f"algorithm.estimator={estimator} compares the responses to one prompt, and a "
-                f"group of one gives no advantage: algorithm.group_size={group_size} must be at least 2"
+                "group of one gives no advantage: "
+                f"algorithm.group_size={group_size} must be at least 2"
             )
         compares = formula.needs_groups or (names_code(estimator) and group_size > 1)
         if not compares and self.algorithm.resample_rounds:
