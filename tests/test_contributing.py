@@ -30,7 +30,6 @@ ADDED = {
     "accuracy_by_epoch": "tasks/queries/test_sql.py",
     "cut_short_costs": "rl_core/runs/test_metrics_log.py",
 }
-"""What each diff adds: a part of its test's name, and the file."""
 
 
 @pytest.fixture(scope="module")

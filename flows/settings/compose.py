@@ -79,10 +79,12 @@ def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 def changed_to(config: RunConfig) -> dict[str, Any]:
     """Returns what differs from the preset's settings, by name, without defaults of another env."""
-    fields = type(config.env).model_fields
-    defaults = {f"env.{name}": field.default for name, field in fields.items()}
-    changed = own_settings(config).items()
-    return {key: value for key, (_, value) in changed if defaults.get(key, ...) != value}
+    plain = {f"env.{name}": field.default for name, field in type(config.env).model_fields.items()}
+    return {
+        key: value
+        for key, (_, value) in own_settings(config).items()
+        if plain.get(key, ...) != value
+    }
 
 
 def _parse(overrides: Sequence[str]) -> dict[str, Override]:

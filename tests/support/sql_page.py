@@ -49,14 +49,11 @@ _QUESTIONS: Final = """
 
 def sql_page() -> str:
     """Returns the views with their columns, as DuckDB names them, and the questions by topic."""
-    lines = [_HEAD.rstrip(), *map(_view, _views()), _QUESTIONS]
+    views = map(load_check, sorted((SQL_FOLDER / "views").glob("*.sql")))
+    lines = [_HEAD.rstrip(), *map(_view, views), _QUESTIONS]
     for topic, questions in groupby(list_queries(), key=lambda query: query.topic):
         lines += [f"### {topic.capitalize()}\n", *map(_question, questions), ""]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _views() -> list[Query]:
-    return [load_check(file) for file in sorted((SQL_FOLDER / "views").glob("*.sql"))]
 
 
 def _view(view: Query) -> str:
