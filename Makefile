@@ -100,7 +100,7 @@ lint: $(STAMP) ## ruff, mypy, import directions, SQL style, the files of deploym
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deployments/compose*.yaml
 
 # MODEL=135m: only the step, of a model of that size.
-bench: $(STAMP) ## data, validation, reward and a training step beside their peers, 20 minutes; THREADS=2 for the step
+bench: $(STAMP) ## data, validation, reward and a training step, compared with their peers, 20 minutes; THREADS=2 for the step
 ifndef MODEL
 	CPU_WHEELS="$(CPU_WHEELS)" $(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/validate.py

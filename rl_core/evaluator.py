@@ -131,7 +131,7 @@ class Evaluator:
         file = self.rows_file(name, model)
         if not file.exists():
             return None
-        _logger.info("%s was evaluated before: %s", name, file)
+        _logger.info("the answers of %s are in %s", name, file)
         return read_rows(file)
 
     def ask(self, engines: Engines, name: str, model: Path) -> Rows:

@@ -73,7 +73,7 @@ class ScoredText:
     rewards: tuple[tuple[str, float], ...] = ()
     """Names and scores, before weights, of several functions; empty if there is one rule."""
     why: str = ""
-    """Why a reward failed (`REWARD_ERROR`), in words."""
+    """Why a reward failed (`REWARD_ERROR`)."""
 
 
 ChatTemplate: TypeAlias = bool | dict[str, Any]

@@ -186,7 +186,8 @@ def _champion_to_ask(evaluator: Evaluator, model_path: Path) -> PromotedContende
         return None
     if (folder / _TOKENIZER).read_bytes() != (model_path / _TOKENIZER).read_bytes():
         _logger.warning(
-            "the champion %s has another tokenizer: it is not evaluated anew", champion.current.name
+            "the champion %s has another tokenizer: it is not evaluated again",
+            champion.current.name,
         )
         return None
     return champion.current
@@ -199,7 +200,7 @@ def _ask_champion(evaluator: Evaluator, engines: Engines, champion: PromotedCont
             held.enter_context(reading_sound(folder))
             engines.load_weights(folder)
         except (FileNotFoundError, ValueError) as error:
-            _logger.warning("the champion %s cannot be evaluated anew: %s", champion.name, error)
+            _logger.warning("the champion %s cannot be evaluated again: %s", champion.name, error)
             return
         evaluator.ask(engines, checkpoint_name(folder), folder)
 

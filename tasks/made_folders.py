@@ -1,4 +1,4 @@
-"""Where models lie that are made here; without Prefect, for commands that only look."""
+"""Where the models are that are made here; without Prefect, for commands that only look."""
 
 import hashlib
 import json

@@ -10,7 +10,7 @@ from tests.support.programs import python
 from tests.support.seeded_faults import ROOT
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
-OUTSIDE, INSIDE = re.findall(r"^```diff\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+DIFFS = re.findall(r"^```diff\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 BOTH = """
 import torch
 from my_algorithms import opo
@@ -23,20 +23,34 @@ assert torch.equal(opo(given), inside[:, 0]), (opo(given), inside)
 """
 
 
-@pytest.fixture
-def tree(tmp_path):
-    """A copy of what the diffs change, with them."""
-    for name in ("rl_core", "tasks/importers", "tests/rl_core/algos"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for diff in (OUTSIDE, INSIDE):
-        subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=tmp_path, check=True)
-    return tmp_path
+ADDED = {
+    "opo": "rl_core/algos/test_advantages.py",
+    "last_word": "rl_core/envs/test_reversed_words.py",
+    "one_correct_response": "rl_core/rollout/test_collector.py",
+    "accuracy_by_epoch": "tasks/queries/test_sql.py",
+    "cut_short_costs": "rl_core/runs/test_metrics_log.py",
+}
 
 
-def test_an_estimator_from_outside_and_from_inside_is_what_the_diffs_show(tree):
-    more = {"PYTHONPATH": str(tree)}
-    done = python(BOTH, cwd=tree, more=more)
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the tree with all diffs."""
+    folder = tmp_path_factory.mktemp("tree")
+    for name in ("rl_core", "tasks", "flows", "sql", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for diff in DIFFS:
+        subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=folder, check=True)
+    return folder
+
+
+def test_an_estimator_from_outside_is_the_one_from_inside(tree):
+    done = python(BOTH, cwd=tree, more={"PYTHONPATH": str(tree)})
     assert done.returncode == 0, done.stderr
-    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-k', 'opo', 'tests']))"
-    tested = python(code, cwd=tree, more=more)
-    assert "1 passed" in tested.stdout, tested.stdout
+
+
+@pytest.mark.slow
+def test_what_the_diffs_add_passes_its_tests(tree):
+    names, files = " or ".join(ADDED), [f"tests/{file}" for file in ADDED.values()]
+    code = f"import pytest, sys; sys.exit(pytest.main(['-q', '-k', {names!r}, *{files}]))"
+    done = python(code, cwd=tree, more={"PYTHONPATH": str(tree)}, timeout_s=120)
+    assert "8 passed" in done.stdout, done.stdout

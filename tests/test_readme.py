@@ -169,12 +169,11 @@ def test_pages_that_are_written_from_the_code_are_current(name, text):
     assert written == text, "run: .venv/bin/python -m tests.support.reference_pages"
 
 
-def test_every_preset_view_and_room_has_its_words():
-    settings, sql, rooms = (
-        (ROOT / "docs" / name).read_text() for name in ("settings.md", "sql.md", "architecture.md")
+def test_every_preset_and_room_has_its_words():
+    settings, rooms = (
+        (ROOT / "docs" / name).read_text() for name in ("settings.md", "architecture.md")
     )
     assert [preset for preset in CHOICES["preset"] if f"`{preset}`" not in settings] == []
-    assert [view.stem for view in ROOT.glob("sql/views/*.sql") if f"`{view.stem}`" not in sql] == []
     for layer in ("rl_core", "tasks", "flows"):
         section = re.split(rf"^## The rooms of {layer}.*$", rooms, flags=re.MULTILINE)[1]
         table = re.findall(r"^\| (`.*?) \|", section.split("\n## ")[0], re.MULTILINE)

@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (26_327, 18_000),
+    "statements of the product": (26_325, 18_000),
     "lines of tests": (46_800, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
@@ -46,7 +46,7 @@ ROOMS = {
     "tasks/audit": (602, 31),
     "tasks/importers": (1_198, 34),
     "tasks/prefect_ui": (548, 41),
-    "tasks/preflight_checks": (840, 40),
+    "tasks/preflight_checks": (837, 40),
     "tasks/queries": (666, 39),
     "tasks/report_page": (595, 43),
     "tasks/supervision": (407, 12),
@@ -54,7 +54,7 @@ ROOMS = {
     "flows/cli": (2_132, 93),
     "flows/prefect_patches": (328, 18),
     "flows/runs": (483, 24),
-    "flows/settings": (302, 21),
+    "flows/settings": (303, 21),
 }
 EMPTY_NAMES = {"asked", "found", "own", "said", "told", "wanted"}
 

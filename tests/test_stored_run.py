@@ -1,6 +1,5 @@
 """A run that an older version wrote: report and sql read it, training does not continue."""
 
-import re
 import shutil
 from html import escape
 from pathlib import Path
@@ -35,18 +34,6 @@ def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_every_saved_question_reads_it(name):
     sql.ask(name, root=STORED)
-
-
-def test_the_page_of_sql_names_each_column_of_each_view():
-    page = (README.parents[2] / "docs" / "sql.md").read_text(encoding="utf-8")
-    told = {
-        view: re.findall(r"`(\w+)`", columns)
-        for view, columns in re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", page, re.MULTILINE)
-    }
-    views = [file.stem for file in (SQL_FOLDER / "views").glob("*.sql")]
-    assert told == {
-        view: sql.run_query(f"select * from {view} limit 0", root=STORED).columns for view in views
-    }
 
 
 def test_its_report_tells_problems_of_samples_and_both_counts(outputs):

@@ -333,7 +333,7 @@ class Setting(Facts):
     meaning: str
     """What it means."""
     allowed: str
-    """Its type and bounds, in words."""
+    """Its type and bounds, as a sentence."""
     default: str
     """As it is written in an override."""
     presets: dict[str, str]
@@ -350,6 +350,6 @@ class Explain(Facts):
     text: str
     """All that the command says to a person."""
     values: dict[str, Any] = {}
-    """Of KEY with settings behind it: the values in force, by name."""
+    """Of KEY with settings after it: the values in force, by name."""
     unread: list[str] = []
     """Of KEY=VALUE, which is allowed: sentences on why it has no effect."""

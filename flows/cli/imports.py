@@ -36,7 +36,7 @@ def import_file(words: Sequence[str]) -> None:
         elif (whose := other_trainer(text, "log")) is not None:
             raise BadInputError(
                 f"a log of {whose} is not read: docs/coming-from.md has its names of settings "
-                "beside ours"
+                "next to ours"
             )
         elif is_of_a_program(text):
             _say_failure(find_failure(text))

@@ -16,7 +16,7 @@ from tasks.report import write_report
 
 
 def open_in_browser(words: Sequence[str]) -> None:
-    """Opens a report, which it writes anew, or the pages of Prefect's server."""
+    """Writes and opens a report, or opens the pages of Prefect's server."""
     if list(words) == ["ui"]:
         _open_ui()
         return

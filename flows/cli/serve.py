@@ -338,7 +338,7 @@ class _Processes(AbstractContextManager["_Processes"]):
 
 
 def _tell_of_refused(began: datetime, sent: set[UUID]) -> None:
-    """Sends the messages of nights that nobody else can send: they were refused since `began`."""
+    """Sends messages of nights that no other process can send: they were refused since `began`."""
     for flow_run in refused_since(began):
         if flow_run.id not in sent:
             sent.add(flow_run.id)

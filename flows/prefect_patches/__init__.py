@@ -1,1 +1,1 @@
-"""Where Prefect alone would lose a night, or asks for a longer name."""
+"""Fixes for Prefect: nights that it would lose, and shorter names of deployments."""

@@ -78,7 +78,7 @@ def _refuse_to_start_anew(config: RunConfig, run: RunFolder) -> None:
     else:
         return
     raise BadInputError(
-        f"run {run.run_id} {why}: to start it anew would lose its metrics and rollouts; choose "
+        f"run {run.run_id} {why}: to start it again would lose its metrics and rollouts; choose "
         f"another run_id=NAME, or move {run.path} away"
     )
 
@@ -304,7 +304,7 @@ def _room(error: OutOfMemory, run: RunFolder, config: RunConfig | None) -> str:
 
 def _plain(text: str | None) -> str:
     """Returns an error's text so that markdown shows it as it is."""
-    return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in text or "(nothing said)")
+    return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in text or "(no message)")
 
 
 class _End(logging.Filter):

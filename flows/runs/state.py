@@ -202,6 +202,6 @@ def _wait_for_server() -> None:
     with get_client(sync_client=True) as client:
         while client.api_healthcheck() is not None and time.monotonic() < deadline:
             if not is_told:
-                _logger.warning("all is done, but the Prefect server is away: waiting to tell it")
+                _logger.warning("all is done, but the Prefect server is away: waiting for it")
             is_told = True
             time.sleep(_LOOK_S)

@@ -1,4 +1,4 @@
-"""The short table at the end of a run: what it reached, where things lie, what to try next."""
+"""The short table at the end of a run: what it reached, where things are, what to try next."""
 
 from rl_core.config.operations import StorageConfig, protocol_of
 from rl_core.resources.oom_recovery import in_words

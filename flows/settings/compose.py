@@ -78,8 +78,13 @@ def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def changed_to(config: RunConfig) -> dict[str, Any]:
-    """Returns the run's values of what differs from the preset's own settings, by name."""
-    return {key: value for key, (_, value) in own_settings(config).items()}
+    """Returns what differs from the preset's settings, by name, without defaults of another env."""
+    plain = {f"env.{name}": field.default for name, field in type(config.env).model_fields.items()}
+    return {
+        key: value
+        for key, (_, value) in own_settings(config).items()
+        if plain.get(key, ...) != value
+    }
 
 
 def _parse(overrides: Sequence[str]) -> dict[str, Override]:

@@ -90,7 +90,7 @@ def is_sent(event: Event, events: Collection[Event]) -> bool:
 
 
 def _refuse_odd_cron(at: str) -> None:
-    """Raises ValueError for a cron line that no schedule takes, or that nobody means."""
+    """Raises ValueError for a cron line that no schedule takes, or that looks like a mistake."""
     from prefect.client.schemas.schedules import CronSchedule
 
     fields = at.split()

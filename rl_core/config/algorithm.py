@@ -129,9 +129,9 @@ class ActorConfig(Section):
     ppo_epochs: int = Field(1, ge=1)
     """Passes over a step's rollouts."""
     policy_loss: LossName = "ppo"
-    """`gspo` has one ratio per response; `cispo` clips weights, so every token has a gradient;
-    `dppo` bounds how far a token's probability moves from the engine's; `module:function` is one of
-    your own."""
+    """`ppo`: clipped ratio per token; `gspo`: one ratio per response; `cispo`: clips the weight, so
+    every token has a gradient; `dppo`: bounds how far a token's probability moves from the
+    engine's; `module:function`: one of your own."""
     clip_eps_low: float | None = Field(None, gt=0, le=1)
     """How far a ratio may fall below 1 before it is clipped; null is the loss's own: 0.2 for `ppo`,
     3e-4 for `gspo`, 1 for `cispo`, 0.2 (of probability) for `dppo`."""

@@ -184,7 +184,7 @@ class EvaluationConfig(Section):
 
     @property
     def protocol(self) -> str:
-        """How the responses that count are decoded, in words: accuracies of two do not compare."""
+        """How the responses that count are decoded: accuracies of two do not compare."""
         if self.decoding == "greedy":
             return "greedy"
         words = [f"temperature {self.temperature:g}"]

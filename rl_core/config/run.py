@@ -255,14 +255,15 @@ class RunConfig(Section):
         formula = self.algorithm.formula
         if formula.needs_groups and group_size < 2:
             yield (
-                f"algorithm.estimator={estimator} compares the responses to one prompt, and one "
-                f"alone teaches nothing: algorithm.group_size={group_size} must be at least 2"
+                f"algorithm.estimator={estimator} compares the responses to one prompt, and a "
+                "group of one gives no advantage: "
+                f"algorithm.group_size={group_size} must be at least 2"
             )
         compares = formula.needs_groups or (names_code(estimator) and group_size > 1)
         if not compares and self.algorithm.resample_rounds:
             yield (
                 f"algorithm.resample_rounds={self.algorithm.resample_rounds} replaces groups "
-                f"without spread, which algorithm.estimator={estimator} does not know: use 0"
+                f"without spread, which algorithm.estimator={estimator} does not have: use 0"
             )
         if self.algorithm.options and not self.own_algorithms:
             yield (

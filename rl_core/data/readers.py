@@ -171,7 +171,7 @@ def _refuse_other_encoding(file: Path, stream: BufferedReader) -> None:
     start = stream.peek(4)
     for encoding, marks in _ENCODINGS.items():
         if start.startswith(marks):
-            anew = f"iconv -f {encoding} -t UTF-8 {file.name} > utf8-{file.name} writes it anew"
+            anew = f"iconv -f {encoding} -t UTF-8 {file.name} > utf8-{file.name} converts it"
             raise ValueError(f"{file} is {encoding}, and UTF-8 is read: {anew}")
 
 
@@ -204,7 +204,7 @@ def _parsed(text: bytes, what: str) -> Any:
         if b"\\u" in text:  # half of a surrogate pair is not text
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError:
-        remedy = "if it is Latin-1, iconv -f LATIN1 -t UTF-8 FILE > NEW writes it anew"
+        remedy = "if it is Latin-1, iconv -f LATIN1 -t UTF-8 FILE > NEW converts it"
         raise ValueError(f"{what} is not UTF-8: {remedy}") from None
     except (ValueError, RecursionError) as error:
         where = ""

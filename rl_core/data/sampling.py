@@ -1,4 +1,4 @@
-"""Chooses the problems of a step, from the place in the data and the steps since.
+"""Chooses the problems of a step, from the position in the data and later steps.
 
 The place is part of a checkpoint: a resume continues there, whatever its batch size is.
 """

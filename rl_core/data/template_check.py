@@ -78,8 +78,8 @@ def look_at_template(
         TemplateFinding(
             "template_same_tomorrow",
             "the chat template writes the same text tomorrow",
-            "it depends on the day (strftime_now) or on chance, so each night and a run that goes "
-            "on ask something else: write a fixed date into the chat template",
+            "it depends on the day (strftime_now) or on chance, so the prompt differs each "
+            "night and after a resume: write a fixed date into the chat template",
             False,
             changing,
         ),

@@ -75,7 +75,7 @@ def last_number(text: str) -> Number | None:
 
 
 def marked_number(text: str) -> Number | None:
-    """Returns the last number behind `####`; on its line only a unit or punctuation may follow."""
+    """Returns the last number after `####`; on its line only a unit or punctuation may follow."""
     same = _same(text)
     for match in deque(_MARKED.finditer(same), maxlen=1):
         start, rest = match.start(1), match[2]

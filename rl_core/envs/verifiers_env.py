@@ -33,7 +33,7 @@ def _make_rows(
         raise ValueError(
             f"env={env.name} returns {type(environment).__name__}: only a SingleTurnEnv of "
             "verifiers is taken; write several turns as a method `reply`, and tools as a class of "
-            "tools (docs/training.md)"
+            "tools (docs/tools.md)"
         )
     tests = [_row(env, one) for one in environment.get_eval_dataset()][:test_size]
     keys = {row.key for row in tests}

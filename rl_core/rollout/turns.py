@@ -1,6 +1,6 @@
 """Several turns: the env answers a response, and the model continues (`env.max_turns`), stage 3.
 
-The model continues from the tokens that it sampled, and the env's text is tokenized by itself: the
+The model continues from the tokens that it sampled, and the env's text is tokenized separately: the
 log-probs are of the sampled tokens, and tokenizing the text again could give others. A turn is a
 request of its own; its prompt is the conversation so far, which vLLM holds in its prefix cache.
 """

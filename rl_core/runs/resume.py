@@ -95,7 +95,7 @@ def newest_sound(run: RunFolder) -> tuple[Checkpoint | None, dict[Path, str]]:
         folder = checkpoints_folder(run.path)
         raise ValueError(
             f"{run.run_id} has no sound checkpoint to continue from: {_in_words(damaged)}; put a "
-            f"whole copy in place, or start anew with run_id=NAME (in {run.run_id} after removing "
+            f"whole copy in place, or start again with run_id=NAME (in {run.run_id} after removing "
             f"{folder})"
         )
     return checkpoint, damaged

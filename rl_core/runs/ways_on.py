@@ -17,7 +17,7 @@ WAYS_ON: Final = (
     ),
     ("finished", "run_id=NAME trainer.total_steps=MORE", "its last step"),
     ("any, with other settings", "the new settings and run_id=NAME", "the last saved step"),
-    ("any, to begin anew", "the same command with run_id=NEWNAME", "step 0"),
+    ("any, to begin again", "the same command with run_id=NEWNAME", "step 0"),
     ("a night, interrupted", "the next night", "the last saved step"),
     ("a night, failed", "Retry in the UI, or run_id=NAME", "the last saved step"),
 )

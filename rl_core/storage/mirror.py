@@ -184,7 +184,7 @@ class Mirror:
         left = {} if self._lease.is_lost else self._run.missing()
         if left or self._thread.is_alive():
             _logger.warning(
-                "%d files (%s) of run %s are not in %s yet%s: they lie in %s, and the next "
+                "%d files (%s) of run %s are not in %s yet%s: they are in %s, and the next "
                 "command with this storage.root sends them",
                 len(left),
                 disk_size(sum(stat.size for stat in left.values())),

@@ -28,7 +28,7 @@ PROCESS_GROUP: Final = "COUNTDOWN_TRAIN_PROCESS_GROUP"
 A name begins with the process that ends the group: its pid, and when it started."""
 _PREFIX: Final = "rl-"
 _LONGEST_TEMP_ROOT: Final = 28
-"""Bytes: Ray's sockets lie up to 79 below it, and a unix socket's path may have 107."""
+"""Bytes: Ray's socket paths add up to 79, and a unix socket's path may have 107."""
 _LONGEST_LOADING_S: Final = 1.0
 _LONGEST_END_S: Final = 10.0
 _START_TIME = 19

@@ -1,4 +1,4 @@
--- one row per run and step: how far the engine's log-probs lie from the learner's, in nats per token.
+-- one row per run and step: how far the engine's log-probs are from the learner's, in nats per token.
 -- Ask it whether the rollout engine runs stale or rounded weights: it should stay flat and near 0.
 -- Example: countdown-train sql logprob_gap_by_step -p tolerance=0.001
 -- $tolerance: float = 0.01 (a response above it counts as off)

@@ -35,7 +35,7 @@ def line(
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Returns numbers in words: `1 to 4, 7`."""
+    """Returns numbers as a text: `1 to 4, 7`."""
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
         if spans and number == spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""The receipt: every check of a run, as lines in words. It reads files; no model, no engine."""
+"""The receipt: every check of a run, a line each. It reads files; no model, no engine."""
 
 from collections.abc import Collection, Sequence
 

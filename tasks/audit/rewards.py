@@ -103,7 +103,7 @@ class Scorers:
         return None
 
     def _problem(self, row: Row) -> Problem | str:
-        """Returns the problem of a row, or in words why it is none of the data set's."""
+        """Returns the problem of a row, or a text: why it is none of the data set's."""
         text = row.get("truth") or row.get("ground_truth")
         problem = self.problems.get(row["prompt_index"])
         if problem is not None:

@@ -162,7 +162,7 @@ def read_metrics(facts: Facts) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _gaps(steps: Sequence[int], *, first: int) -> list[str]:
-    """Returns in words which steps are missing, doubled or out of order."""
+    """Returns as a text which steps are missing, doubled or out of order."""
     wrong = []
     for before, after in pairwise([first - 1, *sorted(set(steps))]):
         if after > before + 1:

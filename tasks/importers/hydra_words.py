@@ -1,4 +1,4 @@
-"""Reads the words behind verl's program as Hydra does: KEY=VALUE, +KEY, ~KEY, groups and sweeps."""
+"""Reads the arguments of verl's program as Hydra does: KEY=VALUE, +KEY, ~KEY, groups and sweeps."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ _LONGEST: Final = 10_000  # characters of a word that Hydra's own parser is give
 
 @dataclass
 class Overrides:
-    """What the words set, of each key the last, and what is said of them."""
+    """What the arguments set, of each key the last, and the notes on them."""
 
     given: dict[str, Given] = field(default_factory=dict)
     taken_away: set[str] = field(default_factory=set)
@@ -58,7 +58,7 @@ class Overrides:
 
 
 def read_overrides(words: list[Word]) -> Overrides:
-    """Returns what the words behind verl's program set."""
+    """Returns what the arguments of verl's program set."""
     read = Overrides()
     rest = iter(words)
     for word in rest:

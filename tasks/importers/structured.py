@@ -61,7 +61,7 @@ def _leaves(key: str, node: yaml.Node) -> Iterator[Word]:
 
 
 def _flow(node: yaml.Node) -> str:
-    """Returns a value in one line, as it would stand behind KEY=; of a section, its names."""
+    """Returns a value in one line, as it would stand after KEY=; of a section, its names."""
     if isinstance(node, yaml.ScalarNode):
         return str(node.value)
     if isinstance(node, yaml.MappingNode):

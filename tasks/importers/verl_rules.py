@@ -45,7 +45,7 @@ def translate(
     no_defaults: Collection[str] = (),
     is_partial: bool = False,
 ) -> tuple[Settings, list[Finding]]:
-    """Returns the settings of verl's command in `line` as ours, and what is said of them.
+    """Returns the settings of verl's command in `line` as ours, and the notes on them.
 
     Of the sections and keys `no_defaults`, and of all that is not given if the script `is_partial`,
     nothing is taken or said.

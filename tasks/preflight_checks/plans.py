@@ -24,7 +24,7 @@ from rl_core.resources.memory_need import (
     starves_engine,
     why_not_split,
 )
-from rl_core.resources.memory_plan import ModelShape, compute_width, memory_plan, micro_batch_tokens
+from rl_core.resources.memory_plan import ModelShape, compute_width, memory_plan
 from rl_core.resources.model_shape import known_shape
 from rl_core.system.model_folder import CONFIG, read_object
 from rl_core.system.words import GIB, disk_size
@@ -32,7 +32,6 @@ from rl_core.tracking.host_memory import memory_left, own_bytes
 from tasks.preflight_checks import Finding, fatal, ok, warning
 from tasks.preflight_checks.device import cards_here
 
-_FLOAT32: Final = 4
 _VERSIONS_IN_FLIGHT: Final = 4  # Ray's store holds so many copies of the weights, see cluster.py
 _SAVE_S_PER_GB: Final = 2.4  # snapshot and write, on a busy machine (benchmarks, checkpoints)
 _NO_HELP: Final = (
@@ -50,23 +49,18 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
     if why is not None:
         yield fatal("memory", why)
         return
-    tokens = micro_batch_tokens(config)
-    logits = (
-        f"all logits of {tokens:,} tokens take {_FLOAT32 * tokens * shape.vocab_size / GIB:.3g} "
-        "GiB; more than 0.125 are never held at once"
-    )
     on_gpu = config.resources.learner_gpus or config.resources.rollout_gpus
     limit = config.resources.planned_card_gib if on_gpu else _machine_gib()
     if limit is None:  # no card is named: the smallest that is there
         limit = min((card.total_bytes / GIB for card in cards_here()), default=None)
     if limit is None:
         peak = learner_peak(memory_plan(shape, config))
-        message = f"learner {peak.total_bytes / GIB:.2f} GiB at most ({peak.phase}); {logits}"
+        message = f"learner {peak.total_bytes / GIB:.2f} GiB at most ({peak.phase})"
         yield ok("memory", message, "resources.gpu_memory_gib=24 compares it with such a card")
         return
     needed = card_need(shape, config, limit) if on_gpu else machine_need(shape, config)
     place = f"a card of {limit:.3g} GiB" if on_gpu else f"this machine, {limit:.1f} GiB are free"
-    message = f"{needed.total_gib:.1f} GiB on {place} ({needed}); {logits}"
+    message = f"{needed.total_gib:.1f} GiB on {place} ({needed})"
     starved = bool(on_gpu) and starves_engine(shape, config, limit)
     if starved:
         message += (

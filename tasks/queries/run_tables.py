@@ -27,7 +27,7 @@ from rl_core.system.plain_parquet import check_columns, open_parquet
 from rl_core.system.words import did_you_mean, printable
 
 Files = Mapping[str, Sequence[Path]]
-"""Files by the name of the run in whose folder they lie: it counts, not the `run_id` in them."""
+"""Files by the name of the run in whose folder they are: it counts, not the `run_id` in them."""
 _logger = logging.getLogger(__name__)
 
 
@@ -84,7 +84,7 @@ def reading_rollouts(runs: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def sound_files(runs: Sequence[Path], files: Sequence[Path], columns: pa.Schema) -> Files:
-    """Returns the parquet files that can be read, by the run in whose folder they lie.
+    """Returns the parquet files that can be read, by the run in whose folder they are.
 
     A warning names each of the others: what is wrong with one run stops no question.
     """

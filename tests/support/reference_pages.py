@@ -24,6 +24,7 @@ from rl_core.tracking.metric_table import METRICS
 from tasks.importers.verl_table import NEAREST, SAME, TABLE, VALUES
 from tests.support.algorithm_page import algorithms_page
 from tests.support.json_page import escaped, json_page
+from tests.support.sql_page import sql_page
 
 PRESETS: Final = Path(flows.settings.__path__[0]) / "conf" / "preset"
 DOCS: Final = Path(__file__).parents[2] / "docs"
@@ -35,19 +36,19 @@ _SETTINGS: Final = """\
 <!-- written by `python -m tests.support.reference_pages` from docstrings in rl_core/config/ -->
 
 Each setting: its meaning, what is allowed, its default, presets that set it, its names in verl.
-The same words are in the terminal: `countdown-train explain actor.lr` explains one setting.
+In the terminal `countdown-train explain actor.lr` prints the same text of one setting.
 
-Settings are written as `KEY=VALUE` behind a command.
+Write settings as `KEY=VALUE` after a command.
 `preset=NAME` names a file of settings to start from, and `preset=FILE.yaml` takes one of your own.
-What is wrong is said in one line with the nearest valid key, before anything starts.
+A wrong setting is refused in one line with the nearest valid key, before anything starts.
 """
 _VERL: Final = """\
 # verl's and TinyZero's settings, key by key
 
 <!-- written by `python -m tests.support.reference_pages` from tasks/importers/verl.yaml -->
 
-What `import` makes of each key; [coming-from.md](coming-from.md) tells the rest.
-`countdown-train explain actor_rollout_ref.actor.optim.lr` answers for a key of verl's, too.
+What `import` makes of each key; [coming-from.md](coming-from.md) explains the rest.
+`countdown-train explain actor_rollout_ref.actor.optim.lr` explains a key of verl's, too.
 """
 _METRICS: Final = """\
 # Metrics
@@ -80,6 +81,7 @@ def pages() -> dict[str, str]:
         "cli.md": cli_page(),
         "algorithms.md": algorithms_page(),
         "json.md": json_page(),
+        "sql.md": sql_page(),
     }
 
 

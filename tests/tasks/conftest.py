@@ -17,7 +17,7 @@ from tasks.report_page.data import ReportData, gather
 from tests.support.runs import write_rollouts
 
 TWO_RUNS = Path(__file__).parent / "two_runs"
-"""Records, metrics and manifests as they lie in a storage root, and the rollouts as a table."""
+"""Records, metrics and manifests as they are in a storage root, and the rollouts as a table."""
 HOSTILE = '</pre><script>document.title="hacked"</script><img src=x onerror="document.title=1">'
 NO, WRONG, YES = "no_answer", "wrong_value", "correct"
 

@@ -136,7 +136,7 @@ def test_the_champion_is_asked_anew_where_the_settings_are_others(place):
         (lambda folder: (folder / "misshapen").touch(), "tensors misshapen"),
         (
             lambda folder: (folder / "tokenizer.json").write_text("{}"),
-            "has another tokenizer: it is not evaluated anew",
+            "has another tokenizer: it is not evaluated again",
         ),
     ],
 )

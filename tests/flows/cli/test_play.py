@@ -37,7 +37,7 @@ def test_no_torch_is_loaded():
 
 
 def test_the_calculator_of_the_docs_is_played(cli, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "tools.md").read_text()
     (program,) = re.findall(r"```python\n(from rl_core.envs.*?)```", page, re.DOTALL)
     assert len([line for line in program.splitlines() if line.strip()]) <= 20
     (tmp_path / "calculator.py").write_text(program)

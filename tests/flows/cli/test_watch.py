@@ -150,7 +150,7 @@ def test_runs_watch_and_sql_attempts_show_what_to_do_next(cli, run):
     )
     assert "mend it, then the same command" in cli("runs", "one").out
     starts = json.loads(cli("sql", "attempts", "--format", "json").out)
-    columns = ("from_step", "changed_by_retry", "asked", "next_step")
+    columns = ("from_step", "changed_by_retry", "changed_by_you", "next_step")
     assert [tuple(start[name] for name in columns) for start in starts] == [
         (0, None, None, None),
         (0, "rollout.max_num_seqs=128", None, None),

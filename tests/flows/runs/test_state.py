@@ -185,7 +185,7 @@ def test_what_ends_while_the_server_is_away_waits_to_tell_it(monkeypatch, caplog
 
     works()
     assert next(away, None) is None
-    assert caplog.text.count("waiting to tell it") == 1
+    assert caplog.text.count("waiting for it") == 1
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -8,7 +8,7 @@ import flows
 from flows.countdown_train import countdown_train
 from flows.errors import BadInputError
 from flows.nightly import nightly
-from flows.settings.compose import PresetName, compose, own_settings
+from flows.settings.compose import PresetName, changed_to, compose, own_settings
 from rl_core.config.run import RunConfig
 from rl_core.envs.countdown import Countdown
 from rl_core.envs.gsm8k import Gsm8k
@@ -236,3 +236,9 @@ def test_two_settings_in_one_item_are_told_apart(between):
         f"{item!r} is two settings in one item: write 'trainer.total_steps=8' and 'seed=1', each "
         "an item of its own"
     )
+
+
+def test_the_defaults_of_another_env_are_no_changes():
+    config = compose(["preset=smollm2-laptop", "env=custom", "env.format_score=0.5", "seed=1"])
+    changed = changed_to(config)
+    assert (changed.get("env.answer_from"), changed["env.format_score"]) == (None, 0.5)
