@@ -99,6 +99,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "rewards, checkpoints, tests, evaluations, names and attempts. `unknown` cannot be "
         "checked. A reward of yours is called again only if you name it with env.reward=.",
         words="RUN | env.reward=MODULE:FUNCTION",
+        answer="Audit",
     ),
     "rescore": Command(
         "stages:rescore",
