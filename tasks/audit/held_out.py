@@ -142,8 +142,8 @@ def check_absent(
 def _key(problem: Problem) -> str:
     truth = problem.ground_truth
     if isinstance(truth, Mapping) and {"numbers", "target"} <= truth.keys():
-        truth = {"numbers": sorted(truth["numbers"]), "target": truth["target"]}
-        return json.dumps(truth, sort_keys=True)
+        numbers = truth["numbers"] if isinstance(truth["numbers"], list) else []
+        return json.dumps([sorted(map(str, numbers)), truth["target"]])
     return json.dumps(problem.messages)
 
 

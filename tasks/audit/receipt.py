@@ -9,6 +9,7 @@ from tasks.audit.facts import Facts, line
 from tasks.audit.rewards import check_rewards
 
 TITLE = "Receipt"
+_MOST_ATTEMPTS = 1_000
 
 
 def audit_run(run: RunFolder, rewards: Collection[str] = ()) -> list[AuditLine]:
@@ -20,6 +21,8 @@ def audit_run(run: RunFolder, rewards: Collection[str] = ()) -> list[AuditLine]:
     facts = Facts(run, rewards)
     if run.read().preset == IMPORTED:
         return [line("run", "", unknown="it was imported from a log: there is nothing to compare")]
+    if (number := len(facts.attempts)) > _MOST_ATTEMPTS:
+        return [line("attempts", "", [f"run.json has {number:,} attempts: no run has so many"])]
     rows, wrong = steps.read_metrics(facts)
     rollouts = steps.read_rollouts(facts)
     evaluations, unreadable = held_out.read_evaluations(facts)

@@ -236,9 +236,9 @@ def check_agreement(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> Au
                     "rollouts"
                 )
         compared.append(row["step"])
-    words = f"accuracy and mean score of {len(compared)} steps are those of their rollouts"
+    words = f"accuracy and mean score of {counted(len(compared), 'step')} are as in the rollouts"
     if replaced and not wrong:
-        words += f"; not compared: {len(replaced)} steps with groups of algorithm.resample_rounds"
+        words += f"; {len(replaced)} have groups of algorithm.resample_rounds: not compared"
         return AuditLine("metrics of rollouts", "note", words)
     unknown = facts.unreadable or (None if compared else "no step has both metrics and rollouts")
     return line("metrics of rollouts", words, wrong, unknown)
@@ -266,13 +266,16 @@ def check_order(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> AuditL
         return line(subject, "", wrong, f"in which order is unknown: {facts.problems}")
     problems = [problem.index for problem in facts.problems["train"]]
     replaced = {row["step"]: row.get("group/replaced_frac") or 0.0 for row in rows}
+    last = min(max(rollouts.steps, default=0), len(replaced))  # no stranger's step 10 ** 18
     wrong = []
     epoch = taken = num_asked = 0
     order = epoch_order(first.seed, 0, len(problems))
-    for number in range(1, max(rollouts.steps, default=0) + 1):
+    for number in range(1, last + 1):
         config = facts.of_step(number)
         assert isinstance(config, RunConfig)
         size = config.data.train_batch_size
+        if size > len(problems):
+            return line(subject, "", [f"step {number} has {size:,} of {len(problems):,} problems"])
         if len(problems) - taken < size:
             epoch += 1
             taken = 0
@@ -283,7 +286,9 @@ def check_order(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> AuditL
             continue
         step = rollouts.steps[number]
         others = sum(a != b for a, b in zip(due, step.problems, strict=False))
-        if others > round(replaced[number] * size if number in replaced else 0):
+        share = replaced.get(number, 0.0)
+        may_differ = round(size * share) if isinstance(share, float) and 0 <= share <= 1 else 0
+        if others > may_differ:
             place = next(
                 i for i, (a, b) in enumerate(zip(due, step.problems, strict=False)) if a != b
             )
