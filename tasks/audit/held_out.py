@@ -8,8 +8,8 @@ from typing import Any, Final
 from rl_core.evaluation.rows import read_rows
 from rl_core.evaluation.summary import rows_that_count
 from rl_core.runs.receipt import AuditLine
-from rl_core.runs.run_folder import FROM_PYTHON
 from rl_core.runs.rollout_log import step_files
+from rl_core.runs.run_folder import FROM_PYTHON
 from rl_core.system.words import in_one_line
 from rl_core.types import Problem
 from tasks.audit.facts import Facts, line

@@ -252,7 +252,7 @@ def check_staleness(facts: Facts, rollouts: Rollouts) -> AuditLine:
 
 
 def check_order(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> AuditLine:
-    """Compares the problems of each step with the order that the seed gives: each once per epoch."""
+    """Compares the problems of each step with the order that the seed gives: each once an epoch."""
     subject = "problems"
     if facts.unreadable:
         return line(subject, "", unknown=facts.unreadable)
