@@ -50,7 +50,7 @@ def judge(response, answer):
 JUDGED = {
     # reward: its finding on gold answers, and rows of the table
     "styled": ("ok", "gold      not checked: probed:styled takes no answer, so none is right", 7),
-    "judge": ("warning", "'<answer> 31 </answer>' is incorrect, score 0: your response is", 17),
+    "judge": ("warning", "is incorrect, score 0: your response is", 17),
 }
 WARNED = {
     # reward: (the finding with a warning, words in the output)
@@ -101,7 +101,7 @@ def test_what_is_known_of_a_reward_is_measured(cli, mine, name):
 @pytest.mark.parametrize("name", JUDGED)
 def test_a_judge_needs_no_gold_answer(cli, mine, name):
     level, words, num_rows = JUDGED[name]
-    given = [f"probed:{name}", *mine, "env.prompt_template=base", "response=31, since 1 is one"]
+    given = [f"probed:{name}", *mine, "response=31, since 1 is one"]
     printed = cli("reward", "probe", *given)
     assert levels(printed.out)["gold"] == level
     assert words in printed.out
