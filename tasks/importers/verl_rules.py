@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -11,6 +10,7 @@ from rl_core.algos.advantages import ESTIMATORS
 from rl_core.algos.losses import LOSSES
 from rl_core.config.run import RunConfig
 from rl_core.data.sampling import steps_per_epoch
+from tasks.importers.verl_correction import add_correction
 from tasks.importers.verl_decoding import add_tests
 from tasks.importers.verl_files import add_files, num_problems
 from tasks.importers.verl_table import (
@@ -32,9 +32,6 @@ _ROLLOUT: Final = "actor_rollout_ref.rollout."
 _RESPONSES: Final = "actor_rollout_ref.rollout.n"
 _SMALLEST_GROUP: Final = 8  # responses per prompt if the script's number makes no group
 _CLIP: Final = 0.2  # verl's default, of all its losses
-_CORRECTION: Final = "algorithm.rollout_correction."
-_LEVELS: Final = VALUES["actor.importance_level"]
-_CAP: Final = 2.0  # verl's own threshold of weights
 _CLIPS: Final = ("actor.clip_eps_low", "actor.clip_eps_high")
 _NOT_NULL: Final = Given(str(_CLIP), 0)
 _RESAMPLED_AT_MOST: Final = 10  # rounds of dynamic sampling if verl has no limit
@@ -58,7 +55,7 @@ def translate(
     read = {key: one for key, one in given.items() if key not in unread}
     script = ScriptSettings(read, unread, line, frozenset(no_defaults), is_partial)
     for rule in (
-        *(_same, _kl, _kl_estimate, _correction, _defaults, add_files, _unlisted),
+        *(_same, _kl, _kl_estimate, add_correction, _defaults, add_files, _unlisted),
         *(_estimator, _group, _clip_ratio, _losses, _batches, _cards, _checkpointing),
         *(_optimizer_of_ranks, _schedules, _loggers, _chat_args, add_tests),
     ):
@@ -268,62 +265,6 @@ def _batches(script: ScriptSettings) -> None:
         if not script.is_true(_ACTOR + "use_dynamic_bsz"):
             settings["actor.micro_batch_tokens"] = tokens
         settings.setdefault("actor.micro_batch_tokens", tokens)
-
-
-def _correction(script: ScriptSettings) -> None:
-    """Weighs tokens by learner over engine only if verl is set to; by default it is not."""
-    settings = script.settings
-    flat = script.number(_ACTOR + "tis_imp_ratio_cap"), script.plain("algorithm.rollout_is")
-    if not any(flat):
-        settings.pop("actor.importance_cap", None)
-    else:
-        settings.setdefault("actor.importance_cap", _CAP)
-    level = _LEVELS.get(str(script.plain(_CORRECTION + "rollout_is")))
-    if level in ("token", "sequence"):
-        low, cap = _bounds(script.plain(_CORRECTION + "rollout_is_threshold"))
-        _set_weights(script, "rollout_is", (level, low, cap), drops=low is not None)
-    if (name := script.plain(rejects := _CORRECTION + "rollout_rs")) is None:
-        return
-    rejected = _LEVELS.get(str(name))
-    # Responses that are kept by their mean have weights of tokens, at most 2.
-    weighs_alike = rejected == level or (rejected, level) == ("geometric", "token")
-    if rejected is None or not (weighs_alike or level is None):
-        script.say("correction_unlike", rejects)
-        return
-    low, cap = _bounds(script.plain(_CORRECTION + "rollout_rs_threshold"))
-    if name in ("token", "sequence", "geometric"):  # of 2025: bounds of learner over engine
-        low = script.number(_CORRECTION + "rollout_rs_threshold_lower")
-        cap = cap or _bounds(script.plain(_CORRECTION + "rollout_is_threshold"))[1]
-    elif cap is not None and low is not None:  # of the engine over the learner
-        low, cap = 1 / cap, 1 / low
-    cap = _CAP if cap is None else cap
-    _set_weights(script, "rollout_rs", (rejected, low or 1 / cap, cap), drops=True)
-    weighs = "" if level else "; what is kept weighs its ratio"
-    script.say("rejected", rejects, weighs=weighs)
-
-
-def _bounds(threshold: Any) -> tuple[float | None, float | None]:
-    """Returns both bounds of `0.5_2.0`, or the upper one of a number."""
-    low, _, high = str(threshold).rpartition("_")
-    with suppress(ValueError):
-        return (float(low) if low else None), float(high)
-    return None, None
-
-
-def _set_weights(
-    script: ScriptSettings,
-    key: str,
-    weights: tuple[str, float | None, float | None],
-    *,
-    drops: bool,
-) -> None:
-    level, low, cap = weights
-    cap = _CAP if cap is None else cap
-    if cap < 1 or not 0 < (low or 1) <= 1:
-        script.say("correction_bounds", f"{_CORRECTION}{key}_threshold")
-        return
-    ours = {"level": level, "low": low, "cap": cap, "outside": "drop" if drops else "clip"}
-    script.settings |= {f"actor.importance_{name}": value for name, value in ours.items()}
 
 
 def _cards(script: ScriptSettings) -> None:

@@ -1,0 +1,66 @@
+"""verl's correction of rollouts -> `actor.importance_*`: weights of tokens, and what they drop."""
+
+from contextlib import suppress
+from typing import Any, Final
+
+from tasks.importers.verl_table import VALUES, ScriptSettings
+
+_KEYS: Final = "algorithm.rollout_correction."
+_LEVELS: Final = VALUES["actor.importance_level"]
+_CAP: Final = 2.0  # verl's own threshold of weights
+
+
+def add_correction(script: ScriptSettings) -> None:
+    """Weighs tokens by learner over engine only if verl is set to; by default it is not."""
+    settings = script.settings
+    cap_of_early = script.number("actor_rollout_ref.actor.tis_imp_ratio_cap")
+    if cap_of_early or script.plain("algorithm.rollout_is"):
+        settings.setdefault("actor.importance_cap", _CAP)
+    else:
+        settings.pop("actor.importance_cap", None)
+    level = _LEVELS.get(str(script.plain(_KEYS + "rollout_is")))
+    if level in ("token", "sequence"):
+        low, cap = _bounds(script.plain(_KEYS + "rollout_is_threshold"))
+        _set_weights(script, "rollout_is", (level, low, cap), drops=low is not None)
+    if (name := script.plain(rejects := _KEYS + "rollout_rs")) is None:
+        return
+    rejected = _LEVELS.get(str(name))
+    # Responses that are kept by their mean have weights of tokens, at most 2.
+    weighs_alike = rejected == level or (rejected, level) == ("geometric", "token")
+    if rejected is None or not (weighs_alike or level is None):
+        script.say("correction_unlike", rejects)
+        return
+    low, cap = _bounds(script.plain(_KEYS + "rollout_rs_threshold"))
+    if name in ("token", "sequence", "geometric"):  # of 2025: bounds of learner over engine
+        low = script.number(_KEYS + "rollout_rs_threshold_lower")
+        cap = cap or _bounds(script.plain(_KEYS + "rollout_is_threshold"))[1]
+    elif cap is not None and low is not None:  # of the engine over the learner
+        low, cap = 1 / cap, 1 / low
+    cap = _CAP if cap is None else cap
+    _set_weights(script, "rollout_rs", (rejected, low or 1 / cap, cap), drops=True)
+    weighs = "" if level else "; what is kept weighs its ratio"
+    script.say("rejected", rejects, weighs=weighs)
+
+
+def _bounds(threshold: Any) -> tuple[float | None, float | None]:
+    """Returns both bounds of `0.5_2.0`, or the upper one of a number."""
+    low, _, high = str(threshold).rpartition("_")
+    with suppress(ValueError):
+        return (float(low) if low else None), float(high)
+    return None, None
+
+
+def _set_weights(
+    script: ScriptSettings,
+    key: str,
+    weights: tuple[str, float | None, float | None],
+    *,
+    drops: bool,
+) -> None:
+    level, low, cap = weights
+    cap = _CAP if cap is None else cap
+    if cap < 1 or not 0 < (low or 1) <= 1:
+        script.say("correction_bounds", f"{_KEYS}{key}_threshold")
+        return
+    ours = {"level": level, "low": low, "cap": cap, "outside": "drop" if drops else "clip"}
+    script.settings |= {f"actor.importance_{name}": value for name, value in ours.items()}
