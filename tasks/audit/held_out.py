@@ -145,8 +145,3 @@ def _key(problem: Problem) -> str:
         numbers = truth["numbers"] if isinstance(truth["numbers"], list) else []
         return json.dumps([sorted(map(str, numbers)), truth["target"]])
     return json.dumps(problem.messages)
-
-
-def names_in(evaluations: Iterable[Sequence[Row]]) -> set[str]:
-    """Returns the names of the runs that rows belong to."""
-    return {str(row["run_id"]) for rows in evaluations for row in rows}

@@ -3,6 +3,7 @@
 import inspect
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,9 @@ from rl_core.runs.receipt import AuditLine
 from rl_core.runs.run_folder import RunFolder
 from tasks.audit.facts import ranges
 from tasks.audit.receipt import audit_run, is_green
+from tests.support import programs
+from tests.support.programs import own_prefect
+from tests.support.runs import short
 from tests.support.stored_run import STORED
 
 SETTINGS = {
@@ -109,6 +113,24 @@ def test_a_sound_run_is_green(kind, tmp_path, tiny_model_path, monkeypatch):
     assert ("resample_rounds" in lines["metrics of rollouts"].words) == (reward is not None)
     unnamed = {line.subject for line in audit_run(run) if line.outcome == "unknown"}
     assert unnamed == ({"rewards"} if reward else set())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_adapters_of_two_ranks_after_sft_are_green(tmp_path, tiny_overrides):
+    """The whole pipeline, with an evaluation."""
+    command = str(Path(sys.executable).with_name("countdown-train"))
+    ranks = [f"resources.{name}" for name in ("learner_ranks=2", "learner_threads=1")]
+    settings = [*short(tiny_overrides, total_steps=3, test_freq=2, save_freq=2), *ranks]
+    settings += ["model.lora_rank=2", "sft.data=traces", "sft.steps=5", "sft.batch_size=4"]
+    settings += ["data.max_response_length=120", f"storage.root={tmp_path}", "run_id=one"]
+    home = own_prefect(tmp_path / "prefect")
+    done = programs.run(command, "run", *settings, env=home, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = receipt(RunFolder(tmp_path / "runs" / "one"))
+    assert {line.outcome for line in lines.values()} == {"holds"}, lines
+    assert lines["weights"].words.startswith("the weights of 4 syncs")
+    assert lines["rewards of evaluations"].words.startswith("96 answers")
 
 
 def rows_of(run: RunFolder, step: int, change: Callable[[list[dict[str, object]]], object]) -> None:
