@@ -43,8 +43,8 @@ _DIGITS: Final = 10_000
 """More than Python reads as a number."""
 _SHOWN: Final = 80
 _NO_ANSWER: Final = {
-    *("response", "solution_str", "completion", "completions", "solution_strs"),
-    *("question", "prompt", "prompts", "data_source", "data_sources"),
+    *{"response", "solution_str", "completion", "completions", "solution_strs"},
+    *{"question", "prompt", "prompts", "data_source", "data_sources"},
 }
 """Parameters of a function that are no answer, so none of its calls can compare one."""
 _GROWTH_BYTES: Final = 8 * 2**20

@@ -8,6 +8,7 @@ from tasks.importers.verl_table import VALUES, ScriptSettings
 _KEYS: Final = "algorithm.rollout_correction."
 _LEVELS: Final = VALUES["actor.importance_level"]
 _CAP: Final = 2.0  # verl's own threshold of weights
+_LEAST: Final = 1e-9  # which any ratio is above
 
 
 def add_correction(script: ScriptSettings) -> None:
@@ -35,7 +36,7 @@ def add_correction(script: ScriptSettings) -> None:
         low = script.number(_KEYS + "rollout_rs_threshold_lower")
         cap = cap or _bounds(script.plain(_KEYS + "rollout_is_threshold"))[1]
     elif cap is not None and low is not None:  # of the engine over the learner
-        low, cap = 1 / cap, 1 / low
+        cap, low = (1 / bound for bound in (low, cap))
     cap = _CAP if cap is None else cap
     _set_weights(script, "rollout_rs", (rejected, low or 1 / cap, cap), drops=True)
     weighs = "" if level else "; what is kept weighs its ratio"
@@ -46,7 +47,7 @@ def _bounds(threshold: Any) -> tuple[float | None, float | None]:
     """Returns both bounds of `0.5_2.0`, or the upper one of a number."""
     low, _, high = str(threshold).rpartition("_")
     with suppress(ValueError):
-        return (float(low) if low else None), float(high)
+        return (max(float(low), _LEAST) if low else None), max(float(high), _LEAST)
     return None, None
 
 
@@ -59,7 +60,7 @@ def _set_weights(
 ) -> None:
     level, low, cap = weights
     cap = _CAP if cap is None else cap
-    if cap < 1 or not 0 < (low or 1) <= 1:
+    if not (cap >= 1 >= (low or 1)):
         script.say("correction_bounds", f"{_KEYS}{key}_threshold")
         return
     ours = {"level": level, "low": low, "cap": cap, "outside": "drop" if drops else "clip"}
