@@ -19,10 +19,12 @@ def add_correction(script: ScriptSettings) -> None:
         settings.setdefault("actor.importance_cap", _CAP)
     else:
         settings.pop("actor.importance_cap", None)
-    level = _LEVELS.get(str(script.plain(_KEYS + "rollout_is")))
+    level = script.plain(weighs := _KEYS + "rollout_is")
     if level in ("token", "sequence"):
         low, cap = _bounds(script.plain(_KEYS + "rollout_is_threshold"))
         _set_weights(script, "rollout_is", (level, low, cap), drops=low is not None)
+    elif level is not None:
+        script.say("correction_unlike", weighs)
     if (name := script.plain(rejects := _KEYS + "rollout_rs")) is None:
         return
     rejected = _LEVELS.get(str(name))
@@ -31,35 +33,32 @@ def add_correction(script: ScriptSettings) -> None:
     if rejected is None or not (weighs_alike or level is None):
         script.say("correction_unlike", rejects)
         return
-    low, cap = _bounds(script.plain(_KEYS + "rollout_rs_threshold"))
+    limits = [script.plain(f"{_KEYS}rollout_{of}_threshold") for of in ("rs", "is")]
+    low, cap = _bounds(next((limit for limit in limits if limit is not None), None))
     if name in ("token", "sequence", "geometric"):  # of 2025: bounds of learner over engine
         low = script.number(_KEYS + "rollout_rs_threshold_lower")
-        cap = cap or _bounds(script.plain(_KEYS + "rollout_is_threshold"))[1]
-    elif cap is not None and low is not None:  # of the engine over the learner
+    elif low is not None:  # of the engine over the learner
         cap, low = (1 / bound for bound in (low, cap))
-    cap = _CAP if cap is None else cap
     _set_weights(script, "rollout_rs", (rejected, low or 1 / cap, cap), drops=True)
-    weighs = "" if level else "; what is kept weighs its ratio"
-    script.say("rejected", rejects, weighs=weighs)
+    script.say("rejected", rejects, weighs="" if level else "; what is kept weighs its ratio")
 
 
-def _bounds(threshold: Any) -> tuple[float | None, float | None]:
-    """Returns both bounds of `0.5_2.0`, or the upper one of a number."""
+def _bounds(threshold: Any) -> tuple[float | None, float]:
+    """Returns both bounds of `0.5_2.0`, or the upper one of a number, by default verl's."""
     low, _, high = str(threshold).rpartition("_")
     with suppress(ValueError):
         return (max(float(low), _LEAST) if low else None), max(float(high), _LEAST)
-    return None, None
+    return None, _CAP
 
 
 def _set_weights(
     script: ScriptSettings,
     key: str,
-    weights: tuple[str, float | None, float | None],
+    weights: tuple[str, float | None, float],
     *,
     drops: bool,
 ) -> None:
     level, low, cap = weights
-    cap = _CAP if cap is None else cap
     if not (cap >= 1 >= (low or 1)):
         script.say("correction_bounds", f"{_KEYS}{key}_threshold")
         return
