@@ -174,11 +174,13 @@ def _config(
     root: Path,
 ) -> RunConfig:
     """Returns the settings of a run; ValueError names the first that is wrong."""
+    from rl_core.runs.run_folder import FROM_PYTHON
+
     env, of_data = _source(problems, root)
     given = {**_DEFAULTS, "trainer.total_steps": steps, "trainer.total_epochs": max(steps, 1)}
     given |= {"trainer.save_freq": steps, "trainer.test_freq": max(1, steps // 4)}
     given |= {"run_id": run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"}
-    given |= {"storage.root": str(root), "preset": "python", "env.name": env} | of_data
+    given |= {"storage.root": str(root), "preset": FROM_PYTHON, "env.name": env} | of_data
     if reward is not None and not callable(reward):
         given["env.reward"] = reward
     given |= settings

@@ -69,7 +69,7 @@ def left_of(run: RunFolder) -> str | None:
     if num_left <= 0:
         return None
     waits = read_waits(run.path)
-    running_s = waits.step_age_s if waits is not None else 0.0
+    running_s = waits.step_age_s if waits is not None and rows else 0.0  # before: a start, no step
     return cost.time_left(
         seconds, num_left, record.planned_step_s, config.budget, running_s=running_s
     )

@@ -311,6 +311,27 @@ class Pair(Facts):
     """Of McNemar's exact test, or of the sign-flip test if responses were sampled."""
 
 
+class Line(Facts):
+    """What one check of an audit came to."""
+
+    model_config = ConfigDict(from_attributes=True)
+    subject: str
+    """What was checked."""
+    outcome: Literal["holds", "note", "unknown", "FAILS"]
+    """`note`: it holds, and there is something to know; `unknown`: it cannot be checked."""
+    words: str
+    """What was compared with what, or what is wrong."""
+
+
+class Audit(Facts):
+    """The receipt of a run."""
+
+    run_id: str
+    """Its name."""
+    lines: list[Line]
+    """One per check; the exit code is 1 if one fails or is unknown."""
+
+
 class Compare(Facts):
     """Two or more runs."""
 

@@ -94,11 +94,11 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "audit": Command(
         "reports:audit",
         "check that a RUN's files agree with each other and its settings; 0 only if all holds",
-        about="{help}. It reads files only. Each line says what was compared, or what is wrong: "
-        "metrics, rollouts, the order of problems, staleness, the weights of engines at each sync, "
-        "rewards, checkpoints, tests, evaluations, names and attempts. `unknown` cannot be "
-        "checked. A reward of yours is called again only if you name it with env.reward=.",
+        about="{help}. It reads files only. Each line says what was compared, or what is wrong. "
+        "`unknown` cannot be checked. A reward of yours is called again only if you name it with "
+        "env.reward=.",
         words="RUN | env.reward=MODULE:FUNCTION",
+        answer="Audit",
     ),
     "rescore": Command(
         "stages:rescore",

@@ -127,7 +127,10 @@ def _tokenizer(config: RunConfig, run: RunFolder | None) -> tuple[str, CountToke
 
 @contextmanager
 def _without_torch() -> Iterator[None]:
-    """Hides torch from transformers, whose tokenizers do without; not if one of them is loaded."""
+    """Hides torch from transformers, whose tokenizers do without; not if one of them is loaded.
+
+    In this process transformers stays without it: no command loads a model after `data lengths`.
+    """
     hides = sys.modules.keys().isdisjoint({"torch", "transformers"})
     if hides:
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would warn that torch is missing

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 
+from flows.cli.reply import give
 from flows.cli.terminal import say
 from flows.errors import BadInputError, RunFailedError
 from flows.runs.lookup import find_run, run_first, where_and_others
@@ -36,6 +37,7 @@ def audit(words: Sequence[str]) -> None:
         raise BadInputError(f"audit takes RUN, and env.reward= or env= if it is code, not {key}=")
     run = find_run(where)
     lines = audit_run(run, rewards.strip("[]").split(","))
+    give(run_id=run.run_id, lines=lines)
     for line in lines:
         say(f"{line.outcome:8} {line.subject:23} {line.words}")
     with mirrored(compose(where).storage, run.run_id), suppress(OSError):

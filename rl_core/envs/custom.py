@@ -76,7 +76,8 @@ def _truth(record: Record) -> Any:
         raise ValueError(f"{name}={value!r} is blank: write what is right, or leave the row out")
     if truth is None:
         raise ValueError(
-            "it has none of `answer`, `ground_truth` and reward_model.ground_truth: add one"
+            "it has none of `answer`, `ground_truth` and reward_model.ground_truth: add one "
+            "(any text, if env.reward takes none)"
         )
     try:
         json.dumps(truth, allow_nan=False)

@@ -23,6 +23,9 @@ _HOST_LINK: Final = 3e9  # bytes/s of weights to engines, through the machine's 
 _USUAL_RESPONSE: Final = 256
 """Tokens. First responses of a 0.5B model took 181 of 1,024 allowed on Countdown (the diary) and
 239 of 512 on GSM8K (verl's quickstart)."""
+_REPLACED: Final = 0.5
+"""Of a round's groups, those that teach nothing and are replaced: all at first, and in between few
+(benchmarks/README.md, "Groups that teach nothing")."""
 _SEARCH_SHARE: Final = 1 / 3
 """Of the longest allowed response, for models that were shown our searches. Quickstart's took 27 of
 128 tokens at first and 43 at the end, SmolLM2's 59 of 160 (benchmarks/README.md)."""
@@ -120,13 +123,29 @@ def step_time(
     num_cards += rollout.num_engines * rollout.tensor_parallel_size * resources.rollout_gpus
     # On a CPU each process has threads of its own.
     takes_turns = resources.learner_gpus > 0 and num_cards <= 1
+    rounds = range(config.algorithm.resample_rounds + 1)
+    drawn = [config.data.train_batch_size * _REPLACED**i for i in rounds]
     return StepTime(
-        generate=_generate(shape, config, machine, lengths, shares),
+        generate=sum(
+            _generate(shape, config, machine, lengths, shares, num_prompts)
+            for num_prompts in drawn
+            if num_prompts >= 1
+        ),
         learn=_learn(shape, config, machine, lengths, shares),
         sync=compute_width(config) * shape.num_parameters * rollout.num_engines / _HOST_LINK,
         other=shares.step_s,
         is_ahead=rollout.staleness > 0 and not takes_turns,
     )
+
+
+def test_s(shape: ModelShape, config: RunConfig, machine: Machine) -> float:
+    """Returns the seconds of one test during training."""
+    size = min(config.trainer.test_problems, config.data.test_size)
+    samples = config.evaluation.samples_that_count
+    data = config.data.model_copy(update={"train_batch_size": size})
+    algorithm = config.algorithm.model_copy(update={"group_size": samples, "resample_rounds": 0})
+    test = config.model_copy(update={"data": data, "algorithm": algorithm})
+    return step_time(shape, test, machine).generate
 
 
 def sft_step_s(shape: ModelShape, config: RunConfig, machine: Machine) -> float:
@@ -170,15 +189,20 @@ def forward_flops(
 
 
 def _generate(
-    shape: ModelShape, config: RunConfig, machine: Machine, lengths: Lengths, shares: Shares
+    shape: ModelShape,
+    config: RunConfig,
+    machine: Machine,
+    lengths: Lengths,
+    shares: Shares,
+    num_prompts: float,
 ) -> float:
-    """Returns the seconds of a step's responses."""
+    """Returns the seconds of the responses to so many prompts."""
     width = compute_width(config)
     rollout = config.rollout
     engines = config.rollout.num_engines
     if machine.on_gpu:  # engines that are not split: several on one card share its bandwidth
         engines = max(1, min(engines, math.floor(engines * config.resources.rollout_gpus)))
-    num_prompts = config.data.train_batch_size / engines
+    num_prompts /= engines
     num_rows = num_prompts * config.algorithm.group_size
     # Of more engines than rows, each has one row or none: those with one decide.
     decodes = decoding_steps(max(num_rows, 1.0), lengths, rollout.max_num_seqs)

@@ -56,6 +56,8 @@ _logger = logging.getLogger(__name__)
 
 IMPORTED: Final = "imported"
 """The preset of a run that was made from another system's log."""
+FROM_PYTHON: Final = "python"
+"""The preset of a run of `rl_core.train`, whose accuracies are those of its tests."""
 AFTER: Final = "continued after: "
 """Begins an attempt's reason after a failed or interrupted one; the reason of that one follows."""
 

@@ -38,6 +38,18 @@ def load_function(name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]  # callable() says no more
 
 
+def parameters_of(name: str) -> set[str] | None:
+    """Returns what a function takes by its file, which is not loaded; None if that does not say."""
+    place = _place(name)
+    nodes = _parsed(place[1]) if place else []
+    for node in nodes:
+        if getattr(node, "name", None) == name.partition(":")[2]:
+            arguments = getattr(node, "args", None)  # none of a class
+            parts = [*ast.walk(arguments)] if arguments else []
+            return {part.arg for part in parts if isinstance(part, ast.arg)} or None
+    return None
+
+
 def tool_names(kind: type) -> list[str]:
     """Returns the public methods of a class of tools that a model may call."""
     methods = inspect.getmembers(kind, inspect.isfunction)
@@ -87,13 +99,18 @@ def _file(folder: Path, module: str) -> Path | None:
 
 def _uses(file: Path) -> list[str]:
     """Returns the names of the modules that a file imports, those of `from a import b` as well."""
-    try:
-        nodes = [*ast.walk(ast.parse(file.read_bytes()))]
-    except (SyntaxError, ValueError):
-        return []
+    nodes = _parsed(file)
     names = [x.name for node in nodes if isinstance(node, ast.Import) for x in node.names]
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             module = node.module or ""
             names += [module, *(f"{module}.{x.name}".strip(".") for x in node.names)]
     return [name for name in names if name]
+
+
+def _parsed(file: Path) -> list[ast.AST]:
+    """Returns a file's nodes, the outer ones first; none if it is no Python."""
+    try:
+        return [*ast.walk(ast.parse(file.read_bytes()))]
+    except (SyntaxError, ValueError):
+        return []

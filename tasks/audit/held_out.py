@@ -9,6 +9,7 @@ from rl_core.evaluation.rows import read_rows
 from rl_core.evaluation.summary import rows_that_count
 from rl_core.runs.receipt import AuditLine
 from rl_core.runs.rollout_log import step_files
+from rl_core.runs.run_folder import FROM_PYTHON
 from rl_core.system.words import in_one_line
 from rl_core.types import Problem
 from tasks.audit.facts import Facts, line
@@ -38,7 +39,10 @@ def check_evaluations(
     """Compares what base and trained model were asked, their rewards, and the record."""
     subject = "evaluations"
     if not evaluations and not wrong:
-        return [line(subject, "", unknown="the run was not evaluated")]
+        record = facts.run.read()
+        if record.accuracy_after is None or record.preset == FROM_PYTHON:  # those are of its tests
+            return [AuditLine(subject, "note", "none: the run was not evaluated")]
+        return [line(subject, "", unknown="run.json has accuracies, and eval/ has no answers")]
     asked_of = {
         name: {tuple(row[key] for key in _ASKED) for row in rows}
         for name, rows in evaluations.items()
@@ -138,11 +142,6 @@ def check_absent(
 def _key(problem: Problem) -> str:
     truth = problem.ground_truth
     if isinstance(truth, Mapping) and {"numbers", "target"} <= truth.keys():
-        truth = {"numbers": sorted(truth["numbers"]), "target": truth["target"]}
-        return json.dumps(truth, sort_keys=True)
+        numbers = truth["numbers"] if isinstance(truth["numbers"], list) else []
+        return json.dumps([sorted(map(str, numbers)), truth["target"]])
     return json.dumps(problem.messages)
-
-
-def names_in(evaluations: Iterable[Sequence[Row]]) -> set[str]:
-    """Returns the names of the runs that rows belong to."""
-    return {str(row["run_id"]) for rows in evaluations for row in rows}

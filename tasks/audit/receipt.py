@@ -6,9 +6,9 @@ from rl_core.runs.receipt import AuditLine
 from rl_core.runs.run_folder import IMPORTED, RunFolder
 from tasks.audit import files, held_out, steps
 from tasks.audit.facts import Facts, line
-from tasks.audit.rewards import check_rewards
 
 TITLE = "Receipt"
+_MOST_ATTEMPTS = 1_000
 
 
 def audit_run(run: RunFolder, rewards: Collection[str] = ()) -> list[AuditLine]:
@@ -20,14 +20,15 @@ def audit_run(run: RunFolder, rewards: Collection[str] = ()) -> list[AuditLine]:
     facts = Facts(run, rewards)
     if run.read().preset == IMPORTED:
         return [line("run", "", unknown="it was imported from a log: there is nothing to compare")]
+    if (number := len(facts.attempts)) > _MOST_ATTEMPTS:
+        return [line("attempts", "", [f"run.json has {number:,} attempts: no run has so many"])]
     rows, wrong = steps.read_metrics(facts)
     rollouts = steps.read_rollouts(facts)
     evaluations, unreadable = held_out.read_evaluations(facts)
     all_rows = list(evaluations.values())
-    names = rollouts.run_ids | held_out.names_in(all_rows)
-    again = check_rewards(
-        rollouts.wrong["rewards"], rollouts.unknown.get("rewards"), rollouts.num_scored
-    )
+    names = rollouts.run_ids | {str(row["run_id"]) for rows in all_rows for row in rows}
+    num_scored = f"{rollouts.num_scored:,}"
+    again = f"{num_scored} logged responses get the logged verdict, answer, value and score again"
     return [
         files.check_names(facts, names),
         files.check_attempts(facts),
@@ -37,7 +38,7 @@ def audit_run(run: RunFolder, rewards: Collection[str] = ()) -> list[AuditLine]:
         steps.check_order(facts, rollouts, rows),
         steps.check_staleness(facts, rollouts),
         files.check_weights(facts, rollouts.versions),
-        again,
+        line("rewards", again, rollouts.wrong["rewards"], rollouts.unknown.get("rewards")),
         files.check_checkpoints(facts),
         held_out.check_tests(facts),
         *held_out.check_evaluations(facts, evaluations, unreadable),

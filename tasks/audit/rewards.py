@@ -12,13 +12,12 @@ from typing import Any, Final
 from rl_core.config.run import RunConfig
 from rl_core.envs.tool_env import ToolEnv
 from rl_core.rewards.scoring import Rewards, start_rewards
-from rl_core.runs.receipt import AuditLine
 from rl_core.runs.resume import CALLED_REWARD
 from rl_core.runs.rollout_log import as_double
 from rl_core.system.named_code import source_digest
 from rl_core.system.plain_files import parse_json
 from rl_core.types import REWARD_ERROR, Problem, ScoredText
-from tasks.audit.facts import Facts, line
+from tasks.audit.facts import Facts
 
 _SAME: Final = 1e-9
 Row = Mapping[str, Any]
@@ -139,9 +138,3 @@ def _difference(row: Row, scored: ScoredText) -> str | None:
     if row["score"] is None or not isclose(row["score"], scored.score, abs_tol=_SAME):
         return f"score is {row['score']}, and its response gets {scored.score:g}"
     return None
-
-
-def check_rewards(wrong: Sequence[str], unknown: str | None, num_scored: int) -> AuditLine:
-    """Says whether every reward is the one that its response gets."""
-    words = f"{num_scored:,} logged responses get the logged verdict, answer, value and score again"
-    return line("rewards", words, wrong, unknown)

@@ -18,7 +18,7 @@ from rl_core.runs.rollout_log import step_files
 from rl_core.schema import ROLLOUTS
 from rl_core.system.plain_files import read_plain
 from rl_core.system.plain_parquet import check_columns, open_parquet
-from rl_core.system.words import in_one_line
+from rl_core.system.words import counted, in_one_line
 from tasks.audit.facts import OLDER, Facts, file_digest, line, ranges
 from tasks.audit.rewards import Scorers
 from tasks.queries.run_tables import reading_rollouts
@@ -218,10 +218,13 @@ def check_agreement(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> Au
     """Compares accuracy and mean reward in the metrics with those of the rollouts."""
     wrong = []
     compared = []
+    replaced = []
     for row in rows:
-        config = facts.of_step(row["step"])
         step = rollouts.steps.get(row["step"])
-        if step is None or not isinstance(config, RunConfig) or config.algorithm.resample_rounds:
+        if step is None or isinstance(facts.of_step(row["step"]), str):
+            continue
+        if row.get("group/replaced_frac"):
+            replaced.append(row["step"])
             continue
         means = {"reward/accuracy": step.num_correct, "critic/score/mean": step.reward}
         for name, total in means.items():
@@ -233,7 +236,10 @@ def check_agreement(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> Au
                     "rollouts"
                 )
         compared.append(row["step"])
-    words = f"accuracy and mean score of {len(compared)} steps are those of their rollouts"
+    words = f"accuracy and mean score of {counted(len(compared), 'step')} are as in the rollouts"
+    if replaced and not wrong:
+        words += f"; {len(replaced)} have groups of algorithm.resample_rounds: not compared"
+        return AuditLine("metrics of rollouts", "note", words)
     unknown = facts.unreadable or (None if compared else "no step has both metrics and rollouts")
     return line("metrics of rollouts", words, wrong, unknown)
 
@@ -246,27 +252,30 @@ def check_staleness(facts: Facts, rollouts: Rollouts) -> AuditLine:
 
 
 def check_order(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> AuditLine:
-    """Compares the problems of each step with the order that the seed gives: each once a pass."""
+    """Compares the problems of each step with the order that the seed gives: each once an epoch."""
     subject = "problems"
     if facts.unreadable:
         return line(subject, "", unknown=facts.unreadable)
     first = facts.of_step(1)
     assert isinstance(first, RunConfig)
     if first.data.curriculum is not None:
-        words = f"data.curriculum={first.data.curriculum} chooses them: a pass may leave some out"
+        words = f"data.curriculum={first.data.curriculum} chooses them: an epoch may leave some out"
         return AuditLine(subject, "note", words)
     if isinstance(facts.problems, str):
         wrong = _asked_twice(rollouts)
         return line(subject, "", wrong, f"in which order is unknown: {facts.problems}")
     problems = [problem.index for problem in facts.problems["train"]]
     replaced = {row["step"]: row.get("group/replaced_frac") or 0.0 for row in rows}
+    last = min(max(rollouts.steps, default=0), len(replaced))  # no stranger's step 10 ** 18
     wrong = []
     epoch = taken = num_asked = 0
     order = epoch_order(first.seed, 0, len(problems))
-    for number in range(1, max(rollouts.steps, default=0) + 1):
+    for number in range(1, last + 1):
         config = facts.of_step(number)
         assert isinstance(config, RunConfig)
         size = config.data.train_batch_size
+        if size > len(problems):
+            return line(subject, "", [f"step {number} has {size:,} of {len(problems):,} problems"])
         if len(problems) - taken < size:
             epoch += 1
             taken = 0
@@ -277,7 +286,9 @@ def check_order(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> AuditL
             continue
         step = rollouts.steps[number]
         others = sum(a != b for a, b in zip(due, step.problems, strict=False))
-        if others > round(replaced[number] * size if number in replaced else 0):
+        share = replaced.get(number, 0.0)
+        may_differ = round(size * share) if isinstance(share, float) and 0 <= share <= 1 else 0
+        if others > may_differ:
             place = next(
                 i for i, (a, b) in enumerate(zip(due, step.problems, strict=False)) if a != b
             )
@@ -286,11 +297,12 @@ def check_order(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> AuditL
                 f"group {place} is problem {step.problems[place]}, not {due[place]}"
             )
         elif step.epoch != epoch:
-            wrong.append(f"step {number} says pass {step.epoch}, and is of pass {epoch}")
+            wrong.append(f"step {number} says epoch {step.epoch}, and is of epoch {epoch}")
         num_asked += len(step.problems)
     words = (
         f"{num_asked:,} groups ask the problems in the order of seed={first.seed}, each of "
-        f"{len(problems):,} once a pass, over {epoch + 1} passes and {len(facts.attempts)} attempts"
+        f"{len(problems):,} once per epoch, over {counted(epoch + 1, 'epoch')} and "
+        f"{counted(len(facts.attempts), 'attempt')}"
     )
     return line(subject, words, wrong)
 
@@ -301,7 +313,7 @@ def _asked_twice(rollouts: Rollouts) -> list[str]:
         for problem in step.problems:
             places[step.epoch, problem].append(number)
     return [
-        f"problem {problem} was asked in steps {ranges(steps)} of one pass"
+        f"problem {problem} was asked in steps {ranges(steps)} of one epoch"
         for (_, problem), steps in places.items()
         if len(steps) > 1
     ]

@@ -48,7 +48,7 @@ def words_of_yaml(text: str) -> list[Word]:
         words = [*islice(leaves, _MOST_SETTINGS + 1)]
     if len(words) > _MOST_SETTINGS:
         raise ValueError(f"it holds more than {_MOST_SETTINGS:,} settings")
-    others = [name for name in bases or ["that it belongs to"] if not _BASE.fullmatch(name)]
+    others = [name or "?" for name in bases or ["that it belongs to"] if not _BASE.fullmatch(name)]
     return words and [*(Word(f"--config-name={name}", words[0].line) for name in others), *words]
 
 

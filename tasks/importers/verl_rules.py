@@ -10,6 +10,7 @@ from rl_core.algos.advantages import ESTIMATORS
 from rl_core.algos.losses import LOSSES
 from rl_core.config.run import RunConfig
 from rl_core.data.sampling import steps_per_epoch
+from tasks.importers.verl_correction import add_correction
 from tasks.importers.verl_decoding import add_tests
 from tasks.importers.verl_files import add_files, num_problems
 from tasks.importers.verl_table import (
@@ -54,7 +55,7 @@ def translate(
     read = {key: one for key, one in given.items() if key not in unread}
     script = ScriptSettings(read, unread, line, frozenset(no_defaults), is_partial)
     for rule in (
-        *(_same, _kl, _kl_estimate, _correction, _defaults, add_files, _unlisted),
+        *(_same, _kl, _kl_estimate, add_correction, _defaults, add_files, _unlisted),
         *(_estimator, _group, _clip_ratio, _losses, _batches, _cards, _checkpointing),
         *(_optimizer_of_ranks, _schedules, _loggers, _chat_args, add_tests),
     ):
@@ -264,18 +265,6 @@ def _batches(script: ScriptSettings) -> None:
         if not script.is_true(_ACTOR + "use_dynamic_bsz"):
             settings["actor.micro_batch_tokens"] = tokens
         settings.setdefault("actor.micro_batch_tokens", tokens)
-
-
-def _correction(script: ScriptSettings) -> None:
-    """Caps importance weights only if verl is set to weigh tokens; by default it is not."""
-    weighs = [
-        script.number(_ACTOR + "tis_imp_ratio_cap"),
-        *map(script.plain, TABLE["weighs_tokens"]),
-    ]
-    if any(weighs):
-        script.settings.setdefault("actor.importance_cap", 2.0)  # verl's own threshold
-    else:
-        script.settings.pop("actor.importance_cap", None)
 
 
 def _cards(script: ScriptSettings) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import astuple
 from functools import lru_cache
 from typing import Final
 
@@ -15,7 +16,7 @@ from rl_core.resources.cost import (
     seconds_in_words,
     time_and_price_range,
 )
-from rl_core.resources.roofline import Machine, sft_step_s, step_time, with_bounds
+from rl_core.resources.roofline import Machine, sft_step_s, step_time, test_s, with_bounds
 from rl_core.runs.run_folder import RunFolder
 from rl_core.sft.named_data import planned_sft_steps
 from rl_core.system.devices import CardFigures, find_card, named_card
@@ -25,6 +26,8 @@ from tasks.preflight_checks import Finding, ok, warning
 from tasks.preflight_checks.device import ask_python, cards_here
 from tasks.preflight_checks.plans import model_shape
 
+_SHOWN_S: Final = 60.0
+"""Seconds of all tests that are named apart."""
 PROBE: Final = """
 import json, time, timeit
 import numpy as np
@@ -45,11 +48,14 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
         problems = count_problems(config)
         machine = planned_machine(config)
         known = estimate(config, machine)
+        steps = total_steps(config, problems)
+        tests = _tests(config, steps, machine)
         message = _in_words(config, problems, known, machine) + _sft_in_words(config, machine)
-        steps_to_come = total_steps(config, problems) - 1
+        steps_to_come = steps - 1
     except ValueError:
         return  # another check reports it
-    spending = Spending(config.budget, [known.seconds.typical] if known else [])
+    per_step = [known.seconds.typical + tests.typical / steps] if known else []
+    spending = Spending(config.budget, per_step)
     limit = spending.limit_within(steps_to_come)
     remedy = f"{limit} will stop it earlier: raise it, or lower trainer.total_steps"
     yield warning("time", message, remedy) if limit else ok("time", message)
@@ -87,14 +93,26 @@ def _in_words(
         return f"no run of this shape yet, and {why}: {later}"
     steps = total_steps(config, problems)
     in_epoch = steps_per_epoch(problems, config.data.train_batch_size)
-    epoch, whole = (
-        time_and_price_range(known.seconds.times(number), config.budget)
-        for number in (in_epoch, steps)
+    tests = _tests(config, steps, machine)
+    training = known.seconds.times(steps)
+    whole = Spread(*map(sum, zip(astuple(training), astuple(tests), strict=True)))
+    epoch, all_steps, all_tests = (
+        time_and_price_range(seconds, config.budget)
+        for seconds in (known.seconds.times(in_epoch), whole, tests)
     )
     return (
         f"{seconds_in_words(known.seconds)} per step ({known.source}): {epoch} per epoch of "
-        f"{problems:,} problems, {whole} for {steps:,} steps of training; {later}"
+        f"{problems:,} problems, {all_steps} for {steps:,} steps of training"
+        f"{f' with {all_tests} of tests' if tests.typical >= _SHOWN_S else ''}; {later}"
     )
+
+
+def _tests(config: RunConfig, steps: int, machine: Machine | None) -> Spread:
+    """Returns the seconds of all tests during training; 0 if they are not known."""
+    shape = model_shape(config)
+    if shape is None or machine is None:
+        return Spread(0, 0, 0)
+    return with_bounds((1 + steps // config.trainer.test_freq) * test_s(shape, config, machine))
 
 
 def _sft_in_words(config: RunConfig, machine: Machine | None) -> str:

@@ -113,6 +113,20 @@ QUESTIONS = (
 OF_BAD = (["watch", "bad"], ["prune", "bad", "dry_run=true"], ["sql", "verdict_shares", "bad"])
 
 
+def many_attempts(file: Path, victim: Path) -> None:
+    record = json.loads((STORED / "runs" / "stored" / "run.json").read_text())
+    attempts = [{"started_at": "", "reason": "", "changes": {"actor.lr": [1, 2]}}] * 5_000
+    file.write_text(json.dumps(record | {"run_id": "bad", "attempts": attempts}))
+
+
+OF_AUDITS: dict[str, tuple[str, Damage]] = {
+    "receipt.jsonl, a pipe": ("receipt.jsonl", pipe),
+    "receipt.jsonl, odd lines": ("receipt.jsonl", text(ODD_LINES)),
+    "audit.json, a link": ("audit.json", link),
+    "run.json, many attempts": ("run.json", many_attempts),
+}
+
+
 def root_with(damage: str, folder: Path) -> tuple[Path, Path]:
     """Makes a root with runs `good` and `bad`; returns it, and the victim's file."""
     root, victim = folder / "outputs", folder / "victim"
@@ -120,7 +134,7 @@ def root_with(damage: str, folder: Path) -> tuple[Path, Path]:
     for run in ("good", "bad"):
         shutil.copytree(STORED / "runs" / "stored", root / "runs" / run, symlinks=True)
         without_gone_settings(root / "runs" / run)
-    name, do = DAMAGES[damage]
+    name, do = (DAMAGES | OF_AUDITS)[damage]
     file = root / "runs" / "bad" / name
     file.parent.mkdir(exist_ok=True)
     if file.is_dir():
@@ -146,6 +160,18 @@ def test_a_damaged_run_stops_no_command_of_its_root(damage, tmp_path, capfd):
     assert SECRET not in shown.out + shown.err
     if damage in NAMED:
         assert f"{root / 'runs' / 'bad' / DAMAGES[damage][0]}" in shown.err
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("damage", [*DAMAGES, *OF_AUDITS])
+def test_an_audit_of_it_ends(damage, tmp_path, capfd):
+    root, victim = root_with(damage, tmp_path)
+    assert run_command(["audit", "bad", f"storage.root={root}"]) in (1, 2)
+    shown = capfd.readouterr()
+    assert "Error" not in shown.err
+    audit = root / "runs" / "bad" / "audit.json"
+    assert SECRET not in shown.out + (audit.read_text() if audit.is_file() else "")
+    assert victim.read_text() == f"{SECRET}: 1\n"
 
 
 @pytest.mark.parametrize("damage", ["config.yaml, a link", "log.txt, a link"])

@@ -40,7 +40,18 @@ def hangs(response, answer):
 
 def raises(response, answer):
     raise KeyError("no such thing")
+
+def styled(prompt, response):
+    return len(set(response.split())) / 100
+
+def judge(response, answer):
+    return float(len(set(response.split())) > 3 and "since" in response)
 """
+JUDGED = {
+    # reward: its finding on gold answers, and rows of the table
+    "styled": ("ok", "gold      not checked: probed:styled takes no answer, so none is right", 7),
+    "judge": ("warning", "is incorrect, score 0: your response is", 17),
+}
 WARNED = {
     # reward: (the finding with a warning, words in the output)
     "contained": ("texts", "not as expected: no form, empty, blanks"),
@@ -84,6 +95,18 @@ def test_what_is_known_of_a_reward_is_measured(cli, mine, name):
     check, words = WARNED.get(name, (None, "200 calls, one at a time"))
     assert {one for one, level in found.items() if level != "ok"} == {check} - {None}
     assert words in printed.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JUDGED)
+def test_a_judge_needs_no_gold_answer(cli, mine, name):
+    level, words, num_rows = JUDGED[name]
+    given = [f"probed:{name}", *mine, "response=31, since 1 is one"]
+    printed = cli("reward", "probe", *given)
+    assert levels(printed.out)["gold"] == level
+    assert words in printed.out
+    assert f"\n({num_rows} rows)" in printed.out
+    assert levels(printed.out)["texts"] == "ok"
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import torch
 
 from rl_core.config.run import RunConfig
 from rl_core.learner.profiling import training_flops
+from rl_core.resources import roofline
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.roofline import (
     Lengths,
@@ -256,3 +257,26 @@ def test_a_step_on_two_ranks_and_two_engines_by_hand():
     assert step.sync == pytest.approx(2 * 2 * weights / 3e9)
     assert step.is_ahead
     assert step.total == pytest.approx(max(step.generate, step.learn) + step.sync)
+
+
+def test_groups_that_are_replaced_are_generated_too():
+    def generate(num_prompts: int, rounds: int) -> float:
+        algorithm = {"estimator": "grpo", "group_size": 8, "resample_rounds": rounds}
+        data = {"train_batch_size": num_prompts}
+        settings = config(data=data, algorithm=algorithm, actor={"mini_batch_size": 1})
+        return step_time(QWEN_05B, settings, on("H200"), Lengths(145, 181, 500)).generate
+
+    assert generate(32, 1) == pytest.approx(generate(32, 0) + generate(16, 0))
+    assert generate(4, 9) == pytest.approx(sum(generate(n, 0) for n in (4, 2, 1)))
+
+
+def test_a_test_has_all_its_samples():
+    def seconds(samples: int, **evaluation: object) -> float:
+        settings = config(evaluation={"samples_per_problem": samples, **evaluation})
+        return roofline.test_s(QWEN_05B, settings, on("H200"))
+
+    assert seconds(1) == seconds(64)  # greedy: they are not of the tests
+    sampled = [seconds(n, decoding="sampled") for n in (1, 16, 64)]
+    assert sampled[0] == seconds(1)
+    assert 8 < sampled[1] / sampled[0] <= 16
+    assert 3.5 < sampled[2] / sampled[1] <= 4

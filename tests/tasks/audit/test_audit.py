@@ -1,8 +1,11 @@
 """A real run whose receipt holds, and copies of it in each of which one thing was changed."""
 
+import inspect
 import json
 import shutil
+import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +18,10 @@ from rl_core.rollout.hf_engine import HfEngine
 from rl_core.runs.receipt import AuditLine
 from rl_core.runs.run_folder import RunFolder
 from tasks.audit.facts import ranges
-from tasks.audit.receipt import audit_run
+from tasks.audit.receipt import audit_run, is_green
+from tests.support import programs
+from tests.support.programs import own_prefect
+from tests.support.runs import short
 from tests.support.stored_run import STORED
 
 SETTINGS = {
@@ -43,7 +49,7 @@ def trained(
     root: Path,
     model: Path,
     steps: int,
-    reward: Callable[[str], float] | None = None,
+    reward: Callable[[str], float] | str | None = None,
     **settings: object,
 ) -> RunFolder:
     given = {"problems": PROBLEMS, "settings": SETTINGS | settings, "root": root, "run_id": "one"}
@@ -73,8 +79,7 @@ def receipt(run: RunFolder) -> dict[str, AuditLine]:
 def test_a_run_in_two_attempts_agrees_with_itself(whole):
     lines = receipt(whole)
     outcomes = {subject: line.outcome for subject, line in lines.items()}
-    assert outcomes.pop("evaluations") == "unknown"  # `rl_core.train` makes none
-    assert outcomes.pop("attempts") == "note"
+    assert outcomes.pop("evaluations") == outcomes.pop("attempts") == "note"
     assert set(outcomes.values()) == {"holds"}, lines
     assert "trainer.total_steps=6" in lines["attempts"].words
     assert lines["metrics"].words == (
@@ -83,6 +88,49 @@ def test_a_run_in_two_attempts_agrees_with_itself(whole):
     assert lines["rollouts"].words.startswith("48 rows of steps 1 to 6, each once; 6 of 6 files")
     assert lines["weights"].words.startswith("the weights of 7 syncs of engines are the learner's")
     assert "checkpoints of steps 2, 4, 6" in lines["checkpoints"].words
+
+
+KINDS = {
+    "adapters": {"model.lora_rank": 2},
+    "a teacher": {"algorithm.estimator": "distill", "teacher.path": "MODEL"},
+    "replaced groups": {"algorithm.resample_rounds": 2, "algorithm.outcome_gate": False},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sound_run_is_green(kind, tmp_path, tiny_model_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(inspect.getsource(letters))
+    monkeypatch.chdir(tmp_path)
+    settings = {
+        key: str(tiny_model_path) if value == "MODEL" else value
+        for key, value in KINDS[kind].items()
+    }
+    reward = "mine:letters" if kind == "replaced groups" else None
+    run = trained(tmp_path, tiny_model_path, 2, reward, **settings)
+    lines = {line.subject: line for line in audit_run(run, [str(reward)])}
+    assert is_green([*lines.values()]), lines
+    assert lines["rewards"].words.startswith("16 logged responses")
+    assert ("resample_rounds" in lines["metrics of rollouts"].words) == (reward is not None)
+    unnamed = {line.subject for line in audit_run(run) if line.outcome == "unknown"}
+    assert unnamed == ({"rewards"} if reward else set())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_adapters_of_two_ranks_after_sft_are_green(tmp_path, tiny_overrides):
+    """The whole pipeline, with an evaluation."""
+    command = str(Path(sys.executable).with_name("countdown-train"))
+    ranks = [f"resources.{name}" for name in ("learner_ranks=2", "learner_threads=1")]
+    settings = [*short(tiny_overrides, total_steps=3, test_freq=2, save_freq=2), *ranks]
+    settings += ["model.lora_rank=2", "sft.data=traces", "sft.steps=5", "sft.batch_size=4"]
+    settings += ["data.max_response_length=120", f"storage.root={tmp_path}", "run_id=one"]
+    home = own_prefect(tmp_path / "prefect")
+    done = programs.run(command, "run", *settings, env=home, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = receipt(RunFolder(tmp_path / "runs" / "one"))
+    assert {line.outcome for line in lines.values()} == {"holds"}, lines
+    assert lines["weights"].words.startswith("the weights of 4 syncs")
+    assert lines["rewards of evaluations"].words.startswith("96 answers")
 
 
 def rows_of(run: RunFolder, step: int, change: Callable[[list[dict[str, object]]], object]) -> None:
@@ -112,6 +160,24 @@ def swap(one: Path, other: Path) -> None:
 
 def swap_steps(folder: str, ending: str = "") -> Callable[[RunFolder], object]:
     return lambda run: swap(*(run.path / folder / f"step_{step:06d}{ending}" for step in (2, 4)))
+
+
+def far_step(run: RunFolder) -> None:
+    """A step to which nothing may count up."""
+    rows_of(run, 6, lambda rows: [row.update(step=10**15) for row in rows])
+    file = run.path / "rollouts" / "step_000006.parquet"
+    file.rename(file.with_name(f"step_{10**15}.parquet"))
+
+
+def odd_share(run: RunFolder) -> None:
+    """A share of replaced groups that is no number, which would excuse another problem."""
+    lines_of(
+        "metrics.jsonl", lambda lines: lines.append('{"step": 7, "group/replaced_frac": "1"}')
+    )(run)
+    shutil.copy(
+        run.path / "rollouts/step_000003.parquet", run.path / "rollouts/step_000007.parquet"
+    )
+    rows_of(run, 7, lambda rows: [row.update(step=7) for row in rows])
 
 
 def other_model(run: RunFolder) -> None:
@@ -184,6 +250,11 @@ TAMPERED = {
         lambda run: (run.path / "rollouts" / "step_000001.parquet").unlink(),
         ("rollouts", "no rollouts: step 1 is missing"),
     ),
+    "a far step": (far_step, ("rollouts", "no rollouts: step 6 is missing")),
+    "a share of replaced groups": (
+        odd_share,
+        ("problems", "step 7: 4 of 4 problems are not those"),
+    ),
     "rollouts re-ordered": (
         swap_steps("rollouts", ".parquet"),
         ("rollouts", "step_000002.parquet holds rows of step 4"),
@@ -241,11 +312,10 @@ def test_an_engine_that_keeps_old_weights_is_named(tmp_path, tiny_model_path, mo
 
 
 def test_the_command_says_all_and_keeps_it(cli, whole):
-    printed = cli("audit", "one", root=whole.root, code=1)
+    printed = cli("audit", "one", root=whole.root)
     assert "holds    rollouts                48 rows of steps 1 to 6" in printed.out
-    assert printed.err == (
-        "countdown-train: 0 checks of 13 failed for run one, and 1 could not be made\n"
-    )
+    answer = json.loads(cli("audit", "one", "--json", root=whole.root).out)["answer"]
+    assert answer == {"run_id": "one", "lines": [asdict(line) for line in audit_run(whole)]}
     kept = whole.receipt.last_audit(6)
     assert kept is not None
     assert [line.subject for line in kept[1]] == [line.subject for line in audit_run(whole)]
@@ -257,6 +327,7 @@ def test_a_run_of_an_older_version_says_what_cannot_be_checked(cli, tmp_path):
     shutil.copytree(STORED, tmp_path / "old", symlinks=True)
     printed = cli("audit", "latest", root=tmp_path / "old", code=1)
     assert "FAILS" not in printed.out
+    assert "0 checks of 14 failed for run stored, and " in printed.err
     assert "an older version wrote no receipt.jsonl" in printed.out
 
 

@@ -17,7 +17,7 @@ from tasks.preflight_checks.hours import estimate, planned_machine
 DIARY = {
     "data": {"train_batch_size": 32},
     "actor": {"mini_batch_size": 32},
-    "trainer": {"total_epochs": 2},
+    "trainer": {"total_epochs": 2, "test_freq": 10**6, "test_problems": 1},
     "budget": {"price_per_hour": 2.18},
 }
 

@@ -105,6 +105,7 @@ RECIPES = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["data", "trainer", "algorithm", "defaults"]), RECIPES))
 @example(recipe={"defaults": []})
+@example(recipe={"defaults": [""]})
 def test_any_recipe_and_any_program_with_it_is_read_or_refused_in_words(recipe):
     known = {"data": {"train_batch_size": 8}} | recipe
     program = f"words = ['data.train_batch_size=8', 'data.seed=1', {known!r}]"
