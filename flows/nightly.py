@@ -38,6 +38,7 @@ from tasks.messages import Listeners, notify, plain_message, warn_of_mistakes
 from tasks.prefect_ui.flow_run import logs_in_ui
 from tasks.prefect_ui.notify import notify_task
 from tasks.preflight import preflight_validation, refuse_fatal
+from tasks.report_page.page import render_text
 from tasks.start import Start, StartFrom, champion_of, start_task
 
 _MOST_DIAGNOSES: Final = 2
@@ -197,39 +198,18 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
         "flow_run": night.flow_run and url_for("flow-run", obj_id=night.flow_run.id),
         "missed": None if event == "refused" else missed_before(night.flow_run),
     }
-    lines = [f"the night{f' of {night.due}' if night.due else ''} {event}: {reason}"]
+    before = after = protocol = None
     if night.run is not None:
         fields |= _facts(night, night.run)
+        known = fields["intervals"]
+        before = accuracy_in_words(fields["accuracy_before"], known.get("base"))
+        after = accuracy_in_words(fields["accuracy_after"], known.get("trained"))
+        protocol = protocol_of(read_settings(night.run.path))
         if event == "worse":
             fields["next_step"] = fields["next_step"] or _after_worse(fields)
-        lines = [f"{night.run.run_id} {event}: {reason}"]
-        measured = fields["accuracy_before"], fields["accuracy_after"]
-        if measured != (None, None):
-            known = fields["intervals"]
-            before, after = map(
-                accuracy_in_words, measured, (known.get("base"), known.get("trained"))
-            )
-            protocol = protocol_of(read_settings(night.run.path))
-            how = "" if protocol == "greedy" else f", {protocol}"
-            lines.append(f"accuracy {before} -> {after}{how}")
-        by = (
-            f", started from {fields['started_from']}" if night.start and night.start.folder else ""
-        )
-        lines.append(
-            f"{fields['steps']} steps in {fields['minutes']:g} min on {fields['host']}{by}"
-        )
-        lines += [f"diagnosis: {one}" for one in fields["diagnosis"]]
-        if fields["next_step"]:
-            lines.append(f"what to do next: {fields['next_step']}")
-    if fields["missed"]:
-        lines.append(f"warning: {fields['missed']}")
-    if night.start is not None and not night.start.is_as_asked:
-        lines.append(f"warning: it started {night.start.sentence}")
-    if fields["flow_run"]:
-        lines.append(f"flow run: {fields['flow_run']}")
-    if fields.get("report"):
-        lines.append(f"report: {fields['report']} on {fields['host']}")
-    return {**fields, "text": redact("\n".join(lines))}
+    in_words = {"before": before, "after": after, "protocol": protocol, "start": night.start}
+    text = render_text("message.txt.j2", **fields, **in_words)
+    return {**fields, "text": redact(text.rstrip())}
 
 
 def killed(night: Night, state_message: str | None) -> str:

@@ -37,8 +37,13 @@ def render_html(data: ReportData) -> str:
 
 def render_markdown(data: ReportData) -> str:
     """Returns the short version: headline and tables, without any text of a model."""
-    template = _environment(autoescape=False).get_template("report.md.j2")
-    return printable(template.render(data=data, run=data.record), keep=LINES)
+    return render_text("report.md.j2", data=data, run=data.record)
+
+
+def render_text(template: str, **values: object) -> str:
+    """Returns a text by a template of this folder."""
+    text = _environment(autoescape=False).get_template(template).render(**values)
+    return printable(text, keep=LINES)
 
 
 def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> None:
