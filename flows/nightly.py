@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from prefect import Flow, flow
+from prefect import Flow, flow, task
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import Abort
 from prefect.logging import get_run_logger
@@ -36,7 +36,6 @@ from rl_core.system.redaction import redact, redacting_errors
 from rl_core.tracking.diagnosis import diagnose
 from tasks.messages import Listeners, notify, plain_message, warn_of_mistakes
 from tasks.prefect_ui.flow_run import logs_in_ui
-from tasks.prefect_ui.notify import notify_task
 from tasks.preflight import preflight_validation, refuse_fatal
 from tasks.report_page.page import render_text
 from tasks.start import Start, StartFrom, champion_of, start_task
@@ -82,6 +81,13 @@ def tell_of_refused(flow_run: FlowRun) -> str:
         )
         notify(listeners, sent, _logger)
     return str(sent["text"])
+
+
+@task(name="notify", task_run_name="notify webhook and command")
+@redacting_errors()
+def notify_task(listeners: Listeners, message: Mapping[str, Any]) -> None:
+    """Notifies in a flow run."""
+    notify(listeners, message, get_run_logger())
 
 
 @flow(name="nightly", on_crashed=[tell_of_end], on_cancellation=[tell_of_end])

@@ -18,14 +18,8 @@ from flows.cli.reply import give
 from flows.cli.terminal import say
 from flows.errors import BadInputError
 from flows.settings.compose import compose, read_preset
-from flows.settings.keys import (
-    CHOICES,
-    CONF,
-    PRESETS,
-    check_choice,
-    check_key,
-    of_another_env,
-)
+from flows.settings.keys import CHOICES, CONF, PRESETS, check_choice, check_key
+from rl_core.config.mistakes import of_another_env
 from rl_core.config.run import RunConfig
 from rl_core.config.unread import unread_settings
 from rl_core.envs import ENVS
