@@ -182,37 +182,19 @@ def _select_of(view: str) -> str:
     return (SQL_FOLDER / "views" / f"{view}.sql").read_text(encoding="utf-8")
 
 
-class CheckSession:
-    """Tables in memory that any number of data checks look at, through one connection."""
-
-    def __init__(self, connection: DuckDBPyConnection) -> None:
-        self._connection = connection
-        self._tables: list[str] = []
-
-    def add(self, name: str, table: pa.Table) -> None:
-        """Lets the checks read one more table; see `_register`."""
-        _register(self._connection, name, table)
-        self._tables.append(name)
-
-    def unite(self, name: str, tables: Sequence[str]) -> None:
-        """Lets the checks read several tables as one, with a row's table (`split`) and `index`."""
-        select = "select '{0}' as split, extra_info.index, * from {0}"
-        rows = " union all ".join(map(select.format, tables))
-        self._connection.execute(f"create view {name} as {rows}")
-        self._tables.append(name)
-
-    def violations(
-        self, check: Query, parameters: Mapping[str, Value] | None = None
-    ) -> pl.DataFrame:
-        """Returns the rows that violate a check of the added tables; none: it passes."""
-        return _select(self._connection, check.sql, check.bind(parameters or {}), self._tables)
+def unite(connection: DuckDBPyConnection, name: str, tables: Sequence[str]) -> None:
+    """Lets checks read several tables as one, with a row's table (`split`) and `index`."""
+    select = "select '{0}' as split, extra_info.index, * from {0}"
+    rows = " union all ".join(map(select.format, tables))
+    connection.execute(f"create view {name} as {rows}")
 
 
-@contextmanager
-def open_checks() -> Iterator[CheckSession]:
-    """A session for data checks, without tables yet; it reads and writes no files."""
-    with connect({}) as connection:
-        yield CheckSession(connection)
+def violations(
+    connection: DuckDBPyConnection, check: Query, parameters: Mapping[str, Value] | None = None
+) -> pl.DataFrame:
+    """Returns the rows that violate a check of the connection's tables; none: it passes."""
+    tables = [name for (name,) in connection.sql("show tables").fetchall()]
+    return _select(connection, check.sql, check.bind(parameters or {}), tables)
 
 
 def _dataset(files: run_files.Files, columns: pa.Schema) -> pa.Table | pads.Dataset:
@@ -259,7 +241,7 @@ def connect(
         connection.create_function("sign_flip_p", _sign_flip_p, ["DOUBLE[]"], "DOUBLE")
         connection.execute((SQL_FOLDER / "macros.sql").read_text(encoding="utf-8"))
         for name, table in tables.items():
-            _register(connection, name, table)
+            register(connection, name, table)
         for name, (some, columns) in (files or {}).items():
             _register_files(connection, name, some, columns)
         yield connection
@@ -285,7 +267,7 @@ def _register_files(
         raise ValueError(f"not a readable parquet file ({_message(error)})") from error
 
 
-def _register(connection: DuckDBPyConnection, name: str, table: pa.Table | pads.Dataset) -> None:
+def register(connection: DuckDBPyConnection, name: str, table: pa.Table | pads.Dataset) -> None:
     """Lets a connection read one more table; ValueError if DuckDB lacks the type of a column."""
     try:
         connection.register(name, table)
