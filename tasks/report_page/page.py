@@ -32,12 +32,12 @@ def render_html(data: ReportData) -> str:
     """Returns one self-contained page; all text of models and settings is escaped."""
     drawn = {"charts": charts(data), "resource_charts": resource_charts(data)}
     continuing = {"columns": COLUMNS, "rows": WAYS_ON, "notes": NOTES}
-    return _page("report.html.j2", data=data, run=data.record, continuing=continuing, **drawn)
+    return _page("report.html.j2", data=data.shown, run=data.record, continuing=continuing, **drawn)
 
 
 def render_markdown(data: ReportData) -> str:
     """Returns the short version: headline and tables, without any text of a model."""
-    return render_text("report.md.j2", data=data, run=data.record)
+    return render_text("report.md.j2", data=data.shown, run=data.record)
 
 
 def render_text(template: str, **values: object) -> str:
