@@ -67,20 +67,20 @@ def tell_of_end(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
     else:
         reason = killed(night, state.message)
     if is_sent(event, parameters["events"]):
-        listeners = Listeners(parameters["webhook"] or None, tuple(parameters["command"]))
-        notify(listeners, message(event, night, reason), flow_run_logger(flow_run))
+        notify(_listeners(parameters), message(event, night, reason), flow_run_logger(flow_run))
 
 
 def tell_of_refused(flow_run: FlowRun) -> str:
     """Sends the message of a night that was cancelled before it began; returns its text."""
-    parameters = flow_run.parameters
+    parameters = get_call_parameters(nightly.fn, (), flow_run.parameters)
     sent = message("refused", Night(flow_run), why_not_run(flow_run))
-    if is_sent("refused", parameters.get("events", EVENTS)):
-        listeners = Listeners(
-            parameters.get("webhook") or None, tuple(parameters.get("command", ()))
-        )
-        notify(listeners, sent, _logger)
+    if is_sent("refused", parameters["events"]):
+        notify(_listeners(parameters), sent, _logger)
     return str(sent["text"])
+
+
+def _listeners(parameters: Mapping[str, Any]) -> Listeners:
+    return Listeners(parameters["webhook"] or None, tuple(parameters["command"]))
 
 
 @task(name="notify", task_run_name="notify webhook and command")

@@ -47,11 +47,13 @@ def train_supervised(
 
     process = Watched.of_run("trainer", config, run)
     process = replace(process, logs_to_wandb="wandb" in config.trainer.logger)
-    work = {"config": config, "run": run, "data": data, "model_path": model_path}
-    work["evaluates"] = TaskRunContext.get() is not None
-    work["keeps"] = keeps_engines()
-    work["before"] = seconds_before(run)
-    work["called_at"] = time.time()
+    work = {
+        **{"config": config, "run": run, "data": data, "model_path": model_path},
+        "evaluates": TaskRunContext.get() is not None,
+        "keeps": keeps_engines(),
+        "before": seconds_before(run),
+        "called_at": time.time(),
+    }
     steps = call_supervised(process, train_for_parent, work, logger, tell)
     return last_done if steps is None else steps
 
