@@ -166,7 +166,7 @@ def _some_rows(env: TextEnv) -> Sequence[Row]:
 
 
 def made_problems(config: RunConfig, *, count: int) -> Mapping[str, pa.Table]:
-    """Returns problems that the env makes now, `count` of each split; ValueError if it makes none."""
+    """Returns `count` problems of each split that the env makes now; ValueError: it makes none."""
     env = config.env
     if not env.makes_problems():
         raise ValueError(NO_PROBLEMS.format(name=env.name))
