@@ -107,7 +107,7 @@ def _macros() -> Any:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["css"] = lambda colour: f"var(--{colour.replace('_', '-')})"
     environment.globals |= {"width": WIDTH, "height": HEIGHT, "letter": _LETTER}
-    environment.globals["strokes"] = _STROKES
+    environment.globals |= {"left": LEFT, "right": RIGHT, "bottom": BOTTOM, "strokes": _STROKES}
     file = Path(__file__).with_name("chart.svg.j2")
     return environment.from_string(file.read_text(encoding="utf-8")).module
 
@@ -151,17 +151,14 @@ class _Plot:
     x: Point
     y: Point  # the range of each axis
     top: float
-    left: int = LEFT
-    right: int = RIGHT
-    bottom: int = BOTTOM
 
     def place(self, x: float, y: float) -> Point:
         """Returns a point's place in the view box."""
         right = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return (
-            round(self.left + right * (self.right - self.left), 1),
-            round(self.bottom - up * (self.bottom - self.top), 1),
+            round(LEFT + right * (RIGHT - LEFT), 1),
+            round(BOTTOM - up * (BOTTOM - self.top), 1),
         )
 
     def places(self, points: Sequence[Point]) -> list[Point]:
