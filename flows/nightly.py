@@ -85,7 +85,7 @@ def _listeners(parameters: Mapping[str, Any]) -> Listeners:
 
 @task(name="notify", task_run_name="notify webhook and command")
 @redacting_errors()
-def notify_task(listeners: Listeners, message: Mapping[str, Any]) -> None:
+def _notify_task(listeners: Listeners, message: Mapping[str, Any]) -> None:
     """Notifies in a flow run."""
     notify(listeners, message, get_run_logger())
 
@@ -126,7 +126,7 @@ def nightly(
 
     def tell(event: Event, reason: str) -> None:
         if is_sent(event, events):
-            notify_task(listeners, message(event, night, reason))
+            _notify_task(listeners, message(event, night, reason))
 
     with logs_in_ui():
         try:

@@ -26,7 +26,7 @@ _NUM_PROBLEMS: Final = 16
 _LONGEST: Final = 1_000_000
 
 
-def problems_to_play(config: RunConfig) -> list[Problem]:
+def _problems(config: RunConfig) -> list[Problem]:
     """Returns test problems of the settings' data set, or a few that are made for it."""
     folder = dataset_folder(config)
     if (folder / "test.parquet").is_file():
@@ -48,7 +48,7 @@ def play(
     show(_about_tools(config.env))
     with start_rewards(config.env, config.reward) as rewards:
         taking = TurnTaking(config.env, _decode, _encode, rewards.toolbox, _PlainForm())
-        for problem in problems_to_play(config):
+        for problem in _problems(config):
             prompt = "\n".join(message["content"] for message in problem.messages)
             request = GenerationRequest(tuple(_encode(prompt)), seed=0)
             person.seen = 0

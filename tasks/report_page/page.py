@@ -21,9 +21,10 @@ from rl_core.types import Problem
 from tasks.prefect_ui.chart import COLOURS, PALETTE, Point, Series, draw, stacked, thinned
 from tasks.report_page.data import ReportData
 from tasks.report_page.head import as_typed
-from tasks.report_page.samples import ON_PAGE, Row, choose_answers
+from tasks.report_page.samples import Row, choose_answers
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
+_ON_PAGE: Final = 12  # answers of each kind
 _MOST_AREAS = 6  # of a stack of phases or processes; the smallest are summed up
 _logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def render_text(template: str, **values: object) -> str:
 
 def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> None:
     """Writes the page of a model's answers next to their rows, if the disk has room."""
-    answers = choose_answers(rows, problems, most=ON_PAGE)
+    answers = choose_answers(rows, problems, most=_ON_PAGE)
     try:
         write_text_atomically(file.with_suffix(PAGE), _page("answers.html.j2", answers=answers))
     except OSError as error:
