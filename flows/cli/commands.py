@@ -43,7 +43,7 @@ class Command:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By flag, as argparse takes them."""
     answer: str = ""
-    """Of a command with `--json`: the model in answers.yaml of the facts that it gives."""
+    """Of a command with `--json`: the model in answers.py of the facts that it gives."""
 
 
 def _count(text: str) -> int:

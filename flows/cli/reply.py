@@ -1,7 +1,7 @@
 """`--json`: what a command answers as one JSON object, alone on standard output.
 
 A command gives its facts by `give`, in one place and before it may fail; what it says to a person
-is not shown then, and its progress goes to standard error. `answers.yaml` holds the schemas.
+is not shown then, and its progress goes to standard error. `answers.py` holds the schemas.
 """
 
 import json
@@ -29,7 +29,7 @@ _GIVEN: Final[ContextVar[dict[str, Any] | None]] = ContextVar("given", default=N
 
 
 def give(**facts: object) -> None:
-    """Keeps the facts of a command's answer, the fields of its model in `answers.yaml`."""
+    """Keeps the facts of a command's answer, the fields of its model in `answers.py`."""
     _GIVEN.set(facts)
 
 
@@ -53,11 +53,11 @@ def reply(command: str | None, model: str, exit_code: int, message: str) -> str:
 
     `model` is the name of the answer's model.
     """
-    from flows.cli.answers import MODELS  # for programs only
+    from flows.cli import answers  # the models, for programs only
 
     facts = _GIVEN.get()
-    answer = None if facts is None else MODELS[model].model_validate(facts)
-    whole = MODELS["Reply"](
+    answer = None if facts is None else getattr(answers, model).model_validate(facts)
+    whole = answers.Reply(
         command=command,
         exit_code=exit_code,
         answer=answer and answer.model_dump(mode="json"),

@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from flows.cli.answers import MODELS
+from flows.cli import answers
 from flows.cli.commands import COMMANDS
+from flows.cli.explain import docstrings
 
 _JSON: Final = """\
 # Answers for programs: `--json`
 
-<!-- written by `python -m tests.support.reference_pages` from flows/cli/answers.yaml -->
+<!-- written by `python -m tests.support.reference_pages` from flows/cli/answers.py -->
 
 For scripts and dashboards. With `--json` these commands print one JSON object on standard output
 and nothing else; progress, warnings and errors go to standard error.
@@ -46,10 +47,10 @@ def escaped(text: str) -> str:
 
 def json_page() -> str:
     """Returns the fields of each command's answer."""
-    lines = [_JSON, "## Of every command\n", *_fields_table(MODELS["Reply"])]
+    lines = [_JSON, "## Of every command\n", *_fields_table(answers.Reply)]
     for name, command in COMMANDS.items():
         if command.answer:
-            lines += [f"\n## {name}\n", *_fields_table(MODELS[command.answer])]
+            lines += [f"\n## {name}\n", *_fields_table(getattr(answers, command.answer))]
     return "\n".join(lines) + "\n"
 
 
@@ -65,11 +66,12 @@ def _fields_table(model: type[BaseModel]) -> list[str]:
 def _fields(model: type[BaseModel], above: str) -> Iterator[tuple[str, str, str]]:
     """Yields each field, `runs[].run_id`, with its type and its meaning."""
     schema = model.model_json_schema(mode="serialization")
+    words = docstrings(model, answers.Facts)
     for name, field in schema["properties"].items():
         kind, inner, ending = _kind(field)
-        yield f"{above}{name}", kind, field["description"]
+        yield f"{above}{name}", kind, words[name]
         if inner:
-            yield from _fields(MODELS[inner], f"{above}{name}{ending}.")
+            yield from _fields(getattr(answers, inner), f"{above}{name}{ending}.")
 
 
 def _kind(field: Mapping[str, Any]) -> tuple[str, str, str]:

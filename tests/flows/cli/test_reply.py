@@ -7,7 +7,7 @@ import sys
 import jsonschema
 import pytest
 
-from flows.cli.answers import MODELS
+from flows.cli import answers
 from flows.cli.commands import COMMANDS
 from flows.cli.reply import facts_of, give, only_json, reply
 from flows.cli.stages import _show_evaluated
@@ -32,9 +32,9 @@ def parsed(text):
     (line,) = text.splitlines()
     assert line.isascii()
     whole = json.loads(line, parse_constant=no_constant)
-    jsonschema.validate(whole, MODELS["Reply"].model_json_schema(mode="serialization"))
+    jsonschema.validate(whole, answers.Reply.model_json_schema(mode="serialization"))
     if whole["answer"] is not None:
-        model = MODELS[ANSWERS[whole["command"]]]
+        model = getattr(answers, ANSWERS[whole["command"]])
         jsonschema.validate(whole["answer"], model.model_json_schema(mode="serialization"))
     return whole
 
