@@ -41,7 +41,7 @@ from tasks.promote import promote_task
 from tasks.prune import prune_task
 from tasks.report import report_run
 from tasks.storage import bring_records, published
-from tasks.supervision.supervisor import KeptChild
+from tasks.supervision.supervisor import between_attempts
 from tasks.train import train_task
 from tasks.validate import validate_task
 
@@ -108,7 +108,7 @@ def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
         with stage("validate"):
             call(validate_task, config, data, model_path)
         run.update(model=str(model_path), data=str(data))
-        with stage("train"), KeptChild.between_attempts():
+        with stage("train"), between_attempts():
             steps = call(retried_train(config, run), config, run, data, model_path)
             run.update(steps=steps)
         with stage("prune"):

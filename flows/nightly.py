@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from prefect import Flow, flow
+from prefect import Flow, flow, task
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import Abort
 from prefect.logging import get_run_logger
@@ -36,8 +36,8 @@ from rl_core.system.redaction import redact, redacting_errors
 from rl_core.tracking.diagnosis import diagnose
 from tasks.messages import Listeners, notify, plain_message, warn_of_mistakes
 from tasks.prefect_ui.flow_run import logs_in_ui
-from tasks.prefect_ui.notify import notify_task
 from tasks.preflight import preflight_validation, refuse_fatal
+from tasks.report_page.page import render_text
 from tasks.start import Start, StartFrom, champion_of, start_task
 
 _MOST_DIAGNOSES: Final = 2
@@ -67,20 +67,27 @@ def tell_of_end(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
     else:
         reason = killed(night, state.message)
     if is_sent(event, parameters["events"]):
-        listeners = Listeners(parameters["webhook"] or None, tuple(parameters["command"]))
-        notify(listeners, message(event, night, reason), flow_run_logger(flow_run))
+        notify(_listeners(parameters), message(event, night, reason), flow_run_logger(flow_run))
 
 
 def tell_of_refused(flow_run: FlowRun) -> str:
     """Sends the message of a night that was cancelled before it began; returns its text."""
-    parameters = flow_run.parameters
+    parameters = get_call_parameters(nightly.fn, (), flow_run.parameters)
     sent = message("refused", Night(flow_run), why_not_run(flow_run))
-    if is_sent("refused", parameters.get("events", EVENTS)):
-        listeners = Listeners(
-            parameters.get("webhook") or None, tuple(parameters.get("command", ()))
-        )
-        notify(listeners, sent, _logger)
+    if is_sent("refused", parameters["events"]):
+        notify(_listeners(parameters), sent, _logger)
     return str(sent["text"])
+
+
+def _listeners(parameters: Mapping[str, Any]) -> Listeners:
+    return Listeners(parameters["webhook"] or None, tuple(parameters["command"]))
+
+
+@task(name="notify", task_run_name="notify webhook and command")
+@redacting_errors()
+def _notify_task(listeners: Listeners, message: Mapping[str, Any]) -> None:
+    """Notifies in a flow run."""
+    notify(listeners, message, get_run_logger())
 
 
 @flow(name="nightly", on_crashed=[tell_of_end], on_cancellation=[tell_of_end])
@@ -119,7 +126,7 @@ def nightly(
 
     def tell(event: Event, reason: str) -> None:
         if is_sent(event, events):
-            notify_task(listeners, message(event, night, reason))
+            _notify_task(listeners, message(event, night, reason))
 
     with logs_in_ui():
         try:
@@ -197,39 +204,18 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
         "flow_run": night.flow_run and url_for("flow-run", obj_id=night.flow_run.id),
         "missed": None if event == "refused" else missed_before(night.flow_run),
     }
-    lines = [f"the night{f' of {night.due}' if night.due else ''} {event}: {reason}"]
+    before = after = protocol = None
     if night.run is not None:
         fields |= _facts(night, night.run)
+        known = fields["intervals"]
+        before = accuracy_in_words(fields["accuracy_before"], known.get("base"))
+        after = accuracy_in_words(fields["accuracy_after"], known.get("trained"))
+        protocol = protocol_of(read_settings(night.run.path))
         if event == "worse":
             fields["next_step"] = fields["next_step"] or _after_worse(fields)
-        lines = [f"{night.run.run_id} {event}: {reason}"]
-        measured = fields["accuracy_before"], fields["accuracy_after"]
-        if measured != (None, None):
-            known = fields["intervals"]
-            before, after = map(
-                accuracy_in_words, measured, (known.get("base"), known.get("trained"))
-            )
-            protocol = protocol_of(read_settings(night.run.path))
-            how = "" if protocol == "greedy" else f", {protocol}"
-            lines.append(f"accuracy {before} -> {after}{how}")
-        by = (
-            f", started from {fields['started_from']}" if night.start and night.start.folder else ""
-        )
-        lines.append(
-            f"{fields['steps']} steps in {fields['minutes']:g} min on {fields['host']}{by}"
-        )
-        lines += [f"diagnosis: {one}" for one in fields["diagnosis"]]
-        if fields["next_step"]:
-            lines.append(f"what to do next: {fields['next_step']}")
-    if fields["missed"]:
-        lines.append(f"warning: {fields['missed']}")
-    if night.start is not None and not night.start.is_as_asked:
-        lines.append(f"warning: it started {night.start.sentence}")
-    if fields["flow_run"]:
-        lines.append(f"flow run: {fields['flow_run']}")
-    if fields.get("report"):
-        lines.append(f"report: {fields['report']} on {fields['host']}")
-    return {**fields, "text": redact("\n".join(lines))}
+    in_words = {"before": before, "after": after, "protocol": protocol, "start": night.start}
+    text = render_text("message.txt.j2", **fields, **in_words)
+    return {**fields, "text": redact(text.rstrip())}
 
 
 def killed(night: Night, state_message: str | None) -> str:

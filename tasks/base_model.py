@@ -21,9 +21,7 @@ from rl_core.errors import Stalled, WorkerDied
 from rl_core.resources.cost import time_left
 from rl_core.sft.named_data import CURVE_NAME, check_sft, data_digest
 from rl_core.system.atomic import locked, sweep_leftovers, write_bytes_atomically
-from tasks.made_folders import folder_of as folder_of
-from tasks.made_folders import home_made_folder as home_made_folder
-from tasks.made_folders import is_complete as is_complete
+from tasks.made_folders import folder_of, home_made_folder, is_complete
 from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.supervision.supervisor import Watched, call_supervised

@@ -4,7 +4,7 @@ import importlib.metadata
 import json
 import shutil
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import yaml
@@ -31,10 +31,11 @@ from rl_core.system.model_folder import (
     read_object,
     weight_files,
 )
-from rl_core.system.words import as_path, markdown_table
+from rl_core.system.words import as_path
 from tasks.queries import sql
 from tasks.queries.checkpoint_names import NamedModel
 from tasks.queries.run_tables import num_tested
+from tasks.report_page.page import render_text
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LICENSES: Final = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt")
@@ -43,54 +44,37 @@ _NOT_SHOWN: Final = ("storage", "resources", "checkpoints", "retry", "budget", "
 
 def model_card(model: NamedModel, root: Path, *, holds: str, library: str) -> str:
     """Returns the card as Markdown; without a run it has no accuracy and no settings."""
-    version = importlib.metadata.version("countdown-train")
-    lines = [f"# {model.name}", "", f"{holds}, exported by countdown-train {version}."]
-    front = [f"library_name: {library}", "pipeline_tag: text-generation"]
+    facts: dict[str, Any] = {"base_model": None, "settings": None}
     if model.run is not None:
         settings = read_settings(model.run.path)
         base = settings.get("model", {}).get("path")
         if base is not None and not as_path(base).is_absolute():
-            front.append(f"base_model: {base.removeprefix('modelscope:')}")
-        lines += ["", "## Accuracy", "", *_accuracy(model, model.run, root)]
-        if settings:
-            # Only settings that affect what is learned, not places of files and machines.
-            shown = {name: value for name, value in settings.items() if name not in _NOT_SHOWN}
-            text = yaml.safe_dump(shown, sort_keys=False).rstrip()
-            lines += ["", "## Settings", "", "```yaml", text, "```"]
-    return "\n".join(["---", *front, "---", "", *lines, ""])
+            facts["base_model"] = base.removeprefix("modelscope:")
+        # Only settings that affect what is learned, not places of files and machines.
+        shown = {name: value for name, value in settings.items() if name not in _NOT_SHOWN}
+        facts["settings"] = shown and yaml.safe_dump(shown, sort_keys=False).rstrip()
+        facts |= _measured(model, model.run, root) | {"protocol": protocol_of(settings)}
+    version = importlib.metadata.version("countdown-train")
+    about = {"model": model, "holds": holds, "library": library, "version": version}
+    return render_text("card.md.j2", **about, **facts)
 
 
-def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
+def _measured(model: NamedModel, run: RunFolder, root: Path) -> dict[str, Any]:
+    """Returns `rows` of accuracies; `tested_on` problems, if only a test has the model's."""
     rows = sql.ask("evaluation_summary", root=root, run=run.run_id).to_dicts()
-    shown = [row for row in rows if row["model"] in ("base", model.model)]
-    notes = []
-    if not any(row["model"] == model.model for row in shown):
-        command = f"`countdown-train evaluate {model.name}`"
+    rows = [row for row in rows if row["model"] in ("base", model.model)]
+    tested_on = None
+    if not any(row["model"] == model.model for row in rows):
         manifest = read_manifest(model.folder)
-        problems = num_tested(run.path)
-        if isinstance(manifest, str) or manifest.accuracy is None or problems is None:
-            return [f"It was not evaluated: {command} does that."]
-        low, high = wilson_interval(round(manifest.accuracy * problems), problems)
-        row = {"model": model.model, "problems": problems, "accuracy": manifest.accuracy}
-        shown.append({**row, "accuracy_low": low, "accuracy_high": high})
-        notes = [
-            "",
-            f"{model.model} was measured by a test during training, on the first {problems} test "
-            "problems. If it was chosen by that test, as `best` is, the number looks a little "
-            f"better than it is: {command} evaluates it.",
-        ]
-    cells = []
-    for row in shown:
-        interval = f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}"
-        cells.append([row["model"], row["problems"], f"{row['accuracy']:.3f}", interval])
-    table = markdown_table(["model", "problems", "accuracy", "interval"], cells)
-    protocol = protocol_of(read_settings(run.path))
-    return [
-        f"{protocol.capitalize()}, on problems that were not trained on; 95% (Wilson) intervals.",
-        "",
-        table,
-        *notes,
-    ]
+        tested_on = num_tested(run.path)
+        if isinstance(manifest, str) or manifest.accuracy is None or tested_on is None:
+            return {"rows": [], "tested_on": None}
+        low, high = wilson_interval(round(manifest.accuracy * tested_on), tested_on)
+        row = {"model": model.model, "problems": tested_on, "accuracy": manifest.accuracy}
+        rows.append({**row, "accuracy_low": low, "accuracy_high": high})
+    for row in rows:
+        row["interval"] = f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}"
+    return {"rows": rows, "tested_on": tested_on}
 
 
 def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path:

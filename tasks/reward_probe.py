@@ -18,7 +18,7 @@ from typing import Any, Final
 import pyarrow.parquet as pq
 
 from rl_core.config.run import RunConfig
-from rl_core.data.dataset import NO_PROBLEMS, dataset_folder
+from rl_core.data.dataset import dataset_folder
 from rl_core.data.user_files import read_own_rows
 from rl_core.envs.rows import Row
 from rl_core.envs.tool_env import ToolEnv
@@ -27,7 +27,13 @@ from rl_core.system.named_code import parameters_of
 from rl_core.system.words import counted, cut, disk_size
 from rl_core.types import REWARD_ERROR, Problem
 from tasks.preflight_checks import Finding, fatal, ok, warning
-from tasks.preflight_checks.rows import RightResponse, response_tokens, right_responses, rows_of
+from tasks.preflight_checks.rows import (
+    RightResponse,
+    made_problems,
+    response_tokens,
+    right_responses,
+    rows_of,
+)
 
 _NUM_GOLD: Final = 16
 """Problems whose right answer is scored."""
@@ -122,19 +128,11 @@ def _compares(config: RunConfig) -> bool:
 
 def _rows(config: RunConfig) -> list[Row]:
     """Returns problems of the user's files, of the data set if it is made, or a few new ones."""
-    env = config.env
     if config.data.train_files:
-        return read_own_rows(env, config.data, most=_MOST_ROWS).rows
+        return read_own_rows(config.env, config.data, most=_MOST_ROWS).rows
     if (file := dataset_folder(config) / "train.parquet").is_file():
         return rows_of(pq.read_table(file).slice(0, _MOST_ROWS))
-    if not env.makes_problems():
-        raise ValueError(NO_PROBLEMS.format(name=env.name))
-    if env.rows.source(env) is not None:
-        raise ValueError(f"{file.parent} is not there: countdown-train generate makes it")
-    env.rows.refuse(env)
-    return rows_of(
-        env.rows.make(env, train_size=_NUM_GOLD, test_size=1, seed=config.data.seed)["train"]
-    )
+    return rows_of(made_problems(config, count=_NUM_GOLD)["train"])
 
 
 def _golds(config: RunConfig, scorer: ScoringProcess, rows: Sequence[Row]) -> Iterator[_Gold]:

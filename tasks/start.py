@@ -17,8 +17,9 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.storage.champions import bring_champion
 from rl_core.storage.object_store import ObjectStore
-from tasks.base_model import is_complete, made_folder
+from tasks.base_model import made_folder
 from tasks.generate import generate_dataset
+from tasks.made_folders import is_complete
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.preflight_checks.plans import model_shape
 from tasks.storage import bring_inputs, bring_records

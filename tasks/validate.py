@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from duckdb import DuckDBPyConnection
 from prefect.context import TaskRunContext
 
 from rl_core.config.run import RunConfig
@@ -26,8 +27,8 @@ from rl_core.envs.text_env import TextEnv
 from rl_core.system.words import cut, printable
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
+from tasks.queries import sql
 from tasks.queries.saved_questions import SQL_FOLDER, Value, load_check
-from tasks.queries.sql import CheckSession, open_checks
 from tasks.validation import (
     LengthReport,
     Render,
@@ -188,21 +189,21 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
         others = [path for path in others if path.stem not in env.checks.of_generator]
     sizes = config.data.model_dump(include={"train_size", "test_size"})
     parameters = {**sizes, **env.checks.parameters(env)}
-    with open_checks() as session:
+    with sql.connect({}) as connection:
         for split, table in splits.items():
             try:
-                session.add(split, table)
+                sql.register(connection, split, table)
             except ValueError as error:
                 raise DatasetError(
                     f"{data / split}.parquet: {printable(str(error))}: delete the folder and run "
                     "again"
                 ) from error
-        results = [_run_check(session, columns, parameters)]
+        results = [_run_check(connection, columns, parameters)]
         _raise_if_failed(Validation(results, None), data)  # the others need these columns
-        session.unite("problems", list(splits))
+        sql.unite(connection, "problems", list(splits))
         for name, table in env.checks.tables(splits).items():
-            session.add(name, table)
-        results += [_run_check(session, path, parameters) for path in others]
+            sql.register(connection, name, table)
+        results += [_run_check(connection, path, parameters) for path in others]
     for result in results:
         if is_own and result["check"] in env.checks.of_template and result["status"] == "failed":
             _warn(result)
@@ -218,10 +219,12 @@ def _warn(result: Result) -> None:
     )
 
 
-def _run_check(session: CheckSession, path: Path, parameters: Mapping[str, Value]) -> Result:
+def _run_check(
+    connection: DuckDBPyConnection, path: Path, parameters: Mapping[str, Value]
+) -> Result:
     check = load_check(path)
     declared = {p.name: parameters[p.name] for p in check.parameters if p.name in parameters}
-    rows = session.violations(check, declared)
+    rows = sql.violations(connection, check, declared)
     proves = check.description.partition("Proves that ")[2].removesuffix(".")
     return _result(path.stem, proves, rows)
 

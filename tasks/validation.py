@@ -112,58 +112,54 @@ def _share(part: int, total: int) -> str:
 def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[Finding]:
     """Returns the findings about prompts that the env did not write."""
     is_chat = config.env.prompt_template == "chat"
-    mark = config.env.checks.answer_mark
-    looks: list[tuple[str, str, Callable[[Prompt], object]]] = [
+    rows = [
+        ({"split": split, "index": row["extra_info"]["index"]}, row["prompt"])
+        for split, table in splits.items()
+        for row in table.select(["extra_info", "prompt"]).to_pylist()
+    ]
+
+    def broken(breaks: Callable[[Prompt], object]) -> list[dict[str, Any]]:
+        return [row | {"text": one[-1]["content"]} for row, one in rows if breaks(one)]
+
+    findings: list[Finding] = [
         (
             "prompt_no_json",
             "no message is itself the JSON of messages (json.loads turns the column's text into "
             "a list of messages)",
-            lambda prompt: any(_is_message_as_json(message["content"]) for message in prompt),
+            True,
+            broken(lambda prompt: any(_is_message_as_json(one["content"]) for one in prompt)),
         ),
         (
             "prompt_no_tags",
             "no message holds a chat template's tags, which the model's own template writes again "
             "(leave the tags out, or choose env.prompt_template=base for texts that are templated)",
-            lambda prompt: is_chat and any(_TAGS.search(one["content"]) for one in prompt),
+            True,
+            broken(lambda prompt: is_chat and any(_TAGS.search(one["content"]) for one in prompt)),
         ),
         (
             "prompt_open_turn",
             "no prompt ends with a message of the assistant, whose turn the chat template closes "
             "(leave it out, or put it into the user's message)",
-            lambda prompt: is_chat and prompt[-1]["role"] == "assistant",
+            True,
+            broken(lambda prompt: is_chat and prompt[-1]["role"] == "assistant"),
+        ),
+        (
+            "prompt_no_media",
+            "no message has a mark for a picture, a video or sound, which models here do not read "
+            "(leave such rows out)",
+            False,
+            broken(lambda prompt: any(MEDIA_MARK.search(one["content"]) for one in prompt)),
         ),
     ]
-    broken: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in looks}
-    media: list[dict[str, Any]] = []
-    first = None
-    has_mark = False
-    rows = (
-        (split, row["extra_info"]["index"], row["prompt"])
-        for split, table in splits.items()
-        for row in table.select(["extra_info", "prompt"]).to_pylist()
-    )
-    for split, index, messages in rows:
-        row = {"split": split, "index": index, "text": messages[-1]["content"]}
-        first = first or row
-        if any(MEDIA_MARK.search(message["content"]) for message in messages):
-            media.append(row)
-        has_mark = has_mark or any(mark in message["content"] for message in messages)
-        for name, _, breaks in looks:
-            if breaks(messages):
-                broken[name].append(row)
-    findings: list[Finding] = [(name, proves, True, broken[name]) for name, proves, _ in looks]
-    proves = (
-        "no message has a mark for a picture, a video or sound, which models here do not read "
-        "(leave such rows out)"
-    )
-    findings.append(("prompt_no_media", proves, False, media))
     if not config.env.reward:
+        mark = config.env.checks.answer_mark
+        has_mark = any(mark in message["content"] for _, prompt in rows for message in prompt)
         proves = (
             f"a prompt mentions {mark}, which the reward looks for (ask for it in the prompts, "
             "or score them with env.reward=package.module:function)"
         )
-        rows_without = [] if has_mark or first is None else [first]
-        findings.append(("prompt_asks_for_answer", proves, False, rows_without))
+        without = [] if has_mark else broken(lambda prompt: True)[:1]
+        findings.append(("prompt_asks_for_answer", proves, False, without))
     return findings
 
 

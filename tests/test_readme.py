@@ -22,8 +22,9 @@ from flows.cli.commands import parse, take_arguments
 from flows.cli.main import run_command
 from flows.nightly import Night, message
 from flows.settings.compose import compose
-from flows.settings.keys import CHOICES, ENVS, known_keys
+from flows.settings.keys import CHOICES, ENVS
 from flows.settings.night import EVENTS
+from rl_core.config.mistakes import known_keys
 from rl_core.config.run import RunConfig
 from rl_core.evaluation.statistics import share
 from rl_core.runs.run_folder import RunFolder

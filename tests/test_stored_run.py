@@ -40,19 +40,21 @@ def test_its_report_tells_problems_of_samples_and_both_counts(outputs):
     log = outputs / "runs" / "stored" / "log.txt"
     log.write_text("2026-11-25T15:46:00Z WARNING rl_core.any: something is odd\n")
     run = RunFolder(outputs / "runs" / "stored")
-    assert {one.problem for one in gather(run).samples} == {""}, "rows of that day had no truth"
+    of_that_day = gather(run).shown["samples"]
+    assert {one.problem for one in of_that_day} == {""}, "its rows had no truth"
     for file in (run.path / "rollouts").glob("*.parquet"):
         truth = pl.lit('{"numbers": [3, 14, 7], "target": 35}')
         pl.read_parquet(file).with_columns(truth=truth).write_parquet(file)
     data = gather(run)
-    assert {one.problem for one in (*data.samples, *data.best)} == {"3, 14, 7 -> 35"}
-    assert data.phases[-1]["total_s"] == pytest.approx(
-        run.read().timings_s["train"] - sum(row["total_s"] for row in data.phases[:-1])
+    shown = data.shown
+    assert {one.problem for one in (*shown["samples"], *shown["best"])} == {"3, 14, 7 -> 35"}
+    assert shown["phases"][-1]["total_s"] == pytest.approx(
+        run.read().timings_s["train"] - sum(row["total_s"] for row in shown["phases"][:-1])
     )
-    assert sum(row["share"] for row in data.phases) == pytest.approx(1)
+    assert sum(row["share"] for row in shown["phases"]) == pytest.approx(1)
     page = render_html(data)
     assert "on 32 problems</dd>" in page
-    assert f'<span class="muted">{escape(data.samples[0].problem)}</span>' in page
+    assert f'<span class="muted">{escape(shown["samples"][0].problem)}</span>' in page
     diagnosis, _, _ = page.partition("<h2>Diagnosis</h2>")[2].partition("<h2>")
     assert "something is odd" in diagnosis
     assert "<details" not in diagnosis

@@ -89,10 +89,10 @@ COMMANDS: Final[Mapping[str, Command]] = {
         answer="Evaluate",
     ),
     "report": Command(
-        "reports:report", "write report.html of a RUN, by default the latest", words=_RUN
+        "one_run:report", "write report.html of a RUN, by default the latest", words=_RUN
     ),
     "audit": Command(
-        "reports:audit",
+        "one_run:audit",
         "check that a RUN's files agree with each other and its settings; 0 only if all holds",
         about="{help}. It reads files only. Each line says what was compared, or what is wrong. "
         "`unknown` cannot be checked. A reward of yours is called again only if you name it with "
@@ -137,21 +137,21 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "watch": Command("watch:watch", "follow a RUN live, by default the latest", words=_RUN),
     "stop": Command(
-        "running:stop", "stop a RUN as Ctrl-C does, by default the latest: it saves", words=_RUN
+        "one_run:stop", "stop a RUN as Ctrl-C does, by default the latest: it saves", words=_RUN
     ),
     "logs": Command(
-        "running:logs",
+        "one_run:logs",
         "print the log of a RUN and of its processes, by default the latest",
         words=_RUN,
         options={"-f": {"dest": "follows", "action": "store_true", "help": "and what follows"}},
     ),
     "note": Command(
-        "running:note",
+        "one_run:note",
         'keep a note on a RUN: note RUN "lr was too high"; runs, report and compare show it',
         words='RUN "TEXT" | storage.root=FOLDER',
     ),
     "open": Command(
-        "opening:open_in_browser",
+        "one_run:open_in_browser",
         "open the report of a RUN, by default the latest, or the ui of Prefect, in your browser",
         words="RUN | ui",
     ),

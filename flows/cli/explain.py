@@ -18,14 +18,8 @@ from flows.cli.reply import give
 from flows.cli.terminal import say
 from flows.errors import BadInputError
 from flows.settings.compose import compose, read_preset
-from flows.settings.keys import (
-    CHOICES,
-    CONF,
-    PRESETS,
-    check_choice,
-    check_key,
-    of_another_env,
-)
+from flows.settings.keys import CHOICES, CONF, PRESETS, check_choice, check_key
+from rl_core.config.mistakes import of_another_env
 from rl_core.config.run import RunConfig
 from rl_core.config.unread import unread_settings
 from rl_core.envs import ENVS
@@ -145,9 +139,8 @@ def _about_word(word: str) -> list[str]:
         return [f"preset={word}", *what, f"  it sets, under env={env}:", *sets]
     if word in ENVS:
         what = _wrapped(in_one_line(inspect.getdoc(ENVS[word]) or ""), "  ")
-        settings_of_env = [
-            s for s in all_settings() if s.env == word and s.key not in _shared_keys()
-        ]
+        shared = {f"env.{name}" for name in TextEnv.model_fields}
+        settings_of_env = [s for s in all_settings() if s.env == word and s.key not in shared]
         return [f"env={word}", *what, *map(_in_a_line, settings_of_env)]
     matches = _with_word(word)
     if len(matches) == 1 and word in matches[0].choices:
@@ -161,23 +154,21 @@ def _with_word(word: str) -> list[Setting]:
     return takes + [s for s in all_settings() if word.lower() in s.key and s not in takes]
 
 
-def _about_metrics(word: str) -> Iterator[str]:
-    """Yields the rows of the metrics with that name, or with the word as a part of theirs."""
-    for metric in find_metrics(word):
-        facts = {
-            "unit": metric.unit,
-            "good": metric.good,
-            "logged": metric.when and "needs " + metric.when,
-        }
-        facts["verl"] = metric.verl
-        yield f"{metric.name}  (a metric)"
-        yield from _wrapped(metric.means, "  ")
-        for name, value in facts.items():
-            yield from _wrapped(value or "", f"  {name:9} ", " " * 12)
-
-
-def _shared_keys() -> set[str]:
-    return {f"env.{name}" for name in TextEnv.model_fields}
+def _about_metrics(word: str) -> list[str]:
+    """Returns what is known of the metrics with that name, or with the word as a part of theirs."""
+    return [
+        _described(
+            f"{metric.name}  (a metric)",
+            metric.means,
+            {
+                "unit": metric.unit,
+                "good": metric.good,
+                "logged": metric.when and "needs " + metric.when,
+                "verl": metric.verl,
+            },
+        )
+        for metric in find_metrics(word)
+    ]
 
 
 def _in_a_line(setting: Setting) -> str:
@@ -242,9 +233,14 @@ def in_words(setting: Setting) -> str:
         "presets": ", ".join(f"{name} {value}" for name, value in setting.presets.items()),
         "verl": ", ".join(setting.verl),
     }
-    lines = [f"{setting.key}{only}", *_wrapped(setting.meaning, "  ")]
-    for name, value in facts.items():
-        lines += _wrapped(value, f"  {name:9} ", " " * 12)
+    return _described(f"{setting.key}{only}", setting.meaning, facts)
+
+
+def _described(name: str, meaning: str, facts: Mapping[str, str | None]) -> str:
+    """Returns a name, what it means, and the facts that are known of it."""
+    lines = [name, *_wrapped(meaning, "  ")]
+    for fact, value in facts.items():
+        lines += _wrapped(value or "", f"  {fact:9} ", " " * 12)
     return "\n".join(lines)
 
 

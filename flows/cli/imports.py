@@ -13,9 +13,8 @@ from rl_core.storage.mirror import mirrored
 from rl_core.system.atomic import write_text_atomically
 from rl_core.system.words import cut, printable
 from rl_core.tracking.diagnosis import diagnose
-from tasks.importers.console_log import Log, import_log, read_log, read_text
+from tasks.importers.console_log import Log, import_log, other_trainer, read_log, read_text
 from tasks.importers.launch_script import NoSettingsError, import_script
-from tasks.importers.others import other_trainer
 from tasks.report_page.failures import Failure, find_failure, is_of_a_program
 
 

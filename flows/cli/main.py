@@ -4,6 +4,7 @@ Exit codes: 0 fine, 1 the run failed or was stopped, 2 bad input or settings. Wh
 or two lines on stderr; tracebacks are in the run's log.txt.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -97,7 +98,7 @@ def _outcome(arguments: Sequence[str]) -> tuple[int, str]:
             resolve_name("flows.settings.compose:compose")(options["words"])
         function = resolve_name(f"flows.cli.{command.function}")
         _heed_signals()
-        with listening(WarningHandler(), OUR_LOGGERS):
+        with listening(WarningHandler(logging.WARNING), OUR_LOGGERS):
             function(options.pop("words"), **options)
         sys.stdout.flush()
     except (BadInputError, PreflightError) as error:

@@ -63,9 +63,6 @@ def is_for_a_program() -> bool:
 class WarningHandler(logging.Handler):
     """Writes warnings to standard error, while no `LineHandler` shows them."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one record, unless the command says it itself at its end."""
         handlers = logging.getLogger(OUR_LOGGERS[0]).handlers

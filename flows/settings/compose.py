@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from flows.errors import BadInputError
 from flows.settings import keys
 from flows.settings.keys import PresetName as PresetName  # imported from here by all that compose
-from rl_core.config.mistakes import explain, key_of
+from rl_core.config.mistakes import explain, key_of, known_keys, of_another_env
 from rl_core.config.run import RunConfig
 from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.runs.settings_file import leaves
@@ -53,8 +53,8 @@ def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> 
         env, settings = _start(preset, chosen.get("env"))
     for key in given:
         keys.check_key(keys.setting_of(key))
-        if keys.setting_of(key) not in keys.known_keys(env):
-            raise BadInputError(keys.of_another_env(key, env))
+        if keys.setting_of(key) not in known_keys(env):
+            raise BadInputError(of_another_env(key, env))
     values = {key: parsed[key].value() for key in given}
     return _validate(_merge(settings, values) | {"preset": preset}, given, env)
 

@@ -5,10 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from flows.errors import BadInputError
-from rl_core.config.mistakes import MOVED
-from rl_core.config.mistakes import known_keys as known_keys
-from rl_core.config.mistakes import nearest as nearest
-from rl_core.config.mistakes import of_another_env as of_another_env
+from rl_core.config.mistakes import MOVED, known_keys, nearest
 from rl_core.envs import ENVS, find_env
 from rl_core.system.words import in_one_line
 

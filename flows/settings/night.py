@@ -184,15 +184,16 @@ def why_off(night: NightSettings) -> str | None:
     from prefect import get_client
     from prefect.exceptions import ObjectNotFound
 
+    by_file = _BY_FILE if night.at is None else None
     try:
         with get_client(sync_client=True) as client:
             there = client.read_deployment_by_name(DEPLOYMENT)
     except ObjectNotFound:
-        return _BY_FILE if night.at is None else None
+        return by_file
     is_active = not there.schedules or any(schedule.active for schedule in there.schedules)
     if _NO_HOUR not in there.tags and (there.paused or not is_active):  # which stays
-        return _BY_PERSON if night.at is not None else f"{_BY_FILE}, and {_BY_PERSON}"
-    return _BY_FILE if night.at is None else None
+        return f"{by_file}, and {_BY_PERSON}" if by_file else _BY_PERSON
+    return by_file
 
 
 @cache

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+import yaml
 
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord
 from rl_core.system.atomic import write_text_atomically
@@ -34,6 +36,17 @@ _TESTS: Final = {
     "val/accuracy": re.compile(r"val-core/.+/acc/mean@\d+"),
 }
 """The mean over all data sources: verl's names of one of them."""
+
+_TRAINERS: Final = yaml.safe_load(
+    Path(__file__).with_name("others.yaml").read_text(encoding="utf-8")
+)
+_OF_OTHERS: Final = {
+    (whose, kind): re.compile("|".join(patterns))
+    for whose, row in _TRAINERS.items()
+    for kind, patterns in row.items()
+}
+"""What the scripts and logs of other trainers than verl hold."""
+_LONGEST_LINE: Final = 2_000  # characters of a line that are looked at for that
 
 Row = dict[str, float]
 
@@ -60,6 +73,17 @@ def read_text(file: Path) -> str:
     elif b"\0" in data[:2]:
         encoding = "utf-16-be" if data[:1] == b"\0" else "utf-16-le"
     return data.decode(encoding, errors="replace")
+
+
+def other_trainer(text: str, kind: Literal["script", "log"]) -> str | None:
+    """Returns the name of the trainer of which a script or log is; None if it is none known."""
+    lines = [
+        line[:_LONGEST_LINE] for line in text.splitlines() if not line.lstrip().startswith("#")
+    ]
+    for (whose, this), pattern in _OF_OTHERS.items():
+        if this == kind and any(map(pattern.search, lines)):
+            return str(whose)
+    return None
 
 
 def read_log(text: str) -> Log:

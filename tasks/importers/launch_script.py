@@ -12,8 +12,8 @@ import yaml
 from rl_core.system.process_env import is_secret_name
 from rl_core.system.redaction import is_secret
 from rl_core.system.words import did_you_mean, printable
+from tasks.importers.console_log import other_trainer
 from tasks.importers.hydra_words import read_overrides
-from tasks.importers.others import other_trainer
 from tasks.importers.shell_script import Command, Script, Word
 from tasks.importers.structured import strings_of_python, words_of_yaml
 from tasks.importers.verl_rules import translate

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
-from uuid import UUID
 
 from rl_core.errors import first_line
 from rl_core.system.redaction import redact, redact_all
@@ -118,7 +117,6 @@ class LiveArtifacts:
         self._pending: dict[str, tuple[ArtifactKind, Callable[[], Any], str]] = {}
         self._changing = threading.Lock()
         self._closing = threading.Event()
-        self._made: dict[str, UUID] = {}
         self._not_before: dict[str, float] = {}
         run = contextvars.copy_context().run
         self._thread = threading.Thread(
@@ -155,12 +153,8 @@ class LiveArtifacts:
     ) -> None:
         try:
             with unless_away(f"the artifact {key}"):
-                if (data := make()) is None:
-                    return
-                if key in self._made:
-                    _update(self._made[key], redact_all(data), description)
-                else:
-                    self._made[key] = _put(kind, redact_all(data), key, description)
+                if (data := make()) is not None:
+                    _put(kind, redact_all(data), key, description)
         except (OSError, ValueError) as error:
             _logger.warning("the artifact %s could not be made: %s", key, first_line(error))
 
@@ -177,10 +171,10 @@ def unless_away(what: str) -> Iterator[None]:
         _logger.warning("the Prefect server did not take %s: %s", what, first_line(error))
 
 
-def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bool = False) -> UUID:
+def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bool = False) -> None:
     """Creates an artifact, or updates an earlier attempt's: a flow run has one per key."""
     from prefect import get_client
-    from prefect.client.schemas.actions import ArtifactCreate
+    from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
     from prefect.client.schemas.filters import ArtifactFilter
     from prefect.utilities.context import get_task_and_flow_run_ids
 
@@ -192,21 +186,13 @@ def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bo
             {"flow_run_id": {"any_": [flow_run]}, "key": {"any_": [key]}}
         )
         for earlier in client.read_artifacts(artifact_filter=same_key):
-            _update(earlier.id, data, description)
-            return earlier.id
+            # Prefect's own way to update would keep a copy of the data in an event.
+            update = ArtifactUpdate(data=data, description=description)
+            changes = update.model_dump(mode="json", exclude_unset=True)
+            place = {"id": earlier.id}
+            client.request("PATCH", "/artifacts/{id}", path_params=place, json=changes)
+            return
     new = ArtifactCreate(type=kind, key=key, description=description, data=data)
     new.flow_run_id = flow_run
     new.task_run_id = None if is_first else task_run
-    return client.create_artifact(new).id
-
-
-def _update(artifact: UUID, data: Any, description: str) -> None:
-    """Updates an artifact; Prefect's own way would keep a copy of the data in an event."""
-    from prefect import get_client
-    from prefect.client.schemas.actions import ArtifactUpdate
-
-    update = ArtifactUpdate(data=data, description=description)
-    changes = update.model_dump(mode="json", exclude_unset=True)
-    get_client(sync_client=True).request(
-        "PATCH", "/artifacts/{id}", path_params={"id": artifact}, json=changes
-    )
+    client.create_artifact(new)

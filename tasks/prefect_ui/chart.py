@@ -1,15 +1,18 @@
 """One chart as SVG, in the colours of its page, and the learning curve as a picture of four.
 
-By hand: a plotting library takes longer to load than all charts take to draw.
+By a template of our own: a plotting library takes longer to load than all charts take to draw.
 """
 
 import base64
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
+from functools import cache
+from pathlib import Path
 from typing import Any, Final, Literal
+
+from jinja2 import Environment, StrictUndefined
 
 PALETTE: Final = {
     "ink": "#1b2431",
@@ -41,7 +44,7 @@ COLOURS: Final = (
 """Colours of the series that have none of their own, in this order."""
 MOST_POINTS: Final = 160  # of a series: a longer one is drawn as means over several steps each
 WIDTH, HEIGHT = 440, 270  # of a drawing, in units of its view box: pixels in the Prefect UI
-_LEFT, _RIGHT, BOTTOM = 58, 432, 228  # of the plot in it; its top leaves room for the legend
+LEFT, RIGHT, BOTTOM = 58, 432, 228  # of the plot in it; its top leaves room for the legend
 _LINE, _LETTER = 19, 6.7  # a line's height and a letter's width, about
 
 Point = tuple[float, float]
@@ -82,8 +85,7 @@ def draw(
         return None
     at = sorted({x for one in drawn for x, _ in one.points})
     is_area = drawn[0].look == "area"
-    legend, rows = _legend(drawn) if len(drawn) > 1 or is_area else ([], 0)
-    top = 12.0 + (4 + _LINE * rows if rows else 0)
+    marks = _legend(drawn) if len(drawn) > 1 or is_area else []
     low, high = at[0], at[-1]
     margin = 0.5 if drawn[0].look == "bars" else (high - low) * 0.04 or 0.5
     x_range = (low, max(high, low + 1)) if is_area else (low - margin, high + margin)
@@ -92,15 +94,22 @@ def draw(
     lowest, highest = min(0.0, *heights), max(0.0, *heights)
     room = (highest - lowest) * 0.05 or 1.0
     y_range = (lowest - room if lowest < 0 else lowest, highest + room if y_top is None else y_top)
-    plot = _Plot(x_range, y_range, top)
+    plot = _Plot(x_range, y_range, top=marks[-1][1] + 18.0 if marks else 12.0)
     if x_ticks is None:
         x_ticks = {x: f"{x:.6g}" for x in ticks(*plot.x, whole=True)}
-    parts = [
-        *legend,
-        *_frame(plot, x_ticks, x_label, y_label),
-        *(shape for i, one in enumerate(drawn) for shape in _shapes(plot, one, i, len(drawn))),
-    ]
-    return "".join(parts)
+    chart = _macros().chart(plot, drawn, marks, x_ticks, ticks(*plot.y), x_label, y_label)
+    return str(chart).strip()
+
+
+@cache
+def _macros() -> Any:
+    """Returns the template's macros: `chart` and `picture`."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["css"] = lambda colour: f"var(--{colour.replace('_', '-')})"
+    environment.globals |= {"width": WIDTH, "height": HEIGHT, "letter": _LETTER}
+    environment.globals |= {"left": LEFT, "right": RIGHT, "bottom": BOTTOM, "strokes": _STROKES}
+    file = Path(__file__).with_name("chart.svg.j2")
+    return environment.from_string(file.read_text(encoding="utf-8")).module
 
 
 def stacked(series: Sequence[Series]) -> list[Series]:
@@ -135,14 +144,6 @@ def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
     return [i * step for i in range(first, last + 1)]
 
 
-def text(
-    x: float, y: float, words: str, *, colour: str = "muted", anchor: str = "start", more: str = ""
-) -> str:
-    """Returns words in a drawing; `anchor` says whether x is their start, middle or end."""
-    place = f'x="{x:g}" y="{y:g}" text-anchor="{anchor}"{more}'
-    return f'<text {place} style="fill:{_css(colour)}">{escape(words)}</text>'
-
-
 @dataclass(frozen=True)
 class _Plot:
     """The ranges of a chart's axes, and the places of its numbers."""
@@ -156,104 +157,48 @@ class _Plot:
         right = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return (
-            round(_LEFT + right * (_RIGHT - _LEFT), 1),
+            round(LEFT + right * (RIGHT - LEFT), 1),
             round(BOTTOM - up * (BOTTOM - self.top), 1),
         )
 
+    def places(self, points: Sequence[Point]) -> list[Point]:
+        """Returns the places of points."""
+        return [self.place(x, y) for x, y in points]
 
-def _frame(plot: _Plot, x_ticks: Mapping[float, str], x_label: str, y_label: str) -> Iterable[str]:
-    line = f'style="stroke:{_css("grid")}"'
-    for y in ticks(*plot.y):
-        at = plot.place(0, y)[1]
-        yield f'<path d="M{_LEFT} {at}H{_RIGHT}" {line}/>'
-        yield text(_LEFT - 6, at + 4, f"{y:.6g}", anchor="end")
-    for x, words in x_ticks.items():
-        at = plot.place(x, plot.y[0])[0]
-        yield f'<path d="M{at} {plot.top:g}V{BOTTOM}" {line}/>'
-        # An area has no margin after its last step: the label of that step is moved inwards.
-        inside = min(at, WIDTH - _LETTER * len(words) / 2)
-        yield text(inside, BOTTOM + 17, words, anchor="middle", more=' class="x"')
-    middle = (plot.top + BOTTOM) / 2
-    yield text((_LEFT + _RIGHT) / 2, HEIGHT - 6, x_label, anchor="middle")
-    turned = f' transform="rotate(-90 13 {middle:g})"'
-    yield text(13, middle, y_label, anchor="middle", more=turned)
-
-
-def _legend(series: Sequence[Series]) -> tuple[list[str], int]:
-    """Returns names above the plot, where they cover no data, and the number of their rows."""
-    room = (_RIGHT - _LEFT) / (26 + _LETTER * max(len(one.name) for one in series))
-    columns = max(1, min(3, int(room), len(series)))
-    marks: list[str] = []
-    for i, one in enumerate(series):
-        row, column = divmod(i, columns)
-        x, y = _LEFT + column * (_RIGHT - _LEFT) / columns, 17 + row * _LINE
-        mark = f'<path d="M{x:g} {y - 4:g}h14" style="stroke:{_css(one.colour)};stroke-width:'
-        mark += f'{_STROKES.get(one.look, "9")}"/>'
-        marks += [mark, text(x + 20, y, one.name, colour="ink")]
-    return marks, row + 1
-
-
-def _shapes(plot: _Plot, series: Series, index: int, count: int) -> Iterable[str]:
-    colour = _css(series.colour)
-    steps = [x for x, _ in series.points]
-    if series.look == "bars":
-        width = 0.76 / count
-        for x, y in series.points:
-            left, top = plot.place(x - 0.38 + index * width, y)
-            right, _ = plot.place(x - 0.38 + (index + 1) * width, y)
-            box = f'x="{left}" y="{top}" width="{right - left:.1f}" height="{BOTTOM - top:.1f}"'
-            yield f'<rect {box} style="fill:{colour}"/>'
-        return
-    if series.band:
+    def edge(self, series: Series) -> list[Point]:
+        """Returns the outline of a series' band: its upper edge, and back along the lower one."""
+        steps = [x for x, _ in series.points]
         band = list(series.band)
         if len(steps) == 1:  # an area needs two
             steps = [*steps, steps[0] + 1]
             band = band * 2
-        edge = [plot.place(x, high) for x, (_, high) in zip(steps, band, strict=True)]
-        edge += reversed([plot.place(x, low) for x, (low, _) in zip(steps, band, strict=True)])
-        opacity = "1" if series.look == "area" else "0.2"
-        yield f'<polygon points="{_joined(edge)}" style="fill:{colour};fill-opacity:{opacity}"/>'
-    if series.look != "area":
-        places = [plot.place(x, y) for x, y in series.points]
-        style = f"fill:none;stroke:{colour};stroke-width:{_STROKES[series.look]}"
-        yield f'<polyline points="{_joined(places)}" style="{style}"/>'
-        if series.look == "dots" or len(places) == 1:
-            for x, y in places:
-                yield f'<circle cx="{x}" cy="{y}" r="3.5" style="fill:{colour}"/>'
+        upper = [(x, high) for x, (_, high) in zip(steps, band, strict=True)]
+        lower = [(x, low) for x, (low, _) in zip(steps, band, strict=True)]
+        return self.places(upper + lower[::-1])
 
 
-def _joined(places: Iterable[Point]) -> str:
-    return " ".join(f"{x},{y}" for x, y in places)
-
-
-def _css(colour: str) -> str:
-    return f"var(--{colour.replace('_', '-')})"
+def _legend(series: Sequence[Series]) -> list[tuple[float, int, Series]]:
+    """Returns the places of the series' names, in rows above the plot, where they cover no data."""
+    room = (RIGHT - LEFT) / (26 + _LETTER * max(len(one.name) for one in series))
+    columns = max(1, min(3, int(room), len(series)))
+    width = (RIGHT - LEFT) / columns
+    return [
+        (LEFT + i % columns * width, 17 + i // columns * _LINE, one) for i, one in enumerate(series)
+    ]
 
 
 def learning_curve(rows: Sequence[Mapping[str, Any]], title: str) -> str | None:
     """Returns accuracy, score, length and KL of a run's metrics as an SVG data URI, if any."""
-    drawings: list[str] = []
+    charts: dict[str, str] = {}
     for name, lines in _CHARTS.items():
         series = [Series(words, colour, _points(rows, metric)) for metric, words, colour in lines]
         if chart := draw(series, ""):
-            x = len(drawings) % 2 * WIDTH
-            y = _HEAD + len(drawings) // 2 * (_HEAD + HEIGHT)
             only = [one.name for one in series if one.points]
-            words = f"{name}, {only[0]}" if only != [one.name for one in series] else name
-            named = text(WIDTH / 2, 20, words, colour="ink", anchor="middle")
-            drawing = f'<g transform="translate(0 {_HEAD})">{chart}</g>'
-            drawings.append(f'<g transform="translate({x} {y})">{named}{drawing}</g>')
-    if not drawings:
+            charts[f"{name}, {only[0]}" if len(only) < len(series) else name] = chart
+    if not charts:
         return None
-    width, height = 2 * WIDTH, _HEAD + math.ceil(len(drawings) / 2) * (_HEAD + HEIGHT)
-    head = text(12, 21, title, colour="ink", more=' font-size="15"')
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">'
-        f'<rect width="{width}" height="{height}" fill="white"/>'
-        f"{head}{''.join(drawings)}</svg>"
-    )
     colours = {name.replace("_", "-"): colour for name, colour in PALETTE.items()}
+    svg = str(_macros().picture(title, charts, _HEAD))
     svg = re.sub(r"var\(--([a-z-]+)\)", lambda match: colours[match[1]], svg)
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 

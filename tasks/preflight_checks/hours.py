@@ -28,7 +28,7 @@ from tasks.preflight_checks.plans import model_shape
 
 _SHOWN_S: Final = 60.0
 """Seconds of all tests that are named apart."""
-PROBE: Final = """
+_PROBE: Final = """
 import json, time, timeit
 import numpy as np
 left, data = np.ones((256, 256), np.float32), np.ones(2**22, np.float32)
@@ -159,5 +159,5 @@ def _card(config: RunConfig) -> CardFigures | None:
 @lru_cache(maxsize=1)
 def _rates_of_a_thread() -> tuple[float, float] | None:
     """Measures in a process whose libraries have one thread; None if that gives no answer."""
-    rates = ask_python(PROBE, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    rates = ask_python(_PROBE, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
     return None if rates is None else (rates[0], rates[1])

@@ -5,7 +5,7 @@ Not here: what a row must be (`sql/checks`), which `validate` checks in the data
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,6 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rl_core.config.run import RunConfig
+from rl_core.data.dataset import NO_PROBLEMS, dataset_folder
 from rl_core.data.gguf_source import local_folder
 from rl_core.data.modelscope_source import find_model_here
 from rl_core.data.readers import is_hub_name
@@ -162,6 +163,18 @@ def _some_rows(env: TextEnv) -> Sequence[Row]:
         if env.rows.source(env) is None and env.makes_problems():
             return rows_of(env.rows.make(env, train_size=_ANSWERS, test_size=1, seed=0)["train"])
     return []
+
+
+def made_problems(config: RunConfig, *, count: int) -> Mapping[str, pa.Table]:
+    """Returns `count` problems of each split that the env makes now; ValueError: it makes none."""
+    env = config.env
+    if not env.makes_problems():
+        raise ValueError(NO_PROBLEMS.format(name=env.name))
+    if env.rows.source(env) is not None:
+        folder = dataset_folder(config)
+        raise ValueError(f"{folder} is not there: countdown-train generate makes it")
+    env.rows.refuse(env)
+    return env.rows.make(env, train_size=count, test_size=count, seed=config.data.seed)
 
 
 def rows_of(table: pa.Table) -> list[Row]:

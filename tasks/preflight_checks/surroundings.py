@@ -124,21 +124,27 @@ def refuses_login() -> bool:
     return False
 
 
+def why_not_written(folder: Path) -> str | None:
+    """Returns why a folder, which is made if it is missing, cannot be written; None if it can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+    except OSError as error:
+        return error.strerror
+    return None
+
+
 def _prefect_disk() -> Iterator[Finding]:
     home = get_current_settings().home
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=home):
-            pass
-    except OSError as error:
+    if (why := why_not_written(home)) is not None:
         yield fatal(
             "prefect",
-            f"Prefect's folder {home} cannot be written ({error.strerror})",
+            f"Prefect's folder {home} cannot be written ({why})",
             "set PREFECT_HOME to a folder of yours",
         )
         return
-    folder = next(path for path in (home, *home.parents) if path.exists())
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(home).free
     if free < _PREFECT_BYTES:
         yield warning(
             "prefect",

@@ -1,23 +1,16 @@
 """Shows the rows of a query: a table that fits the terminal, or CSV, JSON or parquet as bytes."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from rl_core.system.words import counted, cut, printable
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from tasks.queries.saved_questions import Query
+from tasks.queries.saved_questions import Query
 
 _LONG_TEXT = 40  # cells up to this many characters are never shortened
 _MOST_RECORDS = 10  # rows of long texts that are shown one below the other
@@ -48,20 +41,14 @@ def render(
 
 def render_queries(queries: Sequence[Query], *, width: int) -> str:
     """Returns the list of saved queries: names, what a row is, parameters with their defaults."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column()
+    rows: list[tuple[str, str]] = []
     for topic, some in groupby(queries, key=lambda query: query.topic):
-        table.add_row(Text(f"{topic}:", style="dim"), "")
+        rows.append((f"{topic}:", ""))
         for query in some:
-            table.add_row(Text(f"  {query.name}"), Text(query.description))
+            rows.append((f"  {query.name}", query.description))
             if query.parameters:
-                options = "  ".join(f"-p {p.name}={p.default}" for p in query.parameters)
-                table.add_row("", Text(options, style="dim"))
-    return as_text(table, width)
+                rows.append(("", "  ".join(f"-p {p.name}={p.default}" for p in query.parameters)))
+    return _named_texts(rows, width)
 
 
 def plain_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -151,19 +138,30 @@ def _align(column: Sequence[str], *, to_right: bool) -> list[str]:
 
 
 def _records(frame: pl.DataFrame, width: int) -> bytes:
+    rows: list[tuple[str, str]] = []
+    for number, row in enumerate(frame.iter_rows(named=True), start=1):
+        rows.append((f"-- {number} --", ""))
+        for name, value in row.items():
+            lines = value.splitlines() or [""] if isinstance(value, str) else [value]
+            rows.append((name, "\n".join(map(_cell, lines))))
+    return f"{_named_texts(rows, width)}{_count(frame)}\n".encode()
+
+
+def _named_texts(rows: Iterable[tuple[str, str]], width: int) -> str:
+    """Returns each name with its text next to it, wrapped as a terminal so wide shows it."""
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
+    table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for number, row in enumerate(frame.iter_rows(named=True), start=1):
-        table.add_row(Text(f"-- {number} --"), "")
-        for name, value in row.items():
-            lines = [_cell(line) for line in str(value).splitlines()] or [""]
-            text = "\n".join(lines) if isinstance(value, str) else _cell(value)
-            table.add_row(Text(name), Text(text))
-    return f"{as_text(table, width)}{_count(frame)}\n".encode()
+    for name, text in rows:
+        table.add_row(Text(name), Text(text))
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    with console.capture() as shown:
+        console.print(table)
+    return "".join(f"{line.rstrip()}\n" for line in shown.get().splitlines())
 
 
 def _cell(value: object) -> str:
@@ -197,13 +195,3 @@ def _csv(frame: pl.DataFrame) -> bytes:
     )
     heads = {name: f"'{name}" for name in safe.columns if re.match(_FORMULA, name)}
     return safe.rename(heads).write_csv().encode()
-
-
-def as_text(table: Table, width: int) -> str:
-    """Returns a table as a terminal of so many characters shows it."""
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())

@@ -1,8 +1,7 @@
 """Asks a run's files questions in SQL: saved queries, ad-hoc SELECTs and data checks.
 
-For a user's SELECT pyarrow reads the files, and DuckDB may open none: no SELECT can then read or
-write anything else (DuckDB 2 lets a CTE hold a COPY). For the saved questions, which are our own,
-DuckDB opens those files itself: faster, if most of the text need not be read.
+pyarrow reads the files, and DuckDB may open none: no SELECT can then read or write anything else
+(DuckDB 2 lets a CTE hold a COPY).
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def ask(
 ) -> pl.DataFrame:
     """Returns the answer of a saved query, of some runs (ids, or `latest`) or of all."""
     query = load_query(name)
-    return _answer(query.sql, query.bind(arguments or {}), root=root, run=run, is_ours=True)
+    return run_query(query.sql, query.bind(arguments or {}), root=root, run=run)
 
 
 def values_there(
@@ -102,29 +101,20 @@ def values_there(
 
 
 def run_query(
-    sql: str, parameters: Mapping[str, Value] | None = None, *, root: Path, run: str | None = None
+    sql: str, parameters: Mapping[str, Value] | None = None, *, root: Path, run: Runs = None
 ) -> pl.DataFrame:
     """Returns the rows of one read-only SELECT over the views in `sql/views`; runs may write.
 
-    ValueError, in one or two lines, if it is not one SELECT or DuckDB refuses it.
-    """
-    return _answer(sql, parameters or {}, root=root, run=run, is_ours=False)
-
-
-def _answer(
-    sql: str, parameters: Mapping[str, Value], *, root: Path, run: Runs, is_ours: bool
-) -> pl.DataFrame:
-    """Returns the rows of a SELECT; `run` as for `ask`; `is_ours`: from `sql/`, not from a user.
-
-    If a run's files are damaged so that the SELECT fails, it is left out with a warning.
+    `run` is as for `ask`. If a run's files are damaged so that the SELECT fails, it is left out
+    with a warning. ValueError, in one or two lines, if it is not one SELECT or DuckDB refuses it.
     """
     named = [run] if run is None or isinstance(run, str) else run
     runs = [folder for name in named for folder in run_files.find_runs(root, name)]
-    answer = partial(_answer_of, sql, parameters, root=root, is_ours=is_ours)
+    answer = partial(_answer_of, sql, parameters or {}, root=root)
     try:
         return answer(runs)
     except ValueError as error:
-        if len(runs) < 2 or isinstance(error.__cause__, () if is_ours else _OF_THE_USER):
+        if len(runs) < 2 or isinstance(error.__cause__, _OF_THE_USER):
             raise
         reasons = {folder: why for folder in runs if (why := _why_not(answer, folder))}
         if len(reasons) == len(runs):
@@ -144,7 +134,7 @@ def _why_not(answer: Callable[[Sequence[Path]], object], run: Path) -> str | Non
 
 
 def _answer_of(
-    sql: str, parameters: Mapping[str, Value], runs: Sequence[Path], *, root: Path, is_ours: bool
+    sql: str, parameters: Mapping[str, Value], runs: Sequence[Path], *, root: Path
 ) -> pl.DataFrame:
     needed = _named_views(sql)
     for view in reversed(VIEWS):
@@ -156,17 +146,15 @@ def _answer_of(
             name: [file for run in of[view] for file in sorted(run.glob(pattern))]
             for name, (view, pattern, _) in _FILES.items()
         } | {"rollout_rows": rollouts}
-        sound = {name: run_files.sound_files(runs, files[name], _FILES[name][2]) for name in files}
-        read_by_duckdb = {
-            name: (some, _FILES[name][2]) for name, some in sound.items() if some and is_ours
+        tables: dict[str, pa.Table | pads.Dataset] = {
+            name: _dataset(run_files.sound_files(runs, files[name], columns), columns)
+            for name, (_, _, columns) in _FILES.items()
         }
-        others = (name for name in sound if name not in read_by_duckdb)
-        tables = {name: _dataset(sound[name], _FILES[name][2]) for name in others}
         tables |= {name: read(of[view]) for name, (view, read) in _RECORDS.items()}
         tables["dataset_records"] = run_files.dataset_records(root)
-        with connect(tables, read_by_duckdb) as connection:
+        with connect(tables) as connection:
             for view in VIEWS:
-                if view in needed or not is_ours:
+                if view in needed:
                     connection.execute(f"create view {view} as {_select_of(view)}")
             return _select(connection, sql, parameters, VIEWS)
 
@@ -182,37 +170,19 @@ def _select_of(view: str) -> str:
     return (SQL_FOLDER / "views" / f"{view}.sql").read_text(encoding="utf-8")
 
 
-class CheckSession:
-    """Tables in memory that any number of data checks look at, through one connection."""
-
-    def __init__(self, connection: DuckDBPyConnection) -> None:
-        self._connection = connection
-        self._tables: list[str] = []
-
-    def add(self, name: str, table: pa.Table) -> None:
-        """Lets the checks read one more table; see `_register`."""
-        _register(self._connection, name, table)
-        self._tables.append(name)
-
-    def unite(self, name: str, tables: Sequence[str]) -> None:
-        """Lets the checks read several tables as one, with a row's table (`split`) and `index`."""
-        select = "select '{0}' as split, extra_info.index, * from {0}"
-        rows = " union all ".join(map(select.format, tables))
-        self._connection.execute(f"create view {name} as {rows}")
-        self._tables.append(name)
-
-    def violations(
-        self, check: Query, parameters: Mapping[str, Value] | None = None
-    ) -> pl.DataFrame:
-        """Returns the rows that violate a check of the added tables; none: it passes."""
-        return _select(self._connection, check.sql, check.bind(parameters or {}), self._tables)
+def unite(connection: DuckDBPyConnection, name: str, tables: Sequence[str]) -> None:
+    """Lets checks read several tables as one, with a row's table (`split`) and `index`."""
+    select = "select '{0}' as split, extra_info.index, * from {0}"
+    rows = " union all ".join(map(select.format, tables))
+    connection.execute(f"create view {name} as {rows}")
 
 
-@contextmanager
-def open_checks() -> Iterator[CheckSession]:
-    """A session for data checks, without tables yet; it reads and writes no files."""
-    with connect({}) as connection:
-        yield CheckSession(connection)
+def violations(
+    connection: DuckDBPyConnection, check: Query, parameters: Mapping[str, Value] | None = None
+) -> pl.DataFrame:
+    """Returns the rows that violate a check of the connection's tables; none: it passes."""
+    tables = [name for (name,) in connection.sql("show tables").fetchall()]
+    return _select(connection, check.sql, check.bind(parameters or {}), tables)
 
 
 def _dataset(files: run_files.Files, columns: pa.Schema) -> pa.Table | pads.Dataset:
@@ -233,11 +203,8 @@ def _dataset(files: run_files.Files, columns: pa.Schema) -> pa.Table | pads.Data
 
 
 @contextmanager
-def connect(
-    tables: Mapping[str, pa.Table | pads.Dataset],
-    files: Mapping[str, tuple[run_files.Files, pa.Schema]] | None = None,
-) -> Iterator[DuckDBPyConnection]:
-    """Yields an in-memory DuckDB that can read `tables` and parquet `files`, and nothing else."""
+def connect(tables: Mapping[str, pa.Table | pads.Dataset]) -> Iterator[DuckDBPyConnection]:
+    """Yields an in-memory DuckDB that can read `tables`, and nothing else."""
     # Nobody can guess its name, and only this user can read it.
     spill = tempfile.TemporaryDirectory(prefix="countdown-train-sql-", ignore_cleanup_errors=True)
     config: dict[str, str | bool | int] = {
@@ -250,18 +217,12 @@ def connect(
     with spill, duckdb.connect(":memory:", config=config) as connection:
         connection.execute("set TimeZone = 'UTC'")
         connection.execute("set enable_progress_bar = false")  # it would be printed into the answer
-        if files:
-            connection.execute("set parquet_metadata_cache = true")
-            everything = [file for of, _ in files.values() for some in of.values() for file in some]
-            connection.execute(f"set allowed_paths = {_paths(everything)}")
         connection.execute("set enable_external_access = false")
         connection.execute("set lock_configuration = true")
         connection.create_function("sign_flip_p", _sign_flip_p, ["DOUBLE[]"], "DOUBLE")
         connection.execute((SQL_FOLDER / "macros.sql").read_text(encoding="utf-8"))
         for name, table in tables.items():
-            _register(connection, name, table)
-        for name, (some, columns) in (files or {}).items():
-            _register_files(connection, name, some, columns)
+            register(connection, name, table)
         yield connection
 
 
@@ -269,33 +230,12 @@ def _sign_flip_p(differences: list[float]) -> float:
     return sign_flip_p([round(difference) for difference in differences])
 
 
-def _register_files(
-    connection: DuckDBPyConnection, name: str, files: run_files.Files, columns: pa.Schema
-) -> None:
-    connection.register(f"no_{name}", columns.empty_table())
-    rows = [f"select * from no_{name}"]
-    known = [column for column in columns.names if column != "run_id"]
-    for run, some in files.items():
-        run_id = run.replace("'", "''")
-        source = f"read_parquet({_paths(some)}, union_by_name = true)"
-        rows.append(f"select columns(lambda c: c in {known}), '{run_id}' as run_id from {source}")
-    try:
-        connection.execute(f"create view {name} as {' union all by name '.join(rows)}")
-    except duckdb.Error as error:
-        raise ValueError(f"not a readable parquet file ({_message(error)})") from error
-
-
-def _register(connection: DuckDBPyConnection, name: str, table: pa.Table | pads.Dataset) -> None:
+def register(connection: DuckDBPyConnection, name: str, table: pa.Table | pads.Dataset) -> None:
     """Lets a connection read one more table; ValueError if DuckDB lacks the type of a column."""
     try:
         connection.register(name, table)
     except duckdb.Error as error:
         raise ValueError(f"{name}: a column's type is unknown ({_message(error)})") from error
-
-
-def _paths(files: Sequence[Path]) -> str:
-    quoted = (str(file.absolute()).replace("'", "''") for file in files)
-    return "[" + ", ".join(f"'{path}'" for path in quoted) + "]"
 
 
 def _message(error: duckdb.Error) -> str:

@@ -12,16 +12,15 @@ from rl_core.config.operations import protocol_of
 from rl_core.evaluation.statistics import wilson_interval
 from rl_core.evaluation.summary import accuracy_by
 from rl_core.runs.metrics_log import read_rows
-from rl_core.runs.receipt import AuditLine
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.runs.settings_file import read_settings, settings_text
 from rl_core.sft.named_data import CURVE_NAME
-from rl_core.tracking.diagnosis import Diagnosis, diagnose
+from rl_core.tracking.diagnosis import diagnose
 from tasks.hours import left_of, steps_in_words
 from tasks.queries import run_tables as run_files
 from tasks.queries import sql
 from tasks.queries.saved_questions import Value
-from tasks.report_page.failures import Fault, LoggedWarning, faults, warnings
+from tasks.report_page.failures import faults, warnings
 from tasks.report_page.head import (
     algorithm_in_words,
     answer_pages,
@@ -29,8 +28,6 @@ from tasks.report_page.head import (
     model_in_words,
 )
 from tasks.report_page.samples import (
-    Change,
-    Sample,
     best_and_worst,
     from_the_end,
     samples,
@@ -54,51 +51,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything on the page, as rows of saved queries and plain values."""
+    """What is on the page: what its charts draw, and what its templates show, by name."""
 
     record: RunRecord
     rows: dict[str, list[Row]]  # rows of saved queries, see `_rows`
-    settings: str  # config.yaml, unchanged
-    algorithm: str | None  # with the model's size and the seed; None without settings
-    model: str | None  # its folder, relative to the storage root's parent
-    command: str | None  # that starts such a run; None if the run was imported
-    answer_pages: dict[str, str]  # pages of all answers by model, relative to the run's folder
-    changes: list[Change]  # problems that only one of base and trained model solved
-    seconds: float | None  # of the stages done; in training, up to its last logged step
-    price: str | None
-    steps: str | None  # what a step takes, and what was planned
-    left: str | None  # time and price of the steps that are left, while it trains
     decoding: str  # of what counts for accuracy, `EvaluationConfig.protocol`
-    # Test accuracy of base and trained model: from the evaluation, else from first and last
-    # test. Never one from each: the tests of training ask fewer problems.
-    before: float | None
-    after: float | None
-    # Of the evaluation, None before it:
-    num_problems: int | None
-    base: Row | None
-    trained: Row | None
-    gain: Row | None
-    diagnoses: list[Diagnosis]
     curve: pl.DataFrame
     verdicts: pl.DataFrame
     timeline: pl.DataFrame  # step, metric and value of times and memory
-    majority: dict[str, Row]  # rows of `majority_vote` by model
-    best_checkpoint: Row | None
-    best_elsewhere: str | None  # which step is shown and why, if `best` is another
-    num_tested: int | None  # problems that a test of training asks, if that is known
-    faults: list[Fault]
-    warnings: list[LoggedWarning]
-    best: list[Sample]
-    worst: list[Sample]
-    samples: list[Sample]  # one of each verdict; like best and worst, from the last steps
-    phases: list[Row]
-    disk: dict[str, int]
-    receipt: tuple[str, tuple[AuditLine, ...]] | None  # time and lines of the last audit
-
-    @property
-    def accuracy(self) -> str:
-        """What the accuracy is of, as text."""
-        return accuracy_by(self.decoding)
+    shown: dict[str, Any]  # see `gather`
 
 
 def gather(run: RunFolder) -> ReportData:
@@ -110,63 +71,84 @@ def gather(run: RunFolder) -> ReportData:
     steps_per_row = max(1, -(-last_step // _MOST_POINTS))
     verdicts = ask("verdict_shares_by_step", steps_per_row=steps_per_row)
     from_step = from_the_end(verdicts)
-    models = ask("evaluation_summary").to_dicts()
-    trained = _last([row for row in models if row["model"] != "base"])
-    newest = trained["model"] if trained else None
-    base = next((row for row in models if row["model"] == "base"), None)
-    before, after = ((row["accuracy"] if row else None) for row in (base, trained))
-    overview = ask("runs_overview").row(0, named=True)
     settings = read_settings(run.path)
+    decoding = protocol_of(settings)
+    evaluation = _evaluation(run)
+    newest = evaluation["trained"] and evaluation["trained"]["model"]
+    rows = _rows(run, models={"base", newest}, from_step=from_step, last=last_step)
     best, worst = best_and_worst(run, from_step=from_step)
-    best_checkpoint = _last(ask("best_checkpoint").to_dicts())
-    tested = run_files.num_tested(run.path)
+    shown = evaluation | {
+        "rows": rows,
+        "settings": settings_text(run.path),  # unchanged
+        "algorithm": algorithm_in_words(run, settings),
+        "model": model_in_words(run, record),
+        "command": command_of(record),  # that starts such a run; None if the run was imported
+        "answer_pages": answer_pages(run, ["base", newest]),
+        "changes": won_and_lost(run, newest),
+        "steps": steps_in_words(run),  # what a step takes, and what was planned
+        "left": left_of(run),  # time and price of the steps that are left, while it trains
+        "decoding": decoding,
+        "accuracy": accuracy_by(decoding),
+        "diagnoses": diagnose(run.metrics.read(), settings=settings),
+        "faults": faults(run.path, record),
+        "warnings": warnings(run.path),
+        "best": best,
+        "worst": worst,
+        # One of each verdict; like best and worst, from the last steps.
+        "samples": samples(run, from_step=from_step),
+        "phases": _phases(ask("time_by_phase").to_dicts(), record.timings_s.get("train", 0.0)),
+        "disk": _disk(run),
+        "receipt": run.receipt.last_audit(record.steps),  # time and lines of the last audit
+    }
+    timeline = sql.run_query(_TIMELINE, root=run.root, run=run.run_id)
+    return ReportData(record, rows, decoding, curve, verdicts, timeline, shown)
+
+
+def _evaluation(run: RunFolder) -> dict[str, Any]:
+    """Returns what is known of base and trained model, and the time that it took."""
+    record = run.read()
+    ask = partial(_ask, run)
+    overview = ask("runs_overview").row(0, named=True)
     seconds = None if overview["minutes"] is None else 60 * overview["minutes"]
     if "train" in record.timings_s:  # not by the clock: a continued run was off between
         seconds = sum(record.timings_s.values())
-    sizes = run_files.bytes_by_kind(run.path)
-    shown = dict(list(sizes.items())[:_MOST_KINDS])
-    rest = sum(sizes.values()) - sum(shown.values())
-    return ReportData(
-        record=record,
-        rows=_rows(run, models={"base", newest}, from_step=from_step, last=last_step),
-        settings=settings_text(run.path),
-        algorithm=algorithm_in_words(run, settings),
-        model=model_in_words(run, record),
-        command=command_of(record),
-        answer_pages=answer_pages(run, ["base", newest]),
-        changes=won_and_lost(run, newest),
-        seconds=seconds,
-        price=None if seconds is None else run.price_of(seconds),
-        steps=steps_in_words(run),
-        left=left_of(run),
-        decoding=protocol_of(settings),
-        before=before if models else overview["val_before"],
-        after=after if models else overview["val_after"],
-        num_problems=models[0]["problems"] if models else None,
-        base=base,
-        trained=trained,
-        gain=_last([row for row in ask("gain_over_base").to_dicts() if row["model"] == newest]),
-        diagnoses=diagnose(run.metrics.read(), settings=settings),
-        curve=curve,
-        verdicts=verdicts,
-        timeline=sql.run_query(_TIMELINE, root=run.root, run=run.run_id),
-        majority={
+    models = ask("evaluation_summary").to_dicts()
+    base = next((row for row in models if row["model"] == "base"), None)
+    trained = _last([row for row in models if row["model"] != "base"])
+    before, after = ((row["accuracy"] if row else None) for row in (base, trained))
+    newest = trained["model"] if trained else None
+    best_checkpoint = _last(ask("best_checkpoint").to_dicts())
+    tested = run_files.num_tested(run.path)
+    return {
+        "seconds": seconds,  # of the stages done; in training, up to its last logged step
+        "price": None if seconds is None else run.price_of(seconds),
+        # Test accuracy of base and trained model: from the evaluation, else from first and last
+        # test. Never one from each: the tests of training ask fewer problems.
+        "before": before if models else overview["val_before"],
+        "after": after if models else overview["val_after"],
+        # Of the evaluation, None before it:
+        "num_problems": models[0]["problems"] if models else None,
+        "base": base,
+        "trained": trained,
+        "gain": _last([row for row in ask("gain_over_base").to_dicts() if row["model"] == newest]),
+        "majority": {
             row["model"]: row
             for row in ask("majority_vote").to_dicts()
             if row["samples_per_problem"] > 1  # a single sample holds no vote
         },
-        best_checkpoint=best_checkpoint,
-        best_elsewhere=_best_elsewhere(record.run_id, trained, best_checkpoint, tested),
-        num_tested=tested,
-        faults=faults(run.path, record),
-        warnings=warnings(run.path),
-        best=best,
-        worst=worst,
-        samples=samples(run, from_step=from_step),
-        phases=_phases(ask("time_by_phase").to_dicts(), record.timings_s.get("train", 0.0)),
-        disk=shown | ({"the rest": rest} if rest else {}),
-        receipt=run.receipt.last_audit(record.steps),
-    )
+        "best_checkpoint": best_checkpoint,
+        # Which step is shown and why, if `best` is another:
+        "best_elsewhere": _best_elsewhere(record.run_id, trained, best_checkpoint, tested),
+        "num_tested": tested,  # problems that a test of training asks, if that is known
+    }
+
+
+def _disk(run: RunFolder) -> dict[str, int]:
+    """Returns the bytes of the largest kinds of files, and of the rest."""
+    sizes = run_files.bytes_by_kind(run.path)
+    largest = dict(list(sizes.items())[:_MOST_KINDS])
+    rest = sum(sizes.values()) - sum(largest.values())
+    return largest | ({"the rest": rest} if rest else {})
 
 
 def _ask(run: RunFolder, query: str, **arguments: Value) -> pl.DataFrame:

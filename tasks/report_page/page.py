@@ -21,9 +21,10 @@ from rl_core.types import Problem
 from tasks.prefect_ui.chart import COLOURS, PALETTE, Point, Series, draw, stacked, thinned
 from tasks.report_page.data import ReportData
 from tasks.report_page.head import as_typed
-from tasks.report_page.samples import ON_PAGE, Row, choose_answers
+from tasks.report_page.samples import Row, choose_answers
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
+_ON_PAGE: Final = 12  # answers of each kind
 _MOST_AREAS = 6  # of a stack of phases or processes; the smallest are summed up
 _logger = logging.getLogger(__name__)
 
@@ -32,18 +33,23 @@ def render_html(data: ReportData) -> str:
     """Returns one self-contained page; all text of models and settings is escaped."""
     drawn = {"charts": charts(data), "resource_charts": resource_charts(data)}
     continuing = {"columns": COLUMNS, "rows": WAYS_ON, "notes": NOTES}
-    return _page("report.html.j2", data=data, run=data.record, continuing=continuing, **drawn)
+    return _page("report.html.j2", data=data.shown, run=data.record, continuing=continuing, **drawn)
 
 
 def render_markdown(data: ReportData) -> str:
     """Returns the short version: headline and tables, without any text of a model."""
-    template = _environment(autoescape=False).get_template("report.md.j2")
-    return printable(template.render(data=data, run=data.record), keep=LINES)
+    return render_text("report.md.j2", data=data.shown, run=data.record)
+
+
+def render_text(template: str, **values: object) -> str:
+    """Returns a text by a template of this folder."""
+    text = _environment(autoescape=False).get_template(template).render(**values)
+    return printable(text, keep=LINES)
 
 
 def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> None:
     """Writes the page of a model's answers next to their rows, if the disk has room."""
-    answers = choose_answers(rows, problems, most=ON_PAGE)
+    answers = choose_answers(rows, problems, most=_ON_PAGE)
     try:
         write_text_atomically(file.with_suffix(PAGE), _page("answers.html.j2", answers=answers))
     except OSError as error:

@@ -52,7 +52,6 @@ _TAGS = re.compile(r"<\|[^|<>]*\|>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>|<bos
 _BEST = "score desc, advantage_mean desc nulls last"
 _WORST = "score asc, advantage_mean asc nulls last"
 _IN_TERMINAL: Final = 3  # right answers shown, and as many wrong ones
-ON_PAGE: Final = 12
 IN_ARTIFACT: Final = 4
 _MOST_CELLS: Final = 2_000  # of the picture, one per problem
 _LONGEST_QUESTION: Final = 300

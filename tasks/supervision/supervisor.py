@@ -78,47 +78,25 @@ class Watched:
         return " | ".join(waits_in_words(self.log_folder.parent)) or "nothing that is known"
 
 
-class KeptChild:
-    """Holds a child that has failed and waits for the next attempt, with the engines it has kept.
+_KEPT: Final[ContextVar[list[tuple[Child, str]] | None]] = ContextVar("kept child", default=None)
+"""Within `between_attempts`: a child that waits for the next one, and its processes' group."""
 
-    No process outlives the block of `between_attempts`.
+
+@contextmanager
+def between_attempts() -> Iterator[None]:
+    """Lets `call_supervised` use one child for several attempts in the block.
+
+    One that has failed waits there for the next attempt, with the engines that it has kept. No
+    process outlives the block.
     """
-
-    def __init__(self) -> None:
-        self._held: tuple[Child, str] | None = None
-
-    @classmethod
-    @contextmanager
-    def between_attempts(cls) -> Iterator[None]:
-        """Lets `call_supervised` use one child for several attempts in the block."""
-        kept = cls()
-        token = _KEPT.set(kept)
-        try:
-            yield
-        finally:
-            _KEPT.reset(token)
-            kept.end()
-
-    def hold(self, child: Child, group: str) -> None:
-        """Keeps a child, and the name of its processes' group, until it is taken or ended."""
-        self._held = child, group
-
-    def take(self) -> tuple[Child, str] | None:
-        """Returns what is held, if it lives."""
-        if self._held is not None and self._held[0].process.poll() is not None:
-            self.end()
-        held = self._held
-        self._held = None
-        return held
-
-    def end(self) -> None:
-        """Ends what is held."""
-        if self._held is not None:
-            _end(*self._held)
-            self._held = None
-
-
-_KEPT: Final[ContextVar[KeptChild | None]] = ContextVar("kept child", default=None)
+    kept: list[tuple[Child, str]] = []
+    token = _KEPT.set(kept)
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+        for child, group in kept:
+            _end(child, group)
 
 
 def keeps_engines() -> bool:
@@ -136,8 +114,8 @@ def call_supervised(
     """Returns `function(reporter, **arguments)`, called in a child process; None if it was stopped.
 
     SIGINT and SIGTERM are handed to the child, which saves and ends within its `grace_s`; then they
-    have their usual effect here. However this function ends, no process that the child
-    started outlives it, unless `KeptChild` holds them. If this process dies, the child leaves by
+    have their usual effect here. However this function ends, no process that the child started
+    outlives it, unless `between_attempts` keeps them. If this process dies, the child leaves by
     itself.
 
     Warnings and errors of its workers also go to `logger`. `on_step` is called with what the child
@@ -148,9 +126,8 @@ def call_supervised(
     """
     process.log_folder.mkdir(exist_ok=True)
     outcome: dict[str, Any] = {}
-    kept = _KEPT.get() or KeptChild()
     with StopSignals(process.grace_s + _SHUTDOWN_S) as stop:
-        child, group = kept.take() or _start(process)
+        child, group = _kept_or_new(process)
         try:
             with worker_logs(process.log_folder, logger):
                 with suppress(OSError):  # it died at once: the end of its messages shows that
@@ -168,9 +145,11 @@ def call_supervised(
             if not stop.requested():
                 raise
         finally:
-            kept.hold(child, group)
-            if stop.requested() or not (outcome.get("stays") and keeps_engines()):
-                kept.end()
+            kept = _KEPT.get()
+            if kept is None or stop.requested() or not outcome.get("stays"):
+                _end(child, group)
+            else:
+                kept.append((child, group))
             (process.log_folder.parent / OF_TRAINING).unlink(missing_ok=True)
         code = child.process.returncode
         if stop.requested():
@@ -190,6 +169,16 @@ def _result(outcome: Mapping[str, Any], code: int, process: Watched) -> Any:
     if "done" not in outcome:
         raise WorkerDied(process.name, _how(code, process.log_file))
     return unpack(outcome["done"])
+
+
+def _kept_or_new(process: Watched) -> tuple[Child, str]:
+    """Returns the child that was kept, if it lives, else a new one, and its processes' group."""
+    if kept := _KEPT.get():
+        child, group = kept.pop()
+        if child.process.poll() is None:
+            return child, group
+        _end(child, group)
+    return _start(process)
 
 
 def _start(process: Watched) -> tuple[Child, str]:

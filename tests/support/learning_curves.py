@@ -13,7 +13,7 @@ from typing import Any, Final
 from rl_core.evaluation.statistics import wilson_interval
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
-from tasks.prefect_ui.chart import HEIGHT, PALETTE, WIDTH, Series, draw, text
+from tasks.prefect_ui.chart import HEIGHT, PALETTE, WIDTH, Series, draw
 from tasks.queries.sql import ask
 
 IMAGES: Final = Path(__file__).parents[2] / "docs" / "images"
@@ -58,7 +58,8 @@ def picture(numbers: dict[str, Any]) -> str:
             "share solved",
             y_top=1,
         )
-        head = text(WIDTH / 2, 22, title, colour="ink", anchor="middle", more=' font-size="15"')
+        look = 'text-anchor="middle" font-size="15" style="fill:var(--ink)"'
+        head = f'<text x="{WIDTH // 2}" y="22" {look}>{escape(title)}</text>'
         body = f'<g transform="translate(0 {_HEAD})">{chart}</g>'
         drawings.append(f'<g transform="translate({i * WIDTH} 0)">{head}{body}</g>')
     width, height = WIDTH * len(drawings), HEIGHT + _HEAD

@@ -17,12 +17,11 @@ from tasks.base_model import (
     base_model,
     base_model_task,
     cached_base_model,
-    home_made_folder,
-    is_complete,
     keep_curve,
     made_folder,
 )
 from tasks.generate import generate_dataset
+from tasks.made_folders import home_made_folder, is_complete
 
 ENV = Countdown(min_operands=3, max_operands=3, max_number=20)
 _WIDTHS = {"hidden_size": 32, "intermediate_size": 32, "num_heads": 1, "num_layers": 1}

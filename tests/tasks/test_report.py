@@ -82,13 +82,17 @@ def test_the_headline_says_which_step_it_is_of_and_why_not_of_the_best(alpha):
 def test_samples_come_from_the_end_of_training(alpha, alpha_data):
     first = [from_the_end(pl.DataFrame({"step": range(1, last + 1)})) for last in (0, 1, 4, 5, 10)]
     assert first == [0, 1, 4, 5, 9]
-    assert [(s.step, s.verdict) for s in alpha_data.samples] == [
+    shown = alpha_data.shown
+    assert [(s.step, s.verdict) for s in shown["samples"]] == [
         (3, "correct"),
         (3, "wrong_value"),
         (3, "no_answer"),
     ]
-    assert [(s.step, s.verdict) for s in alpha_data.best] == [(3, "correct"), (3, "wrong_value")]
-    assert [s.verdict for s in alpha_data.worst] == ["no_answer"]  # the other is among the best
+    assert [(s.step, s.verdict) for s in shown["best"]] == [
+        (3, "correct"),
+        (3, "wrong_value"),
+    ]
+    assert [s.verdict for s in shown["worst"]] == ["no_answer"]  # the other is among the best
     assert "response 3.1.0" in alpha[1]
 
 
@@ -96,7 +100,7 @@ def test_the_time_has_a_price_where_the_settings_name_one(alpha, two_runs):
     assert "EUR" not in alpha[1]
     run = two_runs / "runs" / "alpha"
     (run / "config.yaml").write_text("budget: {price_per_hour: 3600, currency: EUR}\n")
-    report, seconds = make_report(run), gather(RunFolder(run)).seconds
+    report, seconds = make_report(run), gather(RunFolder(run)).shown["seconds"]
     assert f"{seconds:.1f} EUR" in text_of(report.page)
 
 

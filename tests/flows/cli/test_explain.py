@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from flows.cli.explain import all_settings, find_settings, in_words
-from flows.settings.keys import ENVS, PRESETS, known_keys
+from flows.settings.keys import ENVS, PRESETS
+from rl_core.config.mistakes import known_keys
 
 TABLES = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text())
 

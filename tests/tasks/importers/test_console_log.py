@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.diagnosis import diagnose
-from tasks.importers.console_log import import_log, read_log, read_text
-from tasks.importers.others import other_trainer
+from tasks.importers.console_log import import_log, other_trainer, read_log, read_text
 from tasks.queries.sql import ask
 from tasks.report import write_report
 from tasks.report_page.failures import find_failure

@@ -3,8 +3,8 @@
 import pytest
 
 from rl_core.config.run import RunConfig
+from tasks.preflight import own_algorithm_findings
 from tasks.preflight_checks import Finding
-from tasks.preflight_checks.own_algorithms import own_algorithm_findings
 
 HERE = "tests.support.own_algorithms"
 

@@ -57,5 +57,5 @@ def test_the_report_of_a_renamed_run_calls_it_by_its_folder(root):
     (root / "runs" / "stored").rename(root / "runs" / "first-night")
     data = gather(RunFolder(root / "runs" / "first-night"))
     assert data.record.run_id == "first-night"
-    assert data.gain is not None
-    assert data.samples
+    assert data.shown["gain"] is not None
+    assert data.shown["samples"]

@@ -18,24 +18,24 @@ def check(tmp_path: Path) -> saved_questions.Query:
 
 
 def test_a_check_selects_the_rows_that_break_the_rule(check):
-    with sql.open_checks() as session:
-        session.add("train", pa.table({"target": [6, 51]}))
-        session.add("test", pa.table({"target": [60, 50]}))
-        assert session.violations(check)["target"].to_list() == [51, 60]
-        assert session.violations(check, {"limit": 55})["target"].to_list() == [60]
-        assert session.violations(check, {"limit": 60}).is_empty()
+    with sql.connect({}) as tables:
+        sql.register(tables, "train", pa.table({"target": [6, 51]}))
+        sql.register(tables, "test", pa.table({"target": [60, 50]}))
+        assert sql.violations(tables, check)["target"].to_list() == [51, 60]
+        assert sql.violations(tables, check, {"limit": 55})["target"].to_list() == [60]
+        assert sql.violations(tables, check, {"limit": 60}).is_empty()
 
 
 def test_a_table_that_was_not_added_is_named(check):
-    with sql.open_checks() as session:
-        session.add("train", pa.table({"target": [6, 51]}))
+    with sql.connect({}) as tables:
+        sql.register(tables, "train", pa.table({"target": [6, 51]}))
         with pytest.raises(ValueError, match=r"test does not exist.*\(there are: train\)"):
-            session.violations(check)
+            sql.violations(tables, check)
 
 
 def test_a_check_reads_no_files(tmp_path):
     (tmp_path / "secret.csv").write_text("a\n1\n")
     path = tmp_path / "nosy.sql"
     path.write_text(f"-- one row per line.\nselect * from '{tmp_path}/secret.csv'\n")
-    with sql.open_checks() as session, pytest.raises(ValueError, match=r"secret\.csv"):
-        session.violations(saved_questions.load_check(path))
+    with sql.connect({}) as tables, pytest.raises(ValueError, match=r"secret\.csv"):
+        sql.violations(tables, saved_questions.load_check(path))

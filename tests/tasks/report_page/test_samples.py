@@ -63,7 +63,8 @@ def test_a_problem_in_words_has_its_question_and_its_answer(truth, prompt, line)
 
 def test_problems_that_changed_hands_are_shown_with_both_answers(alpha_data):
     """Of four test problems the base solved the last, the trained model the first and third."""
-    shown = [(one.is_won, one.before.verdict, one.after.verdict) for one in alpha_data.changes]
+    changes = alpha_data.shown["changes"]
+    shown = [(one.is_won, one.before.verdict, one.after.verdict) for one in changes]
     won, lost = (True, "no_answer", "correct"), (False, "correct", "wrong_value")
     assert shown == [won, won, lost]
-    assert alpha_data.changes[0].after.before.startswith("correct response")
+    assert changes[0].after.before.startswith("correct response")

@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from rl_core.errors import OutOfMemory
 from rl_core.system.child_process import Channel, unpack
 from tasks.supervision.child import Reporter
-from tasks.supervision.supervisor import KeptChild, Watched, call_supervised
+from tasks.supervision.supervisor import Watched, between_attempts, call_supervised
 from tests.support.kept import fails_once
 from tests.support.traps import SECRETS, WANDB_KEY, set_traps, sprung, what_is_seen
 from tests.support.waiting import wait_for
@@ -88,7 +88,7 @@ def failed(tmp_path: Path) -> int:
 
 
 def test_a_child_that_keeps_engines_does_the_next_attempt_and_outlives_no_block(tmp_path):
-    with KeptChild.between_attempts():
+    with between_attempts():
         first = failed(tmp_path)
         assert psutil.pid_exists(first)
         assert attempt_of(tmp_path) == first
@@ -107,7 +107,7 @@ def test_a_child_that_keeps_engines_does_the_next_attempt_and_outlives_no_block(
 @flow
 def retrying_flow(folder: Path) -> int:
     retried = task(attempt_of, retries=1, retry_delay_seconds=0, cache_policy=NO_CACHE)
-    with KeptChild.between_attempts():
+    with between_attempts():
         return retried(folder)
 
 

@@ -1,25 +1,35 @@
-"""The commands `stop`, `logs` and `note`: a run from another terminal."""
+"""The commands about one run: `stop`, `logs`, `note`, `report`, `audit` and `open`.
+
+They read a run's files, so they load neither Prefect nor torch.
+"""
 
 import os
 import re
+import shlex
 import signal
 import sys
 import time
+import webbrowser
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from getpass import getuser
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
+from flows.cli.reply import give
 from flows.cli.terminal import say
-from flows.errors import BadInputError
+from flows.errors import BadInputError, RunFailedError
 from flows.runs.lookup import find_run, run_first, where_and_others
 from flows.settings.compose import compose
+from flows.settings.keys import check_choice
 from rl_core.runs.lock import is_free, owner_of
 from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.mirror import mirrored
 from rl_core.system.atomic import refuse_foreign
 from rl_core.system.plain_files import open_plain
 from rl_core.system.redaction import redact
-from rl_core.system.words import LINES, in_one_line, printable
+from rl_core.system.words import LINES, counted, in_one_line, printable
 
 _LOOK_S: Final = 0.5
 _LONGEST_NOTE: Final = 500
@@ -117,3 +127,92 @@ def _new_text(file: Path, run: RunFolder, read: dict[Path, int]) -> str:
     text = text[: text.rfind(b"\n") + 1]
     read[file] = begin + len(text)
     return text.decode(errors="replace")
+
+
+def report(words: Sequence[str]) -> None:
+    """Writes the report of a RUN, by default the latest."""
+    say(_write_report(words, "report"))
+
+
+def _write_report(words: Sequence[str], command: str) -> Path:
+    from tasks.report import write_report  # with DuckDB
+
+    overrides = run_first(words, command)
+    run = find_run(overrides)
+    with mirrored(compose(overrides).storage, run.run_id):
+        return write_report(run.path).html
+
+
+def audit(words: Sequence[str]) -> None:
+    """Prints the receipt of a RUN, by default the latest, and keeps it for the report."""
+    from tasks.audit.receipt import audit_run, is_green
+
+    where, others = where_and_others(run_first(words, "audit"))
+    named = dict(word.split("=", 1) for word in others)
+    rewards = named.pop("env.reward", "")
+    if (env := named.pop("env", None)) is not None:
+        check_choice("env", env)
+    if named:
+        key = next(iter(named))
+        raise BadInputError(f"audit takes RUN, and env.reward= or env= if it is code, not {key}=")
+    run = find_run(where)
+    lines = audit_run(run, rewards.strip("[]").split(","))
+    give(run_id=run.run_id, lines=lines)
+    for line in lines:
+        say(f"{line.outcome:8} {line.subject:23} {line.words}")
+    with mirrored(compose(where).storage, run.run_id), suppress(OSError):
+        run.receipt.keep_audit(lines, run.read().steps)
+    if is_green(lines):
+        return
+    outcomes = [line.outcome for line in lines]
+    raise RunFailedError(
+        f"{counted(outcomes.count('FAILS'), 'check')} of {len(lines)} failed for run {run.run_id}, "
+        f"and {outcomes.count('unknown')} could not be made"
+    )
+
+
+def open_in_browser(words: Sequence[str]) -> None:
+    """Writes and opens a report, or opens the pages of Prefect's server."""
+    if list(words) == ["ui"]:
+        _open_ui()
+        return
+    # Written anew: the page in a stranger's run might hold scripts.
+    page = _write_report(words, "open").absolute()
+    say(page)
+    if not _opened(page.as_uri()) and (machine := _over_ssh()):
+        say(f"on your own machine: scp {shlex.quote(f'{machine}:{page}')} .")
+
+
+def _open_ui() -> None:
+    from prefect.settings import get_current_settings  # with its settings of the ui
+
+    from flows.cli.serve_status import serving
+
+    settings = get_current_settings()
+    there = serving(settings.home)
+    api = there["url"] if there else settings.api.url
+    if api is None:
+        raise RunFailedError("no server is up: countdown-train serve starts one")
+    url = str(api).removesuffix("/api")
+    address = urlsplit(url)
+    if address.scheme not in ("http", "https"):
+        raise BadInputError(
+            f"PREFECT_API_URL={api} is no URL of a page: write http://HOST:PORT/api"
+        )
+    say(url)
+    if not _opened(url) and (machine := _over_ssh()):
+        port = address.port or 80
+        say(f"on your own machine: ssh -L {port}:127.0.0.1:{port} {machine}, and then {url}")
+
+
+def _opened(url: str) -> bool:
+    """Opens a URL where there is a screen, or where BROWSER names a program."""
+    has_screen = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+    is_mac = os.uname().sysname == "Darwin" and not _over_ssh()
+    return (has_screen or is_mac) and webbrowser.open(url)
+
+
+def _over_ssh() -> str:
+    """Returns USER@ADDRESS of this machine as an ssh client reaches it; empty without one."""
+    client_and_server = os.environ.get("SSH_CONNECTION", "").split()
+    return f"{getuser()}@{client_and_server[2]}" if len(client_and_server) == 4 else ""
