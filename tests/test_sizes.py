@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (24_536, 18_000),
+    "statements of the product": (24_541, 18_000),
     "lines of tests": (44_400, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
@@ -51,7 +51,7 @@ ROOMS = {
     "tasks/supervision": (340, 9),
     "flows": (472, 25),
     "flows/cli": (1_500, 53),
-    "flows/prefect_patches": (328, 18),
+    "flows/prefect_patches": (333, 18),
     "flows/runs": (481, 24),
     "flows/settings": (302, 21),
 }
