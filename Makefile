@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env smollm2 train serve up test test-slow test-nights fuzz seeded-faults chaos lint bench gpu-check
+.PHONY: help env smollm2 train serve up test test-slow test-nights fuzz seeded-faults chaos lint bench gpu-check docs
 
 # .venv's interpreter: the first of these that requires-python allows. PYTHON=... names another.
 IS_SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -47,7 +47,7 @@ $(STAMP): pyproject.toml constraints.txt
 	echo "$(PYTHON) is $$found, and Python 3.11, 3.12 or 3.13 is needed: install one, or name it: make env PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(CLEAR) .venv
 	rm -f .venv/.built-*
-	touch -d @0 $(STAMP) # so that an install that was cut off goes on, as the same build
+	touch -d @0 $(STAMP) # so that an install that was cut off continues, as the same build
 	$(BIN)/pip install --quiet --constraint constraints.txt uv
 	grep -vE '^($(UNPINNED))==' constraints.txt > .venv/constraints.txt
 	$(BIN)/uv pip install --python $(BIN)/python --constraint .venv/constraints.txt $(if $(GPU),,$(CPU_WHEELS)) --editable '.[$(EXTRAS)]'
@@ -108,5 +108,9 @@ ifndef MODEL
 endif
 	CPU_WHEELS="$(CPU_WHEELS)" $(BIN)/python benchmarks/step_time.py --threads $(or $(THREADS),1) --model $(or $(MODEL),3m)
 
-gpu-check: $(STAMP) ## what the card computes, holds and takes, beside the CPU and the plans, 20 minutes; ARGS="--parts a,c"
+gpu-check: $(STAMP) ## what the card computes, holds and takes, next to the CPU and the plans, 27 minutes; ARGS="--parts a,c"
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
+
+docs: $(STAMP) ## the pages as a searchable site in site/, links checked
+	$(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt mkdocs-material
+	$(BIN)/python -m tests.support.docs_site

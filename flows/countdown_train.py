@@ -41,6 +41,7 @@ from tasks.promote import promote_task
 from tasks.prune import prune_task
 from tasks.report import report_run
 from tasks.storage import bring_records, published
+from tasks.supervision.supervisor import KeptChild
 from tasks.train import train_task
 from tasks.validate import validate_task
 
@@ -70,7 +71,7 @@ def countdown_train(
             gsm8k-* need a GPU and a model.
         overrides: What differs from the preset, KEY=VALUE each as on the command line, such as
             trainer.total_steps=50, seed=1, algorithm.estimator=grpo or storage.root=/data/outputs
-            (`countdown-train config` prints all settings). run_id=NAME goes on with a run; a
+            (`countdown-train config` prints all settings). run_id=NAME continues a run; a
             preset=NAME or preset=FILE.yaml stands before `preset`.
 
     Returns:
@@ -107,7 +108,7 @@ def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
         with stage("validate"):
             call(validate_task, config, data, model_path)
         run.update(model=str(model_path), data=str(data))
-        with stage("train"):
+        with stage("train"), KeptChild.between_attempts():
             steps = call(retried_train(config, run), config, run, data, model_path)
             run.update(steps=steps)
         with stage("prune"):
@@ -140,7 +141,7 @@ class Chain:
 
 
 def retried_train(config: RunConfig, run: RunFolder) -> Task[..., int]:
-    """Returns the train task with its retries; each goes on from the latest checkpoint."""
+    """Returns the train task with its retries; each continues from the latest checkpoint."""
 
     def lost_memory_or_a_process(task: Task[..., Any], task_run: TaskRun, state: State) -> bool:
         error = state.data

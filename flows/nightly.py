@@ -1,7 +1,6 @@
 """The night: train from the champion or afresh, compare, promote, report, send a message."""
 
 import logging
-import platform
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -35,8 +34,9 @@ from rl_core.system.atomic import reading
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.redaction import redact, redacting_errors
 from rl_core.tracking.diagnosis import diagnose
+from tasks.messages import Listeners, notify, plain_message, warn_of_mistakes
 from tasks.prefect_ui.flow_run import logs_in_ui
-from tasks.prefect_ui.notify import Listeners, notify, notify_task, warn_of_mistakes
+from tasks.prefect_ui.notify import notify_task
 from tasks.preflight import preflight_validation, refuse_fatal
 from tasks.start import Start, StartFrom, champion_of, start_task
 
@@ -51,16 +51,16 @@ def tell_of_end(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
     parameters = get_call_parameters(nightly.fn, (), flow_run.parameters)
     try:
         config = settings_of(parameters["preset"], parameters["overrides"])
-    except BadInputError:  # it ended by that, and said so
+    except BadInputError:  # it ended with that message
         config = RunConfig()
     night = Night(flow_run, config)
-    for run in RunFolder.all_under(config.storage.root):  # it may go on with that of a night before
-        with suppress(ValueError):  # what lies there is no run
+    for run in RunFolder.all_under(config.storage.root):  # it may continue that of a night before
+        with suppress(ValueError):  # what is there is no run
             if night.due is not None and run.read().night == night.due:
                 night = Night(flow_run, config.model_copy(update={"run_id": run.run_id}))
     status = night.run.read().status if night.run is not None else None
     if state.is_crashed() and status == "failed":
-        return  # it told of that itself, and its process ended with an exit code as it should
+        return  # it reported that itself, and its process ended with an exit code as it should
     event: Event = "failed" if state.is_crashed() else "cancelled"
     if event == "cancelled" and status != "running":
         reason = (night.run and night.run.read().reason) or "cancelled before it began to train"
@@ -192,11 +192,8 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
     """Returns the message: `event`, `reason` and, if there is a run, its numbers and files."""
     reason = redact(reason)
     fields: dict[str, Any] = {
-        "event": event,
-        "run_id": None,
-        "reason": reason,
+        **plain_message(event, reason),
         "due": night.due,
-        "host": platform.node(),
         "flow_run": night.flow_run and url_for("flow-run", obj_id=night.flow_run.id),
         "missed": None if event == "refused" else missed_before(night.flow_run),
     }
@@ -252,7 +249,7 @@ def killed(night: Night, state_message: str | None) -> str:
         night.run.update(
             status="interrupted",
             reason=reason,
-            next_step=f"Retry goes on from step {step}" if step else "Retry starts it again",
+            next_step=f"Retry continues from step {step}" if step else "Retry starts it again",
         )
     return reason
 

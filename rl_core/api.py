@@ -67,6 +67,13 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 }
 """What a short run of a small model needs; `settings` override it."""
 _LARGEST_BATCH: Final = 8  # problems per step, unless `data.train_batch_size` says otherwise
+_OF_PROCESSES: Final[Mapping[str, int]] = {
+    "rollout.staleness": 0,
+    "rollout.num_engines": 1,
+    "rollout.tensor_parallel_size": 1,
+    "resources.learner_ranks": 1,
+}
+"""What one process can do, at most."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,7 @@ def train(
 
     Raises:
         ValueError: a path that is not there, a reward that takes other arguments, problems that
-            cannot be read, a setting that does not exist: in one line.
+            cannot be read, a setting that does not exist or needs `ray`: in one line.
     """
     apply_defaults()
     hide_cuda_only_packages()
@@ -144,6 +151,8 @@ def train(
     from rl_core.runs.lock import started
 
     config = _config(problems, reward, steps, dict(settings or {}), run_id, Path(root))
+    if processes == "this":
+        _refuse_processes(config)
     scorer = CalledRewards(config.env, reward, config.reward) if callable(reward) else None
     if scorer is None and (why := refusal(config.env, limits=config.reward)) is not None:
         raise ValueError(why)
@@ -188,6 +197,16 @@ def _config(
     for sentence in unread_settings(config, settings):
         warnings.warn(sentence, stacklevel=3)
     return config
+
+
+def _refuse_processes(config: RunConfig) -> None:
+    """Raises ValueError for a setting of several processes, which one would ignore."""
+    for key, least in _OF_PROCESSES.items():
+        section, _, name = key.partition(".")
+        if (value := getattr(getattr(config, section), name)) > least:
+            raise ValueError(
+                f'{key}={value} needs processes of their own: add processes="ray", or use {least}'
+            )
 
 
 def _source(problems: object, root: Path) -> tuple[str, dict[str, Any]]:

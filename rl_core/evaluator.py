@@ -29,7 +29,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import demand_room
-from rl_core.system.named_code import source_digest
+from rl_core.system.named_code import code_digest
 from rl_core.types import Completion, GenerationRequest, Problem
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Evaluator:
         env = self.config.env.model_dump(mode="json")
         if self.config.env.max_turns == 1:
             del env["max_turns"]  # rows kept before there were turns stay valid
-        return ({"reward_source": [*map(source_digest, reward)]} if reward else {}) | {
+        return ({"reward_source": [*map(code_digest, reward)]} if reward else {}) | {
             "version": EVALUATION_VERSION,
             "env": env,
             "evaluation": evaluation,
@@ -119,8 +119,8 @@ class Evaluator:
 
     @property
     def may_reuse(self) -> bool:
-        """Whether known rows are still valid: a user's own reward may have been changed."""
-        return not self.config.env.reward
+        """Whether known rows are still valid: not if an own reward's file is not found."""
+        return None not in self.settings.get("reward_source", [])
 
     def reusable_rows(self, name: str, model: Path) -> Rows | None:
         """Returns a model's known rows if they may be reused."""

@@ -1,6 +1,6 @@
 """The whole algorithm on one page: problems -> responses -> scores -> advantages -> update.
 
-For reading, and to step through in a debugger: one process, one engine, nothing beside the work.
+For reading, and to step through in a debugger: one process, one engine, nothing around it.
 Left out, and where it is:
 
     checkpoints, resume, logs, tests, stops       training.py, trainer.py

@@ -154,8 +154,7 @@ class Trainer:
             metrics |= clock.seconds | {"epoch": self._epoch(step)} | observers.measure()
             metrics |= per_token_ms(metrics, collected.rollouts)
             # Logs first: no checkpoint is ahead of them, and a resume cuts rows after its own.
-            run.rollouts.write(step, self._epoch(step), collected.rollouts, per_rollout)
-            run.metrics.append(step, metrics)
+            self._log(step, metrics, collected.rollouts, per_rollout)
             if is_saving or is_last:
                 self._write_checkpoint(step, metrics, saved)
             observers.on_step(step, last_step, metrics)
@@ -198,6 +197,17 @@ class Trainer:
             if self.curriculum is not None:
                 self.curriculum.hold(step)
             self.saves.write(step, metrics.get("val/accuracy"), metrics.get("val/score"))
+
+    def _log(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rollouts: Sequence[Rollout],
+        per_rollout: Mapping[str, Sequence[float]],
+    ) -> None:
+        file = self.run.rollouts.write(step, self._epoch(step), rollouts, per_rollout)
+        self.run.metrics.append(step, metrics)
+        self.run.receipt.note(step, rollouts=file, weights=self.workers.held_weights())
 
     def _epoch(self, step: int) -> int:
         return self.order.before(step).epoch

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from rl_core.checkpoints.background_save import BackgroundSave
-from rl_core.checkpoints.manifest import RESUME_FOLDER
-from rl_core.checkpoints.store import Checkpoint
+from rl_core.checkpoints.manifest import RESUME_FOLDER, model_digest
+from rl_core.checkpoints.store import Checkpoint, list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.data.adapter_source import base_digest
 from rl_core.data.dataset import difficulty_classes, read_problems
@@ -22,13 +22,18 @@ from rl_core.data.tool_form import tool_form
 from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import NotedRewards, Rewards, start_rewards
 from rl_core.runs.merging import merge_latest_and_best
-from rl_core.runs.resume import check_same_code, check_same_model, checkpoint_to_resume
+from rl_core.runs.resume import (
+    CALLED_REWARD,
+    check_same_code,
+    check_same_model,
+    checkpoint_to_resume,
+)
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.teacher import with_teacher
 from rl_core.runs.waiting import startup_in_words
 from rl_core.system.log_file import Log
 from rl_core.system.signals import StopAsked, StopSignals
-from rl_core.system.waits import OF_TRAINING, Waits
+from rl_core.system.waits import OF_TRAINING, START, Waits
 from rl_core.tracking.host_memory import HostMemory
 from rl_core.tracking.observers import BudgetLimit, OnStep, StepObserver
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
@@ -38,6 +43,7 @@ from rl_core.trainer import Trainer, TrainInputs
 if TYPE_CHECKING:
     from rl_core.workers.cluster import Workers
     from rl_core.workers.engines import Engines
+    from rl_core.workers.kept import KeptEngines
 
 StartWorkers: TypeAlias = "Callable[[RunConfig, Path | None, int], AbstractContextManager[Workers]]"
 """Starts learner and engines with these settings, from a checkpoint's folder, or the base model's,
@@ -75,6 +81,8 @@ class Training:
     """Scores instead of the settings' rule."""
     start_workers: StartWorkers | None = None
     """Starts others than Ray's."""
+    kept: KeptEngines[Workers] | None = None
+    """Has the engines of the attempt before, if only its learner failed."""
 
     def train(self) -> int:
         """Trains and returns the last step done; logs past the checkpoint are cut before that.
@@ -87,7 +95,8 @@ class Training:
         """
         run = self.run
         logger = self.logger
-        inputs = load_inputs(self.config, self.data, self.model_path)
+        with (self.waits or Waits()).on(START, "inputs"):
+            inputs = load_inputs(self.config, self.data, self.model_path)
         checkpoint = checkpoint_to_resume(run, logger.warning)
         start_step = checkpoint.step if checkpoint else 0
         order = _problem_order(self.config, len(inputs.train), start_step, checkpoint, logger)
@@ -102,12 +111,14 @@ class Training:
         if checkpoint is not None:
             check_same_model(run, checkpoint.path, self.model_path)
         check_same_code(run, self.config, goes_on=checkpoint is not None)
+        if self.rewards is not None:
+            run.update(own_code=run.read().own_code | {CALLED_REWARD: ""})
         known = run.read().teacher if checkpoint else {}
         config = with_teacher(self.config, self.model_path, logger.warning, known)
         if (named := self.config.teacher.path) is not None:
             run.update(teacher={named: str(config.teacher.path)})
         run.cut_after(start_step)
-        budget = BudgetLimit(config.budget, run)
+        budget = BudgetLimit(config, run)
         last_done = start_step
         if budget.allows_a_step():
             last_done = replace(self, config=config)._train_after(
@@ -131,7 +142,7 @@ class Training:
         run = self.run
         start_step = checkpoint.step if checkpoint else 0
         resume_from = checkpoint.path if checkpoint else None
-        begin = "training goes on after step %d" if checkpoint else "training starts (step %d)"
+        begin = "training continues after step %d" if checkpoint else "training starts (step %d)"
         self.logger.info(begin, start_step)
         curriculum = load_curriculum(config, self.data, start_step, resume_from)
         rewards = self.rewards
@@ -156,6 +167,11 @@ class Training:
                 StepObserver(wants_stop=budget.wants_stop, on_step=budget.on_step),
                 StepObserver(wants_stop=signals.requested),
                 StepObserver(on_step=lambda step, *_: waits.step_done(step)),
+                StepObserver(
+                    on_step=lambda step, *_: (
+                        run.note_startup(waits.startup_s) if step <= start_step + 1 else None
+                    )
+                ),
                 StepObserver(on_step=self.on_step),
                 StepObserver(on_step=tensorboard.on_step),
             )
@@ -190,13 +206,19 @@ class Training:
                 curriculum.save(folder / RESUME_FOLDER)
 
         storage = self.config.storage
+
+        def after_save() -> None:
+            for checkpoint in list_checkpoints(self.run.path)[-1:]:
+                self.run.receipt.note(checkpoint.step, checkpoint=model_digest(checkpoint.path))
+            self.run.rollouts.age_out(storage.rollout_quota_bytes)
+
         return BackgroundSave(
             self.config.checkpoints,
             self.run.path,
             workers.snapshot,
             write,
             min_free_bytes=int(storage.min_free_gib * 2**30),
-            after_save=partial(self.run.rollouts.age_out, storage.rollout_quota_bytes),
+            after_save=after_save,
             base_sha256=base_digest(self.model_path) if self.config.model.lora_rank else None,
             waits=waits,
         )
@@ -214,6 +236,7 @@ class Training:
             log_folder=self.run.path / "workers",
             report=self.logger.info,
             waits=waits,
+            kept=self.kept,
         )
 
 
@@ -251,7 +274,7 @@ def _problem_order(
         place = Place(place.seed, num_problems, step, place.epoch)
     if place.seed != config.seed:
         logger.warning(
-            "seed=%d changes the responses of a run that goes on, not the order of its problems: "
+            "seed=%d changes the responses of a run that continues, not the order of its problems: "
             "that stays the one of seed=%d",
             config.seed,
             place.seed,
@@ -270,8 +293,4 @@ def _say_stopped(run: RunFolder, budget: BudgetLimit, step: int, logger: Log) ->
         return
     logger.warning("%s", reason)
     run.note(reason)
-    following = None
-    if run.read().night is None:  # a night has its hours on purpose: the next one is another run
-        larger = budget.limit.partition("=")[0]
-        following = f"the same command with a larger {larger} continues from step {step}"
-    run.update(stopped_by=budget.limit, next_step=following)
+    run.update(stopped_by=budget.limit, next_step=budget.next_step(step))

@@ -46,7 +46,7 @@ class Problem:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a function of the user's is told of it: the row's own `extra_info` over ours."""
+        """What a user's function gets as `extra_info`: the row's own keys over ours."""
         ours = {"index": self.index, "num_solutions": self.num_solutions}
         return ours | (json.loads(self.extra_info) if self.extra_info else {})
 
@@ -72,10 +72,12 @@ class ScoredText:
     """What the answer is equal to, in lowest terms: `18` or `7/2`; None if it has no value."""
     rewards: tuple[tuple[str, float], ...] = ()
     """Names and scores, before weights, of several functions; empty if there is one rule."""
+    why: str = ""
+    """Why a reward failed (`REWARD_ERROR`), in words."""
 
 
 ChatTemplate: TypeAlias = bool | dict[str, Any]
-"""Whether the tokenizer's chat template renders messages, or what it gets beside them."""
+"""Whether the tokenizer's chat template renders messages, or what it gets besides them."""
 REWARD_ERROR: Final = "reward_error"
 """Verdict of a response whose reward failed: it has no score, and teaches nothing."""
 

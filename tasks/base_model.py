@@ -21,11 +21,13 @@ from rl_core.errors import Stalled, WorkerDied
 from rl_core.resources.cost import time_left
 from rl_core.sft.named_data import CURVE_NAME, check_sft, data_digest
 from rl_core.system.atomic import locked, sweep_leftovers, write_bytes_atomically
+from tasks.made_folders import folder_of as folder_of
+from tasks.made_folders import home_made_folder as home_made_folder
+from tasks.made_folders import is_complete as is_complete
 from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.supervision.supervisor import Watched, call_supervised
 
-RECIPE_VERSION: Final = 5  # in the cache key: raise it if the same settings make another model
 _SFT_RECIPE_VERSION: Final = 3  # the same for fine-tuned models
 _LOG_INTERVAL_S: Final = 10.0
 
@@ -73,27 +75,7 @@ def made_folder(config: RunConfig) -> Path | None:
     }
     # A checkpoint's name (step_000100) says little: its run's name comes first.
     owner = f"{local.resolve().parents[1].name}-" if name.startswith("step_") else ""
-    return _folder_of(config, f"sft-{owner}{name}", settings)
-
-
-def home_made_folder(config: RunConfig) -> Path:
-    """Returns the folder of these settings' home-made model; it may not exist yet."""
-    settings = {
-        "base_model": config.base_model.model_dump(mode="json", exclude={"num_threads"}),
-        "data": generator_settings(config.env, config.data),
-        "recipe": RECIPE_VERSION,
-    }
-    return _folder_of(config, config.env.slug, settings)
-
-
-def _folder_of(config: RunConfig, name: str, settings: dict[str, Any]) -> Path:
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    return config.storage.root / "models" / f"{name}-{digest[:12]}"
-
-
-def is_complete(folder: Path) -> bool:
-    """Says whether the folder holds a made model: one appears there complete or not at all."""
-    return (folder / "warm_start.json").is_file()
+    return folder_of(config, f"sft-{owner}{name}", settings)
 
 
 def _cache_key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
@@ -162,7 +144,7 @@ def _tune(config: RunConfig, data: Path, folder: Path) -> None:
         lambda step, last_step, row: log_step(step, last_step, row["loss"]),
     )
     if not is_complete(folder):
-        raise InterruptedError(f"SFT was stopped; it goes on from its last save ({folder.name})")
+        raise InterruptedError(f"SFT was stopped; it continues from its last save ({folder.name})")
 
 
 def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:

@@ -99,7 +99,7 @@ def evaluate_with(
     evaluator = Evaluator(config, data, run)
     is_own = evaluator.is_own_of(run)
     if not is_own:
-        _logger.info("these are not the run's own settings: kept beside its own evaluation")
+        _logger.info("these are not the run's own settings: kept next to its own evaluation")
     elif run.evaluations.own() not in (None, evaluator.evaluation):
         run.update(accuracy_before=None, accuracy_after=None)  # were of another evaluation
 
@@ -212,7 +212,7 @@ class Evaluated:
     files: tuple[Path, ...]  # of their rows; fewer if the disk had no room
     comparison: Comparison | None
     answers: tuple[Answers, ...] = ()  # some of each model's
-    pages: tuple[Path, ...] = ()  # HTML pages of right and wrong answers, beside the rows
+    pages: tuple[Path, ...] = ()  # HTML pages of right and wrong answers, next to the rows
 
 
 def evaluate_models(

@@ -57,7 +57,7 @@ def _shape(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def left_of(run: RunFolder) -> str | None:
-    """Returns time and price of the steps that are left, in words; None if none will be done."""
+    """Returns time and price of the steps that are left, as text; None if none will be done."""
     record = run.read()
     config = _settings(run.path)
     last_step = last_step_of(run)

@@ -1,5 +1,6 @@
 """Report: a run, finished or not, as one HTML page and as artifacts of its flow run."""
 
+import logging
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -7,10 +8,13 @@ from pathlib import Path
 from rl_core.runs.run_folder import RunFolder, write_unless_full
 from rl_core.system.atomic import write_text_atomically
 from rl_core.system.redaction import redacting_errors
+from tasks.audit.receipt import audit_run
 from tasks.prefect_ui.artifacts import create_markdown_artifact
 from tasks.prefect_ui.chart import as_picture, learning_curve
 from tasks.report_page.data import gather
 from tasks.report_page.page import render_html, render_markdown
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,10 @@ def make_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
 @redacting_errors()
 def report_run(run: RunFolder) -> Path:
     """Writes the report that ends a run; artifact `report` shows it in short."""
+    try:
+        run.receipt.keep_audit(audit_run(run), run.read().steps)
+    except (OSError, ValueError) as error:  # a full disk: the report does without
+        _logger.warning("there is no receipt: %s", error)
     report = write_report(run.path, is_last_stage=True)
     page = report.html.resolve()
     create_markdown_artifact(

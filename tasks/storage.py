@@ -21,7 +21,7 @@ from tasks.queries.run_tables import find_runs
 
 
 def bring_inputs(config: RunConfig, store: ObjectStore) -> list[str]:
-    """Brings what the settings need beside a run; returns the folders that are also published."""
+    """Brings what the settings need besides a run; returns the folders that are also published."""
     root = config.storage.root
     folders = {dataset_folder(config): LAST_OF_DATA}
     if (made := made_folder(config)) is not None:

@@ -1,9 +1,12 @@
 """Train: the loop in a watched process, its progress and its attempts in Prefect's UI."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
+import psutil
 from prefect.context import TaskRunContext
 from prefect.logging import get_run_logger
 
@@ -14,8 +17,11 @@ from tasks.prefect_ui import attempts
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.prefect_ui.progress import TrainingProgress
 from tasks.preflight_checks.hours import plan_steps
-from tasks.supervision.supervisor import Watched, call_supervised
+from tasks.supervision.supervisor import Watched, call_supervised, keeps_engines
 from tasks.supervision.trainer_process import train_for_parent
+
+_command = [psutil.Process().create_time()]
+"""When this process began, until its first attempt has taken it."""
 
 
 def train_supervised(
@@ -43,8 +49,25 @@ def train_supervised(
     process = replace(process, logs_to_wandb="wandb" in config.trainer.logger)
     work = {"config": config, "run": run, "data": data, "model_path": model_path}
     work["evaluates"] = TaskRunContext.get() is not None
+    work["keeps"] = keeps_engines()
+    work["before"] = seconds_before(run)
+    work["called_at"] = time.time()
     steps = call_supervised(process, train_for_parent, work, logger, tell)
     return last_done if steps is None else steps
+
+
+def seconds_before(run: RunFolder) -> dict[str, float]:
+    """Returns what an attempt has taken until its training is called, by phase.
+
+    The first of a process begins with the command, and makes data and base model; a retry begins
+    when the attempt before has ended, and is delayed by `retry.delay_s`.
+    """
+    record = run.read()
+    began_at = datetime.fromisoformat(record.attempts[-1].started_at).timestamp()
+    if not _command:
+        return {"delay": time.time() - began_at}
+    made_s = sum(record.timings_s.values()) if len(record.attempts) == 1 else 0.0
+    return {"command": time.time() - _command.pop() - made_s, "data and model": made_s}
 
 
 @stage("train", attempts.attempt_name, once_per_flow_run)

@@ -1,4 +1,4 @@
-"""A run that an older version wrote: report and sql read it, training does not go on."""
+"""A run that an older version wrote: report and sql read it, training does not continue."""
 
 import re
 import shutil
@@ -108,11 +108,11 @@ def test_training_does_not_go_on(outputs, capsys, words):
     assert run_command(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "run stored was made by an older version (it has env.reward_workers)" in line
-    assert line.endswith("report and sql read it, training does not go on")
+    assert line.endswith("report and sql read it, training does not continue")
     assert {file: file.stat().st_mtime_ns for file in outputs.rglob("*")} == before
 
 
 def test_a_start_under_its_name_is_refused_too(outputs):
     config = RunConfig.model_validate({"run_id": "stored", "storage": {"root": "outputs"}})
-    with pytest.raises(ValueError, match=r"older version .* training does not go on"):
+    with pytest.raises(ValueError, match=r"older version .* training does not continue"):
         RunFolder.create(config)

@@ -4,7 +4,7 @@
     python -m benchmarks.gpu_check [--parts a,c] [--device cpu|cuda] [--out FILE]
 
 From the repository's root, on Python 3.11 to 3.13 with torch 2.11 or newer; NEEDED names the rest.
-On a card at most 20 minutes; on a CPU the same code rehearses with tiny shapes. Rows are
+On a card at most 27 minutes; on a CPU the same code rehearses with tiny shapes. Rows are
 appended to FILE as they come, and a table for benchmarks/README.md is printed at the end.
 """
 
@@ -29,8 +29,8 @@ NEEDED = (
 )
 _PYTHONS = (3, 11), (3, 13)
 _TORCH = (2, 11)
-_LIMIT_S = {"a": 200, "b": 60, "c": 300, "d": 180, "e": 140, "f": 60, "g": 190}
-"""Most seconds of a part on a card, with the start of its process: 20 minutes in all."""
+_LIMIT_S = {"a": 200, "b": 60, "c": 300, "d": 180, "e": 140, "f": 60, "g": 190, "h": 420}
+"""Most seconds of a part on a card, with the start of its process: 27 minutes in all."""
 _OUT = Path("outputs/gpu-check.jsonl")
 
 

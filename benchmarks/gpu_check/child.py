@@ -32,6 +32,7 @@ _MODULES = {
     "e": "speed",
     "f": "snapshot",
     "g": "generation",
+    "h": "preset",
 }
 """Each has `checks(bench)`, which yields rows."""
 

@@ -16,6 +16,7 @@ PARTS = {
     "e": "step time",
     "f": "snapshot",
     "g": "generation",
+    "h": "a preset in 24 GiB",
 }
 WHOLE = "whole part"
 """The row that ends a part, however the part ended."""

@@ -14,47 +14,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from flows.cli.elsewhere import ELSEWHERE
+from flows.cli.elsewhere import GROUPS as GROUPS
 from flows.errors import BadInputError
 from rl_core.runs.ways_on import as_text
 from rl_core.system.words import did_you_mean
 
 BAD_INPUT: Final = 2
 PROGRAM: Final = "countdown-train"
+JSON: Final = "--json"
 _SHELLS: Final = ("bash", "zsh", "fish")
 
-GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "train": ("run", "generate", "validate", "train", "evaluate", "watch", "stop"),
-    "look at runs": (
-        *("runs", "logs", "report", "compare", "sql", "data", "ask", "play", "rescore"),
-    ),
-    "plan and set up": ("preflight", "config", "explain", "import", "completion"),
-    "keep and share": ("export", "prune", "sync", "serve", "notify"),
-}
-"""How the help lists the commands."""
 _BLANKS: Final = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)
 _KEY: Final = re.compile(r"[A-Za-z_][\w.]*")
-
-
-_ELSEWHERE: Final = {
-    **dict.fromkeys(("resume", "continue", "restart"), "run run_id=RUN continues a run"),
-    **dict.fromkeys(("ls", "list", "ps", "status"), "runs lists the runs and how they ended"),
-    **dict.fromkeys(("tail", "log"), "logs -f RUN follows a run's log"),
-    **dict.fromkeys(("rm", "delete", "clean"), "prune RUN deletes what a run no longer needs"),
-    **dict.fromkeys(("kill", "cancel"), "stop RUN stops a run, which saves first"),
-    **dict.fromkeys(
-        ("login", "wandb"), "sync RUN uploads to wandb, with the login of `wandb login`"
-    ),
-    **dict.fromkeys(("eval", "test", "benchmark"), "evaluate RUN evaluates base and trained model"),
-    **dict.fromkeys(
-        ("chat", "infer", "generate-text"), 'ask RUN "QUESTION" asks the trained model'
-    ),
-    **dict.fromkeys(
-        ("merge", "push", "save"), "export RUN/best to=FOLDER writes a model for others"
-    ),
-    **dict.fromkeys(("diff",), "compare RUN RUN shows results and settings that differ"),
-    **dict.fromkeys(("init", "new", "setup"), "config prints all settings, run starts a run"),
-}
-"""What other programs call it, and the command that does it here."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +37,19 @@ class Command:
     help: str
     about: str = "{help}"  # stands above the options in the command's own help
     words: str = "KEY=VALUE"  # their name in the help; empty if there are none
-    arguments: tuple[str, ...] = ()  # keys that it takes beside settings
+    arguments: tuple[str, ...] = ()  # keys that it takes besides settings
     starts_anew: bool = False
     """Its words are the settings of a run, so a typo is answered before anything heavy loads."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By flag, as argparse takes them."""
+    answer: str = ""
+    """Of a command with `--json`: the model in answers.py of the facts that it gives."""
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number from 1 to 1,000,000")
+    return int(text)
 
 
 _RUN: Final = "RUN | KEY=VALUE"
@@ -91,6 +71,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "stages:validate",
         "check the data set, and prompt lengths against the limit",
         starts_anew=True,
+        answer="Validate",
     ),
     "train": Command("stages:train", "train only: no Prefect, no evaluation", starts_anew=True),
     "prune": Command(
@@ -105,9 +86,19 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "against=B",
         words=_RUN,
         arguments=("checkpoint", "against"),
+        answer="Evaluate",
     ),
     "report": Command(
         "reports:report", "write report.html of a RUN, by default the latest", words=_RUN
+    ),
+    "audit": Command(
+        "reports:audit",
+        "check that a RUN's files agree with each other and its settings; 0 only if all holds",
+        about="{help}. It reads files only. Each line says what was compared, or what is wrong: "
+        "metrics, rollouts, the order of problems, staleness, the weights of engines at each sync, "
+        "rewards, checkpoints, tests, evaluations, names and attempts. `unknown` cannot be "
+        "checked. A reward of yours is called again only if you name it with env.reward=.",
+        words="RUN | env.reward=MODULE:FUNCTION",
     ),
     "rescore": Command(
         "stages:rescore",
@@ -117,11 +108,24 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "sync": Command(
         "stages:sync", "upload missing steps of a RUN to wandb, by default the latest", words=_RUN
     ),
-    "runs": Command("sql:list_runs", "list the runs, or one RUN", words=_RUN),
+    "runs": Command(
+        "sql:list_runs",
+        "list the runs, or one RUN, or status=failed --last 20",
+        about="list the runs, the newest first, or one RUN. Filters: status=failed,interrupted, "
+        "preset=NAME, env=NAME, since=7d (12h, 2026-11-28), note=TEXT, and any setting, as "
+        "actor.lr=1e-6.",
+        words=_RUN,
+        arguments=("status", "since", "note"),
+        options={
+            "--last": {"type": _count, "metavar": "N", "help": "only the newest N"},
+        },
+        answer="Runs",
+    ),
     "compare": Command(
         "sql:compare",
         "compare RUN RUN...: results, and settings that differ",
         words="RUN RUN ... | KEY=VALUE",
+        answer="Compare",
     ),
     "export": Command(
         "models:export",
@@ -141,14 +145,40 @@ COMMANDS: Final[Mapping[str, Command]] = {
         words=_RUN,
         options={"-f": {"dest": "follows", "action": "store_true", "help": "and what follows"}},
     ),
-    "serve": Command("serve:serve", "Prefect's server, the deployments and a worker, until Ctrl-C"),
+    "note": Command(
+        "running:note",
+        'keep a note on a RUN: note RUN "lr was too high"; runs, report and compare show it',
+        words='RUN "TEXT" | storage.root=FOLDER',
+    ),
+    "open": Command(
+        "opening:open_in_browser",
+        "open the report of a RUN, by default the latest, or the ui of Prefect, in your browser",
+        words="RUN | ui",
+    ),
+    "serve": Command(
+        "serve:serve",
+        "Prefect's server, the deployments and a worker, until Ctrl-C; serve status says how it is",
+        words="status",
+    ),
     "notify": Command(
-        "serve:notify",
+        "notifying:notify",
         "test: send a message to the webhook and the command in deployments/night.yaml",
         words="test",
     ),
     "preflight": Command(
-        "stages:preflight", "say what would stop a run, and what it will need", starts_anew=True
+        "stages:preflight",
+        "say what would stop a run, and what it will need",
+        starts_anew=True,
+        answer="Preflight",
+    ),
+    "reward": Command(
+        "reward:reward",
+        "probe: score right answers and texts that deserve nothing, before a night",
+        about="{help}. MODULE:FUNCTION is a reward of yours, or env=NAME has its own; "
+        "data.train_files=FILE has the problems. response='TEXT' is scored too. Exit code 2 if "
+        "right answers are not correct.",
+        words="probe [MODULE:FUNCTION] | KEY=VALUE",
+        arguments=("response",),
     ),
     "import": Command(
         "imports:import_file",
@@ -212,18 +242,28 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "explain:explain",
         "say what a setting means, its bounds, which presets set it, its name in verl",
         about="{help}. KEY may be a group (actor), a part of names (lora) or verl's name; with "
-        "=VALUE it says whether that is allowed, beside the settings that follow.",
+        "=VALUE it says whether that is allowed with the settings that follow.",
         words="KEY[=VALUE]",
+        answer="Explain",
     ),
     "config": Command("explain:print_config", "print the resolved settings"),
 }
+
+
+class Misuse(SystemExit):
+    """Words that no command takes: exit code 2, after `message` is on standard error."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(BAD_INPUT)
+        self.message = message
 
 
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        sys.stderr.write(f"{self.prog}: {message} (see {self.prog} --help)\n")
+        raise Misuse(message)
 
 
 class _Root(_Parser):
@@ -260,6 +300,10 @@ def build_parser() -> argparse.ArgumentParser:
             words.completer = partial(suggestions, name)
         for flag, settings in command.options.items():
             subparser.add_argument(flag, **settings)
+        if command.answer:
+            subparser.add_argument(
+                JSON, action="store_true", help="one JSON object on standard output, docs/json.md"
+            )
     return parser
 
 
@@ -302,7 +346,7 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     if first.startswith("-") and first not in ("-h", "--help", "--version"):
         parser.error(f"unknown option {first}{did_you_mean(first, ['--help', '--version'])}")
     if first not in COMMANDS and not first.startswith("-"):
-        ours = _ELSEWHERE.get(first)
+        ours = ELSEWHERE.get(first)
         hint = f": {PROGRAM} {ours}" if ours else did_you_mean(first, COMMANDS)
         parser.error(f"unknown command {first!r}{hint}")
     options, more = parser.parse_known_args([first, *rest])
@@ -312,7 +356,7 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
         parser.error(f"unknown option {unknown[0]}{did_you_mean(unknown[0], its)}")
     if more and not COMMANDS[first].words:
         parser.error(f"{first} does not take {more[0]!r}")
-    options.words = _without_blanks([*options.words, *more], asks=first == "ask")
+    options.words = _without_blanks([*options.words, *more], asks=first in ("ask", "note"))
     return vars(options)
 
 

@@ -1,6 +1,9 @@
 """The command `countdown-train data`: first rows, columns and lengths of texts of parquet files."""
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +18,7 @@ from rl_core.data.gguf_source import local_folder
 from rl_core.data.model_cache import find_model_here
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.words import as_path
+from tasks.made_folders import home_made_folder, is_complete
 from tasks.queries.parquet_look import CountTokens, columns, describe_file, first_rows, text_lengths
 
 _LOOKS: Final = ("head", "columns", "lengths")
@@ -94,18 +98,19 @@ def _show_lengths(
 
 
 def _tokenizer(config: RunConfig, run: RunFolder | None) -> tuple[str, CountTokens | None]:
-    """Returns in words whose tokens are counted, and a tokenizer that is here; fetches none."""
+    """Returns, as text, whose tokens are counted, and a tokenizer that is here; fetches none."""
     model = _base_model(config) if run is None else run.read().model
     is_chat = config.env.prompt_template == "chat"
     if model is None:
         return "no tokens: no model was made yet (model.path=FOLDER names one)", None
-    # With transformers, which no other look needs.
-    from rl_core.data.prompts import count_tokens, load_tokenizer
-
     folder = find_model_here(model)
     if folder is None:
         return f"no tokens: {model} is not on this machine (model.path=FOLDER names another)", None
-    tokenizer = load_tokenizer(str(folder))
+    with _without_torch():
+        # With transformers, which no other look needs.
+        from rl_core.data.prompts import count_tokens, load_tokenizer
+
+        tokenizer = load_tokenizer(str(folder))
 
     def count(texts: Any) -> list[int]:
         as_prompts: list[Any] = [
@@ -120,10 +125,22 @@ def _tokenizer(config: RunConfig, run: RunFolder | None) -> tuple[str, CountToke
     return f"tokens are those of {model}{way}", count
 
 
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """Hides torch from transformers, whose tokenizers do without; not if one of them is loaded."""
+    hides = sys.modules.keys().isdisjoint({"torch", "transformers"})
+    if hides:
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would warn that torch is missing
+        sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not installed
+    try:
+        yield
+    finally:
+        if hides:
+            del sys.modules["torch"]
+
+
 def _base_model(config: RunConfig) -> str | None:
     if config.model.path is not None:
         return str(local_folder(config.model.path, config.storage.root))
-    from tasks.base_model import home_made_folder, is_complete  # Prefect comes with it
-
     folder = home_made_folder(config)
     return str(folder) if is_complete(folder) else None

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from flows.cli.reply import give
 from flows.cli.terminal import say
 from flows.errors import BadInputError
 from flows.settings.compose import compose, read_preset
@@ -32,6 +33,7 @@ from rl_core.envs.text_env import TextEnv
 from rl_core.runs.settings_file import leaves, settings_as_yaml
 from rl_core.section import Section
 from rl_core.system.words import LINES, in_one_line, printable
+from rl_core.tracking.metric_table import find_metrics
 from tasks.importers.verl_table import NAMES, meaning
 
 _WIDTH: Final = 100
@@ -54,7 +56,7 @@ _KINDS: Final = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting, in words."""
+    """One setting, as text."""
 
     key: str
     env: str | None  # the env that has it, None for all
@@ -72,9 +74,23 @@ class Setting:
 
 
 def explain(words: Sequence[str]) -> None:
-    """Explains one setting, or a group of them."""
+    """Explains one setting, a group of them, or a metric."""
     if not words:
         raise BadInputError("explain takes a KEY, as actor.lr, or KEY=VALUE (config lists all)")
+    key = words[0].partition("=")[0]
+    facts: dict[str, Any] = {}
+    texts: list[str] = []
+    try:
+        for text in _texts(words, facts):
+            say(text)
+            texts.append(text)
+    finally:
+        settings = find_settings(key) or _with_word(key)
+        give(settings=settings, text="\n".join(texts), **facts)
+
+
+def _texts(words: Sequence[str], facts: dict[str, Any]) -> Iterator[str]:
+    """Yields what there is to say, and adds to the facts the values in force, and what is idle."""
     key, equals, value = words[0].partition("=")
     others = words[1:]
     for env in (word.removeprefix("env=") for word in words if word.startswith("env=")):
@@ -82,36 +98,36 @@ def explain(words: Sequence[str]) -> None:
     ours = NAMES.get(key, key)
     settings = find_settings(key)
     if not settings and (reason := meaning(key, "")) is not None:
-        say(f"{key}: verl's, without a meaning here: {reason[0]}")
+        yield f"{key}: verl's, without a meaning here: {reason[0]}"
         return
     if key in CHOICES:
-        _say_choices(key)
-    elif not equals and not settings and (lines := _about_word(key)):
-        say("\n".join(lines))
-        return
+        yield from _choices(key)
+    elif not equals and not settings and (lines := [*_about_word(key), *_about_metrics(key)]):
+        yield "\n".join(lines)
+    elif settings and not equals and others:
+        yield from _in_force(settings, compose(others), facts)
     else:
         if not settings:
             check_key(key)  # names the nearest
-        if not equals and others:
-            _say_in_force(settings, compose(others))
-            return
         if ours != key:
-            say(f"verl's {key} is called {ours} here")
-        say("\n\n".join(map(in_words, settings)))
+            yield f"verl's {key} is called {ours} here"
+        yield "\n\n".join(map(in_words, settings))
     if equals:
-        _say_whether_allowed(ours, value, others, {setting.env for setting in settings})
+        yield from _whether_allowed(f"{ours}={value}", others, settings, facts)
 
 
-def _say_whether_allowed(
-    key: str, value: str, others: Sequence[str], envs: set[str | None]
-) -> None:
+def _whether_allowed(
+    word: str, others: Sequence[str], settings: Sequence[Setting], facts: dict[str, Any]
+) -> Iterator[str]:
+    envs = {setting.env for setting in settings}
     is_open = len(envs) == 1 and not any(w.startswith(("env=", "preset=")) for w in others)
     others = [*(f"env={env}" for env in envs if env and is_open), *others]
-    config = compose([f"{key}={value}", *others])
+    config = compose([word, *others])
     context = [f"preset={config.preset}", *(w for w in others if not w.startswith("preset="))]
-    say(f"\n{key}={value} is allowed with {' '.join(context)}")
-    for sentence in unread_settings(config, {key: value}):
-        say(f"but {sentence}")
+    yield f"\n{word} is allowed with {' '.join(context)}"
+    key, _, value = word.partition("=")
+    facts["unread"] = unread_settings(config, {key: value})
+    yield from (f"but {sentence}" for sentence in facts["unread"])
 
 
 def print_config(words: Sequence[str]) -> None:
@@ -133,11 +149,31 @@ def _about_word(word: str) -> list[str]:
             s for s in all_settings() if s.env == word and s.key not in _shared_keys()
         ]
         return [f"env={word}", *what, *map(_in_a_line, settings_of_env)]
+    matches = _with_word(word)
+    if len(matches) == 1 and word in matches[0].choices:
+        return [f"{word} is a value of {matches[0].key}:", in_words(matches[0])]
+    return list(dict.fromkeys(map(_in_a_line, matches)))
+
+
+def _with_word(word: str) -> list[Setting]:
+    """Returns the settings that take a word, and those with it in their names."""
     takes = [s for s in all_settings() if word in s.choices]
-    like = [s for s in all_settings() if word.lower() in s.key and s not in takes]
-    if len(takes) == 1 and not like:
-        return [f"{word} is a value of {takes[0].key}:", in_words(takes[0])]
-    return list(dict.fromkeys(map(_in_a_line, [*takes, *like])))
+    return takes + [s for s in all_settings() if word.lower() in s.key and s not in takes]
+
+
+def _about_metrics(word: str) -> Iterator[str]:
+    """Yields the rows of the metrics with that name, or with the word as a part of theirs."""
+    for metric in find_metrics(word):
+        facts = {
+            "unit": metric.unit,
+            "good": metric.good,
+            "logged": metric.when and "needs " + metric.when,
+        }
+        facts["verl"] = metric.verl
+        yield f"{metric.name}  (a metric)"
+        yield from _wrapped(metric.means, "  ")
+        for name, value in facts.items():
+            yield from _wrapped(value or "", f"  {name:9} ", " " * 12)
 
 
 def _shared_keys() -> set[str]:
@@ -153,26 +189,29 @@ def _comment_of(preset: str) -> str:
     return " ".join(line.removeprefix("# ") for line in takewhile(lambda x: x[:1] == "#", lines))
 
 
-def _say_choices(group: str) -> None:
+def _choices(group: str) -> Iterator[str]:
     if group == "preset":
-        say("preset\n  A file of settings to start from; preset=FILE.yaml takes one of your own.")
+        yield "preset\n  A file of settings to start from; preset=FILE.yaml takes one of your own."
         for name in PRESETS:
             first, _, _ = _comment_of(name).partition(". ")
             text = f"{first.removesuffix('.')}."
-            say("\n".join(_wrapped(text, f"  {name:20} ", " " * 23)))
+            yield "\n".join(_wrapped(text, f"  {name:20} ", " " * 23))
         return
-    say("env\n  The family of problems; env=NAME takes its defaults for all of env.*")
-    say(f"  allowed   {' or '.join(CHOICES['env'])}")
+    yield "env\n  The family of problems; env=NAME takes its defaults for all of env.*"
+    yield f"  allowed   {' or '.join(CHOICES['env'])}"
 
 
-def _say_in_force(settings: Sequence[Setting], config: RunConfig) -> None:
+def _in_force(
+    settings: Sequence[Setting], config: RunConfig, facts: dict[str, Any]
+) -> Iterator[str]:
     values = dict(leaves(config.model_dump(mode="json")))
     of_this_env = [setting for setting in settings if setting.env in (None, config.env.name)]
     if not of_this_env:
         raise BadInputError(of_another_env(settings[0].key, config.env.name))
+    facts["values"] = {setting.key: values[setting.key] for setting in of_this_env}
     for setting in of_this_env:
         value = json.dumps(values[setting.key])
-        say(f"{in_words(setting)}\n  {'here':9} {value} with preset={config.preset}")
+        yield f"{in_words(setting)}\n  {'here':9} {value} with preset={config.preset}"
 
 
 @cache
@@ -211,7 +250,7 @@ def in_words(setting: Setting) -> str:
 
 def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterator[Setting]:
     schema = model.model_json_schema()["properties"]
-    words = _docstrings(model)
+    words = docstrings(model, Section)
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         if key == "env":
@@ -231,13 +270,13 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
             yield Setting(key, env, words.get(name, ""), allowed, default, presets, verl)
 
 
-def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+def docstrings(model: type[BaseModel], until: type[BaseModel]) -> dict[str, str]:
     """Returns the words below each field of a model and of those that it derives from.
 
     Read here: pydantic's `use_attribute_docstrings` would read the source at each start.
     """
     texts: dict[str, str] = {}
-    for base in reversed(model.__mro__[: model.__mro__.index(Section)]):
+    for base in reversed(model.__mro__[: model.__mro__.index(until)]):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(definition, ast.ClassDef)
         for field, after in pairwise(definition.body):
@@ -248,7 +287,7 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
-    """Returns a type and its bounds in words, from a field's JSON schema."""
+    """Returns a type and its bounds as text, from a field's JSON schema."""
     if "description" in schema:
         return str(schema["description"])
     if "anyOf" in schema:

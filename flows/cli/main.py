@@ -13,8 +13,8 @@ from io import TextIOWrapper
 from pkgutil import resolve_name
 from typing import Any, Final, NoReturn
 
-from flows.cli import leave
-from flows.cli.commands import BAD_INPUT, COMMANDS, PROGRAM, build_parser, parse
+from flows.cli import leave, reply
+from flows.cli.commands import BAD_INPUT, COMMANDS, JSON, PROGRAM, Misuse, build_parser, parse
 from flows.cli.terminal import WarningHandler
 from flows.errors import BadInputError, RunFailedError, one_line
 from flows.prefect_patches.own_settings import ignore_working_folder
@@ -39,7 +39,7 @@ _DEFAULTS: Final = {
 def main() -> NoReturn:
     """Runs the command line and exits; the entry point `countdown-train`."""
     if "_ARGCOMPLETE" in os.environ:
-        import argcomplete  # only for a shell that asks how a word may go on
+        import argcomplete  # only for a shell that asks how a word may continue
 
         argcomplete.autocomplete(build_parser(), always_complete_options=False)
     apply_defaults()
@@ -59,7 +59,38 @@ def main() -> NoReturn:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Runs one command and returns its exit code; says on stderr what went wrong."""
+    if JSON in arguments:
+        return _run_for_a_program(arguments)
+    code, message = _outcome(arguments)
+    if code:
+        _say(message)
+    return code
+
+
+def _run_for_a_program(arguments: Sequence[str]) -> int:
+    """The same, and standard output holds one JSON object, also if the command fails."""
+    with reply.only_json():
+        try:
+            code, message = _outcome(arguments)
+        except Misuse as misuse:
+            code = BAD_INPUT
+            message = misuse.message
+        else:
+            message = _say(message) if code else ""
+    command = next((word for word in arguments if word in COMMANDS), None)
+    model = COMMANDS[command].answer if command else ""
+    try:
+        sys.stdout.write(reply.reply(command, model, code, message))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+    return code
+
+
+def _outcome(arguments: Sequence[str]) -> tuple[int, str]:
+    """Runs one command and returns its exit code, and what went wrong."""
     options = parse(arguments)
+    options.pop("json", None)
     try:
         command = COMMANDS[options.pop("command")]
         if command.starts_anew:
@@ -70,28 +101,34 @@ def run_command(arguments: Sequence[str]) -> int:
             function(options.pop("words"), **options)
         sys.stdout.flush()
     except (BadInputError, PreflightError) as error:
-        return _say(str(error), BAD_INPUT)
+        return BAD_INPUT, str(error)
     except KeyboardInterrupt as error:
-        return _say(f"interrupted: {error}".removesuffix(": "), FAILED)
+        return FAILED, f"interrupted: {error}".removesuffix(": ")
     except RunFailedError as error:
-        return _say(str(error), FAILED)
+        return FAILED, str(error)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone
+        _drop_output()  # the reader is gone
     except Exception as error:  # noqa: BLE001  # a person reads one line of any error
         if "KeyboardInterrupt" in str(error):  # within pydantic's own code, which wraps it
-            return _say("interrupted", FAILED)
+            return FAILED, "interrupted"
         if type(error) is ValueError:
-            return _say(in_one_line(error), BAD_INPUT)
-        return _say(one_line(error), FAILED)
-    return _FINE
+            return BAD_INPUT, in_one_line(error)
+        return FAILED, one_line(error)
+    return _FINE, ""
 
 
-def _say(message: str, code: int) -> int:
-    """Writes one line, or two if the message has more, and returns the code."""
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say(message: str) -> str:
+    """Writes one line, or two if the message has more, and returns what it has written."""
     message = redact(message)
     lines = [printable(line.strip()) for line in message.strip().splitlines() if line.strip()]
-    sys.stderr.write("\n".join((f"{PROGRAM}: " + (lines or ["failed"])[0], *lines[1:2])) + "\n")
-    return code
+    first, *more = lines or ["failed"]
+    text = "\n".join((first, *more[:1]))
+    sys.stderr.write(f"{PROGRAM}: {text}\n")
+    return text
 
 
 def _heed_signals() -> None:

@@ -1,4 +1,4 @@
-"""The commands `stop` and `logs`: a run from another terminal."""
+"""The commands `stop`, `logs` and `note`: a run from another terminal."""
 
 import os
 import re
@@ -11,13 +11,18 @@ from typing import Final
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.runs.lookup import find_run, run_first
+from flows.runs.lookup import find_run, run_first, where_and_others
+from flows.settings.compose import compose
 from rl_core.runs.lock import is_free, owner_of
 from rl_core.runs.run_folder import RunFolder
+from rl_core.storage.mirror import mirrored
+from rl_core.system.atomic import refuse_foreign
 from rl_core.system.plain_files import open_plain
-from rl_core.system.words import LINES, printable
+from rl_core.system.redaction import redact
+from rl_core.system.words import LINES, in_one_line, printable
 
 _LOOK_S: Final = 0.5
+_LONGEST_NOTE: Final = 500
 _MOST_BYTES: Final = 50_000_000
 """Of each file the last ones: a night writes a few."""
 _DATED: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ) (.*)")
@@ -54,6 +59,31 @@ def logs(words: Sequence[str], *, follows: bool) -> None:
         if is_over:
             return
         time.sleep(_LOOK_S)
+
+
+def note(words: Sequence[str]) -> None:
+    """Keeps a note on a run, in place of the one before; an empty one deletes it."""
+    where, rest = where_and_others(words)
+    rest = [word.removeprefix("run_id=") for word in words if word.startswith("run_id=")] + rest
+    if not 1 <= len(rest) <= 2:
+        raise BadInputError('note takes RUN and a TEXT in quotes: countdown-train note RUN "text"')
+    where = [word for word in where if not word.startswith("run_id=")]
+    run = find_run([*run_first(rest[:1], "note"), *where])
+    if len(rest) == 1:
+        say(run.read().note or f"run {run.run_id} has no note")
+        return
+    text = printable(in_one_line(rest[1]))
+    if len(text) > _LONGEST_NOTE:
+        raise BadInputError(
+            f"the note has {len(text):,} characters: write at most {_LONGEST_NOTE} of them"
+        )
+    try:
+        refuse_foreign(run.path)
+    except PermissionError as error:
+        raise BadInputError(f"run {run.run_id} {error.strerror}: only its owner notes") from None
+    with mirrored(compose(where).storage, run.run_id):
+        run.update(note=text or None)
+    say(f"run {run.run_id}: {redact(text) if text else 'no note any more'}")
 
 
 def _new_lines(run: RunFolder, read: dict[Path, int]) -> Iterator[tuple[str, str, int, str]]:

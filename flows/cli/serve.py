@@ -1,7 +1,7 @@
 """`countdown-train serve`: Prefect's server, the deployments and a worker, until Ctrl-C.
 
 The long way, a command each, is in docs/operations.md. What is there already (pool, deployments,
-automations, a server at PREFECT_API_URL) is used and brought up to date. Besides `notify test`.
+automations, a server at PREFECT_API_URL) is used and brought up to date. See serve_status.py, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
 from io import TextIOWrapper
@@ -37,18 +37,18 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import get_current_settings
 from prefect.workers.process import ProcessWorker
 
+from flows.cli.serve_status import shown_as_up, status
 from flows.cli.terminal import say
 from flows.errors import BadInputError, RunFailedError
 from flows.missed_nights import refused_since
 from flows.prefect_patches import login
 from flows.prefect_patches.own_server import with_plain_loopback
 from flows.prefect_patches.server_process import IN_A_SERVER, server_command
-from flows.settings.night import NIGHT_FILE, read_night, why_off
+from flows.settings.night import read_night, why_off
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.network import LOOPBACK
 from rl_core.system.process_group import end_processes, environment_of, members
 from rl_core.system.words import in_one_line
-from tasks.prefect_ui.notify import Listeners, deliver
 from tasks.preflight_checks.surroundings import refuses_login, why_no_prefect
 
 _ROOT: Final = Path(__file__).parents[2]
@@ -69,8 +69,11 @@ _RESTARTS_S: Final = 600.0
 
 def serve(words: Sequence[str]) -> None:
     """Starts all that deployments need, and stops it on Ctrl-C; what ends before starts again."""
+    if list(words) == ["status"]:
+        status()
+        return
     if words:
-        raise BadInputError(f"serve takes no settings: {words[0]!r}")
+        raise BadInputError(f"serve takes no settings: {words[0]!r}; it may be `serve status`")
     if not (_ROOT / "deployments" / "prefect.yaml").is_file():
         raise BadInputError(f"serve needs a checkout: there is no deployments/ in {_ROOT}")
     night = read_night()
@@ -78,8 +81,9 @@ def serve(words: Sequence[str]) -> None:
         sys.stdout.reconfigure(line_buffering=True)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup`
         signal.signal(signal.SIGHUP, signal.default_int_handler)
-    with suppress(KeyboardInterrupt), _Processes() as processes:
+    with suppress(KeyboardInterrupt), ExitStack() as held, _Processes() as processes:
         url, restart = _server(processes)
+        held.enter_context(shown_as_up(get_current_settings().home, url))
         names = ", ".join(_pool_and_automations())
         processes.call(*_DEPLOY)
         say(f"deployments  from deployments/prefect.yaml, and the automations {names}")
@@ -90,25 +94,8 @@ def serve(words: Sequence[str]) -> None:
         say(f"night        {f'none: {off}' if off else when}")
         say(f"worker       takes one run at a time; logs in {processes.logs}")
         say(f"from another terminal: {_run_it(url)}")
-        say("Ctrl-C stops all of it; a run that goes on saves first, and Retry continues it")
+        say("Ctrl-C stops all of it; an active run saves first, and Retry continues it")
         processes.watch(restart)
-
-
-def notify(words: Sequence[str]) -> None:
-    """Sends a message, and says who got it."""
-    if list(words) != ["test"]:
-        raise BadInputError("notify takes one word: countdown-train notify test")
-    night = read_night(NIGHT_FILE)
-    listeners = Listeners(night.webhook, night.command)
-    if not listeners.webhook and not listeners.command:
-        raise BadInputError(f"{NIGHT_FILE} names no webhook and no command: see night.example.yaml")
-    from flows.nightly import Night, message  # with all that a night needs
-
-    outcome = deliver(listeners, message("test", Night(), "sent by `countdown-train notify test`"))
-    for who, refusal in outcome.items():
-        say(f"{who}: {refusal or 'got the message'}")
-    if any(outcome.values()):
-        raise RunFailedError("the message was not delivered to all: see above")
 
 
 def _server(processes: _Processes) -> tuple[str, dict[str, Callable[[], None]]]:
@@ -223,7 +210,7 @@ def delete_if_there(client: SyncPrefectClient, automation_id: UUID) -> None:
 
 
 def says_the_same(there: AutomationCore, automation: AutomationCore) -> bool:
-    """Says whether an automation needs no change, switched on or not.
+    """Returns whether an automation needs no change, switched on or not.
 
     An update, even with equal content, makes the server forget the runs whose heartbeats it waits
     for: if their machine is gone, they stay Running, and each later night is Refused.
@@ -299,7 +286,7 @@ class _Processes(AbstractContextManager["_Processes"]):
     def watch(self, restart: Mapping[str, Callable[[], None]]) -> NoReturn:
         """Starts again what ends, a few times.
 
-        A worker's run goes on without it, and a second beside it would share its memory: so a new
+        A worker's run continues without it, and a second one would share its memory: so a new
         worker starts when that has ended.
         """
         restarts: deque[float] = deque(maxlen=_RESTARTS)
@@ -322,7 +309,7 @@ class _Processes(AbstractContextManager["_Processes"]):
                     say(f"the {name} is not started again: {often}")
                     self.refuse_dead(name)
                 restarts.append(now)
-                say(f"{self._how_it_ended(name)}: it is started again, and runs go on")
+                say(f"{self._how_it_ended(name)}: it is started again, and runs continue")
                 start()
 
     def refuse_dead(self, name: str) -> None:

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from flows.cli.reply import give
+from flows.cli.run_filters import filters_and_others, matching
 from flows.cli.terminal import say, show_rows, terminal_width
 from flows.errors import BadInputError
 from rl_core.config.operations import StorageConfig
-from rl_core.system.words import printable
+from rl_core.system.words import counted, in_one_line, printable
 from tasks.queries.render import render_queries
 from tasks.queries.saved_questions import list_queries
 from tasks.queries.sql import ask, run_query, values_there
 
 _PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")  # which Hydra reads as it is
-_MOST_NEXT_STEPS: Final = 5  # of the newest runs
+_MOST_TEXTS: Final = 5  # notes, and next steps, of the newest runs
 _MOST_ROWS = 60  # of an answer on a terminal: a night has a thousand steps
 
 
@@ -56,25 +58,31 @@ def sql(
     show_rows(frame, output_format, most_rows=_MOST_ROWS)
 
 
-def list_runs(words: Sequence[str]) -> None:
-    """Prints one line per run, of all or of one."""
+def list_runs(words: Sequence[str], *, last: int | None) -> None:
+    """Prints one line per run: of all, of those that the filters leave, or of one."""
     from rl_core.runs.lock import close_lost_runs  # with all settings, which `sql` can do without
 
-    root, runs, names = _root_runs_and_names(words)
+    filters, others = filters_and_others(words)
+    root, runs, names = _root_runs_and_names(others)
     named = runs + names
     if len(named) > 1:
         raise BadInputError(f"runs takes one RUN, or none for all, not {' and '.join(named)}")
     close_lost_runs(root)
     frame = ask("runs_overview", root=root, run=next(iter(named), None))
-    if named or frame.is_empty():
-        show_rows(frame)
+    frame = matching(frame, filters, root)
+    newest = frame.head(frame.height if last is None else last)
+    give(runs=newest.to_dicts(), left_out=frame.height - newest.height)
+    if named or newest.is_empty():
+        show_rows(newest)
         return
     short = {"accuracy_before": "before", "accuracy_after": "after", "minutes": "min"}
-    lines = frame.select("run_id", "status", "steps", *short).rename(short)
+    lines = newest.select("run_id", "status", "steps", *short).rename(short)
     show_rows(lines.with_columns(lines["min"].round(1)))
-    waiting = frame.drop_nulls("next_step").select("run_id", "next_step").rows()
-    for run_id, next_step in waiting[:_MOST_NEXT_STEPS]:
-        say(f"{run_id}: {printable(next_step)}")
+    for column in ("note", "next_step"):
+        for run_id, text in newest.drop_nulls(column).select("run_id", column).rows()[:_MOST_TEXTS]:
+            say(f"{run_id}: {printable(in_one_line(text))}")
+    if frame.height > newest.height:
+        say(f"{counted(frame.height - newest.height, 'older run')} not shown")
     say("accuracy before and after training; `countdown-train runs RUN` shows all of a run")
 
 
@@ -110,6 +118,9 @@ def compare(words: Sequence[str]) -> None:
     root, runs, names = _root_runs_and_names(words)
     close_lost_runs(root)
     tables = compare_runs(root, runs + names)
+    reached, differences, pairs = (frame.to_dicts() for frame in tables.values())
+    settings = [{"key": row.pop("key"), "values": row} for row in differences]
+    give(runs=reached, settings=settings, pairs=pairs)
     if tables["what they reached"]["decoding"].drop_nulls().n_unique() > 1:
         say("these runs measure accuracy by different decoding: their accuracies do not compare")
     for title, frame in tables.items():

@@ -1,12 +1,16 @@
 """The commands that run stages as plain calls; torch, Ray and DuckDB load after the settings."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.cli.commands import PROGRAM, take_arguments
+from flows.cli.reply import give
 from flows.cli.terminal import LineHandler, say, show_rows
 from flows.errors import BadInputError, RunFailedError, one_line
 from flows.prefect_patches.private_server import start_private_server
@@ -37,6 +41,9 @@ from tasks.prune import prune_run
 from tasks.queries.checkpoint_names import base_of_run
 from tasks.rescore import rescore_run
 from tasks.storage import bring_inputs_of_run, bring_records, inputs_published, published
+
+if TYPE_CHECKING:
+    from tasks.evaluate import Evaluated
 
 _logger = logging.getLogger(__name__)
 
@@ -79,6 +86,7 @@ def validate(overrides: Sequence[str]) -> None:
         if why is not None:
             count = check_without_tokenizer(config, data)
             say(f"{data}: {count} checks passed, and prompts were not measured: {why}")
+            give(data=str(data), unmeasured=str(why), num_checks=count)
             return
         model_path = base_model(config, data)
         failed: ValidationFailed | None = None
@@ -87,8 +95,21 @@ def validate(overrides: Sequence[str]) -> None:
         except ValidationFailed as error:
             validation = error.validation
             failed = error
-        if validation.lengths is not None:
-            say("\n".join(validation.lengths.lines()))
+        lengths = validation.lengths
+        give(
+            data=str(data),
+            model=str(model_path),
+            num_checks=len(validation.checks),
+            checks=[
+                {name.replace(" ", "_"): value for name, value in one.items()}
+                for one in validation.checks
+            ],
+            lengths=lengths and lengths.verdict,
+            limits=lengths.limits if lengths else [],
+            first_prompt=validation.rendered,
+        )
+        if lengths is not None:
+            say("\n".join(lengths.lines()))
         if failed is not None:
             raise failed
         say("the first prompt, as the model reads it:")
@@ -145,18 +166,17 @@ def evaluate(overrides: Sequence[str]) -> None:
             raise BadInputError(f"checkpoint is given twice: {word} too")
     settings = run_first(settings, "evaluate")
     if arguments:
-        from flows.evaluate import choose, render
+        from flows.evaluate import choose
         from tasks.evaluate import evaluate_models
 
         chosen = choose(arguments, settings)
         with _shown(), chosen.published():
             data = chosen.data or generate_dataset(chosen.config)
             evaluated = evaluate_models(chosen.config, data, *chosen.models)
-        say(f"\n{render(evaluated, [model.name for model in chosen.models])}")
+        _show_evaluated(evaluated, [model.name for model in chosen.models])
         return
     config, run = existing_run(settings)
     refuse_unnamed(config, settings, ray=True)
-    from flows.evaluate import render
     from rl_core.evaluator import Evaluator
     from tasks.evaluate import evaluate_run, evaluated_of_run
     from tasks.promote import promote_run
@@ -172,9 +192,9 @@ def evaluate(overrides: Sequence[str]) -> None:
             promote_run(config, run, data, model)
     names = [summary.model for summary in reversed(summaries)]
     evaluated = evaluated_of_run(in_force, run, data, names)
-    say(f"\n{render(evaluated, [answers.name for answers in evaluated.answers])}")
+    _show_evaluated(evaluated, [answers.name for answers in evaluated.answers])
     if not is_own:
-        say(f"kept beside the run's own evaluation: {run.path / 'run.json'} stays as it is")
+        say(f"kept next to the run's own evaluation: {run.path / 'run.json'} stays as it is")
         return
     _show_summary(run)
 
@@ -204,7 +224,7 @@ def rescore(words: Sequence[str]) -> None:
 def preflight(overrides: Sequence[str]) -> None:
     """Says what was checked, and fails where something would stop a run."""
     config = compose(overrides)
-    findings = []
+    findings: list[Finding] = []
     for finding in checks.preflight(config, unread_settings(config, changed_to(config))):
         # A card that is only planned for need not be here.
         if config.resources.card and (finding.check, finding.level) == ("device", "fatal"):
@@ -212,6 +232,7 @@ def preflight(overrides: Sequence[str]) -> None:
             finding = replace(finding, level="warning", message=f"{finding.message}: {only}")
         findings.append(finding)
         say(f"{finding.level:8} {finding.check:9} {finding}")
+    give(findings=findings)
     for finding in findings:
         if finding.overrides:  # on a line of its own, to be copied
             say(f"{'to fit':8} {finding.check:9} {finding.overrides}")
@@ -248,6 +269,21 @@ def _continued(config: RunConfig) -> list[str]:
         return []
     _logger.info("%s", why)
     return [f"run_id={run.run_id}"]
+
+
+def _show_evaluated(evaluated: Evaluated, names: Sequence[str]) -> None:
+    from flows.evaluate import render
+
+    give(
+        models=[
+            {**vars(summary), "name": name, "groups": summary.groups}
+            for name, summary in zip(names, evaluated.summaries, strict=True)
+        ],
+        comparison=evaluated.comparison,
+        files=list(map(str, evaluated.files)),
+        pages=list(map(str, evaluated.pages)),
+    )
+    say(f"\n{render(evaluated, names)}")
 
 
 def _data_of(run: RunFolder) -> Path:

@@ -1,8 +1,9 @@
-"""What a person sees of a command: lines and tables; one line per event while a run goes on."""
+"""What a person sees of a command: lines and tables; one line per event while a run is active."""
 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import sys
 import time
@@ -54,6 +55,11 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((120, 24)).columns
 
 
+def is_for_a_program() -> bool:
+    """Says whether standard output is kept for one JSON object (reply.py)."""
+    return getattr(sys.stdout, "name", "") == os.devnull
+
+
 class WarningHandler(logging.Handler):
     """Writes warnings to standard error, while no `LineHandler` shows them."""
 
@@ -86,4 +92,4 @@ class LineHandler(logging.Handler):
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         line = f"{time.strftime('%H:%M:%S')} {f'{task}: ' if task else ''}{level}{text}"
         with suppress(OSError):  # a reader that is gone (`| head`, a closed terminal) ends no run
-            tqdm.write(line, file=sys.stdout)
+            tqdm.write(line, file=sys.stderr if is_for_a_program() else sys.stdout)

@@ -1,4 +1,4 @@
-"""The command `countdown-train watch [RUN]`: a run in the terminal, while it goes on."""
+"""The command `countdown-train watch [RUN]`: a run in the terminal, while it is active."""
 
 import itertools
 import time
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from flows.runs.lookup import find_run, run_first
 from flows.runs.summary import accuracy_in_words
+from rl_core.config.operations import protocol_of
 from rl_core.runs.lock import close_if_lost
 from rl_core.runs.rollout_log import samples_of_step
 from rl_core.runs.run_folder import RunFolder, RunRecord
@@ -59,7 +60,7 @@ def watch(words: Sequence[str]) -> None:
                 close_if_lost(run)  # a killed run cannot say so, and would be watched for ever
                 live.update(view(run), refresh=True)
             live.update(view(run), refresh=True)  # its end
-    except KeyboardInterrupt as error:  # Ctrl-C is the usual way to leave: the run goes on
+    except KeyboardInterrupt as error:  # Ctrl-C is the usual way to leave: the run continues
         if error.args:  # SIGTERM
             raise
 
@@ -72,6 +73,8 @@ def view(run: RunFolder) -> RenderableType:
     title = Text.assemble((printable(run.run_id), "bold"), "  ", (record.status, colour))
     if record.reason:
         title.append(printable(f"  {record.reason}"))
+    if record.note:
+        title.append(printable(f"\nnote: {record.note}"))
     if record.next_step:
         title.append(printable(f"\nwhat to do next: {record.next_step}"))
     if len(record.attempts) > 1:
@@ -80,7 +83,10 @@ def view(run: RunFolder) -> RenderableType:
     if record.accuracy_after is not None:
         before, after = map(accuracy_in_words, (record.accuracy_before, record.accuracy_after))
         title.append(f"\nevaluated: accuracy {before} before, {after} after", "bold")
-    odd = diagnose(rows, settings=read_settings(run.path))
+    settings = read_settings(run.path)
+    if (protocol := protocol_of(settings)) != "greedy":
+        title.append(printable(f"\naccuracy in tests and evaluation: {protocol}"), "dim")
+    odd = diagnose(rows, settings=settings)
     diagnoses = [Text(printable(f"! {one}"), "yellow") for one in odd if not one.is_note]
     diagnoses = diagnoses or [Text("nothing stands out", "dim")]
     diagnoses += [Text(printable(f"note: {one}"), "dim") for one in odd if one.is_note]

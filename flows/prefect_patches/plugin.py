@@ -43,7 +43,7 @@ def setup_environment(*, ctx: HookContext) -> None:
     else:
         try:
             obey_own_server_only()
-        except Exception as error:  # Prefect goes on without a plugin that fails
+        except Exception as error:  # Prefect continues without a plugin that fails
             raise SystemExit(f"no client without a look at its server's owner: {error}") from error
         if settings.api.auth_string is None and (
             known_login := login.login_for(ctx.api_url, settings)

@@ -1,7 +1,7 @@
 """A private Prefect server for one command, where the user has none: started, awaited, stopped.
 
 Prefect's own temporary server would do, but for three things: it shares our process group, so that
-Ctrl-C stops it before the run's last state is told; it starts after our imports instead of beside
+Ctrl-C stops it before the run's last state is sent; it starts after our imports instead of during
 them; and it makes us import the server's code.
 """
 

@@ -1,1 +1,1 @@
-"""A flow run from the flow's side: which run it is, its state, and its end in words."""
+"""A flow run from the flow's side: which run it is, its state, and its end as text."""

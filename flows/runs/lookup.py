@@ -122,7 +122,7 @@ def named_model(
 def settings_of_run(
     run: RunFolder, storage: StorageConfig | None = None, words: Sequence[str] = ()
 ) -> RunConfig:
-    """Returns the settings that a run was started with, for the root that it lies in.
+    """Returns the settings that a run was started with, for the root that holds it.
 
     `storage`: the command's root and store, in place of the run's. An `env=package.module:ENV` of
     the run is imported only if it is in the command's `words`.

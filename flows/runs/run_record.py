@@ -74,7 +74,7 @@ def _refuse_to_start_anew(config: RunConfig, run: RunFolder) -> None:
     if record.preset == IMPORTED:
         why = "is an imported log"
     elif record.status == "finished" and record.steps and not is_saved:
-        why = f"is finished, and no checkpoint is there to go on from after step {record.steps}"
+        why = f"is finished, and no checkpoint is there to continue from after step {record.steps}"
     else:
         return
     raise BadInputError(
@@ -143,8 +143,10 @@ def _continuing(run: RunFolder, config: RunConfig) -> str:
         ended = f"was stopped by {record.stopped_by}"
     elif record.reason:
         ended += f": {cut(record.reason.partition(';')[0], _LONGEST_REASON)}"
-    budget = BudgetLimit(config.budget, run)
-    spent = "" if budget.allows_a_step() else f", but {budget.limit} allows no step more: raise it"
+    budget = BudgetLimit(config, run)
+    spent = ""
+    if not budget.allows_a_step():
+        spent = f", but {budget.limit} allows no step more: set {budget.way_on}"
     return (
         f"continuing run {run.run_id} from {place}{spent}; run_id=NEWNAME begins anew (it {ended})"
     )
@@ -190,14 +192,14 @@ def _stopped(signal: BaseException, run: RunFolder) -> str:
     if is_cancelled():
         saved = run.last_saved()
         at = f"saved at step {saved}" if saved else "before a step was saved"
-        outcome = "goes on from there" if saved else "starts it again"
+        outcome = "continues from there" if saved else "starts it again"
         return f"cancelled; {at}; Retry in the UI, or run_id={run.run_id}, {outcome}{_unsaved(run)}"
     name = "Ctrl-C" if isinstance(signal, KeyboardInterrupt) and not signal.args else "SIGTERM"
     return f"stopped by {name}; the same command, or run_id={run.run_id}, resumes{_unsaved(run)}"
 
 
 def _unsaved(run: RunFolder) -> str:
-    """Returns in words which steps a resume repeats, if the stop could not save them."""
+    """Returns, as text, which steps a resume repeats, if the stop could not save them."""
     done = run.metrics.last_step()
     at = run.last_saved()
     if done <= at:
@@ -228,7 +230,7 @@ def _close(run: RunFolder, status: str, reason: str | None, **words: Any) -> Non
 def next_step(error: BaseException, run: RunFolder) -> str:
     """Returns in one sentence what to do about an error that ended a run."""
     step = run.last_saved()
-    outcome = f"goes on from step {step}" if step else "starts it again"
+    outcome = f"continues from step {step}" if step else "starts it again"
     again = f"the same command, or run_id={run.run_id} with other settings,"
     if isinstance(error, KeyboardInterrupt | TerminationSignal | Pause):
         same = "Retry in the UI" if is_cancelled() else "the same command"

@@ -44,11 +44,11 @@ def own_flow_run() -> FlowRun | None:
 
 
 def outlive_lost_leases() -> None:
-    """Makes flow runs of this process warn of a lost lease and go on; no setting does.
+    """Makes flow runs of this process warn of a lost lease and continue; no setting does.
 
     A run of a deployment with a concurrency limit renews the lease of its slot. If that fails (the
     server was away, or has forgotten its leases in a restart) Prefect raises CancelledError in the
-    flow. Without it the next run may start beside this one: a worker's `--limit 1` counts both.
+    flow. Without it the next run may start while this one runs: a worker's `--limit 1` counts both.
     """
     maintain = getattr(flow_engine, _MAINTAIN)
     lasts = {"raise_on_lease_renewal_failure": False}
@@ -93,14 +93,14 @@ def take_over(run: RunFolder) -> None:
         with get_client(sync_client=True) as client:
             state = client.read_flow_run(UUID(before)).state
             if state is not None and state.type in (StateType.RUNNING, StateType.CANCELLING):
-                why = f"its process was gone; {flow_run.name} went on with run {run.run_id}"
+                why = f"its process was gone; {flow_run.name} continued with run {run.run_id}"
                 client.set_flow_run_state(UUID(before), Crashed(message=why), force=True)
     except (HTTPError, PrefectException) as error:  # of another server, or deleted
         _logger.debug("the flow run before was not closed: %s", error)
 
 
 def is_cancelled() -> bool:
-    """Says whether Cancel in the UI, not another SIGTERM, is why this process ends."""
+    """Returns whether Cancel in the UI, not another SIGTERM, is why this process ends."""
     flow_run = own_flow_run()
     if flow_run is not None and not _cancelled.is_set():  # no answer counts as no
         context = contextvars.copy_context()
@@ -119,7 +119,7 @@ def _look_for_cancel(flow_run: UUID) -> None:
 
 
 def is_suspended() -> bool:
-    """Says whether this flow run was suspended, and is on its way out."""
+    """Returns whether this flow run was suspended, and is on its way out."""
     context = FlowRunContext.get()
     return context is not None and context.flow_run_suspension_request.is_requested()
 
@@ -155,7 +155,7 @@ class _Watch:
                 with get_client(sync_client=True) as client:
                     client.set_flow_run_state(self._id, cancelled, force=True)
             except (HTTPError, PrefectException) as error:
-                _logger.warning("the Prefect server was not told %s: %s", cancelled.name, error)
+                _logger.warning("the Prefect server did not get %s: %s", cancelled.name, error)
             raise Abort("cancelled") from None
 
     def _keep_looking(self) -> None:

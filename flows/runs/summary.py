@@ -37,6 +37,7 @@ def summary_lines(run: RunFolder) -> list[str]:
             for attempt in record.attempts
             if attempt.changes
         ),
+        *([("note", record.note)] if record.note else []),
         *([("reason", record.reason)] if record.reason else []),
         *([("next step", record.next_step)] if record.next_step else []),
         ("time", f"{seconds / 60:.1f} min" + (f", {price}" if price else "")),

@@ -20,7 +20,7 @@ else:
     PresetName = Literal[PRESETS]  # so that Prefect's form offers them as a list
 
 CHOICES: Final[Mapping[str, Collection[str]]] = {"preset": PRESETS, "env": ENVS}
-"""What is chosen by name beside the settings."""
+"""What is chosen by name in addition to the settings."""
 _MAPPING: Final = "algorithm.options"
 
 

@@ -1,4 +1,4 @@
-"""The night's own file, `deployments/night.yaml`: hour, preset, overrides, and who is told.
+"""The night's own file, `deployments/night.yaml`: hour, preset, overrides, and whom it notifies.
 
 Git does not track it. `prefect deploy` reads it by the build step `night` of
 `deployments/prefect.yaml`; `serve` and `countdown-train notify` read it, too.
@@ -85,7 +85,7 @@ class NightSettings(BaseModel):
 
 
 def is_sent(event: Event, events: Collection[Event]) -> bool:
-    """Says whether a message is sent: `finished` stands for worse ones too, `failed` for more."""
+    """Returns whether it is sent: `finished` stands for worse ones too, `failed` for more."""
     return event in events or _KIND_OF.get(event) in events
 
 

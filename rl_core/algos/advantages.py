@@ -310,6 +310,15 @@ def overlong_penalties(lengths: Tensor, *, num_tokens: int, max_length: int) -> 
     return ((max_length - num_tokens - lengths) / num_tokens).clamp(-1.0, 0.0)
 
 
+def length_penalties(lengths: Tensor, correct: Tensor, *, weight: float, max_length: int) -> Tensor:
+    """Returns what right responses lose by their length, float [B]: -weight at the longest.
+
+    Wrong ones lose nothing. If they did, the shortest failure would be the best of a group in which
+    all fail, and the model would learn to give up.
+    """
+    return -weight * correct * lengths / max_length
+
+
 def response_sums(token_rewards: Tensor, response_mask: Tensor) -> Tensor:
     """Returns each response's summed token rewards, float [B]: its outcome."""
     return masked_sum(token_rewards, response_mask, dim=-1)

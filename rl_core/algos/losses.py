@@ -63,7 +63,7 @@ class Loss:
     function: Callable[..., TokenLoss]
     """Takes `clip_eps_low` and `clip_eps_high` as keywords."""
     settings: tuple[str, ...] = ()
-    """Settings of `actor` that the function takes as keywords beside these."""
+    """Settings of `actor` that the function takes as further keywords."""
     clip_eps_low: float = 0.2
     clip_eps_high: float = 0.2
     largest_clip: float | None = None

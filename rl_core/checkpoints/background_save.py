@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 class BackgroundSave:
-    """Takes snapshots, and writes each while training goes on; one at a time.
+    """Takes snapshots, and writes each while training continues; one at a time.
 
     If a save fails, the error is logged and only that checkpoint is lost. On a full disk, all
     checkpoints but latest and best are deleted, and the save is tried once more. Leaving the block
@@ -135,7 +135,7 @@ class BackgroundSave:
         self.trouble = trouble
         self._waits.trouble("save", trouble)
         if trouble is not None:
-            _logger.error("%s; training goes on", trouble)
+            _logger.error("%s; training continues", trouble)
 
     def _save_checkpoint(self, step: int, accuracy: float | None, score: float | None) -> Path:
         demand_room(self._run_folder)
@@ -163,6 +163,6 @@ class BackgroundSave:
         resumed = f"step {saved[-1]}" if saved else "the start"
         return (
             f"a checkpoint takes {disk_size(self._size_bytes)}, {disk_size(free)} are free, "
-            f"a resume would go on from {resumed}. Delete other runs or files, or lower "
+            f"a resume would continue from {resumed}. Delete other runs or files, or lower "
             "checkpoints.keep_last or storage.rollout_quota_bytes; the next save tries again"
         )

@@ -64,7 +64,7 @@ class Champion(BaseModel):
     """Earlier champions, the oldest first."""
 
     def is_there(self, root: Path) -> bool:
-        """Says whether the champion's checkpoint still lies where it was, unchanged."""
+        """Returns whether the champion's checkpoint is still in its place, unchanged."""
         folder = root / self.current.checkpoint
         return (folder / MANIFEST).is_file() and model_digest(folder) == self.current.model_digest
 

@@ -17,7 +17,7 @@ from rl_core.system.plain_files import open_plain, read_json
 
 MANIFEST = CHECKPOINT_MANIFEST
 RESUME_FOLDER = "trainer/"
-"""What an exact resume needs beside the model."""
+"""What an exact resume needs besides the model."""
 
 
 class ManifestFile(BaseModel):
@@ -48,7 +48,7 @@ class Manifest(BaseModel):
     score: float | None = None
     """Mean score of the same responses, which decides between equal accuracies (graded rewards)."""
     base_sha256: str | None = None
-    """Of the weights that the adapter learned beside; None if all weights learned."""
+    """Of the frozen weights under the adapter; None if all weights were trained."""
     created_at: str
     total_bytes: int
     files: tuple[ManifestFile, ...]

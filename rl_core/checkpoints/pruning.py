@@ -48,8 +48,8 @@ def prune(
     `min_free_bytes` of the disk are kept free, if deleting can do it. `dry_run` deletes nothing.
 
     `incoming_bytes` is the size of the checkpoint that is saved next. It will be the latest, and
-    the present latest will be one of the newest `keep_last`: so one fewer stays beside latest and
-    best. If it still has no room, a warning is logged: the save may fail, and the run goes on.
+    the present latest will be one of the newest `keep_last`: so one fewer stays besides latest and
+    best. If it still has no room, a warning is logged: the save may fail, and the run continues.
     """
     decisions: list[PruningDecision] = []
     spare_bytes = incoming_bytes + min_free_bytes
@@ -157,7 +157,7 @@ def plan_pruning(
     no_room = ""
     for checkpoint in sorted(checkpoints, key=lambda c: c.step, reverse=True):
         keep = checkpoint.step in stays
-        reason = f"older than the newest {keep_last} beside latest and best"
+        reason = f"older than the newest {keep_last} besides latest and best"
         if keep:
             reason = " and ".join(stays[checkpoint.step])
         elif num_newest < keep_last:
@@ -168,7 +168,7 @@ def plan_pruning(
             if keep:
                 used = after
                 num_newest += 1
-                reason = f"one of the newest {keep_last} beside latest and best"
+                reason = f"one of the newest {keep_last} besides latest and best"
         decisions.append(PruningDecision(checkpoint, keep, reason))
     return decisions
 

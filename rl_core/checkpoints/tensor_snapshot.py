@@ -1,4 +1,4 @@
-"""A SNAPSHOT: tensors copied into memory of their own, so that training can go on meanwhile."""
+"""A SNAPSHOT: tensors copied into memory of their own, so that training can continue meanwhile."""
 
 from collections.abc import Mapping
 from threading import Lock

@@ -89,6 +89,9 @@ class AlgorithmConfig(Section):
     overlong_tokens: int = Field(0, ge=0)
     """The reward falls over so many of the last tokens up to the longest response, by 1 at its end
     (DAPO); 0: it does not. `critic/score` and accuracy stay as they are."""
+    length_penalty: float = Field(0.0, ge=0, le=0.5)
+    """What a right response of `data.max_response_length` tokens loses of its reward, a shorter one
+    in proportion, a wrong one nothing. `critic/score` and accuracy stay as they are."""
     mask_truncated: bool = False
     """Responses cut off at the length limit teach nothing (overlong filtering)."""
     outcome_gate: bool = True
@@ -247,7 +250,7 @@ class TeacherConfig(Section):
     """`tokens`: its log-probs of the sampled tokens, as advantages; `full`: the KL to it over the
     whole vocabulary, as a loss, which has less noise and costs a second output embedding."""
     coef: float = Field(1.0, gt=0)
-    """Weight of what it teaches beside the reward's advantage (of 0 with `estimator=distill`)."""
+    """Weight of the teacher's term, added to the advantage (0 with `estimator=distill`)."""
     bound: float = Field(10.0, gt=0)
     """With `tokens`, the largest difference of log-probs that counts, in nats per token."""
 

@@ -108,7 +108,7 @@ class SftConfig(Section):
     """Optimizer steps; by default `epochs` passes over a FILE, or 300 of traces."""
     give_up_prob: float = Field(GIVE_UP_PROB, ge=0, le=1)
     """For `traces` of Countdown: the chance that a search gives up after a wrong try. Training must
-    then find out that going on is better."""
+    then find out that continuing is better."""
     epochs: int = Field(2, ge=1)
     """Passes over a FILE, unless `steps` is set."""
     batch_size: int = Field(32, ge=1)
@@ -126,7 +126,7 @@ class SftConfig(Section):
     held_out: int = Field(256, ge=1)
     """Examples that only measure the loss and are not learned; at most a tenth of a FILE's rows."""
     save_freq: int = Field(100, ge=1)
-    """Steps between held-out losses, and between saves that a killed SFT goes on from."""
+    """Steps between held-out losses, and between saves that a killed SFT continues from."""
     seed: int = Field(0, ge=0, le=MAX_INT)
     """Seed of order, traces and fresh adapters, apart from the run's seed so that runs share the
     model."""

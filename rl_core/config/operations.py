@@ -36,16 +36,16 @@ class TrainerConfig(Section):
     """How many test problems those evaluations use, from the first one."""
     stop_grace_s: float = Field(GRACE_S, gt=0)
     """Seconds that a step and its save may take after SIGTERM; then they are given up, and the run
-    can go on from the latest checkpoint.
+    can continue from the latest checkpoint.
 
     Docker (`stop_grace_period`), Kubernetes and Slurm (`--signal`) kill some time after SIGTERM.
     Set this at least 15 s shorter. Prefect's Cancel waits 30 s. Ctrl-C has no limit.
     """
     logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = ("console",)
-    """Where each step is shown beside `metrics.jsonl` and `log.txt`, which always have it.
+    """Where each step is shown in addition to `metrics.jsonl` and `log.txt`, which always have it.
 
     `console`: a bar and lines in the terminal; `tensorboard`: event files in the run's folder;
-    `wandb`: a process beside the trainer, which adds samples at each test. Without any, the
+    `wandb`: a separate process, which adds samples at each test. Without any, the
     terminal shows only events and warnings.
     """
     wandb_project: str = "countdown-train"
@@ -62,8 +62,8 @@ class StorageConfig(Section):
     """Folder of data sets, runs and cached models; or the `url` of a store, which is then mirrored
     by a folder of its own below `outputs/`."""
     url: str | None = None
-    """Object store that `root` is published to while runs go on: `s3://BUCKET/PREFIX`, `gs://` or
-    `az://`; credentials come only from the environment."""
+    """Object store that `root` is published to during runs: `s3://BUCKET/PREFIX`, `gs://` or `az://`;
+    credentials come only from the environment."""
     min_free_gib: float = Field(1.0, ge=0)
     """Preflight refuses to start with less free disk than this; pruning keeps it free."""
     rollout_quota_bytes: int = Field(20_000_000_000, ge=0)
@@ -96,7 +96,7 @@ class CheckpointsConfig(Section):
     quota_bytes: int = Field(20_000_000_000, ge=1)
     """Bytes that all checkpoints of one run may take; latest and best always stay."""
     keep_last: int = Field(2, ge=0)
-    """Newest checkpoints kept beside latest and best, if the quota has room."""
+    """Newest checkpoints kept in addition to latest and best, if the quota has room."""
     merged: Literal["last", "all", "none"] = "last"
     """Which checkpoints of a run with `model.lora_rank` hold the merged model, and not only the
     adapter: the latest and the best when training ends, all, or none.
@@ -119,6 +119,9 @@ class BudgetConfig(Section):
     """Hours of training, at most."""
     max_cost: float | None = Field(None, gt=0)
     """Price of training, at most; needs `price_per_hour`."""
+    stop_on_hacked_reward: bool = False
+    """Training ends when three tests in a row find that the reward rises, by more than 0.1 of a
+    full score, and accuracy on the test split does not: responses may fool the reward."""
 
     @model_validator(mode="after")
     def _cost_has_a_price(self) -> BudgetConfig:

@@ -43,7 +43,7 @@ class RolloutConfig(Section):
     kv_cache_mib: int = Field(128, ge=16)
     """KV cache of a CPU engine."""
     gpu_memory_utilization: float = Field(0.4, gt=0, lt=1)
-    """Share of the card that a GPU engine may use beside the learner."""
+    """Share of the card that a GPU engine may use next to the learner."""
     sleep: bool = False
     """A vLLM engine on a GPU frees its memory while the learner works on the same card."""
     max_num_seqs: int = Field(256, ge=1)

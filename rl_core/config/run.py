@@ -99,9 +99,7 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _tests_what_it_trains(self) -> DataConfig:
         if self.test_files and not self.train_files:
-            raise ValueError(
-                f"data.test_files={list(self.test_files)} needs data.train_files beside it"
-            )
+            raise ValueError(f"data.test_files={list(self.test_files)} needs data.train_files, too")
         return self
 
 
@@ -136,7 +134,7 @@ class RunConfig(Section):
     watchdog: WatchdogConfig = WatchdogConfig()
 
     def learns_the_same(self, other: RunConfig) -> bool:
-        """Says whether one run can have begun with these settings and continue with the others."""
+        """Returns whether a run begun with these settings can continue with the others."""
         ours, theirs = (config.model_dump(exclude=MAY_DIFFER) for config in (self, other))
         return ours == theirs
 
@@ -199,7 +197,7 @@ class RunConfig(Section):
     def saves_whole_models(self) -> bool:
         """Whether each checkpoint holds the model's weights: merged ones, if adapters learn.
 
-        What learned beside 4 bits cannot be merged later: only the learner has the rounded weights.
+        Adapters of 4-bit weights cannot be merged later: only the learner has the rounded ones.
         """
         is_adapter = self.model.lora_rank > 0 and not self.model.load_in_4bit
         return not is_adapter or self.checkpoints.merged == "all"
@@ -312,11 +310,13 @@ class RunConfig(Section):
                 f"algorithm.overlong_tokens={overlong} are the last of a longest response: use "
                 f"fewer than data.max_response_length={longest}"
             )
-        if overlong and formula.ignores_rewards:
-            raise ValueError(
-                f"algorithm.overlong_tokens={overlong} is a penalty in the reward, which "
-                f"algorithm.estimator={estimator} ignores: use 0"
-            )
+        for name in ("overlong_tokens", "length_penalty"):
+            value = getattr(self.algorithm, name)
+            if value and formula.ignores_rewards:
+                raise ValueError(
+                    f"algorithm.{name}={value} is a penalty in the reward, which "
+                    f"algorithm.estimator={estimator} ignores: use 0"
+                )
         return self
 
     @model_validator(mode="after")

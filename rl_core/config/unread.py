@@ -1,4 +1,4 @@
-"""Settings without effect beside others, and why: said before a run, and in its report."""
+"""Settings that others make useless, and why: shown before a run and in its report."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Any, Final
 from rl_core.algos.advantages import ESTIMATORS
 from rl_core.config.model import TRACES
 from rl_core.config.run import RunConfig
+from rl_core.envs.reasoning_gym import PACKAGE_SCORING
 from rl_core.envs.tool_env import ToolEnv
 from rl_core.system.words import in_one_line
 
@@ -159,6 +160,11 @@ READERS: Final = (
         "env.reward decides how a response is read and scored",
     ),
     Reader(
+        "env.full_score",
+        lambda config: PACKAGE_SCORING not in config.env.reward[:1],
+        "the package's scoring says what is correct, and scores it 1",
+    ),
+    Reader(
         "trainer.wandb_mode",
         lambda config: "wandb" in config.trainer.logger,
         "trainer.logger does not name wandb",
@@ -167,6 +173,11 @@ READERS: Final = (
         "budget.currency",
         lambda config: config.budget.price_per_hour is not None,
         "budget.price_per_hour=null shows no prices",
+    ),
+    Reader(
+        "budget.stop_on_hacked_reward",
+        lambda config: config.data.curriculum is None,
+        "data.curriculum changes the problems, so a reward that rises proves nothing",
     ),
     Reader(
         "retry.delay_s",

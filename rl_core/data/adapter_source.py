@@ -1,6 +1,6 @@
 """Stage 2: a PEFT adapter's folder -> a Hugging Face folder of its base with the adapter merged in.
 
-Not an adapter that goes on learning: all weights learn, or new adapters (`model.lora_rank`).
+Not an adapter that continues learning: all weights learn, or new adapters (`model.lora_rank`).
 """
 
 import contextlib

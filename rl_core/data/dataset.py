@@ -117,7 +117,7 @@ def write_dataset(env: TextEnv, data: DataConfig, folder: Path) -> None:
 
 
 def is_ready(env: TextEnv, data: DataConfig, folder: Path) -> bool:
-    """Says whether the folder holds the data set of these settings; False if a file is missing.
+    """Returns whether the folder holds the data set of these settings; False if a file is missing.
 
     ValueError if it was made by other settings; DatasetError if a file is truncated, or its rows
     are not those that were written.

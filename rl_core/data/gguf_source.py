@@ -34,7 +34,7 @@ _WITH_FIRST_TOKEN: Final = (*_LIKE_LLAMA3, "midm-2.0", "lfm2", "jina-v5-nano", "
 
 
 def is_unpacked(path: str) -> bool:
-    """Says whether `model.path` is one of the forms that this file reads."""
+    """Returns whether `model.path` is one of the forms that this file reads."""
     is_file = path.startswith(_PREFIX) or path.lower().endswith(_SUFFIX)
     return is_file or adapter_in(as_path(path)) is not None
 
@@ -106,7 +106,7 @@ def _find(path: str) -> Path:
 
 
 def _unpack_alone(path: str, file: Path, folder: Path) -> None:
-    """Unpacks it from a folder without the files beside it, which transformers reads as well."""
+    """Unpacks it from a folder without its other files, which transformers reads as well."""
     with tempfile.TemporaryDirectory() as alone:
         link = Path(alone) / file.name
         link.symlink_to(file)

@@ -101,7 +101,7 @@ def _download(settings: HubConfig, name: str, refused: str) -> Path:
         said = reason.strip().partition("\n")[0][:200]  # a whole answer may follow
         raise ValueError(
             f"{refused}, and ModelScope did not give it whole ({said}): check the name and, for a "
-            "private model, MODELSCOPE_API_TOKEN; the same command goes on from what did arrive"
+            "private model, MODELSCOPE_API_TOKEN; the same command continues from what did arrive"
         )
     if not (folder / "config.json").is_file():
         raise ValueError(f"{refused}, and what ModelScope has of it holds no config.json: no model")

@@ -69,7 +69,7 @@ def find_files(
 
 
 def is_hub_name(name: str) -> bool:
-    """Says whether a name is OWNER/NAME: no existing path, and no name with a file's ending."""
+    """Returns whether a name is OWNER/NAME: no existing path, and no name with a file's ending."""
     path = Path(name)
     if len(name) > 96 or not _HUB_NAME.fullmatch(name):
         return False
@@ -242,7 +242,7 @@ def _local_files(given: str, name: str) -> list[Path]:
 
 
 def is_fetched(name: str, split: str) -> bool:
-    """Says whether `find_files` would ask the hub: for a data set that is not in its cache."""
+    """Returns whether `find_files` would ask the hub: for a data set that is not in its cache."""
     try:
         return is_hub_name(name) and not _hub_snapshot(name, split, local_files_only=True)[1]
     except (OSError, ValueError):
@@ -282,7 +282,7 @@ def _hub_snapshot(name: str, split: str, *, local_files_only: bool) -> tuple[str
 
 
 def _is_whole(files: Sequence[Path]) -> bool:
-    """Says whether a cached copy has all files: `-of-00002` means that there are two."""
+    """Returns whether a cached copy has all files: `-of-00002` means that there are two."""
     shards = Counter(
         (file.parent, file.name.partition("-")[0], int(match[1]))
         for file in files

@@ -1,6 +1,6 @@
 """Chooses the problems of a step, from the place in the data and the steps since.
 
-The place is part of a checkpoint: a resume goes on there, whatever its batch size is.
+The place is part of a checkpoint: a resume continues there, whatever its batch size is.
 """
 
 import json

@@ -33,7 +33,7 @@ class ToolForm:
 
     tokenizer: PreTrainedTokenizerBase
     names: Mapping[str, Any]
-    """What the template gets beside the messages."""
+    """What the template gets besides the messages."""
     before: str
     """A rendered conversation up to the token that ends the assistant's turn."""
     end_id: int
@@ -49,7 +49,7 @@ class ToolForm:
         return shown != plain
 
     def calls_in(self, ids: Sequence[int]) -> list[str]:
-        """Returns the calls of a turn as JSON, as the model wrote them; none if it goes on."""
+        """Returns the calls of a turn as JSON, as the model wrote them; none if it continues."""
         if not ids or ids[-1] != self.end_id:
             return []
         return calls_in(str(self.tokenizer.decode(ids[:-1])), self.marks)

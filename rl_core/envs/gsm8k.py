@@ -54,7 +54,7 @@ _TEXTS: Final = {
 
 
 def _has_truth(truth: Any) -> bool:
-    """Says whether a truth is a number as text that can be compared."""
+    """Returns whether a truth is a number as text that can be compared."""
     number = number_of(truth) if isinstance(truth, str) else None
     return number is not None and number.value is not None
 

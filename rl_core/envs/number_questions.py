@@ -1,4 +1,4 @@
-"""Questions in words whose answer is one number: largest, smallest, product (stages 1 and 4).
+"""Questions in plain text whose answer is one number: largest, smallest, product (stages 1 and 4).
 
 They need no reasoning: answers have a few tokens, for a small model that can already read and
 answer. It learns to answer with nothing but a number, and with the right one.

@@ -1,6 +1,6 @@
 """An env: one class. Its fields are the settings, its methods the problems and the rule.
 
-Everything but `problems` and `score` has a default here, for questions in words (docs/data.md).
+All but `problems` and `score` has a default here, for questions in plain text (docs/data.md).
 Some processes need settings and scores and must load nothing heavy: a method imports pyarrow or a
 solver only when it is called.
 """
@@ -42,7 +42,7 @@ TEXT_CHECKS: Final = (
     *("text_columns.sql", "text_no_nulls.sql", "text_unique.sql"),
     "text_splits_disjoint.sql",
 )
-"""SQL checks that any question in words must pass; the one of the columns first."""
+"""SQL checks that any question in plain text must pass; the one of the columns first."""
 LONGEST_ANSWER: Final = 1_000
 """Characters of an answer that are compared word for word: a longer one is wrong."""
 _MOST_REPEATS: Final = 10_000
@@ -68,7 +68,7 @@ class TextProblem:
 
 @dataclass(frozen=True)
 class EnvTurn:
-    """An env's reply to a response; the model goes on after it."""
+    """An env's reply to a response; the model continues after it."""
 
     text: str
     """Tokenized like a prompt: special tokens in it are recognised. Not empty."""
@@ -140,7 +140,7 @@ class Rows:
     source_size: int | None = None
     """Number of train problems in the default source."""
     columns: tuple[str, ...] = ()
-    """Columns of a user's row that are read beside `rows.COLUMNS`; the first one names the env."""
+    """Columns of a user's row that are read besides `rows.COLUMNS`; the first names the env."""
     read: Callable[[Any, Record], Row] | None = None
     """Returns a row of a user or of the source as a checked problem, or raises ValueError."""
     solve: Callable[[Sequence[Row]], Sequence[Row | None]] = lambda rows: rows
@@ -162,7 +162,7 @@ class Checks:
     of_template: tuple[str, ...] = ()
     """Names of checks that prompts of `data.train_files` may fail: the user wrote them so."""
     parameters: Callable[[Any], Mapping[str, Any]] = lambda env: {}
-    """Returns parameters beside `train_size` and `test_size`; others keep their check's default."""
+    """Returns parameters besides `train_size` and `test_size`; others keep a check's default."""
     tables: Callable[[Mapping[str, pa.Table]], Mapping[str, pa.Table]] = lambda splits: {}
     """Returns more tables for the checks."""
     answer_mark: str = ""
@@ -186,7 +186,7 @@ class Sft:
     chosen_by: str
     """The settings that choose them."""
     is_taught: Callable[[Any], bool]
-    """Says whether an env's settings choose these problems."""
+    """Returns whether an env's settings choose these problems."""
     examples: type[SftExamples]
     """What a home-made base model is made from."""
     lesson: Callable[[Problem, str], Any]
@@ -209,13 +209,13 @@ class ImportFrom:
     remedy: str = ""
     """What replaces a script's data files that are not on this machine."""
     has_truth: Callable[[Truth], bool] = lambda truth: False
-    """Says whether a ground truth is of the env's shape."""
+    """Returns whether a ground truth is of the env's shape."""
     settings: Callable[[Record, str], dict[str, Any]] = lambda row, model: {}
     """Returns settings by dotted key, for the first row and a model's lower-case name."""
 
 
 class TextEnv(Section):
-    """An env of questions in words, chosen by `env=my_module:MyClass`."""
+    """An env of questions in plain text, chosen by `env=my_module:MyClass`."""
 
     name: str = ""
     """Chosen by `env=NAME`."""
@@ -231,7 +231,7 @@ class TextEnv(Section):
     full_score: float = Field(1.0, gt=0)
     """Score of a correct response."""
     max_turns: int = Field(1, ge=1)
-    """Times that the model writes; above 1, the env answers a response and the model goes on."""
+    """Most model turns per problem; above 1 the env replies after each turn."""
     reward: FunctionNames = ()
     """package.module:function, a reward of your own with verl's signature, see rl_core/rewards/.
     Of several, [a:f, b:g], the first one says what is correct."""
@@ -339,7 +339,7 @@ class TextEnv(Section):
 
     @classmethod
     def makes_problems(cls) -> bool:
-        """Says whether there are problems other than the user's."""
+        """Returns whether there are problems other than the user's."""
         return cls.rows.make is not rows_of_problems or cls.problems is not TextEnv.problems
 
     @property

@@ -214,7 +214,7 @@ class SolutionExamples(SftExamples):
 
     floors: ClassVar = {"format_share": 0.9, "arithmetic_share": 0.8}
     marks: ClassVar = (".\n", f".{_THINK_CLOSE}")
-    """How a line ends if the solution goes on, and if it stops: a token for each."""
+    """How a line ends if the solution continues, and if it stops: a token for each."""
     words: ClassVar = WORDS
     """Words of the stories, so that a phrase, and the choice to stop, keep the same tokens."""
 

@@ -39,7 +39,7 @@ Score = Callable[[str, Any], ScoredText]
 UNKNOWN: Final = "unknown"
 """The evaluation of a file that cannot be read."""
 PAGE: Final = ".html"
-"""Suffix of the page that shows some of the answers, beside their rows."""
+"""Suffix of the page that shows some of the answers, next to their rows."""
 
 
 def evaluate_model(
@@ -88,7 +88,7 @@ def evaluate_model(
             truth = problem.ground_truth
             has_numbers = isinstance(truth, Mapping) and "numbers" in truth
             columns = asdict(scored.result())
-            del columns["rewards"]  # the rows of training have them
+            del columns["rewards"], columns["why"]  # the rows of training have them
             rows.append(
                 {
                     "prompt_index": problem.index,

@@ -86,7 +86,7 @@ class EvaluationSummary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A model beside another on the same problems, by their accuracy."""
+    """Two models' accuracy on the same problems."""
 
     num_problems: int
     won: int

@@ -202,12 +202,13 @@ def assemble(
     mask = batch.sampled_mask
     token_rewards = adv.end_rewards(batch.rewards, mask)
     outcomes = batch.outcomes
-    if algorithm.overlong_tokens:
-        penalties = adv.overlong_penalties(
-            batch.response_lengths,
-            num_tokens=algorithm.overlong_tokens,
-            max_length=config.data.max_response_length,
-        )
+    lengths, longest = batch.response_lengths, config.data.max_response_length
+    penalties = torch.zeros_like(outcomes)
+    if num_tokens := algorithm.overlong_tokens:
+        penalties += adv.overlong_penalties(lengths, num_tokens=num_tokens, max_length=longest)
+    if weight := algorithm.length_penalty:
+        penalties += adv.length_penalties(lengths, batch.correct, weight=weight, max_length=longest)
+    if penalties.any():
         token_rewards = token_rewards + adv.end_rewards(penalties, mask)
         outcomes = outcomes + penalties
     if batch.turn_rewards is not None:

@@ -197,7 +197,7 @@ class Learner:
         return ((name, whole_tensor(tensor)) for name, tensor in merged_state(self.models.actor))
 
     def save(self, folder: Path) -> None:
-        """Writes a checkpoint: the model or its adapter, and beside it the learner's state."""
+        """Writes a checkpoint: the model or its adapter, and the learner's state."""
         self.snapshot()
         self.write_snapshot(folder)
 
@@ -269,7 +269,7 @@ class Learner:
         return copies, owners
 
     def write_snapshot(self, folder: Path) -> None:
-        """Writes the last snapshot as a checkpoint; if it is a copy, beside any other method.
+        """Writes the last snapshot as a checkpoint; if it is a copy, while other methods run.
 
         Of several ranks, each writes its share.
         """

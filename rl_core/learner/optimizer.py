@@ -54,7 +54,7 @@ class ModelOptimizer:
 
     All parameters that require gradient are optimized. For the rate see `lr_factor`, for the `kind`
     the setting `actor.optimizer`. Between two steps AdamW's moments are on `offload_to`,
-    by default beside the weights.
+    by default next to the weights.
     """
 
     def __init__(

@@ -104,7 +104,7 @@ def check_loss(name: str, options: Mapping[str, Any]) -> None:
         alone = loss(replace(both, **cut_out), **options)
         if not torch.allclose(alone[0], whole[row, :length], rtol=1e-4, atol=1e-6):
             raise RefusedError(
-                "gives a row another loss beside another row than alone: it depends on the "
+                "gives a row another loss when another row is in the batch: it depends on the "
                 "micro-batch, so do it in the estimator"
             )
 

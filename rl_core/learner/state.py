@@ -1,4 +1,4 @@
-"""What an exact resume needs beside the actor's weights, as safetensors and JSON (no pickle)."""
+"""What an exact resume needs besides the actor's weights, as safetensors and JSON (no pickle)."""
 
 import json
 from collections.abc import Mapping
@@ -97,7 +97,7 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if (version := numbers.get("version")) != _VERSION:
         raise ValueError(
             f"{folder / _NUMBERS}: its version is {version} and not {_VERSION}: report and sql "
-            "read the run, training does not go on"
+            "read the run, training does not continue"
         )
     tensors: dict[str, Tensor] = {}
     for file in numbers.pop("files"):

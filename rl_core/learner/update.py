@@ -39,7 +39,7 @@ Name = Literal["actor", "critic"]
 
 @dataclass(frozen=True)
 class Pass:
-    """What a pass over a micro-batch gives beside its loss, without gradient."""
+    """What a pass over a micro-batch returns besides its loss, without gradient."""
 
     metrics: Mapping[str, Tensor]
     """Its shares, scalars."""

@@ -1,4 +1,4 @@
-"""Says whether a folder holds a model that can be trained, by its small files and headers only.
+"""Returns whether a folder holds a model that can be trained, by its small files and headers only.
 
 No tensor is read for that: a run that cannot start ends before anything loads. Numbers that are not
 finite are found when a tensor is loaded, see `refuse_not_finite`.

@@ -1,4 +1,4 @@
-"""Frozen linear layers whose weights take 4 bits each, for adapters to learn beside (QLoRA).
+"""Frozen linear layers whose weights take 4 bits each, with adapters that learn (QLoRA).
 
 A weight is stored as NF4: blocks of 64 numbers, each one of 16 levels between minus and plus the
 block's largest magnitude, which is kept in float32. A forward pass dequantizes a layer's weight and

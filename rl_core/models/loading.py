@@ -1,6 +1,6 @@
 """Actor, critic and reference: how they are loaded, and which weights of an actor are served.
 
-Weights are float32, except frozen ones beside adapters (lora.py). Modules stay in eval mode:
+Weights are float32, except frozen ones under adapters (lora.py). Modules stay in eval mode:
 dropout would make the ratio of new to old policy differ from 1 before any update. Not here:
 forward passes (forward.py), saving (saving.py).
 """

@@ -30,7 +30,7 @@ class ShardedModel(nn.Module):
     """A model of whose weights each rank has a share, and the root of FSDP's hooks.
 
     The given model is whole and the same on all ranks; its weights become DTensors in place. Those
-    that `stay_whole`, beside adapters, are shared by all models. If it `offloads`, shards are in
+    that `stay_whole`, and adapters, are shared by all models. If it `offloads`, shards are in
     the machine's memory, and only gathered weights on the device.
     """
 

@@ -52,7 +52,7 @@ def time_left(
     *,
     running_s: float = 0.0,
 ) -> str | None:
-    """Returns time and price of the remaining steps, in words.
+    """Returns time and price of the remaining steps, as text.
 
     From the fifth step on: the mean of the last 50 steps, tests and saves included. Before: the
     plan of `roofline.py` or, if there is none or a step was slower than it allows (it knows of no
@@ -86,7 +86,7 @@ def price_in_words(seconds: float, budget: BudgetConfig) -> str | None:
 
 
 def time_and_price(seconds: float, budget: BudgetConfig) -> str:
-    """Returns time and price in words: `25.5 h, 55.7 EUR`; only the time if no price is known."""
+    """Returns time and price as text: `25.5 h, 55.7 EUR`; only the time if no price is known."""
     return ", ".join(filter(None, (duration(seconds), price_in_words(seconds, budget))))
 
 
@@ -126,7 +126,7 @@ class Spending:
         self._last_step_s = step_seconds[-1] if step_seconds else 0.0
 
     def __str__(self) -> str:
-        """Returns time and price so far, in words."""
+        """Returns time and price so far, as text."""
         return time_and_price(self.seconds, self._budget)
 
     def add_step(self, seconds: float) -> None:
@@ -135,7 +135,7 @@ class Spending:
         self._last_step_s = seconds
 
     def limit_within(self, num_steps: int) -> str | None:
-        """Returns in words the limit that `num_steps` more steps like the last exceed, or None."""
+        """Returns, as text, the limit that `num_steps` more steps like the last exceed, or None."""
         seconds = self.seconds + num_steps * self._last_step_s
         budget = self._budget
         if budget.max_hours is not None and seconds > budget.max_hours * _S_PER_HOUR:

@@ -7,7 +7,7 @@ from rl_core.resources.memory_plan import ModelShape, snapshot_bytes
 from rl_core.schema import MOST_VALIDATION_ROWS
 
 _FIXED_BYTES = 2**20
-"""Tokenizer and JSON in a checkpoint (Qwen's tokenizer has 11 MB, little beside gigabytes)."""
+"""Tokenizer and JSON in a checkpoint (Qwen's tokenizer has 11 MB, few next to gigabytes)."""
 _ROW_BYTES = 64
 _TOKEN_BYTES = 2
 _TURN_BYTES = 4
@@ -48,7 +48,7 @@ def disk_plan(shape: ModelShape, config: RunConfig, num_steps: int) -> DiskPlan:
     size = checkpoint_bytes(shape, config)
     saves = -(-num_steps // config.trainer.save_freq)
     # Room is made before a save: the new checkpoint, one of the newest `keep_last`, must fit into
-    # the quota beside latest and best, which always stay.
+    # the quota besides latest and best, which always stay.
     kept = config.checkpoints
     allowed = min(2 + max(kept.keep_last, 1), kept.quota_bytes // size)
     num_rollouts = config.data.train_batch_size * config.algorithm.group_size

@@ -28,7 +28,7 @@ class Proposal:
     changes: Settings
     """By name, the cheapest first; empty if the run fits without changes."""
     costs: Sequence[str]
-    """What each change costs, in words."""
+    """What each change costs, as text."""
     config: RunConfig
     """With the changes, validated."""
     need_gib: float

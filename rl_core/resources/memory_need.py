@@ -28,7 +28,7 @@ _BESIDE_GIB: Final = {"trainer": 0.4, "Ray": 0.35, "flow and Prefect's server": 
 CUDA_GIB: Final = 0.5
 """Of a card, for each process that uses it."""
 ENGINE_ITSELF_GIB: Final = 1.0
-"""Of a card, beside weights and KV cache: vLLM takes it for a step and keeps it while asleep."""
+"""Of a card, besides weights and KV cache: vLLM takes it for a step and keeps it while asleep."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def learner_peak(plan: Sequence[PhaseMemory]) -> PhaseMemory:
 
 
 def takes_turns(config: RunConfig) -> bool:
-    """Says whether learner and engines use one card in turns, and not at the same time."""
+    """Returns whether learner and engines use one card in turns, and not at the same time."""
     return config.rollout.sleep and config.rollout.engine == "vllm" and shares_a_card(config)
 
 
@@ -116,7 +116,7 @@ def least_engine_gib(shape: ModelShape, config: RunConfig, num_sequences: int = 
 
 
 def why_not_split(shape: ModelShape, parts: int) -> str | None:
-    """Returns in words why tensor parallelism cannot use so many shards of the model, or None.
+    """Returns why tensor parallelism cannot use so many shards of the model, or None.
 
     Each shard has whole attention heads; those of keys and values are divided or copied.
     """
@@ -142,7 +142,7 @@ def longest_bytes(config: RunConfig, shape: ModelShape) -> int:
 
 
 def starves_engine(shape: ModelShape, config: RunConfig, card_gib: float) -> bool:
-    """Says whether vLLM would refuse to start: its share of the card is too small for the model."""
+    """Returns whether vLLM would refuse to start: its share of the card is too small."""
     if config.rollout.engine != "vllm" or not config.resources.rollout_gpus:
         return False
     share_gib = config.rollout.gpu_memory_utilization * card_gib

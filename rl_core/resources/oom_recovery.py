@@ -79,7 +79,7 @@ def remedies(config: RunConfig, error: OutOfMemory, shape: ModelShape | None = N
 
 
 def beyond_recovery(config: RunConfig, phase: str) -> list[str]:
-    """Returns in words what saves memory in a phase but changes the result: no retry does it."""
+    """Returns what saves memory in a phase but changes the result: no retry does it."""
     shorter = ["a smaller data.max_response_length or data.max_prompt_length"]
     if HELPS.get(phase, HELPS["killed"])[0] == "engine":
         return shorter + (["a card of its own for the engine"] if shares_a_card(config) else [])

@@ -83,7 +83,7 @@ def asked_at_a_time(config: RunConfig) -> tuple[int, int]:
 
 
 def shares_a_card(config: RunConfig) -> bool:
-    """Says whether the learner has an engine on its card."""
+    """Returns whether the learner has an engine on its card."""
     return any(LEARNER in tenants and len(tenants) > 1 for tenants in card_tenants(config))
 
 
@@ -99,7 +99,7 @@ def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[li
     engine loses its cache or does not start ("No available memory for the cache blocks"). If
     another process frees memory, an assertion fails. So no other process may load or free then.
     Engines go first: on an empty card any share is free, and the engine keeps it, whatever the
-    learner takes or frees. After a learner, it would have to fit beside torch's cache.
+    learner takes or frees. After a learner, it would have to fit next to torch's cache.
     """
     queues: list[tuple[set[tuple[str, str]], list[str]]] = []
     # Stable: engines stay in order.
@@ -145,7 +145,7 @@ def lacking(
 def too_little(
     bundles: Mapping[str, Mapping[str, float]], machines: Sequence[Mapping[str, float]]
 ) -> str:
-    """Returns in words what is requested (see `asked_of_ray`), what there is, and what to do."""
+    """Returns, as text, what is requested (see `asked_of_ray`), what there is, and what to do."""
     engines = [bundle for name, bundle in bundles.items() if not name.startswith(LEARNER)]
     ranks = [bundle for name, bundle in bundles.items() if name.startswith(LEARNER)]
     named = {counted(len(engines), "engine"): engines}
@@ -164,5 +164,5 @@ def too_little(
 
 
 def in_words(bundle: Mapping[str, float]) -> str:
-    """Returns CPUs and GPUs in words: `2 CPUs and 1 GPU`."""
+    """Returns CPUs and GPUs as text: `2 CPUs and 1 GPU`."""
     return " and ".join(counted(bundle.get(kind, 0), kind) for kind in _SETTINGS)

@@ -39,7 +39,7 @@ class Shares:
     bandwidth: float
     decode_s: float  # scheduling and sampling of a decoding step of vLLM
     decode_layer_s: float  # launches of a layer in a decoding step of the engine `hf`
-    layer_s: float  # launches of a layer's pass over a micro-batch, beside its arithmetic
+    layer_s: float  # launches of a layer's pass over a micro-batch, without its arithmetic
     step_s: float  # rewards, logs and messages of a training step
 
 

@@ -83,7 +83,7 @@ def _of_one(reward: Any, *, in_list: bool) -> Any:
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    """Says whether the call of a function, or of an object, is awaited; ValueError if it yields."""
+    """Returns whether a function's or an object's call is awaited; ValueError if it yields."""
     calls = function, type(function).__call__
     if any(map(inspect.isasyncgenfunction, calls)):
         raise ValueError(f"it yields, and a reward is returned: write {ACCEPTED}")

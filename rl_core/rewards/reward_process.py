@@ -122,7 +122,7 @@ class RewardProcess(Child):
             self._end(error, self._limit_s)
 
     def _end(self, error: Exception, timeout_s: float) -> None:
-        """Kills the process, notes in words what happened to it, and fails all calls in it."""
+        """Kills the process, notes what happened to it, and fails all calls in it."""
         with self._lock:
             if self._why:
                 return

@@ -91,7 +91,7 @@ class Rewards:
                 error,
                 last,
             )
-        return ScoredText(0.0, REWARD_ERROR, None)
+        return ScoredText(0.0, REWARD_ERROR, None, why=str(error))
 
 
 class NotedRewards(Rewards):
@@ -143,7 +143,7 @@ def _scorer(
 def refusal(
     env: TextEnv, tried_on: Sequence[Problem] = (), *, limits: RewardConfig = _LIMITS
 ) -> str | None:
-    """Returns in words why `env.reward` cannot be used; None if it can, or if none is set.
+    """Returns why `env.reward` cannot be used; None if it can, or if none is set.
 
     It is tried on a response to each problem of `tried_on`; at least one must get a score.
     """
@@ -180,7 +180,7 @@ def _refusal(name: str, tried_on: Sequence[Problem], limits: RewardConfig) -> st
 
 
 def _scored(said: Mapping[str, Any], env: TextEnv) -> ScoredText:
-    """Returns what a user's function said as a score with its verdict."""
+    """Returns what a user's function returned, as a score with its verdict."""
     is_correct = said.get("acc", said["score"] >= env.full_score)
     read, is_answer = said.get("pred"), said.get("pred", True)
     verdict = "correct" if is_correct else INCORRECT if is_answer else NO_ANSWER
@@ -261,8 +261,8 @@ class _WeightedRewards(Rewards):
 
     def _add_up(self, pending: Sequence[Future[ScoredText]]) -> ScoredText:
         parts = [part.result() for part in pending]
-        if any(part.verdict == REWARD_ERROR for part in parts):
-            return ScoredText(0.0, REWARD_ERROR, None)
+        if failed := next((part for part in parts if part.verdict == REWARD_ERROR), None):
+            return failed
         scores = [part.score for part in parts]
         score = sum(w * s for w, s in zip(self._weights, scores, strict=True))
         return replace(parts[0], score=score, rewards=tuple(zip(self._names, scores, strict=True)))

@@ -1,4 +1,4 @@
-"""Stage 3 and 4 of a step: ask the engines, score what comes back while they go on."""
+"""Stage 3 and 4 of a step: ask the engines, score what comes back while they continue."""
 
 import time
 from collections import Counter

@@ -17,6 +17,7 @@ from rl_core.data.prompts import load_tokenizer
 from rl_core.models.fast_linear import lay_out_for_few_rows, use_fast_products
 from rl_core.models.loading import load_causal_lm
 from rl_core.models.shared_prefix import can_share_prompts
+from rl_core.models.weight_digest import weight_digest
 from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
 from rl_core.rollout.protocol import RolloutEngine
 from rl_core.rollout.shared_prompts import ATTENTION, RoomyLayer, SharedPrompts
@@ -77,6 +78,8 @@ class HfEngine(RolloutEngine):
         self._has_weights = True
         self._shares_prompts = can_share_prompts(self._model.get_decoder()) and self._can_share()
         self._shapes = weight_shapes(model_path)
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self.digest = self._digest()
         self._stop_ids = torch.tensor(stop_token_ids(model_path), device=self._device)
         self._max_num_seqs = max_num_seqs
         self.policy_version = 0
@@ -103,6 +106,7 @@ class HfEngine(RolloutEngine):
                 memory.resize_(own[name].nbytes)
             own[name].copy_(tensor)
         self._has_weights = True
+        self.digest = self._digest()
 
     def release_weights(self) -> None:
         """Frees its own weights on a CPU, where the learner needs the memory meanwhile."""
@@ -120,6 +124,11 @@ class HfEngine(RolloutEngine):
     def close(self) -> None:
         """Frees the model."""
         del self._model
+
+    def _digest(self) -> str:
+        """Returns the digest of the weights as they are in the model that generates."""
+        weights = self._model.state_dict()
+        return weight_digest(((name, weights[name]) for name in self._shapes), self._dtype)
 
     @torch.inference_mode()
     def _can_share(self) -> bool:

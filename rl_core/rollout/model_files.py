@@ -1,6 +1,6 @@
 """What an engine reads from a model folder: its tensors, and the tokens that end a response."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -96,12 +96,20 @@ def _turn_end_id(model_path: Path) -> int | None:
         return None
 
 
-def check_finite(folder: Path) -> None:
-    """Raises ValueError if a tensor of a folder's safetensors files is not finite."""
+def finite_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields each tensor of a folder's safetensors files; ValueError if one is not finite."""
     for name in weight_files(folder):
         with safe_open(folder / name, framework="pt") as tensors:
-            for tensor in tensors.keys():  # noqa: SIM118  # it is no dictionary
-                refuse_not_finite(folder, tensor, tensors.get_tensor(tensor))
+            for key in tensors.keys():  # noqa: SIM118  # it is no dictionary
+                tensor = tensors.get_tensor(key)
+                refuse_not_finite(folder, key, tensor)
+                yield key, tensor
+
+
+def check_finite(folder: Path) -> None:
+    """Raises ValueError if a tensor of a folder's safetensors files is not finite."""
+    for _ in finite_weights(folder):
+        pass
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -33,7 +33,7 @@ class RolloutsAhead:
         threading.Thread(target=run, daemon=True).start()
 
     def is_collecting(self) -> bool:
-        """Says whether anything is being collected."""
+        """Returns whether anything is being collected."""
         return self._ahead is not None and not self._ahead.done()
 
     def finish(self) -> None:

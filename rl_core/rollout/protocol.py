@@ -22,6 +22,8 @@ class RolloutEngine(Protocol):
 
     policy_version: int
     """How many updates made the weights; completions carry this number."""
+    digest: str
+    """`weight_digest` of the weights that it holds, or read if they cannot be read back."""
 
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings

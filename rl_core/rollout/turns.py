@@ -1,6 +1,6 @@
-"""Several turns: the env answers a response, and the model goes on (`env.max_turns`), stage 3.
+"""Several turns: the env answers a response, and the model continues (`env.max_turns`), stage 3.
 
-The model goes on from the tokens that it sampled, and the env's text is tokenized by itself: the
+The model continues from the tokens that it sampled, and the env's text is tokenized by itself: the
 log-probs are of the sampled tokens, and tokenizing the text again could give others. A turn is a
 request of its own; its prompt is the conversation so far, which vLLM holds in its prefix cache.
 """
@@ -198,7 +198,7 @@ class TurnTaking:
     def _take(
         self, dialogue: _Dialogue, said: EnvTurn | None, max_tokens: int
     ) -> FinishReason | None:
-        """Adds the env's reply to a turn; returns why the response ended, None if it goes on."""
+        """Adds the env's reply to a turn; returns why the response ended, None if it continues."""
         if said is None:
             return dialogue.completions[-1].finish_reason
         ids = dialogue.ids

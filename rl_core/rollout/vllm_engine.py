@@ -19,9 +19,10 @@ from pydantic import ValidationError
 from rl_core.config.run import RunConfig
 from rl_core.errors import allocation_in_words, is_out_of_memory
 from rl_core.models.folder_check import check_model_folder, refuse_experts
+from rl_core.models.weight_digest import weight_digest
 from rl_core.rollout.model_files import (
-    check_finite,
     complete_weights,
+    finite_weights,
     stop_token_ids,
     weight_shapes,
 )
@@ -46,14 +47,25 @@ class WeightUpdates:
 
     model_runner: Any
 
-    def replace_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Loads `weights`, all of the model's, in place."""
-        self.model_runner.reload_weights(weights_iterator=iter(weights.items()))
+    def replace_weights(self, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> str:
+        """Loads `weights`, all of the model's, in place; returns the digest of what was loaded.
+
+        Each tensor as vLLM takes it: what it fuses and packs them to cannot be compared.
+        """
+        taken: list[tuple[str, torch.Tensor]] = []
+
+        def each() -> Iterator[tuple[str, torch.Tensor]]:
+            for one in weights.items():
+                taken.append(one)
+                yield one
+
+        self.model_runner.reload_weights(weights_iterator=each())
         model = self.model_runner.get_model()
         if model.config.tie_word_embeddings:
             # The reload repacks every linear layer for the CPU's kernels but not a tied lm_head,
             # whose logits would silently stay those of the old weights.
             model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+        return weight_digest(taken, dtype)
 
 
 class VllmEngine(RolloutEngine):
@@ -73,8 +85,10 @@ class VllmEngine(RolloutEngine):
             )
         check_model_folder(model_path)
         refuse_experts(model_path)
-        check_finite(model_path)
         self._shapes = weight_shapes(model_path)
+        self._dtype: torch.dtype = getattr(torch, config.compute_dtype)
+        read = finite_weights(model_path)
+        self.digest = weight_digest(((n, x) for n, x in read if n in self._shapes), self._dtype)
         self._stop_token_ids = stop_token_ids(model_path)
         _inspect_in_process(model_path)
         rollout, self._on_gpu = config.rollout, config.resources.rollout_gpus > 0
@@ -152,7 +166,9 @@ class VllmEngine(RolloutEngine):
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
         self._wake_up()
-        self.llm.collective_rpc("replace_weights", args=(complete_weights(weights, self._shapes),))
+        complete = complete_weights(weights, self._shapes)
+        digests = self.llm.collective_rpc("replace_weights", args=(complete, self._dtype))
+        self.digest = "/".join(sorted(set(digests)))  # of all shards' processes, which take all
         self._weights = weights
         if not self.llm.reset_prefix_cache():
             raise RuntimeError(

@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 def started(config: RunConfig) -> Iterator[RunFolder]:
     """Locks a run for the block and records its start; ValueError if another process has it.
 
-    The lock comes first, so a refused start changes nothing in a run that is going on.
+    The lock comes first, so a refused start changes nothing in an active run.
     """
     assert config.run_id is not None, "choose_run has named it"
     run = RunFolder.under(config.storage.root, config.run_id)
@@ -84,7 +84,7 @@ def time_of_killed(run: RunFolder) -> dict[str, float]:
 
 
 def is_free(run: RunFolder) -> bool:
-    """Says whether no process is at work on a run, and leaves its lock as it is."""
+    """Returns whether no process is at work on a run, and leaves its lock as it is."""
     try:
         with _if_free(run):
             return True
@@ -109,7 +109,7 @@ def owner_of(run: RunFolder) -> int | None:
 
 
 def _has_open(process: int, file: os.stat_result) -> bool:
-    """Says whether a process has a file open: inodes are of one file system only."""
+    """Returns whether a process has a file open: inodes are of one file system only."""
     for descriptor in Path(f"/proc/{process}/fd").glob("*"):
         with suppress(OSError):
             if os.path.samestat(descriptor.stat(), file):

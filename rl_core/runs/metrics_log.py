@@ -27,7 +27,7 @@ def utc_now() -> str:
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """Returns the rows of a run's file of JSON lines; none if it cannot be read.
 
-    A row has a `step`, and beside it what is a finite number, null or the `time`: nothing else.
+    A row has a `step`, and else only what is a finite number, null or the `time`: nothing else.
     """
     try:
         text = read_plain(file, below=file.parent, most_bytes=MOST_LOG_BYTES).decode(
@@ -50,14 +50,14 @@ def _is_known(name: str, value: object) -> bool:
 
 @dataclass(frozen=True)
 class MetricsLog:
-    """`metrics.jsonl`: one JSON object per step, readable while the run goes on."""
+    """`metrics.jsonl`: one JSON object per step, readable while the run is active."""
 
     path: Path
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends one line and flushes it to the disk; non-finite numbers become null.
 
-        On a full disk the line is lost with a warning, and the run goes on.
+        On a full disk the line is lost with a warning, and the run continues.
         """
         row = {
             "step": step,

@@ -1,4 +1,4 @@
-"""Resume: the checkpoint from which training goes on, and why newer ones are skipped."""
+"""Resume: the checkpoint from which training continues, and why newer ones are skipped."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +30,9 @@ _SHAPE: Final = (
 )
 """Keys of `config.json`: equal in two models if one was trained from the other."""
 
+CALLED_REWARD: Final = "a function given to rl_core.train"
+"""Stands among a run's `own_code` if such a one was its reward: its file is not known."""
+
 _MOST_BYTES: Final = 256 * 2**20
 """Of `tokenizer.json`."""
 
@@ -42,7 +45,7 @@ def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpo
 
     Raises:
         ValueError: there are checkpoints, but none is sound. Starting anew would delete the metrics
-        and rollouts of steps after which a repaired checkpoint could still go on.
+        and rollouts of steps after which a repaired checkpoint could still continue.
     """
     checkpoint, damaged = newest_sound(run)
     if checkpoint is None or not damaged:
@@ -50,7 +53,7 @@ def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpo
     words = _in_words(damaged)
     with locked(checkpoints_folder(run.path)):
         move_pointers(run.path, refused=damaged)
-    sentence = f"{words}: training goes on after step {checkpoint.step}"
+    sentence = f"{words}: training continues after step {checkpoint.step}"
     if (last := run.metrics.last_step()) > (first := checkpoint.step + 1):
         sentence += f" and does steps {first} to {last} again"
     elif last == first:
@@ -61,7 +64,7 @@ def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpo
 
 
 def check_same_code(run: RunFolder, config: RunConfig, *, goes_on: bool) -> None:
-    """Keeps in the run's record what the files of the user's own algorithms hold.
+    """Keeps in the run's record what the files of the user's algorithms and rewards hold.
 
     Raises:
         ValueError: the run `goes_on`, and a file has changed since: half of its steps would be of
@@ -69,6 +72,7 @@ def check_same_code(run: RunFolder, config: RunConfig, *, goes_on: bool) -> None
     """
     kept = run.read().own_code
     digests = {name: source_digest(name) or "" for name in config.own_algorithms.values()}
+    digests |= {name: source_digest(name) or "" for name in config.env.reward}
     for key, name in config.own_algorithms.items():
         if goes_on and kept.get(name, digests[name]) != digests[name]:
             raise ValueError(
@@ -90,7 +94,7 @@ def newest_sound(run: RunFolder) -> tuple[Checkpoint | None, dict[Path, str]]:
     if checkpoint is None and damaged:
         folder = checkpoints_folder(run.path)
         raise ValueError(
-            f"{run.run_id} has no sound checkpoint to go on from: {_in_words(damaged)}; put a "
+            f"{run.run_id} has no sound checkpoint to continue from: {_in_words(damaged)}; put a "
             f"whole copy in place, or start anew with run_id=NAME (in {run.run_id} after removing "
             f"{folder})"
         )
@@ -122,9 +126,9 @@ def check_same_model(run: RunFolder, checkpoint: Path, model_path: Path) -> None
             differ.append(f"weights of sha256 {present[:12]} and not {trained[:12]}")
     if differ:
         raise ValueError(
-            f"{run.run_id} began with another model: {model_path} has {', '.join(differ)}; go on "
-            "with the env, model.path and base_model that it began with, or choose another "
-            "run_id=NAME"
+            f"{run.run_id} began with another model: {model_path} has {', '.join(differ)}; "
+            "continue with the env, model.path and base_model that it began with, or choose "
+            "another run_id=NAME"
         )
 
 

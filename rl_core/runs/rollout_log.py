@@ -244,7 +244,7 @@ def _rollout_table(
                 for turn in rollout.completion.turns
             ]
             or None,
-            "value": _as_double(rollout.scored.value),
+            "value": as_double(rollout.scored.value),
             "truth": json.dumps(rollout.problem.ground_truth, sort_keys=True, ensure_ascii=False),
             "rewards": [{"name": name, "score": score} for name, score in rollout.scored.rewards]
             or None,
@@ -271,7 +271,7 @@ def _held_out_row(rollout: Rollout, mode: str) -> dict[str, Any]:
     }
 
 
-def _as_double(value: str | None) -> float | None:
+def as_double(value: str | None) -> float | None:
     """Returns an answer's value, `18` or `7/2`, as a number; None if it is missing or huge."""
     try:
         number = float(Fraction(value)) if value is not None else math.nan

@@ -1,10 +1,11 @@
-"""A run's folder: its record, settings, metrics and rollouts, all readable while the run goes on.
+"""A run's folder: its record, settings, metrics and rollouts, all readable while the run is active.
 
     run.json, config.yaml     replaced whole
     metrics.jsonl             one line per step, appended: see metrics_log.py
     rollouts/, held_out/      see rollout_log.py
     eval/                     see rl_core/evaluation/rows.py
-    .reserve                  while the run goes on: see disk_reserve.py
+    receipt.jsonl             see receipt.py
+    .reserve                  while the run is active: see disk_reserve.py
     .owner, .trainer          locks of the processes at work on it: see lock.py
 
 Local files come first; wandb (`rl_core/tracking/`) can neither stop nor slow a run.
@@ -29,6 +30,7 @@ from rl_core.evaluation.rows import EvaluationFiles
 from rl_core.resources.cost import Spread, price_in_words
 from rl_core.resources.oom_recovery import Changes, in_words
 from rl_core.runs.metrics_log import MetricsLog, utc_now
+from rl_core.runs.receipt import ReceiptLog
 from rl_core.runs.rollout_log import HeldOutLog, RolloutLog
 from rl_core.runs.settings_file import (
     changed_settings,
@@ -68,13 +70,16 @@ class Attempt(BaseModel):
     reason: str
     """`started`, `continued`, `AFTER` and how the last attempt ended, or why a retry was needed."""
     from_step: int = 0
-    """The step of the checkpoint that it goes on from."""
+    """The step of the checkpoint that it continues from."""
     changes: Changes = {}
     """Settings that a retry changed (`resources.oom_recovery`); later attempts keep them."""
     asked: str = ""
     """Settings that the user changed since the last attempt, as overrides to type."""
     startup_s: dict[str, float] = {}
-    """Seconds that Ray and each process took to start; `all`: until training began."""
+    """Seconds by phase from the command, or the end of the attempt before, to the first response;
+    `all`: in all. Ray comes before the processes, which start side by side."""
+    made_with: dict[str, str] = {}
+    """Versions and machine, see `rl_core.system.versions`."""
 
     @property
     def changed(self) -> str:
@@ -120,11 +125,11 @@ class RunRecord(BaseModel):
     planned_step_s: Spread | None = None
     """Seconds per step as estimated before the first, with bounds."""
     planned_from: str | None = None
-    """What the estimate rests on, in words."""
+    """What the estimate rests on, as text."""
     teacher: dict[str, str] = {}
     """The folder of the teacher, by `teacher.path`: `RUN/best` may be another one later."""
     own_code: dict[str, str] = {}
-    """sha256 of the files of the user's own algorithms, by `package.module:function`."""
+    """sha256 of the files of the user's algorithms and rewards, by `package.module:function`."""
     made_with: dict[str, str] = {}
     """Versions and machine of the latest attempt, see `rl_core.system.versions`."""
     flow_run_id: str | None = None
@@ -133,6 +138,8 @@ class RunRecord(BaseModel):
     """If it is a night: the time for which its latest start was scheduled (ISO 8601)."""
     started_from: str | None = None
     """If it is a night: the model that it started from, and why, in one sentence."""
+    note: str | None = None
+    """What the user wrote about it: `countdown-train note`."""
     attempts: tuple[Attempt, ...] = ()
 
 
@@ -177,8 +184,9 @@ class RunFolder:
         else:
             now = utc_now()
             made = {"run_id": run.run_id, "preset": config.preset, "started_at": now}
-            run._write(RunRecord(**made, attempts=(Attempt(started_at=now, reason="started"),)))
-        run.update(made_with=made_with())
+            first = Attempt(started_at=now, reason="started", made_with=made_with())
+            run._write(RunRecord(**made, attempts=(first,)))
+        run.update(made_with=run.read().attempts[-1].made_with)
         hold_reserve(run.path)
         return run
 
@@ -189,7 +197,7 @@ class RunFolder:
 
     @property
     def root(self) -> Path:
-        """The `storage.root` that the run lies in."""
+        """The `storage.root` that holds the run."""
         return self.path.parent.parent
 
     @property
@@ -213,12 +221,17 @@ class RunFolder:
         return HeldOutLog(self.path / "held_out", self.run_id)
 
     @property
+    def receipt(self) -> ReceiptLog:
+        """The run's `receipt.jsonl` and `audit.json`."""
+        return ReceiptLog(self.path)
+
+    @property
     def evaluations(self) -> EvaluationFiles:
         """The run's `eval/`."""
         return EvaluationFiles(self.path / "eval")
 
     def is_there(self) -> bool:
-        """Says whether there is a run, or only its name."""
+        """Returns whether there is a run, or only its name."""
         return (self.path / "run.json").is_file()
 
     def make(self) -> None:
@@ -288,6 +301,7 @@ class RunFolder:
             from_step=self.last_saved(),
             changes=changes or {},
             asked=asked,
+            made_with=made_with(),
         )
         self.update(attempts=(*self.read().attempts, attempt))
 
@@ -308,6 +322,7 @@ class RunFolder:
         self.metrics.cut_after(last_kept)
         self.rollouts.cut_after(last_kept)
         self.held_out.cut_after(last_kept)
+        self.receipt.cut_after(last_kept)
 
     def log_to_file(self) -> AbstractContextManager[None]:
         """Appends to `log.txt` what is logged in the block."""
@@ -348,7 +363,7 @@ def _why_again(before: RunRecord) -> str:
 def write_unless_full(
     run: RunFolder, product: str, write: Callable[[], object], *, remedy: str
 ) -> bool:
-    """Writes a product of a run and returns True; on a full disk the run goes on without it.
+    """Writes a product of a run and returns True; on a full disk the run continues without it.
 
     `write` writes it whole or not at all. Log and record name the product and the `remedy`.
     """

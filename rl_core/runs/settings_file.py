@@ -34,7 +34,8 @@ def refuse_older(run_folder: Path) -> None:
         if gone:
             raise ValueError(
                 f"run {run_folder.name} was made by an older version (it has "
-                f"{'.'.join(map(str, gone[0]))}): report and sql read it, training does not go on"
+                f"{'.'.join(map(str, gone[0]))}): report and sql read it, "
+                "training does not continue"
             ) from None
 
 

@@ -17,7 +17,7 @@ def with_teacher(
 ) -> RunConfig:
     """Returns the settings with the teacher's folder as `teacher.path`, if there is a teacher.
 
-    `known` are folders by name, of a run that goes on: its teacher stays the same one. They stand
+    `known` are folders by name, of a run that continues: its teacher stays the same one. They stand
     in the run's folder, which may be somebody else's, so only a neighbour of the folder that the
     name leads to now counts: another checkpoint of that run.
 

@@ -46,7 +46,7 @@ def tune_model(
     """Fine-tunes a model and writes it as a folder that transformers and vLLM load as it is.
 
     The folder appears whole or not at all. If a call is killed, the next one with the same
-    folder goes on from its last save and gets the same result. `on_step` is called
+    folder continues from its last save and gets the same result. `on_step` is called
     with (steps done, steps in all, the curve's row). ValueError for a model that cannot be loaded,
     or rows that cannot be learned from; OutOfMemory if a single example does not fit.
     """
@@ -105,7 +105,7 @@ class _Tuning:
         sft, source = self._config.sft, self._source
         curve = self._load(unfinished)
         first, last = int(curve[-1]["step"]) if curve else 0, source.num_steps
-        begins = f"goes on after step {first}" if curve else "starts"
+        begins = f"continues after step {first}" if curve else "starts"
         self._logger.info("SFT %s: %d steps on %s", begins, last, source.what)
         backward = partial(self._until_it_fits, self.fitting.backward)
         held_out_loss = partial(self._until_it_fits, self.fitting.mean_loss, source.held_out)
@@ -158,7 +158,7 @@ class _Tuning:
             self._logger.warning("SFT ran out of memory: micro-batches of %d now", self._max_tokens)
 
     def _save(self, folder: Path, curve: list[Row]) -> None:
-        """Writes the state from which a killed SFT goes on, whole or not at all."""
+        """Writes the state from which a killed SFT continues, whole or not at all."""
         model = self.fitting.model
         learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
         progress = {"weights": learned, "optimizer": self._optimizer.state_dict(), "curve": curve}

@@ -83,7 +83,7 @@ def download_run(
 
 
 def is_current(spool: Spool, run_id: str, chosen: Wanted, there: Mapping[str, Entry]) -> bool:
-    """Says whether all that is wanted of a run is here as it is in the store."""
+    """Returns whether the requested files of a run are here, as they are in the store."""
     folder = spool.root / "runs" / run_id
     known = spool.read(run_id)
     return known.files.keys() <= there.keys() and not _lacking(folder, known, chosen, there)
@@ -133,8 +133,8 @@ def _set_unsent_aside(spool: Spool, run_id: str, folder: Path, known: Agreement)
     folder.rename(aside)
     known.files.clear()
     _logger.warning(
-        "run %s went on elsewhere while this machine had not sent %s and %d files more: its own "
-        "version lies in %s",
+        "run %s continued elsewhere while this machine had not sent %s and %d files more: its own "
+        "version is in %s",
         run_id,
         unsent[0],
         len(unsent) - 1,

@@ -140,6 +140,6 @@ class Lease:
 
 
 def is_written_elsewhere(store: ObjectStore, run_id: str, spool: str) -> bool:
-    """Says whether another spool was the last to write a run."""
+    """Returns whether another spool was the last to write a run."""
     stored = store.read(f"locks/{run_id}.json")
     return stored is not None and json.loads(stored[0])["spool"] != spool

@@ -4,7 +4,7 @@ Every state of the store can be resumed: logs are sent before the checkpoint who
 hold, a checkpoint's files before its manifest; manifests are deleted before the files that they
 name. An upload that stops at any point leaves a run that can be read and resumed.
 
-Training never waits for the store: while it is slow or gone, the run goes on in the spool.
+Training never waits for the store: while it is slow or gone, the run continues in the spool.
 """
 
 import logging
@@ -212,7 +212,7 @@ class Mirror:
             except Exception as error:  # noqa: BLE001  # nothing here may end a run
                 if self._trouble is None:
                     _logger.warning(
-                        "not published for now, the run goes on in %s: %s", self._run.folder, error
+                        "not published now, the run continues in %s: %s", self._run.folder, error
                     )
                 self._trouble = str(error)
             else:
@@ -237,7 +237,7 @@ def mirrored(
 ) -> Iterator[None]:
     """Brings a run down, if the store has it, and publishes it within the block.
 
-    Without a URL it does nothing. `bring` is called once the run is here, for what it needs beside
+    Without a URL it does nothing. `bring` is called once the run is here, for what it needs besides
     it, and returns the folders below `storage.root` that are published with it; `timing` is the
     lease's. ValueError if another machine is at work on the run, StoreError if the store is gone.
     """

@@ -211,7 +211,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Says whether an error means a full disk or a used-up quota."""
+    """Returns whether an error means a full disk or a used-up quota."""
     return isinstance(error, OSError) and error.errno in _DISK_FULL
 
 

@@ -128,7 +128,7 @@ def channel_to_parent() -> Channel:
 
 
 def how_it_ended(code: int) -> str:
-    """Returns an exit code in words: `exit code 3`, `killed by SIGKILL`."""
+    """Returns an exit code as text: `exit code 3`, `killed by SIGKILL`."""
     names = {-number: number.name for number in signal.Signals}
     return f"exit code {code}" if code >= 0 else f"killed by {names.get(code, f'signal {-code}')}"
 

@@ -134,7 +134,7 @@ def cpu_info() -> str:
 
 
 def has_fast_bfloat16() -> bool:
-    """Says whether this CPU multiplies bfloat16 faster than float32.
+    """Returns whether this CPU multiplies bfloat16 faster than float32.
 
     CPUs with AMX do, and AMD's with AVX-512 BF16. On Intel's CPUs, AVX-512 BF16 has half of
     float32's speed, and a virtual machine may hide their AMX.

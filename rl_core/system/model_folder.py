@@ -32,11 +32,11 @@ TOKENIZER_FILES: Final = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-"""What is copied with a model: a list of names, since a folder may hold anything beside them."""
+"""What is copied with a model: a list of names, since a folder may hold anything else."""
 
 
 class StoredTensor(NamedTuple):
-    """Where a tensor lies, as a safetensors header says."""
+    """Where a tensor's bytes are, by a safetensors header."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -3,6 +3,7 @@
 The working folder is searched last, so a module there replaces no installed one.
 """
 
+import ast
 import hashlib
 import importlib
 import inspect
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 _NOT_TOOLS: Final = ("problems", "reset", "reward")
+_INSTALLED: Final = "site-packages"
 _NAME: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def names_code(name: object) -> bool:
-    """Says whether a setting's value has the form `package.module:function`."""
+    """Returns whether a setting's value has the form `package.module:function`."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
@@ -44,15 +46,55 @@ def tool_names(kind: type) -> list[str]:
 
 
 def is_tool_class(kind: object) -> bool:
-    """Says whether an object is a class of tools: one with a method `reset`."""
+    """Returns whether an object is a class of tools: one with a method `reset`."""
     return isinstance(kind, type) and callable(getattr(kind, "reset", None))
 
 
 def source_digest(name: str) -> str | None:
     """Returns a digest of the file of a name, which is not loaded; None if it is not found."""
-    module = Path(*name.partition(":")[0].split("."))
-    for folder in (*sys.path, ""):  # as `load_function` looks
-        for file in (module.with_suffix(".py"), module / "__init__.py"):
-            if (source := Path(folder, file)).is_file():
-                return hashlib.sha256(source.read_bytes()).hexdigest()
+    place = _place(name)
+    return hashlib.sha256(place[1].read_bytes()).hexdigest() if place else None
+
+
+def code_digest(name: str) -> str | None:
+    """Returns a digest of the file of a name and of the user's files that it imports.
+
+    Nothing is loaded, and no installed package is read; None if the file is not found.
+    """
+    if (place := _place(name)) is None:
+        return None
+    folder, first = place
+    files = [first]
+    for file in files:  # which grows
+        if _INSTALLED not in file.parts:
+            near = [_file(root, module) for root in (folder, file.parent) for module in _uses(file)]
+            files += [one for one in dict.fromkeys(filter(None, near)) if one not in files]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _place(name: str) -> tuple[Path, Path] | None:
+    """Returns the file of a name, after the folder in which it is searched, as `load_function`."""
+    for folder in map(Path, (*sys.path, "")):
+        if (file := _file(folder, name.partition(":")[0])) is not None:
+            return folder, file
     return None
+
+
+def _file(folder: Path, module: str) -> Path | None:
+    place = folder.joinpath(*module.split("."))
+    files = (place.with_suffix(".py"), place / "__init__.py")
+    return next((file.resolve() for file in files if file.is_file()), None)
+
+
+def _uses(file: Path) -> list[str]:
+    """Returns the names of the modules that a file imports, those of `from a import b` as well."""
+    try:
+        nodes = [*ast.walk(ast.parse(file.read_bytes()))]
+    except (SyntaxError, ValueError):
+        return []
+    names = [x.name for node in nodes if isinstance(node, ast.Import) for x in node.names]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            names += [module, *(f"{module}.{x.name}".strip(".") for x in node.names)]
+    return [name for name in names if name]

@@ -25,7 +25,7 @@ def wandb_url() -> str:
 
 
 def hubs_are_off() -> bool:
-    """Says whether `HF_HUB_OFFLINE` forbids asking any hub for models."""
+    """Returns whether `HF_HUB_OFFLINE` forbids asking any hub for models."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 

@@ -73,7 +73,7 @@ def refuse_strangers_at(ports: Collection[int]) -> None:
 
 
 def is_anothers(host: str, port: int) -> bool:
-    """Says whether another user's socket would take a connection to this very address."""
+    """Returns whether another user's socket would take a connection to this very address."""
     try:
         address = _address("127.0.0.1" if host == "localhost" else host, port)
     except ValueError:  # a name, whose address is the network's to say

@@ -61,7 +61,7 @@ def open_plain(path: Path, *, below: Path | None = None, follow: bool = False) -
             error.filename = str(path)
             raise
         except OSError as error:  # ELOOP, ENOTDIR: a link; ENXIO: a socket
-            raise _refused(path, "is a link, lies behind one, or is no plain file") from error
+            raise _refused(path, "is a link, is behind one, or is no plain file") from error
         info = os.fstat(number)
         if not stat.S_ISREG(info.st_mode):
             raise _refused(path, "is no plain file")

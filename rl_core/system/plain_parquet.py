@@ -84,7 +84,7 @@ def check_columns(path: Path, file: pq.ParquetFile, schema: pa.Schema) -> None:
 
 
 def _plain(kind: pa.DataType) -> str:
-    """Returns a type in words, the same for what other programs write: polars' large strings."""
+    """Returns a type's name, the same for what other programs write: polars' large strings."""
     return re.sub("large_|(?:element|item): | not null", "", str(kind))
 
 

@@ -31,7 +31,7 @@ _DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray's head would keep a record of each call, 45 kB per step, which nothing reads.
     "RAY_task_events_report_interval_ms": "0",
-    "RAY_worker_niceness": "0",  # Ray's 15 starves a run beside anything else on the machine
+    "RAY_worker_niceness": "0",  # Ray's 15 starves a run if anything else runs on the machine
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",  # on a CPU it warns in twenty lines of nothing to act on
@@ -75,12 +75,12 @@ _lent: dict[str, str] = {}
 
 @cache
 def is_secret_name(name: str) -> bool:
-    """Says whether a variable of this name holds a secret: HF_TOKEN, SMTP_PASS, WEBHOOK_URL."""
+    """Returns whether a variable of this name holds a secret: HF_TOKEN, SMTP_PASS, WEBHOOK_URL."""
     return _IS_SECRET.search(name.upper()) is not None
 
 
 def is_credential(name: str, value: str) -> bool:
-    """Says whether an environment variable holds a secret, or leads to one."""
+    """Returns whether an environment variable holds a secret, or leads to one."""
     return bool(_LEADS_TO_ONE.search(name.upper()) or _LOGIN_IN_URL.search(value))
 
 
@@ -115,7 +115,7 @@ def process_environment(*, num_threads: int, on_gpu: bool, sleeps: bool = False)
     """Returns the variables of one process that runs torch or vLLM, besides the defaults.
 
     Segments of a card's memory do not grow for a vLLM engine that `sleeps`: torch refuses its
-    memory pool beside them (pytorch/pytorch#147851).
+    memory pool of its own (pytorch/pytorch#147851).
     """
     variables = {
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -162,7 +162,7 @@ def apply_defaults() -> None:
 def hide_cuda_only_packages() -> None:
     """With torch+cpu, hides packages for cards from transformers, torch and vLLM.
 
-    torchvision has no CPU build for this torch: a CUDA build beside torch+cpu breaks `import vllm`.
+    torchvision has no CPU build for this torch: a CUDA build with torch+cpu breaks `import vllm`.
     triton, which vLLM brings along, takes 70 MB of each process that imports transformers' models.
     """
     from rl_core.system.versions import version_of  # not at the start of every command: it is slow

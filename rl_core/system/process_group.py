@@ -45,7 +45,7 @@ def new_group() -> str:
 
 
 def has_living_owner(process: psutil.Process) -> bool:
-    """Says whether a process belongs to a group that a living process is going to end."""
+    """Returns whether a process belongs to a group that a living process is going to end."""
     pid, _, rest = environment_of(process).get(PROCESS_GROUP, "").partition("-")
     with suppress(OSError):
         return pid.isdecimal() and _stat(int(pid))[_START_TIME] == rest.partition("-")[0]
@@ -71,7 +71,7 @@ def environment_of(process: psutil.Process) -> dict[str, str]:
 
 
 def _loads_a_program(pid: int) -> bool:
-    """Says whether a process is within execve: it has a program, but no environment yet."""
+    """Returns whether a process is within execve: it has a program, but no environment yet."""
     Path(f"/proc/{pid}/exe").readlink()  # OSError: a kernel thread, or another user's
     return _stat(pid)[_ENV_START] == "0"
 
@@ -127,7 +127,7 @@ def dump_stacks(group: str) -> None:
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
-    """Says whether a process has a handler for a signal: without one, the signal would end it."""
+    """Returns whether a process has a handler for a signal, which would end it otherwise."""
     with suppress(OSError, IndexError, ValueError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
         caught = int(status.split("SigCgt:")[1].split()[0], base=16)

@@ -50,7 +50,7 @@ _ASSIGNED: Final = re.compile(r"\b([A-Z][A-Z0-9_]{2,60})=(?:[^\s'\"\\]{8,}|'[^'\
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Says whether a variable holds a secret, by its name; its value may show that it is none.
+    """Returns whether a variable holds a secret, by its name; its value may show that it is none.
 
     SORT_KEY=response_tokens is a word, and GOOGLE_APPLICATION_CREDENTIALS names a file.
     """

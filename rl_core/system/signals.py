@@ -46,7 +46,7 @@ class StopSignals:
         self._before: dict[int, signal._HANDLER] = {}
 
     def requested(self) -> bool:
-        """Says whether a signal has come."""
+        """Returns whether a signal has come."""
         return self.asked_by is not None
 
     @contextmanager

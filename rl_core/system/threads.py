@@ -1,7 +1,7 @@
 """Micro-batches side by side on CPU threads, each computed by a single-threaded torch.
 
 Not torch's own threads, which wait for each other after every small operation: two of them were 1.6
-times as fast as one at best, 20 times as slow beside a busy process. Results are the same for any
+times as fast as one at best, 20 times as slow next to a busy process. Results are the same for any
 number of threads.
 """
 

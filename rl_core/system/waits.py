@@ -15,10 +15,11 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from rl_core.system.atomic import open_own
@@ -29,12 +30,14 @@ OF_TRAINING: Final = ".waits"
 OF_UPLOAD: Final = ".waits_upload"
 START: Final = "start"
 """The phase in which Ray, engines and learner start; how long each took is kept."""
+FIRST: Final = "first response"
 ALL: Final = "all"
 _INTERVAL_S: Final = 1.0
 _BYTES: Final = 2**14
 _SHOWN: Final = 3
 _LONGEST: Final = 120
 _LONGEST_TROUBLE: Final = 400
+_ANSWERS: Final = ("gen", "evaluate")
 
 
 @dataclass
@@ -48,11 +51,15 @@ class _Phase:
 class Waits:
     """Notes what begins and ends; any thread may do so.
 
-    `tell` gets a phase's name when it begins or makes progress: the watchdog listens.
+    `tell` gets a phase's name when it begins or makes progress: the watchdog listens. `before`:
+    seconds that the start has taken already, by phase, one after the other.
     """
 
     def __init__(
-        self, file: Path | None = None, tell: Callable[[str], None] = lambda phase: None
+        self,
+        file: Path | None = None,
+        tell: Callable[[str], None] = lambda phase: None,
+        before: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.tell = tell
         self._file = file
@@ -60,10 +67,12 @@ class Waits:
         self._phases: dict[str, _Phase] = {}
         self._troubles: dict[str, str] = {}
         self._start = self._step_at = time.monotonic()
+        self._start -= sum(before.values())
         self._step = 0
         self._step_s = 0.0
-        self.startup_s: dict[str, float] = {}
-        """Seconds that Ray and each process took to start; `all`: until the first step began."""
+        self.startup_s = {name: round(seconds, 2) for name, seconds in before.items()}
+        """Seconds by phase of the start: `before`, then Ray and each process, side by side, then
+        the first response; `all`: until then, or before it, until the first step began."""
 
     def begin(self, phase: str, key: Hashable, what: str = "", where: str = "") -> None:
         """Notes that a thing has begun, or begins again elsewhere."""
@@ -81,12 +90,16 @@ class Waits:
                 return
             if not current.unfinished:
                 del self._phases[phase]
+            now = time.monotonic()
             if phase == START:
-                self.startup_s[ended[1]] = round(time.monotonic() - ended[0], 2)
+                self.startup_s[ended[1]] = round(now - ended[0], 2)
+            elif phase in _ANSWERS and ALL in self.startup_s and FIRST not in self.startup_s:
+                self.startup_s[FIRST] = round(now - self._step_at, 2)
+                self.startup_s[ALL] = round(now - self._start, 2)
 
     @contextmanager
     def on(self, phase: str, what: str = "", where: str = "") -> Iterator[None]:
-        """Notes that a thing goes on in the block."""
+        """Notes that a thing happens in the block."""
         key = object()
         self.tell(phase)
         self.begin(phase, key, what, where)
@@ -96,7 +109,7 @@ class Waits:
             self.end(phase, key)
 
     def trouble(self, phase: str, words: str | None) -> None:
-        """Notes what is wrong in a phase although the run goes on; None: nothing any more."""
+        """Notes what is wrong in a phase although the run continues; None: nothing any more."""
         shown = cut(in_one_line(redact(words)), _LONGEST_TROUBLE) if words else None
         with self._lock:
             self._troubles.pop(phase, None)

@@ -1,1 +1,1 @@
-"""Observers of a run: trackers, memory, and a diagnosis of its metrics in words."""
+"""Observers of a run: trackers, memory, and a diagnosis of its metrics."""

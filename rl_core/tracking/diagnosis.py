@@ -1,4 +1,4 @@
-"""What a run's metrics mean, in words: each rule detects one way in which training goes wrong.
+"""What a run's metrics mean: each rule detects one way in which training goes wrong.
 
 A rule reads series of metrics by verl's names and returns a `Diagnosis` or None. It returns None
 also if the log lacks a series, so logs of other trainers can be read too. Rules compare a run's
@@ -7,7 +7,7 @@ texts, and what to try, are in `diagnosis.yaml`.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -19,12 +19,10 @@ from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import beyond_recovery, remedies
 from rl_core.runs.settings_file import leaves
+from rl_core.tracking.series import FEWEST_STEPS, LONGEST_WINDOW, Series
 
 FULL_CARD = 0.05
 """A card is nearly full if less than this share of it is left at a phase's peak."""
-_FEWEST_STEPS = 8
-"""The fewest steps of a series whose beginning and end are compared."""
-_LONGEST_WINDOW = 20
 _STEPS_IN_A_ROW = 10
 _FORMAT_SCORE = 0.1
 """What a well-formed wrong answer scores in Countdown (SPEC's and TinyZero's default)."""
@@ -33,6 +31,9 @@ _LOST_STEPS = 3
 _NOT_FINITE = "not_finite/"
 _NORM = "actor/grad_norm"
 _NEARLY_ALL = 0.99
+_SUSPECT_GAIN = 0.1
+TESTS_OF_A_HACKED_REWARD: Final = 3
+"""Tests in a row that must find a fooled scorer before `budget.stop_on_hacked_reward` acts."""
 _ON_ONE_CARD = RunConfig.model_validate({"resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5}})
 """Used if the settings of a run are unknown."""
 _TEXTS: Final[dict[str, dict[str, str]]] = yaml.safe_load(
@@ -58,41 +59,6 @@ class Diagnosis:
         return f"{self.says} ({self.evidence}). Try: {self.advice}"
 
 
-class _Series:
-    """The metrics of a run's training steps, by name; step 0 counts only for `val/*`."""
-
-    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        self.rows = sorted(rows, key=lambda row: int(row["step"]))
-
-    def points(self, name: str) -> list[tuple[int, float]]:
-        """Returns (step, value) of a metric, oldest first, without the steps that lack it."""
-        return [
-            (int(row["step"]), float(row[name]))
-            for row in self.rows
-            if row.get(name) is not None and (row["step"] > 0 or name.startswith("val/"))
-        ]
-
-    def ending(self, prefix: str) -> list[str]:
-        """Returns what follows a prefix in the names of metrics: phases, for example."""
-        names = (name for row in self.rows for name in row if name.startswith(prefix))
-        return list(dict.fromkeys(name.removeprefix(prefix) for name in names))
-
-    def values(self, name: str) -> list[float]:
-        return [value for _, value in self.points(name)]
-
-    def ends(self, name: str) -> tuple[float, float] | None:
-        """Returns the means of a metric's first and last steps; None for too short a series."""
-        values = self.values(name)
-        if len(values) < _FEWEST_STEPS:
-            return None
-        width = min(_LONGEST_WINDOW, len(values) // 4)
-        return fmean(values[:width]), fmean(values[-width:])
-
-    def gain(self, name: str) -> float | None:
-        ends = self.ends(name)
-        return None if ends is None else ends[1] - ends[0]
-
-
 def diagnose(
     rows: Iterable[Mapping[str, Any]],
     config: RunConfig | None = None,
@@ -104,10 +70,20 @@ def diagnose(
     Advice leaves out what the run has set already: in `config`, the settings in force, or in
     `settings`, those of its `config.yaml` by section.
     """
-    series = _Series(rows)
     known = dict(leaves(config.model_dump(mode="json") if config else settings or {}))
+    series = Series(rows, known)
     diagnoses = [_nearly_full_card(series, config), *(rule(series) for rule in _RULES)]
     return [_without_what_is_set(one, known) for one in diagnoses if one is not None]
+
+
+def hacked_reward(rows: Sequence[Mapping[str, Any]], config: RunConfig) -> str | None:
+    """Returns the evidence of the last test, if each of the last tests finds a fooled scorer."""
+    known = dict(leaves(config.model_dump(mode="json")))
+    tested = [row["step"] for row in rows if row.get("val/accuracy") is not None]
+    last_tests = tested[-TESTS_OF_A_HACKED_REWARD:]
+    series = [Series([r for r in rows if r["step"] <= step], known) for step in last_tests]
+    evidence = [one.evidence for one in map(_fooled_scorer, series) if one is not None]
+    return evidence[-1] if len(evidence) == TESTS_OF_A_HACKED_REWARD else None
 
 
 def _diagnosis(rule: str, evidence: str, **values: object) -> Diagnosis:
@@ -126,14 +102,14 @@ def _without_what_is_set(diagnosis: Diagnosis, settings: Mapping[str, Any]) -> D
     return replace(diagnosis, advice=", ".join(left or parts))
 
 
-def _is_getting_better(series: _Series) -> bool:
-    """Says whether accuracy rises: then unusual metrics are part of learning."""
+def _is_getting_better(series: Series) -> bool:
+    """Returns whether accuracy rises: then unusual metrics are part of learning."""
     tests = series.values("val/accuracy")
     gains = [series.gain("reward/accuracy") or 0.0, tests[-1] - tests[0] if tests else 0.0]
     return max(gains) > 0.05
 
 
-def _nearly_full_card(series: _Series, config: RunConfig | None) -> Diagnosis | None:
+def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | None:
     """Advises, before a phase runs out of memory, the change that a retry would make after it."""
     totals, prefix = series.values("memory/card_gib"), "memory/card_left_gib/"
     lately = {p: series.values(prefix + p)[-_STEPS_IN_A_ROW:] for p in series.ending(prefix)}
@@ -153,7 +129,7 @@ def _nearly_full_card(series: _Series, config: RunConfig | None) -> Diagnosis | 
     return _diagnosis("nearly_full_card", evidence, advice=advice)
 
 
-def _reward_fails(series: _Series) -> Diagnosis | None:
+def _reward_fails(series: Series) -> Diagnosis | None:
     """Needs only one step: a function that fails wastes the responses of every step."""
     share = _share(series, "reward_error")
     if share < _SOME:
@@ -165,9 +141,9 @@ def _reward_fails(series: _Series) -> Diagnosis | None:
     return _diagnosis("reward_fails", evidence, how=how)
 
 
-def _reward_always_same(series: _Series) -> Diagnosis | None:
+def _reward_always_same(series: Series) -> Diagnosis | None:
     scores = series.values("critic/score/mean")
-    if len(scores) < _FEWEST_STEPS or len(set(scores)) > 1:
+    if len(scores) < FEWEST_STEPS or len(set(scores)) > 1:
         return None
     if _share(series, "reward_error") > _NEARLY_ALL:
         return None
@@ -175,7 +151,7 @@ def _reward_always_same(series: _Series) -> Diagnosis | None:
     return _diagnosis(rule, f"critic/score/mean is {scores[0]:g} in all {len(scores)} steps")
 
 
-def _format_credit_only(series: _Series) -> Diagnosis | None:
+def _format_credit_only(series: Series) -> Diagnosis | None:
     """Finds a score without accuracy or, if none is logged, one that format credit explains."""
     score = series.ends("critic/score/mean")
     if score is None or score[1] < 0.02:
@@ -198,17 +174,17 @@ def _format_credit_only(series: _Series) -> Diagnosis | None:
     return _diagnosis(rule, f"score {score[0]:.3f} -> {score[1]:.3f} while {known}")
 
 
-def _share(series: _Series, verdict: str) -> float:
+def _share(series: Series, verdict: str) -> float:
     """Returns the share of a verdict in the last steps; a step that does not log it counts as 0."""
     shares = dict(series.points(f"reward/verdict/{verdict}"))
     steps = [step for step, _ in series.points("critic/score/mean")][-_STEPS_IN_A_ROW:]
     return fmean(shares.get(step, 0.0) for step in steps) if steps else 0.0
 
 
-def _score_lost(series: _Series) -> Diagnosis | None:
+def _score_lost(series: Series) -> Diagnosis | None:
     """Finds a score that was lost a few steps ago: the means of other rules still include it."""
     points = series.points("critic/score/mean")
-    if len(points) < _FEWEST_STEPS:
+    if len(points) < FEWEST_STEPS:
         return None
     top_step, top = max(points, key=lambda point: point[1])
     low = [value <= 0.1 * top for _, value in points]
@@ -219,7 +195,7 @@ def _score_lost(series: _Series) -> Diagnosis | None:
     return _diagnosis("score_lost", evidence, score=points[-1][1], step=since)
 
 
-def _not_finite(series: _Series) -> Diagnosis | None:
+def _not_finite(series: Series) -> Diagnosis | None:
     """Only for imported logs: of our own runs see `_updates_lost`."""
     firsts = {name: series.points(f"{_NOT_FINITE}{name}")[0] for name in series.ending(_NOT_FINITE)}
     if not firsts:
@@ -230,7 +206,7 @@ def _not_finite(series: _Series) -> Diagnosis | None:
     return _diagnosis("not_finite", f"{', '.join(names[:4])} {are} nan or inf there", step=begins)
 
 
-def _updates_lost(series: _Series) -> Diagnosis | None:
+def _updates_lost(series: Series) -> Diagnosis | None:
     """An update whose gradient is not finite moves no weight, see `ModelOptimizer.step`."""
     norms = [row[_NORM] for row in series.rows if _NORM in row][-_STEPS_IN_A_ROW:]
     num_lost = sum(norm is None or not math.isfinite(norm) for norm in norms)
@@ -241,19 +217,35 @@ def _updates_lost(series: _Series) -> Diagnosis | None:
     )
 
 
-def _fooled_scorer(series: _Series) -> Diagnosis | None:
+def _fooled_scorer(series: Series) -> Diagnosis | None:
+    """Compares the gain in training, of accuracy or of the score, with that of the tests.
+
+    Format credit is part of a score and no progress, so a score must rise by more than that.
+    """
     if series.values("curriculum/passed_over_frac"):
         return None  # a curriculum makes the problems easier or harder
-    trained, tests = series.ends("reward/accuracy"), series.values("val/accuracy")
-    if trained is None or len(tests) < 3 or tests[-1] >= trained[1]:
-        return None  # sampled answers have become as good as greedy ones
-    if (gain := trained[1] - trained[0]) < 0.1 or tests[-1] - tests[0] > 0.25 * gain:
+    tests = series.values("val/accuracy")
+    if len(tests) < 3:
         return None
-    seen = f"reward/accuracy {gain:+.3f}, val/accuracy {tests[0]:.3f} -> {tests[-1]:.3f}"
-    return _diagnosis("fooled_scorer", seen)
+    full = series.settings.get("env.full_score", 1.0)
+    credit = series.settings.get("env.format_score", _FORMAT_SCORE)
+    if series.settings.get("env.reward"):
+        credit = 0.0
+    for name, unit, free in (
+        ("reward/accuracy", 1.0, 0.0),
+        ("critic/score/mean", full, credit / full),
+    ):
+        if (trained := series.ends(name)) is None or tests[-1] >= trained[1] / unit:
+            continue  # sampled answers have become as good as greedy ones
+        gain = (trained[1] - trained[0]) / unit
+        if gain > _SUSPECT_GAIN + free and tests[-1] - tests[0] <= 0.25 * gain:
+            change = f"{trained[0]:.3f} -> {trained[1]:.3f}"
+            tested = f"{len(tests)} tests: val/accuracy {tests[0]:.3f} -> {tests[-1]:.3f}"
+            return _diagnosis("fooled_scorer", f"{name} {change}, {tested}")
+    return None
 
 
-def _got_worse(series: _Series) -> Diagnosis | None:
+def _got_worse(series: Series) -> Diagnosis | None:
     """Compares the last test with the best: a quarter of it is more than a few problems' chance."""
     tests = series.points("val/accuracy")
     if len(tests) < 3:
@@ -268,7 +260,7 @@ def _got_worse(series: _Series) -> Diagnosis | None:
     return _diagnosis("got_worse", seen, step=step)
 
 
-def _length_collapse(series: _Series) -> Diagnosis | None:
+def _length_collapse(series: Series) -> Diagnosis | None:
     lengths, accuracy = series.ends("response_length/mean"), series.gain("reward/accuracy")
     if lengths is None or lengths[1] > 0.5 * lengths[0] or (accuracy or 0.0) > 0.05:
         return None
@@ -276,7 +268,7 @@ def _length_collapse(series: _Series) -> Diagnosis | None:
     return _diagnosis("length_collapse", evidence)
 
 
-def _entropy_collapse(series: _Series) -> Diagnosis | None:
+def _entropy_collapse(series: Series) -> Diagnosis | None:
     entropy = series.ends("actor/entropy_loss")
     if entropy is None or entropy[0] <= 0 or entropy[1] > 0.2 * entropy[0]:
         return None
@@ -286,9 +278,9 @@ def _entropy_collapse(series: _Series) -> Diagnosis | None:
     return _diagnosis("entropy_collapse", evidence)
 
 
-def _kl_blow_up(series: _Series) -> Diagnosis | None:
+def _kl_blow_up(series: Series) -> Diagnosis | None:
     values = [abs(value) for value in series.values("critic/kl")]
-    if len(values) < _FEWEST_STEPS:
+    if len(values) < FEWEST_STEPS:
         return None
     usual, last = median(values), median(values[-5:])  # not the mean: one bad batch is no trend
     if last < 1.0 or last < 5 * usual:
@@ -297,7 +289,7 @@ def _kl_blow_up(series: _Series) -> Diagnosis | None:
     return _diagnosis("kl_blow_up", f"{evidence}, {usual:.3f} is usual in this run")
 
 
-def _useless_critic(series: _Series) -> Diagnosis | None:
+def _useless_critic(series: Series) -> Diagnosis | None:
     values = series.values("critic/vf_explained_var")
     last = values[-_STEPS_IN_A_ROW:]
     if len(values) < 2 * _STEPS_IN_A_ROW or max(last) >= 0:
@@ -306,21 +298,21 @@ def _useless_critic(series: _Series) -> Diagnosis | None:
     return _diagnosis("useless_critic", evidence)
 
 
-def _never_clipped(series: _Series) -> Diagnosis | None:
+def _never_clipped(series: Series) -> Diagnosis | None:
     clipped = series.values("actor/pg_clipfrac")
-    if len(clipped) < _FEWEST_STEPS or any(clipped) or _is_getting_better(series):
+    if len(clipped) < FEWEST_STEPS or any(clipped) or _is_getting_better(series):
         return None
     return _diagnosis("never_clipped", f"actor/pg_clipfrac is 0 in all {len(clipped)} steps")
 
 
-def _groups_without_spread(series: _Series) -> Diagnosis | None:
+def _groups_without_spread(series: Series) -> Diagnosis | None:
     share = series.ends("group/zero_spread_frac")
     if share is None or share[1] <= 0.5:
         return None
     return _diagnosis("groups_without_spread", f"group/zero_spread_frac {share[1]:.2f} at the end")
 
 
-def _truncated(series: _Series) -> Diagnosis | None:
+def _truncated(series: Series) -> Diagnosis | None:
     share = series.ends("response_length/clip_ratio")
     if share is None or share[1] <= 0.2:
         return None
@@ -329,7 +321,7 @@ def _truncated(series: _Series) -> Diagnosis | None:
     return _diagnosis("truncated", f"response_length/clip_ratio {share[0]:.2f} -> {share[1]:.2f}")
 
 
-def _growing_gap(series: _Series) -> Diagnosis | None:
+def _growing_gap(series: Series) -> Diagnosis | None:
     gap = series.ends("rollout/logprob_gap_mean")
     if gap is None or gap[1] < 1e-3 or gap[1] < 3 * gap[0]:
         return None
@@ -339,7 +331,7 @@ def _growing_gap(series: _Series) -> Diagnosis | None:
     return _diagnosis("growing_gap", evidence, less_stale=less_stale)
 
 
-def _repeated_text(series: _Series) -> Diagnosis | None:
+def _repeated_text(series: Series) -> Diagnosis | None:
     share = series.ends("rollout/repeated_frac")
     if share is None or share[1] <= 0.3 or share[1] < 1.5 * share[0]:
         return None
@@ -349,11 +341,11 @@ def _repeated_text(series: _Series) -> Diagnosis | None:
     )
 
 
-def _falling_throughput(series: _Series) -> Diagnosis | None:
+def _falling_throughput(series: Series) -> Diagnosis | None:
     rates = series.values("rollout/tokens_per_s")[2:]  # the first steps warm the engine up
-    if len(rates) < 2 * _FEWEST_STEPS:
+    if len(rates) < 2 * FEWEST_STEPS:
         return None
-    width = min(_LONGEST_WINDOW, len(rates) // 4)
+    width = min(LONGEST_WINDOW, len(rates) // 4)
     first, last = median(rates[:width]), median(rates[-width:])
     if last > 0.6 * first:
         return None

@@ -1,4 +1,4 @@
-"""TensorBoard beside the trainer: an event file per start, `tensorboard --logdir RUNS` shows it."""
+"""TensorBoard: an event file per start, `tensorboard --logdir RUNS` shows it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TensorBoardTracker:
 
     A start first makes TensorBoard drop the steps that will be done again: after a resume, older
     files may hold them. The trainer's thread writes and flushes at each step. If that fails (a full
-    disk), a warning is logged and the rest of this file is missing; the run goes on.
+    disk), a warning is logged and the rest of this file is missing; the run continues.
     """
 
     def __init__(self, config: RunConfig, run_folder: Path, start_step: int) -> None:

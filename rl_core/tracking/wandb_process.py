@@ -1,4 +1,4 @@
-"""The process beside the trainer that sends `metrics.jsonl` to wandb; only this file imports it.
+"""The separate process that sends `metrics.jsonl` to wandb; only this file imports it.
 
     python -m rl_core.tracking.wandb_process RUN_FOLDER online|upload FINISH_TIMEOUT_S
 

@@ -1,4 +1,4 @@
-"""wandb beside the trainer, without slowing it: a separate process sends what is on the disk.
+"""wandb, without slowing the trainer: a separate process sends what is on the disk.
 
 The trainer only starts that process (wandb_process.py) and ends it: no step waits for it, and a
 wandb that hangs, crashes or raises harms no training. A run has its folder's name at wandb, so a

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rl_core.rollout.adaptive_engine import AdaptiveEngine
 
 WRITING: Final = "writing"
-"""Ray's concurrency group, a thread of the actor, for calls that run beside its others."""
+"""Ray's concurrency group, a thread of the actor, for calls that run while its others do."""
 _logger = logging.getLogger(__name__)
 PAD_ID = 0
 """Fills up the learner's rows; masked everywhere, so any token will do."""
@@ -46,7 +46,7 @@ def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
     """Sets this process's environment and sends its output, and what we log, to `log_file`.
 
     The file descriptors are replaced, as C++ libraries and crash dumps write there. If the disk
-    is full, output is lost, and the process goes on.
+    is full, output is lost, and the process continues.
     """
     os.environ.update(environment)
     apply_defaults()
@@ -102,6 +102,7 @@ class LearnerActor:
         self._learner: Learner
         self._ranks: Ranks | None = None
         self._gathered: Mapping[str, torch.Tensor] | None = None
+        self._digest: str | None = None
 
     def meet(self, rank: int, size: int, *, place: Path, own_host: str, timeout_s: float) -> None:
         """Waits for the other ranks, see `ranks.meet`."""
@@ -125,7 +126,7 @@ class LearnerActor:
             config.compute_dtype,
             config.actor.micro_batch_tokens,
         )
-        # Before the first save needs it, beside the first rollouts.
+        # Before the first save needs it, during the first rollouts.
         threading.Thread(target=self._learner.reserve_snapshot, daemon=True).start()
 
     def learn(
@@ -141,17 +142,37 @@ class LearnerActor:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Returns all weights, on the CPU, in the type in which the engines compute."""
-        import torch
+        from rl_core.models.weight_digest import weight_digest
 
-        dtype = getattr(torch, self._config.compute_dtype)
         with self._in_phase("weights"):
-            gathered = self._gathered
-            self._gathered = None
-            # One by one: with adapters, all merged weights at once might not fit beside them.
-            weights = self._learner.each_weight() if gathered is None else gathered.items()
-            sent = {n: t.to("cpu", dtype) for n, t in weights}
+            sent = dict(self._each_weight())
+            self._digest = weight_digest(sent.items(), self._dtype)
         self._give_back()  # the engines wake up to take them
         return sent
+
+    def digest(self) -> str:
+        """Returns the digest of the weights that `weights` returned last, or would return first."""
+        from rl_core.models.weight_digest import weight_digest
+
+        if self._digest is None:
+            with self._in_phase("weights"):
+                self._digest = weight_digest(self._each_weight(), self._dtype)
+            self._give_back()
+        return self._digest
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self._config.compute_dtype)
+        return dtype
+
+    def _each_weight(self) -> Iterator[tuple[str, torch.Tensor]]:
+        gathered = self._gathered
+        self._gathered = None
+        # One by one: with adapters, all merged weights at once might not fit next to them.
+        weights = self._learner.each_weight() if gathered is None else gathered.items()
+        return ((name, tensor.to("cpu", self._dtype)) for name, tensor in weights)
 
     def gather_weights(self) -> None:
         """Gathers all weights on the first of several ranks, for `weights` to return them."""
@@ -186,7 +207,7 @@ class LearnerActor:
 
     @ray.method(concurrency_group=WRITING)  # type: ignore[untyped-decorator]  # Ray's
     def write_snapshot(self, folder: Path) -> None:
-        """Writes the last snapshot's checkpoint into `folder`, in a thread beside all the rest."""
+        """Writes the last snapshot's checkpoint into `folder`, in a thread of its own."""
         with out_of_memory_as("save"):
             self._learner.write_snapshot(folder)
 
@@ -198,6 +219,7 @@ class RolloutActor:
         prepare_process(environment, log_file)
         self._engine: AdaptiveEngine
         self._ended: Iterator[tuple[int, Completion]]
+        self._is_stopped = False
 
     def load(
         self,
@@ -205,8 +227,11 @@ class RolloutActor:
         model_path: Path,
         weights: Path | Mapping[str, torch.Tensor] | None,
         policy_version: int,
-    ) -> None:
-        """Builds the engine from a folder that outlives the run, with its weights or `weights`."""
+    ) -> tuple[int, str]:
+        """Builds the engine from a folder that outlives the run, with its weights or `weights`.
+
+        Returns what `set_weights` does.
+        """
         with out_of_memory_as("load_engine"):
             from rl_core.rollout.adaptive_engine import AdaptiveEngine
 
@@ -218,19 +243,27 @@ class RolloutActor:
             config.rollout.engine,
             config.rollout.max_num_seqs,
         )
-        if weights is None:
-            self._engine.engine.policy_version = policy_version
-        else:
-            self.set_weights(weights, policy_version)
+        if weights is not None:
+            return self.set_weights(weights, policy_version)
+        self._engine.engine.policy_version = policy_version
+        return policy_version, self._engine.engine.digest
 
     def begin(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
     ) -> None:
         """Takes requests to generate; what is left of earlier ones is dropped."""
+        self._is_stopped = False
         self._ended = self._engine.generate(requests, sampling, phase)
+
+    @ray.method(concurrency_group=WRITING)  # type: ignore[untyped-decorator]  # Ray's
+    def stop_generating(self) -> None:
+        """Lets all calls of `next_finished` that wait return nothing."""
+        self._is_stopped = True
 
     def next_finished(self, limit: int) -> list[tuple[int, Completion]]:
         """Generates until `limit` more have ended, or all; returns them with their positions."""
+        if self._is_stopped:
+            self._ended = iter(())  # ends the generator, and so the engine's work
         return list(itertools.islice(self._ended, limit))
 
     def end_step(self) -> dict[str, float]:
@@ -241,8 +274,13 @@ class RolloutActor:
         """Drops the tensors in Ray's store that `set_weights` brought; new ones come next."""
         self._engine.engine.release_weights()
 
-    def set_weights(self, weights: Path | Mapping[str, torch.Tensor], policy_version: int) -> None:
-        """Replaces all weights by the learner's, or by those of a saved model's folder."""
+    def set_weights(
+        self, weights: Path | Mapping[str, torch.Tensor], policy_version: int
+    ) -> tuple[int, str]:
+        """Replaces all weights by the learner's, or by those of a saved model's folder.
+
+        Returns how many updates made them, and the digest of what the engine now holds.
+        """
         from rl_core.rollout.model_files import read_weights
 
         with out_of_memory_as("sync"):
@@ -250,3 +288,4 @@ class RolloutActor:
                 weights = read_weights(weights)
             self._engine.engine.update_weights(weights)
             self._engine.engine.policy_version = policy_version
+        return policy_version, self._engine.engine.digest

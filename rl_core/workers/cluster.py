@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import uuid4
 
 import ray
 
@@ -27,7 +29,9 @@ from rl_core.system.process_env import process_environment
 from rl_core.system.waits import START, Waits
 from rl_core.types import Rollout
 from rl_core.workers.actors import WRITING, LearnerActor, RolloutActor
+from rl_core.workers.engine_process import EngineProcess
 from rl_core.workers.engines import Engines
+from rl_core.workers.kept import KeptEngines
 from rl_core.workers.nodes import check_nodes, own_node
 from rl_core.workers.reservation import Reservation
 from rl_core.workers.session import Results, ray_session
@@ -41,20 +45,19 @@ class Workers:
         config: RunConfig,
         model_path: Path,
         resume_from: Path | None,
-        log_folder: Path,
-        meeting: Path,
-        room: Reservation,
+        place: Place,
         *,
         learner: bool,
         policy_version: int,
         waits: Waits,
+        processes: Sequence[EngineProcess] = (),
     ) -> None:
         self._config = config
-        self._log_folder = log_folder
-        self._room = room
-        self._meeting = meeting
-        self._result = Results(log_folder).wait_for
+        self._place = place
+        self._result = Results(place.logs).wait_for
         self._waits = waits
+        self._is_new = not processes
+        self.has_learned = False
 
         def load(actor: Any, weights: Any, *policy_version: int) -> Any:
             return actor.load.remote(config, model_path, weights, *policy_version)
@@ -70,11 +73,13 @@ class Workers:
             waits=waits,
             stall_s=config.watchdog.stall_s,
             beside_learner=learner and shares_a_card(config),
+            processes=processes,
         )
         num_ranks = config.resources.learner_ranks if learner else 0
         names = [learner_name(rank) for rank in range(num_ranks)]
         self.ranks = {name: self._spawn(name, LearnerActor) for name in names}
         """Ray's handles of the learner's processes by name."""
+        self._digests: dict[int, Future[Any]] = {}
 
     @classmethod
     @contextmanager
@@ -89,8 +94,11 @@ class Workers:
         log_folder: Path | None = None,
         report: Callable[[str], None] = lambda message: None,
         waits: Waits | None = None,
+        kept: KeptEngines[Workers] | None = None,
     ) -> Iterator[Workers]:
         """Starts all processes, yields when all are ready, and leaves none behind.
+
+        `kept` may have Ray and the engines of the attempt before, and may keep them.
 
         With `resume_from`, a checkpoint's folder, the engines hold its weights too, which
         `policy_version` updates made. Without a `learner` there are engines only, for an
@@ -107,36 +115,39 @@ class Workers:
         if parts > 1 and (why := why_not_split(ModelShape.from_folder(model_path), parts)):
             raise ValueError(why)
         waits = waits or Waits()
-        waits.begin(START, "Ray", "Ray")
-        with (
-            ray_session(config, model_path, log_folder, learner=learner) as temp_dir,
-            _folder_of_logs(config, log_folder, temp_dir) as folder,
-            _folder_of_ranks(config, folder, temp_dir) as closed,
-        ):
-            waits.end(START, "Ray")
-            report("Ray is up")
-            room = Reservation(config, learner=learner, report=report)
-            model_path = model_path.resolve()
-            resume_from = resume_from.resolve() if resume_from else None
+        kept = kept or KeptEngines[Workers]()
+        model_path = model_path.resolve()
+        resume_from = resume_from.resolve() if resume_from else None
+        with kept.attempt(config, model_path) as before:
+            if before is None:
+                waits.begin(START, "Ray", "Ray")
+                session = _session(config, model_path, log_folder, report, learner=learner)
+                place = kept.held.enter_context(session)
+                waits.end(START, "Ray")
+            else:
+                place = before._place
+                report("the engines of the last attempt are used again")
+            seen = [place.logs, model_path, *filter(None, [resume_from])]
             if config.resources.ray_address is not None:
-                seen = [folder, model_path, *filter(None, [resume_from])]
-                check_nodes(room.nodes() - {own_node()}, seen)
+                check_nodes(place.room.nodes() - {own_node()}, seen)
             workers = cls(
                 config,
                 model_path,
                 resume_from,
-                folder,
-                closed / "ranks",
-                room,
+                place,
                 learner=learner,
                 policy_version=policy_version,
                 waits=waits,
+                processes=before.engines.processes if before else (),
             )
             with nullcontext() if resume_from is None else reading(resume_from):
                 workers._load(resume_from, report)
             is_rounded = config.model.load_in_4bit and resume_from is None
-            if learner and (is_rounded or _is_adapter(resume_from)):
-                workers.sync_weights(policy_version)  # engines have read the base's
+            if learner and (before or is_rounded or _is_adapter(resume_from)):
+                workers.sync_weights(policy_version)  # engines have others, or the base's
+            elif learner:
+                workers._note_digest(policy_version, gathers=True)
+            kept.workers = workers
             try:
                 yield workers
             finally:
@@ -155,6 +166,7 @@ class Workers:
         results = self._together(
             actor.learn.remote(list(rollouts), step) for actor in self.ranks.values()
         )
+        self.has_learned = True
         metrics, columns = results[0]
         learner_s = sum(s for name, s in metrics.items() if name.startswith("timing_s/"))
         # Transfer and conversion to tensors: the call's time less that of the learner's phases.
@@ -176,13 +188,26 @@ class Workers:
         self._waits.tell("sync")
         self.engines.release_weights()
         self.engines.set_weights(self.weights(), policy_version)
+        self._note_digest(policy_version)
+
+    def held_weights(self) -> list[tuple[str, int, str]]:
+        """Returns which weights learner and engines had since the last call, see `receipt.py`."""
+        held = [(LEARNER, n, self._result(LEARNER, one)) for n, one in self._digests.items()]
+        self._digests.clear()
+        return held + self.engines.held_weights()
+
+    def _note_digest(self, policy_version: int, *, gathers: bool = False) -> None:
+        """Asks the learner for the digest of its weights, which `held_weights` waits for."""
+        if gathers and len(self.ranks) > 1:
+            self._together(actor.gather_weights.remote() for actor in self.ranks.values())
+        self._digests[policy_version] = self.ranks[LEARNER].digest.remote().future()
 
     def snapshot(self) -> int:
         """Makes the learner copy what a checkpoint holds, over the last snapshot."""
         return sum(self._together(actor.snapshot.remote() for actor in self.ranks.values()))
 
     def write_snapshot(self, folder: Path) -> None:
-        """Writes the last snapshot to an empty or new folder; the learner goes on meanwhile."""
+        """Writes the last snapshot to an empty or new folder; the learner continues meanwhile."""
         folder.mkdir(parents=True, exist_ok=True)
         written: list[Future[Any]] = [
             actor.write_snapshot.remote(folder.resolve()).future() for actor in self.ranks.values()
@@ -190,6 +215,12 @@ class Workers:
         wait(written)  # also if one has failed: the others still write into the folder
         for name, part in zip(self.ranks, written, strict=True):
             self._result(name, part)
+
+    def end_learner(self) -> None:
+        """Ends the learner's processes, and what the engines generate for them."""
+        self.engines.stop()
+        for actor in self.ranks.values():
+            ray.kill(actor)
 
     def _together(self, pending: Any) -> list[Any]:
         """Waits for references, one per rank in their order; raises as soon as a rank has failed.
@@ -220,7 +251,7 @@ class Workers:
 
     def _spawn(self, name: str, actor: type) -> Any:
         resources = self._config.resources
-        place = self._room.options(name)
+        place = self._place.room.options(name)
         on_gpu = place["num_gpus"] > 0
         threads = resources.rollout_threads
         if actor is LearnerActor:
@@ -233,13 +264,14 @@ class Workers:
             sleeps=actor is RolloutActor and self._config.rollout.sleep,
         )
         remote = ray.remote(**place, max_restarts=0, concurrency_groups={WRITING: 1})(actor)
-        return remote.remote(environment, self._log_folder / f"{name}.log")
+        return remote.remote(environment, self._place.logs / f"{name}.log")
 
     def _load(self, resume_from: Path | None, report: Callable[[str], None]) -> None:
-        """Loads all models at the same time, except those that share a card."""
+        """Loads what is new, all models at the same time, except those that share a card."""
         if len(self.ranks) > 1:
             self._meet()
-        queues = loading_queues(self._cards(self.engines.actors | self.ranks))
+        starting = self.engines.actors | self.ranks if self._is_new else self.ranks
+        queues = loading_queues(self._cards(starting))
         loading: dict[Future[Any], tuple[str, list[str]]] = {}
 
         def load_first(queue: list[str]) -> None:
@@ -270,14 +302,13 @@ class Workers:
     def _meet(self) -> None:
         ranks = self.ranks.values()
         size = len(self.ranks)
+        meeting = self._place.closed / uuid4().hex
         timeout_s = self._config.watchdog.stall_s  # how long a rank waits for another in a step
         hosts = self._together(
             actor.__ray_call__.remote(lambda _: ray.util.get_node_ip_address()) for actor in ranks
         )
         self._together(
-            actor.meet.remote(
-                rank, size, place=self._meeting, own_host=hosts[rank], timeout_s=timeout_s
-            )
+            actor.meet.remote(rank, size, place=meeting, own_host=hosts[rank], timeout_s=timeout_s)
             for rank, actor in enumerate(ranks)
         )
 
@@ -292,6 +323,34 @@ class Workers:
 
 def _is_adapter(checkpoint: Path | None) -> bool:
     return checkpoint is not None and adapter_in(checkpoint) is not None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run's processes are: their room in Ray, and the folders that they share."""
+
+    room: Reservation
+    logs: Path
+    closed: Path
+    """Which no other user can enter."""
+
+
+@contextmanager
+def _session(
+    config: RunConfig,
+    model_path: Path,
+    log_folder: Path | None,
+    report: Callable[[str], None],
+    *,
+    learner: bool,
+) -> Iterator[Place]:
+    with (
+        ray_session(config, model_path, log_folder, learner=learner) as temp_dir,
+        _folder_of_logs(config, log_folder, temp_dir) as logs,
+        _folder_of_ranks(config, logs, temp_dir) as closed,
+    ):
+        report("Ray is up")
+        yield Place(Reservation(config, learner=learner, report=report), logs, closed)
 
 
 @contextmanager

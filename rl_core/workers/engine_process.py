@@ -29,7 +29,7 @@ class EngineProcess:
     """When it was asked, or last answered."""
 
     def is_starting(self) -> bool:
-        """Says whether it still loads."""
+        """Returns whether it still loads."""
         return not all(call.done() for call in self.starting)
 
 

@@ -44,7 +44,8 @@ class Engines:
     `spawn` starts the process of an engine by its name, and `load` makes it load the model and
     weights (a folder or a reference; None: the model's own) with the number of their updates.
     Requests wait until engines on the learner's card (`beside_learner`) have started: they could
-    not start while the learner works. Only `close` may be called while something is streamed.
+    not start while the learner works. Only `close` and `stop` may be called while something is
+    streamed. `processes` of another object that was stopped are used instead of new ones.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Engines:
         waits: Waits,
         stall_s: float,
         beside_learner: bool,
+        processes: Sequence[EngineProcess] = (),
     ) -> None:
         self._spawn = spawn
         self._load = load
@@ -74,15 +76,22 @@ class Engines:
         self._policy_version = policy_version
         # Ray keeps what is referred to: an engine that starts again gets what the others hold.
         self._weights: Any = weights
+        self._held: dict[tuple[str, int], str] = {}
         self._died: list[str] = []
         self._deaths: Counter[str] = Counter()
-        names = [engine_name(i) for i in range(number)]
-        self._engines = {name: EngineProcess(name, spawn(name)) for name in names}
+        names = [] if processes else map(engine_name, range(number))
+        started = [*processes, *(EngineProcess(name, spawn(name)) for name in names)]
+        self._engines = {engine.name: engine for engine in started}
 
     @property
     def actors(self) -> dict[str, Any]:
         """Ray's handles by name."""
         return {name: engine.actor for name, engine in self._engines.items()}
+
+    @property
+    def processes(self) -> list[EngineProcess]:
+        """The engines' processes; with old weights, until `set_weights`, for another object."""
+        return [*self._engines.values()]
 
     def begin_load(self, name: str) -> Future[Any]:
         """Starts to load an engine's model and weights; the future is done when they are loaded."""
@@ -199,7 +208,9 @@ class Engines:
         hung = {"rollout/engine_hangs": self._hung} if self._hung else {}
         self._died = []
         self._hung = 0
-        return merge_metrics(answers) | {"rollout/engine_restarts": num_deaths} | hung
+        return (
+            merge_metrics(list(answers.values())) | {"rollout/engine_restarts": num_deaths} | hung
+        )
 
     def release_weights(self) -> None:
         """Frees the weights that `set_weights` replaces next: nothing is generated until then.
@@ -213,9 +224,8 @@ class Engines:
     def set_weights(self, weights: Any, policy_version: int = 0) -> None:
         """Gives every engine new weights, in place; one that is starting takes them after that.
 
-        They are a folder with a saved model of the same architecture, or Ray's reference to what
-        `LearnerActor.weights` returns: tensors go from process to process, and not through this
-        one. `policy_version` is how many updates made them: completions carry it.
+        They are a saved model's folder, or Ray's reference to what `LearnerActor.weights` returns:
+        tensors go from process to process. `policy_version` counts their updates.
         """
         loaded = self._loaded()
         self._weights = weights
@@ -223,18 +233,34 @@ class Engines:
         for engine in self._engines.values():
             # Not now: the call would keep these weights in Ray as long as the engine has no room.
             engine.is_behind |= engine not in loaded
-        self._ask_each(loaded, "set_weights", weights, policy_version)
+        for name, held in self._ask_each(loaded, "set_weights", weights, policy_version).items():
+            self._note_held(name, held)
+
+    def held_weights(self) -> list[tuple[str, int, str]]:
+        """Returns which weights each engine took since the last call: name, version and digest."""
+        held = [(name, version, digest) for (name, version), digest in self._held.items()]
+        self._held.clear()
+        return held
+
+    def _note_held(self, name: str, held: tuple[int, str]) -> None:
+        """Notes version and digest of an engine's weights; of one version, the last it took."""
+        self._held[name, held[0]] = held[1]
 
     def load_weights(self, folder: Path) -> None:
         """Gives every engine the weights of a saved model of the same architecture."""
-        folder = folder.resolve()
         with reading(folder):
-            self.set_weights(folder)
+            self.set_weights(folder.resolve())
 
     def close(self) -> None:
         """Ends another thread's stream, so that it starts no engines when Ray is gone."""
         with self._lock:
             self._is_closed = True
+
+    def stop(self) -> None:
+        """Ends all streams; the processes generate no more, until others ask them."""
+        self.close()
+        for engine in self._engines.values():
+            engine.actor.stop_generating.remote()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -242,7 +268,7 @@ class Engines:
 
     def _ask_each(
         self, engines: Sequence[EngineProcess], method: str, *arguments: object
-    ) -> list[Any]:
+    ) -> dict[str, Any]:
         """Returns the answers of the engines that live, and starts dead and hung ones again."""
         calls: dict[Future[Any], EngineProcess] = {}
         for engine in engines:
@@ -258,10 +284,10 @@ class Engines:
                     self._note_answer(engine, method)
             for engine in pending.values():
                 self._end_if_hung(engine, method)
-        answers = []
+        answers = {}
         for call, engine in calls.items():
             try:
-                answers.append(self._answer(engine, call))
+                answers[engine.name] = self._answer(engine, call)
             except WorkerDied as death:
                 self._replace(engine, death)
         return answers
@@ -337,7 +363,7 @@ class Engines:
     def _finish_start(self, engine: EngineProcess) -> None:
         while engine.starting:
             try:
-                self._result(engine.name, engine.starting[0])
+                self._note_held(engine.name, self._result(engine.name, engine.starting[0]))
             except OutOfMemory as error:
                 if error.phase != "load_engine":
                     raise
@@ -369,7 +395,6 @@ class Engines:
         def tell(loaded: Future[Any]) -> None:
             self._waits.end(START, name)
             if loaded.exception() is None:
-                took_s = time.monotonic() - since
-                _logger.warning("%s has started again, in %.1f s", name, took_s)
+                _logger.warning("%s has started again, in %.1f s", name, time.monotonic() - since)
 
         self.begin_load(name).add_done_callback(tell)

@@ -14,6 +14,8 @@ from rl_core.batch import collate
 from rl_core.config.run import RunConfig
 from rl_core.errors import out_of_memory_as
 from rl_core.learner.learner import Learner
+from rl_core.models.weight_digest import weight_digest
+from rl_core.resources.placement import LEARNER
 from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.system.heap import give_back_heap
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
@@ -49,6 +51,11 @@ class OneEngine:
             self._engine.engine.update_weights(weights)
         self._engine.engine.policy_version = policy_version
 
+    @property
+    def digest(self) -> str:
+        """Of the weights that it holds."""
+        return self._engine.engine.digest
+
     def close(self) -> None:
         """Frees the model's memory."""
         self._engine.engine.close()
@@ -62,6 +69,8 @@ class InProcess:
     ) -> None:
         self._learner = Learner(config, model_path, resume_from)
         self.engines = OneEngine(config, model_path)
+        self._dtype: torch.dtype = getattr(torch, config.compute_dtype)
+        self._held: list[tuple[str, int, str]] = []
         self.sync_weights(policy_version)
 
     def learn(
@@ -76,7 +85,17 @@ class InProcess:
 
     def sync_weights(self, policy_version: int = 0) -> None:
         """Gives the engine the learner's weights, with the number of their updates."""
-        self.engines.set_weights(self._learner.weights(), policy_version)
+        weights = self._learner.weights()
+        self.engines.set_weights(weights, policy_version)
+        of_learner = weight_digest(weights.items(), self._dtype)
+        self._held += [(LEARNER, policy_version, of_learner)]
+        self._held += [("engine_0", policy_version, self.engines.digest)]
+
+    def held_weights(self) -> list[tuple[str, int, str]]:
+        """Returns which weights learner and engine had since the last call, see `receipt.py`."""
+        held = self._held
+        self._held = []
+        return held
 
     def snapshot(self) -> int:
         """Copies what a checkpoint holds."""

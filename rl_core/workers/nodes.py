@@ -30,7 +30,7 @@ class Software:
     sources: str
     """A digest of rl_core's source files: it differs between two states of one checkout, too."""
     folder: str
-    """Where rl_core lies."""
+    """The folder that holds rl_core."""
 
 
 def software() -> Software:

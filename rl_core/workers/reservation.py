@@ -39,7 +39,7 @@ class Reservation:
         # Processes that share cards go to one machine if it has room; others are spread.
         strategy = "PACK" if learner and shares_a_card(config) else "SPREAD"
         self._group: PlacementGroup = placement_group(list(self._asked.values()), strategy)
-        self._wait(report)
+        self.wait(report)
 
     def options(self, name: str) -> dict[str, Any]:
         """Returns the options of an actor's class that put it into its reserved place."""
@@ -55,7 +55,8 @@ class Reservation:
         """Returns Ray's ids of the machines on which places are now."""
         return set(placement_group_table(self._group)["bundles_to_node_id"].values())
 
-    def _wait(self, report: Callable[[str], None]) -> None:
+    def wait(self, report: Callable[[str], None]) -> None:
+        """Waits until all places are there, again after a machine is lost."""
         since = time.monotonic()
         reported = ""
         while (table := placement_group_table(self._group))["state"] != "CREATED":

@@ -1,4 +1,4 @@
--- one row per problem whose target lies outside env.min_target..env.max_target.
+-- one row per problem whose target is outside env.min_target..env.max_target.
 -- Proves that the targets are those that the settings allow.
 -- $min_target: int = 10 (env.min_target)
 -- $max_target: int = 99 (env.max_target)

@@ -1,5 +1,5 @@
 -- one row per problem whose prompt is not one user message, a question within the template of env.prompt_template.
--- Proves that the model is asked something, and told how the scorer finds its answer.
+-- Proves that the prompt holds a question and says how the scorer finds the answer.
 -- $before: str = none (the message, up to the question)
 -- $after: str = none (from the question on)
 select

@@ -1,4 +1,4 @@
--- one row per problem that says it belongs to another split than the file it lies in.
+-- one row per problem that says it belongs to another split than its file's.
 -- Proves that nobody swapped the files.
 select
     split,

@@ -1,4 +1,4 @@
--- one row per run, trained model and data source: accuracy beside the base model's.
+-- one row per run, trained model and data source: accuracy, and the base model's.
 -- Ask it which tasks of a mixture training helped with.
 -- Example: countdown-train sql accuracy_by_data_source --run latest
 with shares as (

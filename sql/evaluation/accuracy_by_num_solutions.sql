@@ -1,4 +1,4 @@
--- one row per run, evaluated model and range of solution counts: accuracy beside the base model's.
+-- one row per run, evaluated model and range of solution counts: accuracy, and the base model's.
 -- Ask it whether training helped on hard problems (few solutions) or on easy ones only.
 -- Ranges double (1, 2-3, 4-7, ...), so they are the same for every data set.
 -- Example: countdown-train sql accuracy_by_num_solutions --run latest

@@ -1,4 +1,4 @@
--- one row per run, trained model and count of numbers in a puzzle: accuracy beside the base model's.
+-- one row per run, trained model and count of numbers in a puzzle: accuracy, and the base model's.
 -- Ask it whether training helped with four numbers or with three only.
 -- Example: countdown-train sql accuracy_by_operands --run latest
 with shares as (

@@ -1,4 +1,4 @@
--- one row per run and step: how many responses hold a phrase, and how those fare beside the others.
+-- one row per run and step: how many responses hold a phrase, and how those score compared with the others.
 -- Ask it whether a habit (checking, counting, giving up) grows, and whether it pays.
 -- Example: countdown-train sql phrase_by_step -p pattern='(?i)check' --run latest
 -- $pattern: str = (?i)wait (a regular expression; alternatives, as in wait|check, take twice as long)

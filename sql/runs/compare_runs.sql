@@ -70,7 +70,8 @@ select
     tests.best_at_step,
     times.train_hours,
     tokens.response_tokens,
-    decodings.decoding
+    decodings.decoding,
+    runs.note
 from runs
 left join tests on runs.run_id = tests.run_id
 left join times on runs.run_id = times.run_id

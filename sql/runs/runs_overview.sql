@@ -1,5 +1,5 @@
 -- one row per run, the newest first: status, steps, accuracy before and after, minutes, why it ended so,
--- and what to do next.
+-- what to do next, and your note.
 -- Ask it which runs there are and which was worth its time; for a run in progress it shows the latest test.
 -- The accuracies are of the evaluation; val_before and val_after of the tests in training, which ask fewer problems.
 -- Example: countdown-train sql runs_overview --run latest
@@ -31,7 +31,8 @@ select
     ) as minutes,
     runs.started_at,
     runs.reason,
-    runs.next_step
+    runs.next_step,
+    runs.note
 from runs
 left join tests on runs.run_id = tests.run_id
 order by runs.started_at desc nulls last, runs.run_id asc

@@ -12,6 +12,7 @@ select
     record ->> 'status' as status,
     record ->> 'reason' as reason,
     record ->> 'next_step' as next_step,
+    record ->> 'note' as note,
     record ->> 'champion' as champion,
     try_cast(record ->> 'night' as timestamptz) as night,
     record ->> 'started_from' as started_from,

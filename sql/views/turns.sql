@@ -1,4 +1,4 @@
--- one row per turn of a rollout, in their order: what the model wrote, or what the env said to it.
+-- one row per turn of a rollout, in their order: what the model wrote, or what the env replied.
 -- A response that the model wrote in one go is one turn.
 with whole as (
     select

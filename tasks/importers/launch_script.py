@@ -131,7 +131,7 @@ def _of_shell(text: str, outer: Mapping[str, str]) -> _Source:
     if not starts_verl and (whose := other_trainer(text, "script")) is not None:
         raise ValueError(
             f"this is a script of {whose}, which is not read: docs/coming-from.md has its names of "
-            "settings beside ours"
+            "other settings than ours"
         )
     if (best := max(ranks, default=(False, 0))) == (False, 0):
         raise _why_no_settings(text, script)
@@ -224,7 +224,7 @@ def _line_findings(text: str, source: _Source) -> Iterator[Finding]:
 
 
 def _ends(text: str, source: _Source) -> list[tuple[int, str]]:
-    """Returns the lines at which a command ends where it seems to go on, and how."""
+    """Returns the lines at which a command ends where it seems to continue, and how."""
     ends: dict[int, str] = {}
     before = ""
     for i, line in enumerate(text.split("\n"), start=1):

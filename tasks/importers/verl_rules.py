@@ -267,7 +267,7 @@ def _batches(script: ScriptSettings) -> None:
 
 
 def _correction(script: ScriptSettings) -> None:
-    """Caps importance weights only if verl is told to weigh tokens; by default it is not."""
+    """Caps importance weights only if verl is set to weigh tokens; by default it is not."""
     weighs = [
         script.number(_ACTOR + "tis_imp_ratio_cap"),
         *map(script.plain, TABLE["weighs_tokens"]),

@@ -34,7 +34,7 @@ PLAIN_NAMES: Final = (*NAMES, *(pattern for pattern, _, _ in _PATTERNS if "*" no
 
 
 def has_meaning(key: str) -> bool:
-    """Says whether a setting of verl becomes one of ours."""
+    """Returns whether a setting of verl becomes one of ours."""
     return key in NAMES or key.startswith(CHAT_ARGS)
 
 
@@ -48,7 +48,7 @@ def meaning(key: str, value: str) -> tuple[str, bool] | None:
 
 
 def _is_early(key: str) -> bool:
-    """Says whether verl had a setting before April 2025, or never had it."""
+    """Returns whether verl had a setting before April 2025, or never had it."""
     is_known = has_meaning(key) or meaning(key, "") is not None
     return not is_known or any(fnmatchcase(key, pattern) for pattern in _EARLY)
 
@@ -103,11 +103,11 @@ class ScriptSettings:
         return is_plus or not all(_is_early(key) for key, _ in settings)
 
     def is_taken_away(self, key: str) -> bool:
-        """Says whether a setting, or a section around it, has no value."""
+        """Returns whether a setting, or a section around it, has no value."""
         return any(f"{key}.".startswith(f"{name}.") for name in self.taken_away)
 
     def may_be_set(self, key: str) -> bool:
-        """Says whether a setting may have a value that is not known."""
+        """Returns whether a setting may have a value that is not known."""
         return key not in self.given and (
             self.is_partial or key in self.unread or self.is_taken_away(key)
         )
@@ -127,12 +127,12 @@ class ScriptSettings:
         return value if isinstance(value, int) else None
 
     def is_true(self, key: str) -> bool:
-        """Says whether a setting is given and true."""
+        """Returns whether a setting is given and true."""
         return self.plain(key) is True
 
 
 def is_number(value: object) -> bool:
-    """Says whether a value is a number (true and false are none)."""
+    """Returns whether a value is a number (true and false are none)."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -109,13 +109,13 @@ def once_per_flow_run(context: TaskRunContext, inputs: Mapping[str, Any]) -> str
 
 
 def once_per_training(context: TaskRunContext, inputs: Mapping[str, Any]) -> str:
-    """Returns the key of `once_per_flow_run`, but another one if training has gone on."""
+    """Returns the key of `once_per_flow_run`, but another one if training has continued."""
     metrics = inputs["run"].metrics.path
     trained_at = metrics.stat().st_mtime_ns if metrics.exists() else None
     return once_per_flow_run(context, {**inputs, "trained_at": trained_at})
 
 
 def is_trained(run: RunFolder) -> bool:
-    """Says whether the last step that a run did still has its checkpoint."""
+    """Returns whether the last step that a run did still has its checkpoint."""
     steps = run.metrics.last_step()
     return any(checkpoint.step == steps for checkpoint in list_checkpoints(run.path))

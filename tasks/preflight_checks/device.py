@@ -137,7 +137,7 @@ def quantization_findings(config: RunConfig) -> Iterator[Finding]:
             "model",
             f"model.path={config.model.path} was trained on weights of 4 bits, and "
             "model.load_in_4bit=true would round away what it has learned",
-            "go on with that run (run_id=RUN), or set model.load_in_4bit=false",
+            "continue that run (run_id=RUN), or set model.load_in_4bit=false",
         )
 
 
@@ -173,7 +173,7 @@ def judge_device(facts: DeviceFacts) -> Iterator[Finding]:
 
 
 def has_kernels(capability: tuple[int, int], arches: tuple[str, ...]) -> bool:
-    """Says whether a build runs on a card.
+    """Returns whether a build runs on a card.
 
     Binary code (`sm_86`) runs on cards of the same major capability and no lower minor one;
     intermediate code (`compute_80`) is compiled for any card from there on (NVIDIA, CUDA C++

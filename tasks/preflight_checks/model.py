@@ -125,7 +125,7 @@ def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
 
 
 def _check(folder: Path) -> str:
-    """Returns what is said of a model that is here; ValueError if it cannot be trained."""
+    """Returns the findings about a model that is here; ValueError if it cannot be trained."""
     check_model_folder(folder)
     from rl_core.data.prompts import load_tokenizer
     from rl_core.rollout.model_files import check_finite, stop_token_ids  # bring torch

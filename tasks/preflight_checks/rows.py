@@ -7,7 +7,10 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
+
+import pyarrow as pa
 
 from rl_core.config.run import RunConfig
 from rl_core.data.gguf_source import local_folder
@@ -26,6 +29,14 @@ _NO_TEXT_IS_LONGER: Final = 512  # tokens: a response limit from which on no ans
 _TEST_SHARE: Final = 5  # a test split of a fifth, if the rows are too few for the one that is set
 _THINKS: Final = 4  # times the shortest right response: what is suggested, to leave room to think
 _SHOWN: Final = 80  # characters of a response
+_FORMS: Final = {
+    "<answer>": "<answer> {} </answer>",
+    "####": "#### {}",
+    "\\boxed": "\\boxed{{}}",
+    "answer is": "The answer is {}",
+    "": "{}",
+}
+"""Of each form of an answer: what a prompt says that asks for it, and the form."""
 _Problem = tuple[str, dict[str, int]]
 """What is wrong, and the settings that mend it."""
 
@@ -127,11 +138,9 @@ def _holds_no_answer(config: RunConfig, users_rows: Sequence[Row]) -> Iterator[_
     # A token is at least a byte, so what has no more bytes fits.
     if not responses or min(len(text.encode()) for text in responses) < limit:
         return
-    if (tokenizer := _tokenizer(config)) is None:
+    if (lengths := response_tokens(config, responses)) is None:
         return
-    length, shortest = min(
-        (len(tokenizer.encode(text, add_special_tokens=False)) + 1, text) for text in responses
-    )  # with the token that ends it
+    length, shortest = min(zip(lengths, responses, strict=True))
     if length > limit:
         yield (
             f"no answer can be right: data.max_response_length={limit} tokens do not hold the form "
@@ -140,39 +149,80 @@ def _holds_no_answer(config: RunConfig, users_rows: Sequence[Row]) -> Iterator[_
         )
 
 
+def response_tokens(config: RunConfig, responses: Sequence[str]) -> list[int] | None:
+    """Returns the tokens of each response and its end; None if the model is not here."""
+    if (tokenizer := _tokenizer(config)) is None:
+        return None
+    return [len(tokenizer.encode(text, add_special_tokens=False)) + 1 for text in responses]
+
+
 def _some_rows(env: TextEnv) -> Sequence[Row]:
     """Returns some problems of an env that makes its own; none if it cannot."""
-    rows: list[Row] = []
     with suppress(Exception):  # an env's own code: what is wrong with it, the data set's stage says
         if env.rows.source(env) is None and env.makes_problems():
-            table = env.rows.make(env, train_size=_ANSWERS, test_size=1, seed=0)["train"]
-            for index, problem in enumerate(table.to_pylist()):
-                truth = problem["reward_model"]["ground_truth"]
-                if problem["reward_model"]["style"] == JSON_STYLE:
-                    truth = json.loads(truth)
-                solution = problem["extra_info"]["solution"]
-                rows.append(Row((index,), problem["prompt"], truth, env.name, solution))
+            return rows_of(env.rows.make(env, train_size=_ANSWERS, test_size=1, seed=0)["train"])
+    return []
+
+
+def rows_of(table: pa.Table) -> list[Row]:
+    """Returns the rows of a data set's split."""
+    rows: list[Row] = []
+    for index, problem in enumerate(table.to_pylist()):
+        truth = problem["reward_model"]["ground_truth"]
+        if problem["reward_model"]["style"] == JSON_STYLE:
+            truth = json.loads(truth)
+        extra = problem["extra_info"]
+        facts = {"num_solutions": extra["num_solutions"], "extra_info": extra.get("own") or ""}
+        source = problem["data_source"]
+        rows.append(Row((index,), problem["prompt"], truth, source, extra["solution"], **facts))
     return rows
 
 
-def _right_response(env: TextEnv, row: Row) -> str | None:
-    """Returns a short response that is right, in the form that the prompt asks for; None: unknown.
+@dataclass(frozen=True)
+class RightResponse:
+    """A short response that gives the right answer."""
 
-    The shortest work that can be shown in tags is the answer. A reward function of the user is not
-    called here.
+    mark: str
+    """What a prompt has that asks for this form; empty for the plain answer."""
+    template: str
+    """The response with `{}` in the place of the answer."""
+    answer: str
+
+    def with_answer(self, answer: str) -> str:
+        """Returns the response with another answer."""
+        return self.template.replace("{}", answer)
+
+    def __str__(self) -> str:
+        return self.with_answer(self.answer)
+
+
+def right_responses(env: TextEnv, row: Row) -> Iterator[RightResponse]:
+    """Yields short right responses: those in the form that the prompt asks for come first.
+
+    The shortest work that can be shown in tags is the answer.
     """
     question = " ".join(message["content"] for message in row.prompt)
     work = "{} </think> " if "<think>" in question else ""
     if work and not question.rstrip().endswith("<think>"):
         work = f"<think> {work}"
+    solved = row if row.solution else env.rows.solve([row])[0]
+    answers = [shown_truth(row.truth), solved.solution if solved else ""]
+    if row.truth is not None and answers[0].startswith(("{", "[")):
+        answers.reverse()  # a truth of several values is no answer
+    forms = dict(_FORMS)
+    mark = next(mark for mark in forms if mark in question)
+    for answer in filter(None, dict.fromkeys(answers)):
+        for form in (mark, *(other for other in forms if other != mark)):
+            yield RightResponse(form, f"{work}{forms[form]}", answer)
+
+
+def _right_response(env: TextEnv, row: Row) -> str | None:
+    """Returns a short response that is right, in the form that the prompt asks for; None: unknown.
+
+    A reward function of the user is not called here.
+    """
     with suppress(Exception):  # as above
-        solved = row if row.solution else env.rows.solve([row])[0]
-        for answer in (shown_truth(row.truth), solved.solution if solved else ""):
-            forms = {"<answer>": f"<answer> {answer} </answer>", "####": f"#### {answer}"}
-            forms[""] = answer
-            mark = next(mark for mark in forms if mark in question)
-            for form in (forms.pop(mark), *forms.values()):
-                response = f"{work.format(answer)}{form}"
-                if env.reward or env.score(response, row.truth).verdict == "correct":
-                    return response
+        for right in right_responses(env, row):
+            if env.reward or env.score(str(right), row.truth).verdict == "correct":
+                return str(right)
     return None

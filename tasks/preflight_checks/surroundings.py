@@ -75,7 +75,7 @@ def left_processes() -> list[psutil.Process]:
     """
     orphans = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # OSError: of another user, whom it belongs to
+        with suppress(psutil.Error, OSError):  # OSError: it belongs to another user
             words = process.cmdline() or [""]
             is_daemon = process.name() in _RAY_DAEMONS and any(_OUR_FOLDERS in w for w in words)
             if not is_daemon and not words[0].startswith(_OUR_WORKERS):
@@ -114,7 +114,7 @@ def why_no_prefect(url: str) -> str | None:
 
 
 def refuses_login() -> bool:
-    """Says whether the server in Prefect's settings refuses their login."""
+    """Returns whether the server in Prefect's settings refuses their login."""
     with suppress(httpx.HTTPError, PrefectException):  # a run reports other errors
         try:
             with get_client(sync_client=True) as client:

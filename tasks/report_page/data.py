@@ -12,6 +12,7 @@ from rl_core.config.operations import protocol_of
 from rl_core.evaluation.statistics import wilson_interval
 from rl_core.evaluation.summary import accuracy_by
 from rl_core.runs.metrics_log import read_rows
+from rl_core.runs.receipt import AuditLine
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.runs.settings_file import read_settings, settings_text
 from rl_core.sft.named_data import CURVE_NAME
@@ -59,13 +60,13 @@ class ReportData:
     rows: dict[str, list[Row]]  # rows of saved queries, see `_rows`
     settings: str  # config.yaml, unchanged
     algorithm: str | None  # with the model's size and the seed; None without settings
-    model: str | None  # its folder, as seen from where the storage root lies
+    model: str | None  # its folder, relative to the storage root's parent
     command: str | None  # that starts such a run; None if the run was imported
     answer_pages: dict[str, str]  # pages of all answers by model, relative to the run's folder
     changes: list[Change]  # problems that only one of base and trained model solved
     seconds: float | None  # of the stages done; in training, up to its last logged step
     price: str | None
-    steps: str | None  # what a step takes, beside what was planned
+    steps: str | None  # what a step takes, and what was planned
     left: str | None  # time and price of the steps that are left, while it trains
     decoding: str  # of what counts for accuracy, `EvaluationConfig.protocol`
     # Test accuracy of base and trained model: from the evaluation, else from first and last
@@ -92,10 +93,11 @@ class ReportData:
     samples: list[Sample]  # one of each verdict; like best and worst, from the last steps
     phases: list[Row]
     disk: dict[str, int]
+    receipt: tuple[str, tuple[AuditLine, ...]] | None  # time and lines of the last audit
 
     @property
     def accuracy(self) -> str:
-        """What the accuracy is of, in words."""
+        """What the accuracy is of, as text."""
         return accuracy_by(self.decoding)
 
 
@@ -163,6 +165,7 @@ def gather(run: RunFolder) -> ReportData:
         samples=samples(run, from_step=from_step),
         phases=_phases(ask("time_by_phase").to_dicts(), record.timings_s.get("train", 0.0)),
         disk=shown | ({"the rest": rest} if rest else {}),
+        receipt=run.receipt.last_audit(record.steps),
     )
 
 
@@ -185,6 +188,7 @@ def _rows(
     solutions = of_models("accuracy_by_num_solutions")
     is_known = any(row["solutions"] != "unknown" for row in solutions)  # in GSM8K it is not
     data = Path(run.read().data or "-").name
+    times = ask("time_by_stage").to_dicts()
     return {
         "kept_evaluations": ask("kept_evaluations").to_dicts(),
         "sft": read_rows(run.path / CURVE_NAME),
@@ -198,7 +202,8 @@ def _rows(
         # For k = 1, 2, 4, ...: all others lie between.
         "pass_at_k": [row for row in of_models("pass_at_k") if row["k"].bit_count() == 1],
         "evaluation_verdicts": of_models("evaluation_verdicts"),
-        "stages": ask("time_by_stage").to_dicts(),
+        "stages": [row for row in times if row["attempt"] is None],
+        "starts": [row for row in times if row["attempt"] is not None],
         "memory": ask("memory_by_phase").to_dicts(),
         "data_sets": [
             row for row in sql.ask("data_sets", root=run.root).to_dicts() if row["name"] == data

@@ -40,7 +40,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that went wrong, and how the run went on."""
+    """One thing that went wrong, and how the run continued."""
 
     where: str  # `attempt 2`, `step 12`, `checkpoint`
     what: str
@@ -77,7 +77,7 @@ _CAUSES: Final = [
 _SURVIVED: Final = [
     (re.compile(row["pattern"]), row["what"], row["how"]) for row in _TABLE["survived"]
 ]
-"""A pattern of log lines, with the step; what went wrong; how the run went on."""
+"""A pattern of log lines, with the step; what went wrong; how the run continued."""
 _ERROR: Final = re.compile(r"\s*[\w.]*(?:Error|Exception|Interrupt|Exit)\b")
 _STEP: Final = re.compile(r"\s*(?:step:\d+ - |\{\"step\": )")
 _LONGEST_LINE: Final = 2_000  # characters of a line that are looked at
@@ -111,7 +111,7 @@ def cause_of(error: BaseException) -> Cause | None:
 
 
 def is_of_a_program(text: str) -> bool:
-    """Says whether a text is what a program printed: a traceback, or lines of Ray's workers."""
+    """Returns whether a text is what a program printed: a traceback, or lines of Ray's workers."""
     lines = COLOURS.sub("", text).splitlines()
     return "Traceback (most recent call last)" in text or any(map(PREFIX.match, lines))
 

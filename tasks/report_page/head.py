@@ -30,7 +30,7 @@ def algorithm_in_words(run: RunFolder, settings: Mapping[str, Any]) -> str | Non
 
 
 def model_in_words(run: RunFolder, record: RunRecord) -> str | None:
-    """Returns the base model's folder; one beside the storage root without what leads there."""
+    """Returns the base model's folder; one next to the storage root without what leads there."""
     here = run.root.absolute().parent
     if record.model is None or not Path(record.model).is_relative_to(here):
         return record.model

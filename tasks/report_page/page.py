@@ -1,4 +1,4 @@
-"""Turns a report's data into charts, HTML and markdown, by the templates beside this file."""
+"""Turns a report's data into charts, HTML and markdown, by the templates in this folder."""
 
 import logging
 import re
@@ -42,7 +42,7 @@ def render_markdown(data: ReportData) -> str:
 
 
 def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> None:
-    """Writes the page of a model's answers beside their rows, if the disk has room."""
+    """Writes the page of a model's answers next to their rows, if the disk has room."""
     answers = choose_answers(rows, problems, most=ON_PAGE)
     try:
         write_text_atomically(file.with_suffix(PAGE), _page("answers.html.j2", answers=answers))

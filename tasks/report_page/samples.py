@@ -203,7 +203,7 @@ class Answers:
 
     @property
     def accuracy(self) -> str:
-        """What the accuracy is of, in words."""
+        """What the accuracy is of, as text."""
         return accuracy_by(self.summary.decoding)
 
     @property

@@ -6,9 +6,11 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from queue import SimpleQueue
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from rl_core.system.process_env import apply_defaults, borrow, hide_cuda_only_packages
 
@@ -21,6 +23,10 @@ from rl_core.system.log_file import RedactingFormatter  # noqa: E402
 from rl_core.system.process_group import PROCESS_GROUP, dump_stacks_on_request, end_process_group  # noqa: E402
 from rl_core.system.signals import LEAVING_S  # noqa: E402
 
+if TYPE_CHECKING:
+    from rl_core.workers.cluster import Workers
+    from rl_core.workers.kept import KeptEngines
+
 _PROGRESS_INTERVAL_S: Final = 0.5
 _logger = logging.getLogger("tasks.supervision.child")  # its __name__ is __main__
 
@@ -30,12 +36,19 @@ class Reporter(logging.Handler):
 
     def __init__(self, parent: Channel) -> None:
         super().__init__(logging.INFO)
+        self.kept: KeptEngines[Workers] | None = None
+        """What a job leaves for the next attempt."""
         self._parent = parent
         self._progress: tuple[str, float] = ("", 0.0)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Sends one log record."""
         self._send(log=[record.name, record.levelno, self.format(record)])
+
+    @property
+    def stays(self) -> bool:
+        """Whether this process waits for another job, because it has kept engines for it."""
+        return self.kept is not None and self.kept.workers is not None
 
     def step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
         """Sends that a step is done."""
@@ -53,13 +66,16 @@ class Reporter(logging.Handler):
         self._send(done=pack(result))
 
     def error(self, error: Exception) -> None:
-        """Sends the error that ended the call, as the last message: pickled, or else as text."""
+        """Sends the error that ended the call, as the last message: pickled, or else as text.
+
+        `stays`: this process has kept engines, and waits for the next attempt.
+        """
         try:
             text = pack(error)
             unpack(text)
         except Exception:  # noqa: BLE001  # a foreign exception's own code runs here
             text = pack(RuntimeError(f"{type(error).__name__}: {first_line(error)}"))
-        self._send(error=text)
+        self._send(error=text, stays=self.stays)
 
     def _send(self, **message: Any) -> None:
         with suppress(OSError):
@@ -67,15 +83,15 @@ class Reporter(logging.Handler):
 
 
 def main() -> NoReturn:
-    """Calls the function that the parent sends, and exits."""
+    """Calls the function that the parent sends, and exits; after an error it may send another."""
     parent = channel_to_parent()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     dump_stacks_on_request()
     request = parent.receive()
-    borrow(request["lent"])
-    leaving = (parent, request["grace_s"] + LEAVING_S)
-    threading.Thread(target=_leave_with_parent, args=leaving, daemon=True).start()
+    jobs: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    reader = (parent, jobs, request["grace_s"] + LEAVING_S)
+    threading.Thread(target=_read, args=reader, daemon=True).start()
     reporter = Reporter(parent)
     to_file = logging.StreamHandler()
     to_file.setFormatter(RedactingFormatter())
@@ -85,24 +101,39 @@ def main() -> NoReturn:
         logger.addHandler(to_file)
         logger.propagate = False
     try:
+        while not _call(request, reporter):
+            request = jobs.get()
+        sys.exit(0)
+    finally:
+        if reporter.kept is not None:
+            reporter.kept.close()
+
+
+def _call(request: Mapping[str, Any], reporter: Reporter) -> bool:
+    """Does a job and returns whether it is done; if it failed and nothing is kept, exits."""
+    borrow(request["lent"])
+    try:
         function, arguments = unpack(request["job"])
         result = function(reporter, **arguments)
     except Exception as error:  # whatever it is, the parent raises it
         _logger.exception("%s failed:", sys.argv[1])
         reporter.error(error)
-        sys.exit(1)
+        if not reporter.stays:
+            sys.exit(1)
+        return False
     reporter.done(result)
-    sys.exit(0)
+    return True
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _leave_with_parent(parent: Channel, within_s: float) -> None:
-    """Waits until the parent is gone, then stops this process, and kills it after `within_s`."""
+def _read(parent: Channel, jobs: SimpleQueue[dict[str, Any]], within_s: float) -> None:
+    """Takes jobs until the parent is gone, then stops this process; kills it after `within_s`."""
     with suppress(OSError, EOFError):
-        parent.receive()  # no message comes: this ends with the parent
+        while True:
+            jobs.put(parent.receive())
     main_thread = threading.main_thread().ident
     assert main_thread is not None
     signal.pthread_kill(main_thread, signal.SIGTERM)

@@ -5,7 +5,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar, cast
@@ -46,7 +47,7 @@ class Watched:
 
     name: str
     log_folder: Path
-    """Its output is in `<name>.log` there, beside the files of its workers; a run's is above it."""
+    """Its output is in `<name>.log` there, with the files of its workers; a run's is above it."""
     stall_s: float
     grace_s: float = GRACE_S
     """In which it saves and ends after SIGINT or SIGTERM."""
@@ -73,8 +74,56 @@ class Watched:
         return self.log_folder / f"{self.name}.log"
 
     def waits(self) -> str:
-        """Returns in words what it waits for, `nothing that is known` if it has noted nothing."""
+        """Returns, as text, what it waits for, `nothing that is known` if it has noted nothing."""
         return " | ".join(waits_in_words(self.log_folder.parent)) or "nothing that is known"
+
+
+class KeptChild:
+    """Holds a child that has failed and waits for the next attempt, with the engines it has kept.
+
+    No process outlives the block of `between_attempts`.
+    """
+
+    def __init__(self) -> None:
+        self._held: tuple[Child, str] | None = None
+
+    @classmethod
+    @contextmanager
+    def between_attempts(cls) -> Iterator[None]:
+        """Lets `call_supervised` use one child for several attempts in the block."""
+        kept = cls()
+        token = _KEPT.set(kept)
+        try:
+            yield
+        finally:
+            _KEPT.reset(token)
+            kept.end()
+
+    def hold(self, child: Child, group: str) -> None:
+        """Keeps a child, and the name of its processes' group, until it is taken or ended."""
+        self._held = child, group
+
+    def take(self) -> tuple[Child, str] | None:
+        """Returns what is held, if it lives."""
+        if self._held is not None and self._held[0].process.poll() is not None:
+            self.end()
+        held = self._held
+        self._held = None
+        return held
+
+    def end(self) -> None:
+        """Ends what is held."""
+        if self._held is not None:
+            _end(*self._held)
+            self._held = None
+
+
+_KEPT: Final[ContextVar[KeptChild | None]] = ContextVar("kept child", default=None)
+
+
+def keeps_engines() -> bool:
+    """Returns whether another attempt may follow, for which a child may keep its engines."""
+    return _KEPT.get() is not None
 
 
 def call_supervised(
@@ -88,7 +137,8 @@ def call_supervised(
 
     SIGINT and SIGTERM are handed to the child, which saves and ends within its `grace_s`; then they
     have their usual effect here. However this function ends, no process that the child
-    started outlives it. If this process dies, the child leaves by itself.
+    started outlives it, unless `KeptChild` holds them. If this process dies, the child leaves by
+    itself.
 
     Warnings and errors of its workers also go to `logger`. `on_step` is called with what the child
     sends by `Reporter.step`.
@@ -97,17 +147,10 @@ def call_supervised(
     what was learned first, if it can), else the error that `function` raised.
     """
     process.log_folder.mkdir(exist_ok=True)
-    group = process_group.new_group()
     outcome: dict[str, Any] = {}
+    kept = _KEPT.get() or KeptChild()
     with StopSignals(process.grace_s + _SHUTDOWN_S) as stop:
-        with open_own(process.log_file, "a") as log:
-            child = Child(
-                "tasks.supervision.child",
-                process.name,
-                output=log,
-                needs=["ray"] if process.joins_ray else [],
-                environment={process_group.PROCESS_GROUP: group},
-            )
+        child, group = kept.take() or _start(process)
         try:
             with worker_logs(process.log_folder, logger):
                 with suppress(OSError):  # it died at once: the end of its messages shows that
@@ -120,28 +163,54 @@ def call_supervised(
                     if not _tell(message, on_step, logger):
                         outcome = message
             with suppress(subprocess.TimeoutExpired):
-                child.process.wait(_EXIT_S)
+                child.process.wait(0 if outcome.get("stays") else _EXIT_S)
         except Stalled:
             if not stop.requested():
                 raise
         finally:
-            child.close()
-            process_group.end_process_group(group)
+            kept.hold(child, group)
+            if stop.requested() or not (outcome.get("stays") and keeps_engines()):
+                kept.end()
             (process.log_folder.parent / OF_TRAINING).unlink(missing_ok=True)
-            process_group.sweep_sessions()
         code = child.process.returncode
         if stop.requested():
             if "done" not in outcome and code not in _STOPPED:
                 ending = _how(code, process.log_file)
                 logger.warning("%s failed while it was stopping: %s", process.name, ending)
             return None
-        if "error" in outcome:
-            error = unpack(outcome["error"])
-            redact_error(error)  # before Prefect stores its text as the task run's state
-            raise error
-        if "done" not in outcome:
-            raise WorkerDied(process.name, _how(code, process.log_file))
-        return cast("_Result", unpack(outcome["done"]))
+        return cast("_Result", _result(outcome, code, process))
+
+
+def _result(outcome: Mapping[str, Any], code: int, process: Watched) -> Any:
+    """Returns what a child's last message holds, or raises the error that it holds."""
+    if "error" in outcome:
+        error = unpack(outcome["error"])
+        redact_error(error)  # before Prefect stores its text as the task run's state
+        raise error
+    if "done" not in outcome:
+        raise WorkerDied(process.name, _how(code, process.log_file))
+    return unpack(outcome["done"])
+
+
+def _start(process: Watched) -> tuple[Child, str]:
+    """Returns a new child, and the name of the group of its processes."""
+    group = process_group.new_group()
+    with open_own(process.log_file, "a") as log:
+        child = Child(
+            "tasks.supervision.child",
+            process.name,
+            output=log,
+            needs=["ray"] if process.joins_ray else [],
+            environment={process_group.PROCESS_GROUP: group},
+        )
+    return child, group
+
+
+def _end(child: Child, group: str) -> None:
+    """Ends a child and all its processes."""
+    child.close()
+    process_group.end_process_group(group)
+    process_group.sweep_sessions()
 
 
 @dataclass
@@ -186,7 +255,7 @@ class _Watchdog:
         self.moved_at = time.monotonic()
 
     def is_over(self) -> bool:
-        """Says whether a stalled child has had its time to save and end."""
+        """Returns whether a stalled child has had its time to save and end."""
         given_s = self.process.grace_s + _SHUTDOWN_S
         return self.stalled is not None and time.monotonic() - self.moved_at > given_s
 
@@ -214,6 +283,8 @@ def _messages(
         else:
             watchdog.hear(message)
             yield message
+            if message.get("stays"):
+                break
     if watchdog.stalled is not None:
         raise watchdog.stalled
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.system.signals import LEAVING_S
 from rl_core.system.waits import OF_TRAINING, Waits
 from rl_core.training import Training
+from rl_core.workers.kept import KeptEngines
 from tasks.supervision.worker_logs import TRAINER_LOGGER
 
 if TYPE_CHECKING:
@@ -28,8 +30,17 @@ def train_for_parent(
     data: Path,
     model_path: Path,
     evaluates: bool,
+    keeps: bool,
+    before: dict[str, float],
+    called_at: float,
 ) -> int:
-    """Trains by `Training`, in a watched process; `evaluates`: `ask_trained` follows."""
+    """Trains by `Training`, in a watched process; `evaluates`: `ask_trained` follows.
+
+    `keeps`: if only the learner fails, the engines wait in this process for the next attempt.
+    `before`: seconds of the start by phase, until `called_at`, by `time.time`.
+    """
+    before = before | {"trainer": time.time() - called_at}
+    reporter.kept = reporter.kept or KeptEngines(keeps=keeps)
     ask = partial(ask_trained, config, run, data, model_path)
     work = Training(
         config,
@@ -38,8 +49,9 @@ def train_for_parent(
         model_path=model_path,
         on_step=reporter.step,
         logger=logging.getLogger(TRAINER_LOGGER),
-        waits=Waits(run.path / OF_TRAINING, reporter.progress),
+        waits=Waits(run.path / OF_TRAINING, reporter.progress, before),
         when_done=ask if evaluates else lambda engines: None,
+        kept=reporter.kept,
     )
     with training(run, wait_s=config.trainer.stop_grace_s + LEAVING_S):
         return work.train()

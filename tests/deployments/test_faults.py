@@ -80,7 +80,7 @@ class Place:
         self.worker = self.prefect.start(*WORKER)
 
     def settings(self, root: str) -> list[str]:
-        """Runs of a root share their settings: the next goes on with an interrupted one."""
+        """Runs of a root share their settings: the next continues an interrupted one."""
         return [*self.overrides, f"storage.root={self.folder / root}"]
 
     def run(self, root: str) -> RunFolder:
@@ -118,9 +118,9 @@ class Place:
         assert self.run(root).read().status == "finished"
 
     def resumed_at(self, root: str) -> list[int]:
-        """Returns the steps after which training went on, in order."""
+        """Returns the steps after which training continued, in order."""
         said = (self.run(root).path / "log.txt").read_text()
-        return [int(step) for step in re.findall(r"training goes on after step (\d+)", said)]
+        return [int(step) for step in re.findall(r"training continues after step (\d+)", said)]
 
 
 def disturbed_run(tiny_overrides: list[str]) -> list[str]:

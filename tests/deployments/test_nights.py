@@ -149,7 +149,7 @@ def test_a_killed_night_is_told_of_and_goes_on_from_the_same_champion(place, sur
     assert (told["event"], told["run_id"]) == ("failed", run.run_id)
     assert told["champion"] == f"{place.first.run_id}/step_000003"
     assert "killed by SIGKILL (often by the kernel, because memory ran out)" in told["reason"]
-    assert re.search(r"Retry goes on from step \d+", told["next_step"])
+    assert re.search(r"Retry continues from step \d+", told["next_step"])
     assert f"what to do next: {told['next_step']}" in told["text"]
     assert night.id in told["flow_run"]
     wait_for(lambda: not night.processes(), limit_s=60)
@@ -162,7 +162,7 @@ def test_a_killed_night_is_told_of_and_goes_on_from_the_same_champion(place, sur
     shows(night, {"start": ["Completed", "Cached"]})
     assert steps() == list(range(21))
     log = (run.path / "log.txt").read_text()
-    (resumed_at,) = map(int, re.findall(r"training goes on after step (\d+)", log))
+    (resumed_at,) = map(int, re.findall(r"training continues after step (\d+)", log))
     survived("SIGKILL", "flow run of a night", steps_lost=max(killed_at - resumed_at, 0))
 
 

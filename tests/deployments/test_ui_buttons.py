@@ -87,7 +87,7 @@ def test_cancel_saves_the_step_and_leaves(evening):
     assert evening.flow_run.set_state("CANCELLING") == "ACCEPT"
     evening.is_left("Cancelled")
     record = evening.run(ROOT).read()
-    resumes = f"Retry in the UI, or run_id={record.run_id}, goes on from there"
+    resumes = f"Retry in the UI, or run_id={record.run_id}, continues from there"
     assert record.reason == f"cancelled; saved at step {evening.left_at}; {resumes}"
 
 

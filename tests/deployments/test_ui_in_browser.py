@@ -87,7 +87,7 @@ def test_the_page_of_a_run_names_its_retry_and_what_it_changed(retried, pages, s
         page.get_by_text("Run Count").locator("xpath=..").get_by_text(str(retried.number)),
         page.get_by_text(f"Retry {retried.number - 1}/"),
         page.get_by_text(f"attempt {retried.number}, from step {retried.from_step} with {CHANGED}"),
-        page.get_by_text(f"training goes on after step {retried.from_step}", exact=True),
+        page.get_by_text(f"training continues after step {retried.from_step}", exact=True),
     )
     steps = {row["step"] for row in retried.run.metrics.read()}
     survived(

@@ -72,7 +72,7 @@ def out_of_memory(command: Command) -> list[str]:
     assert "out of memory" in err
     record = command.record()
     assert record["status"] == "failed"
-    assert f"goes on from step {FIRST_SAVED}" in record["next_step"]
+    assert f"continues from step {FIRST_SAVED}" in record["next_step"]
     return []
 
 

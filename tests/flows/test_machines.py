@@ -112,7 +112,7 @@ def test_machines_without_power_change_nothing(tmp_path, tiny_model_path, tiny_o
 
     said = cluster.log.read_text()
     assert "engine_0 died: " in said
-    assert "training goes on after step" in said
+    assert "training continues after step" in said
     record = json.loads((cluster.run / "run.json").read_text())
     assert len(record["attempts"]) == 2, record["attempts"]
     assert list(cluster.run.glob("workers/.*")) == []

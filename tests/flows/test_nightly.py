@@ -24,7 +24,7 @@ from rl_core.runs.lock import close_if_lost, owned
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import alone_in
 from tasks.generate import generate_dataset
-from tasks.prefect_ui.notify import Listeners, notify, webhook_url
+from tasks.messages import Listeners, notify, webhook_url
 from tasks.preflight_checks import PreflightError
 from tasks.start import Start
 from tests.support.champions import crown
@@ -189,10 +189,10 @@ def test_a_killed_process_is_told_of_in_words_with_the_step_to_go_on_from(night,
     record = night.run.read()
     assert (record.status, record.reason) == ("interrupted", words)
     told = message("failed", night, words)
-    assert told["next_step"] == "Retry goes on from step 4"
+    assert told["next_step"] == "Retry continues from step 4"
     lines = told["text"].splitlines()
     assert lines[0] == f"calm-fox failed: {words}"
-    assert "what to do next: Retry goes on from step 4" in lines
+    assert "what to do next: Retry continues from step 4" in lines
 
 
 def test_a_killed_night_has_the_steps_and_minutes_that_it_took(night):
@@ -254,7 +254,7 @@ def test_a_file_of_before_gets_the_new_events_with_their_kind(event, events, sen
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
-        ("interrupted", "cancelled; saved at step 4; Retry in the UI goes on from there"),
+        ("interrupted", "cancelled; saved at step 4; Retry in the UI continues from there"),
         ("running", "Flow run was cancelled successfully."),
         (None, "cancelled before it began to train"),
     ],

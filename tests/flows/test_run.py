@@ -145,7 +145,7 @@ def test_the_resumed_run_finishes_with_every_step_once(place):
     first = done.stdout.splitlines()[0]
     assert f"continuing run {place.folder().name} from step {saved.step}; " in first
     assert "run_id=NEWNAME begins anew" in first
-    assert "training goes on after step" in done.stdout
+    assert "training continues after step" in done.stdout
     assert done.stdout.count("Cached") == 1  # the data set; a given model.path is not cached
     record = place.record()
     assert (record["status"], record["steps"]) == ("finished", NUM_STEPS)

@@ -1,4 +1,4 @@
-"""A run on S3 through faults of the store, gone on with on another machine, as a calm one."""
+"""A run on S3 through faults of the store, continued on another machine, as a calm one."""
 
 import os
 import shutil

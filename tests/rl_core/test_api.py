@@ -188,6 +188,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_continued(tiny_model_path):
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
 
 
+@pytest.mark.slow
 def test_nothing_of_the_pipeline_is_imported(tiny_model_path):
     done = python(IMPORTS.replace("SMALL", repr(SMALL)), tiny_model_path, timeout_s=300)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
@@ -215,6 +216,10 @@ class Repeat(TextEnv):
         ({"problems": "countdwn"}, "did you mean countdown?"),
         ({"problems": [{"answer": "5"}] * 3}, "problems[0] has no `question` and no `prompt`"),
         ({"problems": [{"question": "2 + 3?"}] * 3}, "problems[0] has no `answer`"),
+        (
+            {"settings": {"rollout.staleness": 1}},
+            "rollout.staleness=1 needs processes of their own",
+        ),
         ({"problems": rows(1)}, "problems has 1 rows: one to train on and one to test"),
         (
             {"settings": {"actor.learning_rate": 1}},

@@ -46,7 +46,7 @@ def test_the_best_of_a_run_teaches_its_base(tiny_model_path, tmp_path, monkeypat
     wrong = ScoredText(0.0, "wrong_value", None)  # no reward counts
     first = next(iter(steps(config, tiny_model_path, asked, lambda text, problem: wrong)))
     assert first.metrics["teacher/kl"] == pytest.approx(distances[0], rel=1e-4)
-    # A run that goes on has the teacher that it began with, or finds another under that name.
+    # A run that continues has the teacher that it began with, or finds another under that name.
     shutil.rmtree(tmp_path / "runs" / "strong")
     with pytest.raises(ValueError, match=r"^teacher.path=strong/best"):
         train(

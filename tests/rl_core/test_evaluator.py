@@ -64,7 +64,27 @@ def test_engines_that_die_cost_a_warning_and_the_rows_that_were_there_are_kept(
     assert not evaluator.rows_file(checkpoint_name(checkpoint), checkpoint).exists()
 
 
-def test_with_a_reward_of_ones_own_nothing_is_asked_twice(tmp_path, tiny_model_path):
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_reward_of_ones_own_is_asked_once_unless_its_source_changes(
+    tmp_path, tiny_model_path, monkeypatch, changes
+):
+    monkeypatch.chdir(tmp_path)
+    reward = tmp_path / f"own_reward_{changes}_of_this_test.py"
+    reward.write_text("def score(**_):\n    return 1.0\n")
+    env = {"name": "countdown", "reward": f"{reward.stem}:score"}
+    config = settings(tmp_path / "out", env=env)
+    run, data = finished_run(config, tiny_model_path), write_data(tmp_path / "data")
+    ask_trained(config, run, data, tiny_model_path, TrainingEngines(tiny_model_path))
+    if changes:
+        reward.write_text("def score(**_):\n    return 0.5\n")
+    calls = []
+    monkeypatch.setattr("tasks.evaluate.call_supervised", lambda *work: calls.append(work))
+    summaries = evaluate_run(config, run, data, tiny_model_path)
+    assert [one.score.value for one in summaries] == ([] if changes else [1.0, 1.0])
+    assert len(calls) == changes
+
+
+def test_an_own_reward_whose_source_is_not_found_is_asked_anew(tmp_path, tiny_model_path):
     config = settings(tmp_path / "out", env={"name": "countdown", "reward": "some_module:score"})
     run = finished_run(config, tiny_model_path)
     engines = TrainingEngines(tiny_model_path)

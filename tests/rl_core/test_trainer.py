@@ -25,6 +25,7 @@ from rl_core.runs.rollout_log import step_files
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.disk_reserve import RESERVE, RESERVE_BYTES
 from rl_core.system.signals import StopSignals
+from rl_core.tracking.metric_table import METRICS
 from rl_core.tracking.observers import StepObserver
 from rl_core.trainer import Trainer, TrainInputs
 from rl_core.types import Problem, PromptedProblem
@@ -34,6 +35,7 @@ from tests.support.checkpoint_files import saved_files
 from tests.support.faults import leave_free, mounted_small_disk
 from tests.support.programs import command_lines
 from tests.support.runs import merged, run_config
+from tests.support.seeded_faults import ROOT
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
@@ -177,6 +179,22 @@ def test_an_undisturbed_run_logs_and_times_each_step_and_saves_what_it_learned(
     assert any(not before[name].equal(learned[name]) for name in before)
 
 
+def test_every_metric_has_a_row_and_every_row_is_logged(whole):
+    """By a run of PPO, and by the stored run of GRPO, which has the whole pipeline's."""
+    logged = {name for row in whole.metrics.read() for name in row}
+    lines = (ROOT / "tests/stored_run/storage/runs/stored/metrics.jsonl").read_text().splitlines()
+    logged |= {name for line in lines for name in json.loads(line)}
+    logged -= {"step", "epoch", "time"}
+    rows = {name: [m.name for m in METRICS if m.is_row_of(name)] for name in logged}
+    assert [name for name in logged if not rows[name]] == []
+    named = {name for names in rows.values() for name in names}
+    assert [m.name for m in METRICS if m.when is None and m.name not in named] == []
+    code = "".join(path.read_text() for path in (ROOT / "rl_core").rglob("*.py"))
+    for metric in METRICS:
+        stem, rest = metric.name.split("*")[0].rstrip("/"), metric.name.partition("/")[2]
+        assert stem in code or f"/{rest}" in code or f'"{rest}"' in code, metric.name
+
+
 @pytest.mark.chaos
 def test_a_disk_full_for_two_steps_costs_two_rollout_files_and_a_checkpoint(
     tmp_path, tiny_model_path, whole, caplog, survived
@@ -211,7 +229,7 @@ def test_a_disk_full_for_two_steps_costs_two_rollout_files_and_a_checkpoint(
 
 
 def sigterm_in_generation(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Sends it to this process when the first response of a step has ended, and never goes on."""
+    """Sends it to this process when the first response of a step has ended, and never continues."""
     stream, asked = Engines.stream, list[str]()
 
     def held_stream(self: Engines, requests: Any, sampling: Any, phase: str = "gen") -> Any:
@@ -220,7 +238,7 @@ def sigterm_in_generation(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
             yield ended
             if phase == "gen" and asked.count("gen") == step:
                 os.kill(os.getpid(), signal.SIGTERM)
-                # Without an end: with the run's Ray gone, a thread that went on would abort all.
+                # Without an end: with the run's Ray gone, a thread that continued would abort all.
                 threading.Event().wait()
 
     monkeypatch.setattr(Engines, "stream", held_stream)

@@ -60,6 +60,9 @@ class LocalWorkers:
         self.engine.engine.update_weights(self.learner.weights())
         self.engine.engine.policy_version = policy_version
 
+    def held_weights(self) -> list[tuple[str, int, str]]:
+        return []
+
 
 def train_locally(
     workers: LocalWorkers, run: RunFolder, model_path: Path, on_step: OnStep, start_step: int = 0
@@ -82,6 +85,7 @@ def train_with_a_log(workers: LocalWorkers, model_path: Path) -> RunFolder:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 def test_what_ran_out_of_memory_is_in_log_and_metrics_and_leaves_the_run_as_an_undisturbed_one(
     tiny_model_path, tmp_path, caplog, survived

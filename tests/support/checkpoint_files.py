@@ -85,7 +85,7 @@ def cannot_read_a_file(folder: Path) -> str:
     (folder / "model.bin").symlink_to("/sys/class/net/lo/speed")  # 4096 bytes, and no read works
     manifest = (folder / "checkpoint.json").read_text()
     (folder / "checkpoint.json").write_text(manifest.replace('"bytes": 990', '"bytes": 4096'))
-    return "model.bin is a link, lies behind one, or is no plain file"
+    return "model.bin is a link, is behind one, or is no plain file"
 
 
 DAMAGES = [flip_a_byte, cut_a_file, lose_a_file, lose_the_manifest, garble_the_manifest]

@@ -42,6 +42,8 @@ class FakeWandb(ThreadingHTTPServer):
         """Of all runs, by their paths below a run's folder."""
         self.paths: list[str] = []
         """Of all requests."""
+        self.projects: set[str] = set()
+        """Of all runs."""
 
     def __enter__(self) -> FakeWandb:
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -68,6 +70,7 @@ class FakeWandb(ThreadingHTTPServer):
             return {"model": project | {"bucket": bucket}}
         if operation == "UpsertBucket":
             inserted = name not in self.lines
+            self.projects.add(variables["project"])
             lines = self.lines.setdefault(name, {})
             bucket = {"id": "b", "name": name, "displayName": name, "description": ""}
             bucket |= {"config": "{}", "sweepName": None, "project": project}

@@ -49,7 +49,7 @@ class Prefect:
         return done.stdout
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Starts a command that goes on, in a process group of its own."""
+        """Starts a command that keeps running, in a process group of its own."""
         with (self.folder / f"{arguments[0]}.log").open("a") as log:
             return subprocess.Popen(
                 [PREFECT, *arguments],
@@ -84,7 +84,7 @@ class Prefect:
 
     @contextmanager
     def running(self, *arguments: str) -> Iterator[None]:
-        """A command that goes on: stopped, with all it started, at the end of the block."""
+        """A command that continues: stopped, with all it started, at the end of the block."""
         process = self.start(*arguments)
         try:
             yield
@@ -214,7 +214,7 @@ class FlowRun:
         return self.set_state("PAUSED", name="Suspended", state_details=details)
 
     def resume(self) -> str:
-        """Has a worker go on with it, as Resume in the UI does."""
+        """Has a worker continue with it, as Resume in the UI does."""
         return str(self._prefect.post(f"/flow_runs/{self.id}/resume", {})["status"])
 
     def logs(self) -> list[str]:

@@ -19,6 +19,10 @@ def by_info(given: GivenRewards, *, key: str) -> Tensor:
     return torch.tensor([float(info[key]) for info in given.extra_info])
 
 
+def scaled(given: GivenRewards, *, scale: float = 1.0) -> Tensor:
+    return scale * given.rewards
+
+
 def in_float64(given: GivenRewards) -> Tensor:
     return given.rewards.double()
 

@@ -40,7 +40,7 @@ def run(
 
 
 def started(*command: str, cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Starts a command that goes on, in a process group of its own."""
+    """Starts a command that keeps running, in a process group of its own."""
     pipe = subprocess.PIPE
     return subprocess.Popen(
         command, cwd=cwd, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True

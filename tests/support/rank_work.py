@@ -141,7 +141,7 @@ class Weights(nn.Module):
 def step_8bit(
     ranks: Ranks, gradients: Sequence[dict[str, Tensor]], begun: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Weights and moments, whole, after steps along whole gradients, begun anew or gone on with."""
+    """Weights and moments, whole, after steps along whole gradients, begun anew or continued."""
     module = Weights()
     if not ranks.is_alone:
         ShardedModel(module, init_device_mesh("cpu", (ranks.size,)), set())

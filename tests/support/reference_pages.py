@@ -1,22 +1,29 @@
-"""Writes the pages of docs/ that the code itself could tell: every setting, and verl's names.
+"""Writes the pages of docs/ that are made of the code: settings, names, metrics, commands, fields.
 
 python -m tests.support.reference_pages
 """
 
 import inspect
 import json
+import os
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 import flows.settings
+from flows.cli.commands import COMMANDS, PROGRAM, build_parser
+from flows.cli.elsewhere import GROUPS
 from flows.cli.explain import Setting, all_settings
 from flows.settings.keys import ENVS
 from rl_core.config.run import RunConfig
+from rl_core.tracking.metric_table import METRICS
 from tasks.importers.verl_table import NEAREST, SAME, TABLE, VALUES
+from tests.support.algorithm_page import algorithms_page
+from tests.support.json_page import escaped, json_page
 
 PRESETS: Final = Path(flows.settings.__path__[0]) / "conf" / "preset"
 DOCS: Final = Path(__file__).parents[2] / "docs"
@@ -42,11 +49,74 @@ _VERL: Final = """\
 What `import` makes of each key; [coming-from.md](coming-from.md) tells the rest.
 `countdown-train explain actor_rollout_ref.actor.optim.lr` answers for a key of verl's, too.
 """
+_METRICS: Final = """\
+# Metrics
+
+<!-- written by `python -m tests.support.reference_pages` from rl_core/tracking/metrics.yaml -->
+
+Each metric of a run's `metrics.jsonl`, of TensorBoard and of wandb. In the terminal
+`countdown-train explain kl` prints the rows whose name has that part.
+[SQL](sql.md) reads them from the view `metrics`.
+
+A `*` stands for the rest of a name: `mean`, `max` and `min`, a phase, a process or a verdict.
+"Good" is a rule of thumb for the presets here; a run's report names what is wrong by itself.
+"Same" in the column verl: verl logs it under this name, too.
+"""
+_CLI: Final = """\
+# Command line
+
+<!-- written by `python -m tests.support.reference_pages` from flows/cli/commands.py -->
+
+Exit codes: 0 fine, 1 the run failed or was stopped, 2 bad input or settings.
+"""
 
 
 def pages() -> dict[str, str]:
     """Returns the text of each page by its file name."""
-    return {"settings.md": settings_page(), "verl-settings.md": verl_page()}
+    return {
+        "settings.md": settings_page(),
+        "verl-settings.md": verl_page(),
+        "metrics.md": metrics_page(),
+        "cli.md": cli_page(),
+        "algorithms.md": algorithms_page(),
+        "json.md": json_page(),
+    }
+
+
+def metrics_page() -> str:
+    """Returns a table for each first part of the metrics' names."""
+    lines = [_METRICS]
+    for part, metrics in groupby(METRICS, key=lambda metric: metric.name.partition("/")[0]):
+        lines += [
+            f"## {part}\n",
+            "| metric | unit | meaning | good | verl |",
+            "|---|---|---|---|---|",
+        ]
+        for metric in metrics:
+            means = metric.means + (f" Needs {metric.when}." if metric.when else "")
+            verl = {"the same": "same", None: "-"}.get(metric.verl, metric.verl)
+            lines.append(f"| `{metric.name}` | {metric.unit} | {means} | {metric.good} | {verl} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def cli_page() -> str:
+    """Returns the help of the program and of each command, in the order of its groups."""
+    with mock.patch.dict(os.environ, COLUMNS="100"):
+        parser = build_parser()
+        (choices,) = (a.choices for a in parser._actions if isinstance(a.choices, dict))
+        helps = {name: command.format_help() for name, command in choices.items()}
+        lines = [_CLI, *_fenced(parser.format_help())]
+    assert set(helps) == set(COMMANDS)
+    for title, names in GROUPS.items():
+        lines.append(f"## {title.capitalize()}\n")
+        for name in names:
+            lines += [f"### {PROGRAM} {name}\n", *_fenced(helps[name])]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _fenced(text: str) -> Iterator[str]:
+    yield f"```text\n{text.rstrip()}\n```\n"
 
 
 def settings_page() -> str:
@@ -99,7 +169,7 @@ def _preset(file: Path) -> str:
     """Returns a preset's name and the comment that its file begins with."""
     lines = takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
     comment = " ".join(line.removeprefix("# ") for line in lines)
-    return "\n".join(_wrapped(f"- `{file.stem}`: {_escaped(comment)}"))
+    return "\n".join(_wrapped(f"- `{file.stem}`: {escaped(comment)}"))
 
 
 def _heading(section: str, env: str | None) -> Iterator[str]:
@@ -119,7 +189,7 @@ def _item(setting: Setting) -> str:
         facts.append("; ".join(f"{name} `{value}`" for name, value in setting.presets.items()))
     if setting.verl:
         facts.append(f"verl: {', '.join(f'`{name}`' for name in setting.verl)}")
-    meaning = _escaped(setting.meaning).splitlines()
+    meaning = escaped(setting.meaning).splitlines()
     first, *more = [*meaning, *(f"({fact})" for fact in facts)]
     lines = _wrapped(f"- `{setting.key}`: {first}")
     return "\n".join([*lines, *(line for text in more for line in _wrapped(text, indent="  "))])
@@ -145,12 +215,7 @@ def _pairs(values: Mapping[str, str]) -> str:
 def _reasons(reasons: Mapping[str, str]) -> Iterator[str]:
     for reason, patterns in reasons.items():
         keys = ", ".join(f"`{pattern}`" for pattern in patterns.split())
-        yield "\n".join(_wrapped(f"- {_escaped(reason)}: {keys}"))
-
-
-def _escaped(text: str) -> str:
-    """Returns a text whose <tags> outside of code are no HTML."""
-    return re.sub(r"(`[^`]*`)|<", lambda found: found[1] or r"\<", text)
+        yield "\n".join(_wrapped(f"- {escaped(reason)}: {keys}"))
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
@@ -168,7 +233,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def main() -> None:
-    """Writes both pages."""
+    """Writes all pages."""
     for name, text in pages().items():
         (DOCS / name).write_text(text, encoding="utf-8")
 

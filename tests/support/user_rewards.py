@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -96,7 +97,7 @@ def says_whether_it_read(data_source, solution_str, ground_truth, extra_info=Non
 
 
 def slow(data_source, solution_str, ground_truth, extra_info=None):
-    """Writes which process works, and goes on for ever."""
+    """Writes which process works, and never ends."""
     Path(solution_str).write_text(str(os.getpid()))
     while True:
         pass
@@ -136,3 +137,42 @@ def of_another_truth(data_source, solution_str, ground_truth, extra_info=None):
 def awaits_inside(**arguments: Any) -> Any:
     """An async call that no signature shows."""
     return awaited(arguments["solution_str"])
+
+
+def has_login(response):
+    """Whether the process has a variable that looks like a credential."""
+    return float("FLIPPED_TOKEN" in os.environ)
+
+
+def takes_a_gib(response):
+    """Whether a GiB of memory can be had."""
+    with mmap.mmap(-1, 2**30) as memory:
+        return float(len(memory) == 2**30)
+
+
+def process_number(response):
+    """The number of its process, after a moment in which others start to work."""
+    time.sleep(0.05)
+    return float(os.getpid())
+
+
+_together = 0
+
+
+async def calls_together(response):
+    """How many calls the process had at the end of this one."""
+    global _together
+    _together += 1
+    await asyncio.sleep(0.1)
+    _together -= 1
+    return float(_together + 1)
+
+
+def pays_for_letters(response):
+    """A reward that can be hacked: it pays for letters, and only the truth counts as correct."""
+    return {"score": share_of_letters("", response, ""), "acc": response.strip() == "the truth"}
+
+
+def always_right(response):
+    """Whatever is written."""
+    return 1.0

@@ -78,7 +78,7 @@ def test_an_evaluation_of_fewer_problems_lies_beside_the_runs_own(place, cli):
     assert Path(page) == Path(named).with_suffix(".html")
     assert place.run.read() == record
 
-    # SQL and report go on with the run's own, and name the other one beside it.
+    # SQL and report continue with the run's own, and name the other one beside it.
     kept = sql.ask("kept_evaluations", root=place.root)
     assert kept.select("evaluation", "is_default", "model", "problems").rows() == [
         (own, True, "base", 4),
@@ -109,7 +109,7 @@ def test_other_settings_of_both_models_change_neither_record_nor_champion(place,
     evaluate([f"storage.root={place.root}", "evaluation.max_problems=2"])
     said = capsys.readouterr().out
     assert re.search(r"^problems +2 +2$", said, re.MULTILINE)
-    assert "kept beside the run's own evaluation" in said
+    assert "kept next to its own evaluation" in said
     assert place.run.read() == record
     assert list((place.root / "champions").glob("*.json")) == champions
     assert place.files() == [*(f"{other}/{name}" for name in OWN), *OWN]

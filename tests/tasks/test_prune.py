@@ -34,8 +34,8 @@ def test_a_row_per_checkpoint_says_what_was_done_and_why(tmp_path, caplog):
     assert [row | {"decision": decisions[row["decision"]]} for row in rows] == dry
     assert [(r["what"], r["decision"], r["why"], r["bytes"], r["accuracy"]) for r in rows] == [
         ("step_000040", "kept", "latest", 1_000, 0.2),
-        ("step_000030", "kept", "one of the newest 1 beside latest and best", 1_000, None),
-        ("step_000020", "deleted", "older than the newest 1 beside latest and best", 1_000, 0.1),
+        ("step_000030", "kept", "one of the newest 1 besides latest and best", 1_000, None),
+        ("step_000020", "deleted", "older than the newest 1 besides latest and best", 1_000, 0.1),
         ("step_000010", "kept", "best", 1_000, 0.5),
     ]
     assert steps(run.path) == [10, 30, 40]

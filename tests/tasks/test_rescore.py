@@ -16,7 +16,7 @@ SOLVED = "<answer>{}</answer>"
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    """A run of two rollouts: one answers in its last line, the other goes on talking after it."""
+    """A run of two rollouts: one answers in its last line, the other keeps talking after it."""
     sizes = {"train_size": 8, "test_size": 2, "train_batch_size": 2}
     settings = {"run_id": "one", "storage": {"root": tmp_path}, "data": sizes}
     config = RunConfig.model_validate(settings | {"actor": {"mini_batch_size": 2}})

@@ -1,4 +1,4 @@
-"""Training held to a budget, with a real learner and engine, and a wandb that never answers."""
+"""Training that is stopped, with a real learner and engine, and a wandb that never answers."""
 
 import json
 
@@ -51,3 +51,30 @@ def test_a_budget_stops_training_and_a_silent_wandb_is_a_line(tmp_path, tiny_ove
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in files if API_KEY.encode() in path.read_bytes()] == []
     survived("wandb", "black hole, in training", rows_lost=checkpoint.step + 1 - len(rows))
+
+
+@pytest.mark.slow
+def test_a_reward_that_pays_for_letters_is_found_hacked_and_ends_training(tmp_path, tiny_overrides):
+    """A random model learns to write letters; no answer of its tests is ever right."""
+    settings = [
+        *(word for word in tiny_overrides if not word.startswith("trainer.")),
+        *("rollout.engine=hf", "algorithm.estimator=grpo", "algorithm.group_size=8"),
+        *("algorithm.outcome_gate=false", "actor.lr=3e-3", "trainer.total_epochs=50"),
+        *("trainer.total_steps=60", "trainer.save_freq=8", "trainer.test_freq=4"),
+        *("env.reward=tests.support.user_rewards:pays_for_letters", f"storage.root={tmp_path}"),
+        *("budget.stop_on_hacked_reward=true", "run_id=one"),
+    ]
+    done = cli("train", *settings, timeout_s=500)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "one"
+    record = json.loads((run / "run.json").read_text())
+    assert (record["status"], record["stopped_by"]) == (
+        *("finished", "budget.stop_on_hacked_reward=true"),
+    )
+    assert 16 < record["steps"] < 60
+    assert "val/accuracy 0.000 -> 0.000): training stopped there" in record["reason"]
+    assert "budget.stop_on_hacked_reward=false continues from step" in record["next_step"]
+    assert latest(run).step == record["steps"]
+    assert (run / "checkpoints" / "best").exists()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    assert rows[-1]["critic/score/mean"] > rows[1]["critic/score/mean"] + 0.1

@@ -35,7 +35,7 @@ _RANGES: Final = ("operands", "number", "target")
 
 
 def _has_truth(truth: Any) -> bool:
-    """Says whether there are numbers and a target."""
+    """Returns whether there are numbers and a target."""
     return isinstance(truth, dict) and {"target", "numbers"} <= {*truth}
 
 

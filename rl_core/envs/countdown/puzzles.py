@@ -201,7 +201,7 @@ def solutions_table(splits: Mapping[str, pa.Table]) -> pa.Table:
 
 
 def _is_correct(solution: str | None, nums: list[int] | None, target: int | None) -> bool:
-    """Says whether the reward calls a solution correct; one in a row with a null is not."""
+    """Returns whether the reward calls a solution correct; one in a row with a null is not."""
     if solution is None or nums is None or None in nums:
         return False
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -15,6 +15,8 @@ from rl_core.types import ScoredText
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+PACKAGE_SCORING: Final = "rl_core.envs.reasoning_gym.scoring:compute_score"
 
 
 def _as_names(value: Any) -> Any:
@@ -67,7 +69,7 @@ class ReasoningGym(TextEnv):
     answer_from: Literal["last_line", "anywhere"] = "anywhere"
     """Where answer tags may be if answers are compared word for word (`env.reward=null`); the
     package's scoring takes them anywhere."""
-    reward: FunctionNames = ("rl_core.envs.reasoning_gym.scoring:compute_score",)
+    reward: FunctionNames = (PACKAGE_SCORING,)
     """The package's own scoring, as a function with verl's signature; or others."""
 
     templates: ClassVar = ANSWER_IN_TAGS

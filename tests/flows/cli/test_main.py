@@ -241,7 +241,7 @@ def test_a_signal_while_the_command_imports_is_one_line(name):
 
 
 def test_an_interrupt_that_a_library_wraps_is_one_line(cli, monkeypatch):
-    def wrapped(words: object) -> None:
+    def wrapped(words: object, last: object) -> None:
         raise ValueError("Error calling function `f`: KeyboardInterrupt: SIGTERM")
 
     monkeypatch.setattr("flows.cli.main.resolve_name", lambda name: wrapped)

@@ -1,4 +1,4 @@
-"""`stop` and `logs`: a run from another terminal."""
+"""`stop`, `logs` and `note`: a run from another terminal."""
 
 import os
 import subprocess
@@ -9,6 +9,8 @@ from contextlib import ExitStack
 import pytest
 
 from rl_core.runs.lock import owned, owner_of
+from rl_core.runs.run_folder import RunFolder
+from rl_core.system.words import printable
 from tests.support.runs import new_run
 
 HOLDS = """
@@ -105,3 +107,50 @@ def test_logs_follow_a_run_until_its_process_is_gone(cli, tmp_path):
 def test_a_word_of_another_program_is_answered_with_ours(cli, word, ours):
     refused = cli(word, code=2, root=None).err
     assert f"unknown command '{word}': countdown-train {ours}" in refused
+
+
+HOSTILE = "<script>alert(1)</script> \x1b[31m\u202e `x` {{ 7*7 }}"
+
+
+def test_a_note_is_kept_shown_everywhere_and_deleted(cli, tmp_path):
+    for name in ("one", "two"):
+        new_run(tmp_path, name).metrics.append(1, {"reward/accuracy": 0.5})
+    assert cli("note", "one").out == "run one has no note\n"
+    cli("note", "one", "lr = 3 was  too\nhigh")
+    assert cli("note", "one").out == "lr = 3 was too high\n"
+    cli("note", "one", HOSTILE)
+    shown = printable(HOSTILE)
+    assert f"one: {shown}\n" in cli("runs").out
+    assert "<script>" in cli("compare", "one", "two").out
+    assert f"note: {shown}" in " ".join(cli("watch", "one").out.split())
+    cli("report", "one")
+    page = (tmp_path / "runs" / "one" / "report.html").read_text()
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "{{ 7*7 }}" in page
+    for text in (cli("runs", "note=SCRIPT").out, page, shown):
+        assert "\x1b" not in text
+    assert "at most 500" in cli("note", "one", "x" * 501, code=2).err
+    cli("note", "one", "x" * 500)
+    cli("note", "one", "")
+    assert RunFolder(tmp_path / "runs" / "one").read().note is None
+    assert "note takes RUN and a TEXT" in cli("note", code=2).err
+    assert "no run 'nobody'" in cli("note", "nobody", "x", code=2).err
+
+
+def test_a_note_stays_while_the_run_goes_on_and_holds_no_secret(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "a-secret-of-ours")
+    run = new_run(tmp_path, "night")
+    with owned(run):
+        assert "secret" not in cli("note", "night", "key a-secret-of-ours").out
+        run.update(steps=3)
+    assert run.read().note == "key ***"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders to another user")
+def test_another_users_run_gets_no_note(cli, tmp_path):
+    run = new_run(tmp_path, "theirs")
+    for path in (run.path, tmp_path / "runs"):
+        os.chown(path, 54321, 54321)
+    os.chown(tmp_path / "runs", 0, 0)
+    assert "only its owner notes" in cli("note", "theirs", "x", code=2).err

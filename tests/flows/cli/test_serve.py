@@ -21,7 +21,7 @@ from prefect import get_client
 from prefect.events.schemas.automations import AutomationCore
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
-from flows.cli import serve
+from flows.cli import notifying, serve
 from flows.errors import RunFailedError
 from flows.prefect_patches.login import own_login
 from tests.flows.test_run import PROGRAM, Place
@@ -117,8 +117,16 @@ def test_it_serves_and_ctrl_c_stops_all_of_it(served):
     change_in_the_ui(served)
     served.post("/automations/", automation().model_dump(mode="json"))  # as a busy server may
     flow_run = begun(served, process)
+    asks = (*PROGRAM, "serve", "status")
+    status = run(*asks, cwd=served.folder, env=served.environment)
+    up, night, goes_on = status.stdout.splitlines()
+    assert up.startswith("serve   up since ")
+    assert up.endswith(f": http://127.0.0.1:{served.port}")
+    assert night.startswith(("night   next at ", "night   none: "))
+    assert goes_on.startswith("run     ")
     os.killpg(process.pid, signal.SIGINT)
     code, out, err = served.ends(process)
+    assert "serve is not up" in run(*asks, cwd=served.folder, env=served.environment).stderr
     out = "".join([*said, out])
     assert (code, err) == (0, "")
     record = served.place.record()
@@ -254,7 +262,7 @@ def notify(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def run(code: int, **night: object) -> Any:
         (tmp_path / "night.yaml").write_text(json.dumps(night))
-        monkeypatch.setattr(serve, "NIGHT_FILE", tmp_path / "night.yaml")
+        monkeypatch.setattr(notifying, "NIGHT_FILE", tmp_path / "night.yaml")
         return cli("notify", "test", code=code, root=None)
 
     return run

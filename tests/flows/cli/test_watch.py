@@ -40,6 +40,14 @@ def test_the_end_shows_what_the_evaluation_came_to(run):
     assert "evaluated" not in shown(run)
     run.update(status="finished", accuracy_before=0.25, accuracy_after=0.5)
     assert "evaluated: accuracy 0.250 before, 0.500 after" in shown(run)
+    assert "accuracy in tests" not in shown(run)
+
+
+def test_sampled_decoding_is_named(tmp_path):
+    sampled = {"decoding": "sampled", "samples_per_problem": 4, "temperature": 0.7}
+    run = new_run(tmp_path, "night", evaluation=sampled)
+    protocol = "mean of 4 samples, temperature 0.7"
+    assert f"accuracy in tests and evaluation: {protocol}" in shown(run)
 
 
 def test_a_curve_as_bars_by_hand():

@@ -39,7 +39,7 @@ def test_only_the_deployment_command_is_changed(monkeypatch, command, is_changed
 
 
 def test_no_server_starts_without_a_login(monkeypatch, tmp_path):
-    """Prefect goes on without a plugin that fails, unless that leaves by SystemExit."""
+    """Prefect continues without a plugin that fails, unless that leaves by SystemExit."""
     login_file(tmp_path).symlink_to("/dev/null")
     monkeypatch.setattr("sys.argv", ["/bin/prefect", "--profile", "p", "server", "start"])
     with temporary_settings({PREFECT_HOME: tmp_path}), pytest.raises(SystemExit) as refused:

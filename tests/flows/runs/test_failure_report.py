@@ -58,7 +58,7 @@ def test_each_kind_of_error_has_its_advice(tmp_path, error, advice):
     words = {
         "same": "the same command, or run_id=r with other settings,",
         "again": "the same command with run_id=r",
-        "outcome": "goes on from step 400",
+        "outcome": "continues from step 400",
     }
     assert next_step(error, run) == advice.format(run=run.path, **words)
 
@@ -94,9 +94,9 @@ def test_a_full_disk_still_takes_the_last_words_and_says_how_much_to_free(tmp_pa
         record = run.read()
         # 1 GiB that must stay free, 8 MiB of reserve and a checkpoint of some hundred bytes.
         assert record.next_step == (
-            f"free 1.0 GiB where {run.path} lies (`countdown-train prune run_id=r storage.root="
+            f"free 1.0 GiB on the disk of {run.path} (`countdown-train prune run_id=r storage.root="
             f"{disk} dry_run=true` shows what may go); the same command, or run_id=r with other "
-            "settings, goes on from step 400"
+            "settings, continues from step 400"
         )
         assert record.reason == (
             "OSError: [Errno 28] No space left on device: delete other runs or files, or set "

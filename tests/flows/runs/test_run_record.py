@@ -185,7 +185,7 @@ def test_a_finished_run_that_nothing_can_go_on_from_is_not_started_anew(tmp_path
     run.update(status="finished", steps=3)
     assert choose_run(config, None) == config
     shutil.rmtree(run.path / "checkpoints")
-    with pytest.raises(BadInputError, match="no checkpoint is there to go on from after step 3"):
+    with pytest.raises(BadInputError, match="no checkpoint is there to continue from after step 3"):
         choose_run(config, None)
     run.update(status="failed")  # a crash before its first checkpoint: it begins anew
     assert choose_run(config, None) == config

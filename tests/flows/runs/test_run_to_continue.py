@@ -141,7 +141,7 @@ def test_a_run_whose_checkpoints_cannot_be_read_is_not_continued_and_the_line_sa
     damage(run.path / "checkpoints" / "step_000007")
     run_id, why = continued(tmp_path)
     assert run_id is None
-    assert why.startswith("a new run begins, since a has no sound checkpoint to go on from: ")
+    assert why.startswith("a new run begins, since a has no sound checkpoint to continue from: ")
     assert "step_000007 is damaged" in why
     save_checkpoint(run.path, 5, lambda folder: (folder / "x").write_text("abc"), None)
     assert continued(tmp_path)[1].startswith("continuing run a from step 5;")
@@ -152,14 +152,16 @@ def test_a_run_without_its_checkpoints_that_its_budget_stopped_keeps_its_logs(tm
     shutil.rmtree(run.path / "checkpoints")
     run_id, why = continued(tmp_path)
     assert run_id is None
-    assert "no checkpoint is there to go on from after step 7" in why
+    assert "no checkpoint is there to continue from after step 7" in why
 
 
 def test_the_first_line_says_that_the_budget_is_still_used_up(tmp_path):
     left(tmp_path, "a", "finished", saved=7, stopped_by="budget.max_hours=1.5")
-    used_up = ", but budget.max_hours=1.5 allows no step more: raise it; run_id=NEWNAME begins anew"
+    used_up = (
+        ", but budget.max_hours=1.5 allows no step more: set a larger budget.max_hours; run_id"
+    )
     assert used_up in continued(tmp_path, budget={"max_hours": 1.5})[1]
-    assert "raise it" not in continued(tmp_path, budget={"max_hours": 5})[1]
+    assert "allows no step" not in continued(tmp_path, budget={"max_hours": 5})[1]
 
 
 @pytest.mark.parametrize(

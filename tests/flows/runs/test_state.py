@@ -214,4 +214,4 @@ def test_a_run_that_goes_on_closes_the_flow_run_that_died(tmp_path, is_there):
     if is_there:
         closed = state_of(dead)
         assert closed.type is StateType.CRASHED
-        assert f"went on with run {run.run_id}" in str(closed.message)
+        assert f"continued with run {run.run_id}" in str(closed.message)

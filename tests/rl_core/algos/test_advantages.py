@@ -314,3 +314,9 @@ def test_overlong_penalties_by_hand():
     lengths = torch.tensor([10, 80, 85, 100])
     penalties = adv.overlong_penalties(lengths, num_tokens=20, max_length=100)
     assert penalties.tolist() == [0.0, 0.0, -0.25, -1.0]
+
+
+def test_length_penalties_by_hand():
+    lengths, correct = torch.tensor([10, 50, 100, 100]), torch.tensor([True, True, True, False])
+    penalties = adv.length_penalties(lengths, correct, weight=0.5, max_length=100)
+    assert penalties.tolist() == pytest.approx([-0.05, -0.25, -0.5, 0.0])

@@ -19,7 +19,7 @@ DEADLINE_S = 30
 
 
 class Source:
-    """One number that training moves, its snapshot, and a write that waits until it may go on."""
+    """One number that training moves, its snapshot, and a write that waits to be released."""
 
     def __init__(self) -> None:
         self.number = 0

@@ -180,7 +180,7 @@ def test_training_goes_on_with_the_same_numbers_and_the_next_save_tries_again(
     assert without_timings(metrics) == trained.metrics_of_step_three
     assert said.startswith("step 3 was not saved ([Errno 28] No space left on device")
     needed = f"a checkpoint takes {disk_size(whole)}, {disk_size(PAGE)} are free"
-    assert f"{needed}, a resume would go on from step 2. Delete other runs" in said
+    assert f"{needed}, a resume would continue from step 2. Delete other runs" in said
     assert said in caplog.text
     assert saves.trouble is None
     assert steps(disk) == [2, 4]

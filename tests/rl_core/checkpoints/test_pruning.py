@@ -20,6 +20,7 @@ def some_checkpoint(step: int, size_bytes: int = 10, accuracy: float | None = No
     return Checkpoint(Path(f"step_{step:06d}"), step, accuracy, size_bytes, "2026-01-01")
 
 
+@pytest.mark.slow
 def test_a_prune_killed_at_any_system_event_leaves_only_whole_checkpoints(small_disk):
     for run, kill in kills_at_each_event(small_disk, more_than=20):
         save_steps(run, {1: 0.1, 2: 0.9, 3: 0.2})
@@ -42,8 +43,8 @@ def test_pruning_says_why():
     rules = {"keep_last": 3, "quota_bytes": 4_500_000_000, "roles": [(7, "latest"), (2, "best")]}
     assert planned(range(1, 8), 10**9, **rules) == [
         (7, True, "latest"),
-        (6, True, "one of the newest 3 beside latest and best"),
-        (5, True, "one of the newest 3 beside latest and best"),
+        (6, True, "one of the newest 3 besides latest and best"),
+        (5, True, "one of the newest 3 besides latest and best"),
         (4, False, "over the quota of 4.5 GB"),
         (3, False, "over the quota of 4.5 GB"),
         (2, True, "best"),
@@ -52,8 +53,8 @@ def test_pruning_says_why():
     rules = {"keep_last": 1, "quota_bytes": 10**12, "roles": [(7, "latest"), (7, "best")]}
     assert planned(range(1, 8), 10**9, **rules) == [
         (7, True, "latest and best"),
-        (6, True, "one of the newest 1 beside latest and best"),
-        *((n, False, "older than the newest 1 beside latest and best") for n in (5, 4, 3, 2, 1)),
+        (6, True, "one of the newest 1 besides latest and best"),
+        *((n, False, "older than the newest 1 besides latest and best") for n in (5, 4, 3, 2, 1)),
     ]
 
 
@@ -131,7 +132,7 @@ def test_what_fills_the_disk_is_beyond_it_as_beyond_the_quota():
     rules = {"roles": [(4, "latest"), (4, "best")], "keep_last": 3, "quota_bytes": 1_000}
     assert planned((1, 2, 3, 4), 10, **rules, disk_bytes=29) == [
         (4, True, "latest and best"),
-        (3, True, "one of the newest 3 beside latest and best"),
+        (3, True, "one of the newest 3 besides latest and best"),
         (2, False, "the disk has room for 29 B of checkpoints"),
         (1, False, "the disk has room for 29 B of checkpoints"),
     ]

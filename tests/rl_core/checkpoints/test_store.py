@@ -102,6 +102,7 @@ def test_a_full_disk_is_an_oserror_whoever_writes(small_disk, write):
     assert hidden(small_disk) == []
 
 
+@pytest.mark.slow
 def test_a_save_killed_at_any_system_event_is_whole_or_absent(small_disk):
     outcomes = []
     for run, kill in kills_at_each_event(small_disk, more_than=15):

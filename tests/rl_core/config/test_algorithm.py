@@ -89,6 +89,9 @@ def test_an_overlong_penalty_needs_rewards_and_room():
     algorithm |= {"estimator": "maxrl", "kl_mode": "none", "overlong_tokens": 100}
     with pytest.raises(ValueError, match=r"overlong_tokens=100 .*estimator=maxrl ignores"):
         RunConfig.model_validate({"algorithm": algorithm})
+    algorithm |= {"overlong_tokens": 0, "length_penalty": 0.1}
+    with pytest.raises(ValueError, match=r"length_penalty=0.1 .*estimator=maxrl ignores"):
+        RunConfig.model_validate({"algorithm": algorithm})
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])

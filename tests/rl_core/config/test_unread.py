@@ -49,8 +49,10 @@ CASES = [
     ("data.test_size=90", "data.train_files=[a] data.test_files=[b]", "test split are used", ""),
     ("reward.workers=3", "", "no function of yours", "env.reward=a:b"),
     ("env.format_score=0.2", "env.reward=a:b", "env.reward decides", ""),
+    ("env.full_score=2", "env=reasoning_gym", "scores it 1", "env=reasoning_gym env.reward=[]"),
     ("trainer.wandb_mode=online", "", "does not name wandb", "trainer.logger=[wandb]"),
     ("budget.currency=USD", "", "shows no prices", "budget.price_per_hour=2"),
+    ("budget.stop_on_hacked_reward=true", "data.curriculum=pass_rate", "proves nothing", ""),
     ("retry.delay_s=3", "retry.max_retries=0", "never waits", ""),
 ]
 

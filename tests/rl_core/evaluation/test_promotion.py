@@ -160,7 +160,7 @@ def test_a_champion_is_never_pruned_and_a_former_one_is(tmp_path):
     decisions = prune(run, keep_last=0, quota_bytes=1)
     assert [(d.checkpoint.step, d.keep, d.reason) for d in decisions] == [
         (4, True, "latest"),
-        (3, False, "older than the newest 0 beside latest and best"),
+        (3, False, "older than the newest 0 besides latest and best"),
         (2, True, "best"),
         (1, True, "champion"),
     ]

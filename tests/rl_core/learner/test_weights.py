@@ -49,19 +49,24 @@ def test_dppo_needs_no_log_probs_of_before(new_learner, make_batch):
     assert metrics["actor/grad_norm"] > 0.0
 
 
-def test_an_overlong_response_loses_reward_and_no_score(new_learner, make_batch):
+@pytest.mark.parametrize("setting", [{"overlong_tokens": 4}, {"length_penalty": 0.5}])
+def test_a_long_response_loses_reward_and_no_score(new_learner, make_batch, setting):
     batch = make_batch()
-    longest = int(batch.response_lengths.max())
+    batch.correct[::2] = True
+    lengths = batch.response_lengths
+    longest = int(lengths.max())
     learner = new_learner(
-        algorithm={"kl_mode": "none", "overlong_tokens": 4},
+        algorithm={"kl_mode": "none", **setting},
         data={"train_batch_size": 8, "max_response_length": longest},
     )
     metrics, columns = learner.learn(batch)
-    expected = ((longest - 4 - batch.response_lengths) / 4).clamp(-1, 0)
-    assert expected.min() == -1.0
-    assert columns["reward"] == pytest.approx((batch.rewards + expected).tolist())
+    lost = -0.5 * batch.correct * lengths / longest
+    if "overlong_tokens" in setting:
+        lost = ((longest - 4 - lengths) / 4).clamp(-1, 0)
+        assert lost.min() == -1.0
+    assert columns["reward"] == pytest.approx((batch.rewards + lost).tolist())
     assert metrics["critic/score/mean"] == pytest.approx(batch.rewards.mean().item())
-    assert metrics["critic/rewards/mean"] == pytest.approx((batch.rewards + expected).mean().item())
+    assert metrics["critic/rewards/mean"] == pytest.approx((batch.rewards + lost).mean().item())
 
 
 def test_too_long_sets_a_right_response_apart_from_its_group(two_responses):

@@ -146,6 +146,7 @@ def test_a_config_that_is_cut_short_is_refused(folder):
     assert "config.json is no JSON object" in refused(folder)
 
 
+@pytest.mark.slow
 def test_a_million_layers_are_refused_before_they_are_built(folder):
     change_config(folder, num_hidden_layers=10**6, layer_types=None)
     assert "1,000,000 layers, and its files hold 26 tensors" in refused(folder)

@@ -1,4 +1,4 @@
-"""A user's reward in real processes: whatever it does, the run gets a score and goes on."""
+"""A user's reward in real processes: whatever it does, the run gets a score and continues."""
 
 import logging
 import subprocess
@@ -92,7 +92,7 @@ def test_several_functions_are_added_up_by_weight_and_the_first_says_what_is_cor
     kept = ("says_whether_it_read", 1.0), ("share_of_letters", 0.0), ("misbehave", 1.0)
     assert right == ScoredText(2 - 1, "correct", "42", "42", kept)
     assert (wrong.score, wrong.verdict) == (0.5 - 1, "no_answer")
-    assert failed == ScoredText(0.0, "reward_error", None)
+    assert failed == ScoredText(0.0, "reward_error", None, why="KeyError: 'no such thing'")
     with start_rewards(Gsm8k(reward=names)) as rewards:
         assert [one.score for one in scores(rewards, "42", "ab12")] == [2.0, 1.5]
     assert f"env.reward={HERE}:none cannot be" in refusal(Gsm8k(reward=[*names, f"{HERE}:none"]))
@@ -174,6 +174,7 @@ def test_a_module_of_the_working_folder_shadows_none_that_is_installed(tmp_path,
     assert sprung(folder) == ""
 
 
+@pytest.mark.slow
 def test_whatever_a_function_does_costs_its_own_response_alone(caplog):
     bad = ["crash", "exit", "leave", "segfault", "hog", "recurse", "loop", "children"]
     bad += ["nan", "text", "nothing", "empty", "list"]
@@ -267,6 +268,7 @@ def test_an_async_function_scores_many_responses_at_a_time_in_one_process():
         assert scores(rewards, "", "")[1].score == 0.5
 
 
+@pytest.mark.slow
 def test_whatever_an_async_function_does_costs_its_own_response_alone(caplog):
     bad = ["crash", "exit", "never", "leave", "segfault", "loop", "nan", "text"]
     responses = [r for one in bad for r in (one, "fine", "0.5")] + ["noise", "fork", "fine"]

@@ -123,6 +123,7 @@ def test_another_error_is_nobodys_memory(tiny_model_path):
         list(engine.generate(REQUESTS, SamplingSettings(-1), "gen"))
 
 
+@pytest.mark.slow
 def test_what_fits_grows_back(tiny_model_path, caplog):
     engine = make("hf", tiny_model_path)
     expected = in_order(engine.generate(REQUESTS, SAMPLED, "gen"))

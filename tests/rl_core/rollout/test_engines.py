@@ -202,6 +202,7 @@ def test_completions_arrive_when_they_end_and_the_rest_can_be_dropped(engine, re
     assert list(engine.generate([], sampling)) == []
 
 
+@pytest.mark.slow
 def test_building_a_vllm_engine_leaves_random_state_and_threads_alone(tiny_model_path):
     torch.manual_seed(7)
     np.random.seed(7)  # the global state is what is tested
@@ -219,7 +220,7 @@ def test_building_a_vllm_engine_leaves_random_state_and_threads_alone(tiny_model
 
 
 def test_a_response_ends_after_a_text_and_goes_on_from_there(engine, tiny_model_path):
-    """Greedily, so that going on must give what would have been said without a stop."""
+    """Greedily, so that continuing must give what would have been said without a stop."""
     tokenizer = load_tokenizer(str(tiny_model_path))
     uncut = ask(engine, prompts())
     stops = []

@@ -37,7 +37,7 @@ def echo_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scripted:
-    """Goes on with a text by the prompt it gets; `|` is the end of a text."""
+    """Continues with a text by the prompt it gets; `|` is the end of a text."""
 
     def __init__(self, script: dict[str, str]) -> None:
         self.script = script

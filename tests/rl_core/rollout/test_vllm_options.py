@@ -94,6 +94,7 @@ def test_vllm_takes_the_calls_of_an_engine_that_sleeps(method, arguments):
     inspect.signature(getattr(LLM, method)).bind(None, **arguments)
 
 
+@pytest.mark.slow
 def test_an_engine_starts_where_others_give_memory_of_the_card_back(
     asked, tiny_model_path, monkeypatch
 ):

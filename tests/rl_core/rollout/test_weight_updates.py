@@ -77,6 +77,7 @@ def test_released_weights_are_in_no_memory_and_nothing_is_generated_from_them(
         ask(engine, prompts())
 
 
+@pytest.mark.slow
 def test_a_vllm_engine_built_again_keeps_the_last_weights(tiny_model_path, reference):
     engine = make_vllm(tiny_model_path)
     perturb(reference, 9)

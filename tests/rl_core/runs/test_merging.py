@@ -1,4 +1,4 @@
-"""Checkpoints of adapters: small while training goes on, whole models at its end."""
+"""Checkpoints of adapters: small while training continues, whole models at its end."""
 
 import errno
 import logging
@@ -186,7 +186,7 @@ def test_another_base_is_refused_and_one_that_has_gone_leaves_the_adapter(traine
     expected = f"sha256 {other[:12]}, and it was trained on those of {digest[:12]}: put these back"
     with pytest.raises(ValueError, match=expected):
         read_weights(folder)
-    line = f"began with another model: .*sha256 {other[:12]} and not {digest[:12]}; go on with"
+    line = f"began with another model: .*sha256 {other[:12]} and not {digest[:12]}; continue with"
     with pytest.raises(ValueError, match=line):
         check_same_model(trained.run, folder, base)
 

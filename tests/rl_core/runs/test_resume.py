@@ -102,7 +102,7 @@ def test_a_damaged_latest_costs_the_steps_since_the_one_before_and_nothing_else(
 
     train_six_steps(config, tiny_model_path)
     assert run.read().reason == (
-        f"step_000004 is damaged ({what}): training goes on after step 2 and does steps 3 to 5 "
+        f"step_000004 is damaged ({what}): training continues after step 2 and does steps 3 to 5 "
         "again"
     )
     assert run.read().reason in caplog.messages
@@ -137,7 +137,7 @@ def test_two_damaged_ones_are_passed_over_and_the_pointers_move(tmp_path):
     assert found.step == 2
     assert said == [
         f"step_000004 is damaged ({cut}), step_000003 is damaged ({flipped}): training "
-        "goes on after step 2 and does steps 3 to 5 again"
+        "continues after step 2 and does steps 3 to 5 again"
     ]
     assert pointers(run.path) == ("step_000002", "step_000002")
 
@@ -150,7 +150,7 @@ def test_a_run_without_any_sound_checkpoint_is_refused_each_time_and_loses_nothi
     what = damage(save_checkpoint(run.path, 4, writer(), 0.5))
     metrics = run.metrics.read()
     for _ in range(2):
-        with pytest.raises(ValueError, match="r has no sound checkpoint to go on from") as caught:
+        with pytest.raises(ValueError, match="no sound checkpoint to continue from") as caught:
             checkpoint_to_resume(run, print)
         assert f"step_000004 is damaged ({what}); put a whole copy in place" in str(caught.value)
         assert "start anew with run_id=NAME" in str(caught.value)
@@ -176,7 +176,7 @@ def test_a_run_goes_on_with_the_model_that_it_began_with_and_no_other(tmp_path, 
     with pytest.raises(ValueError, match=r"^r began with another .* hidden_size=128 and not"):
         check_same_model(run, tiny_model_path, wider)
     rewritten(said_otherwise, "tokenizer.json", lambda words: words["model"]["vocab"].popitem())
-    with pytest.raises(ValueError, match=r"has other tokens in its tokenizer; go on with .*run_id"):
+    with pytest.raises(ValueError, match=r"other tokens in its tokenizer; continue with .*run_id"):
         check_same_model(run, tiny_model_path, said_otherwise)
 
 

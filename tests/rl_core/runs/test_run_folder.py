@@ -31,7 +31,7 @@ def test_a_new_run_has_a_record_and_its_settings(tmp_path):
     started_at, made_with = record.pop("started_at"), record.pop("made_with")
     assert made_with["torch"] == version("torch")
     assert datetime.fromisoformat(started_at).utcoffset() == timedelta(0)
-    first = {"started_at": started_at, "reason": "started"}
+    first = {"started_at": started_at, "reason": "started", "made_with": made_with}
     assert {name: value for name, value in record.items() if value} == {
         "run_id": "my-run",
         "preset": "quickstart",

@@ -72,9 +72,14 @@ def test_a_start_and_the_last_step_by_hand(tmp_path, clock):
         waits.step_done(7)  # training begins
     assert waits.startup_s == {"Ray": 4.0, "all": 13.5, "engine_0": 9.5}
     assert startup_in_words(waits.startup_s) == "13.5 s (engine_0 9.5 s, Ray 4.0 s)"
+    for phase, seconds in (("sync", 1), ("gen", 2), ("evaluate", 4)):  # the first answer counts
+        with waits.on(phase):
+            clock[0] += seconds
+    assert waits.startup_s == {"Ray": 4.0, "all": 16.5, "engine_0": 9.5, "first response": 3.0}
+    assert Waits(before={"command": 2.5}).startup_s == {"command": 2.5}
     waits.write()
     assert step_in_words(tmp_path) is None
-    clock[0] += 3.25
+    clock[0] -= 7 - 3.25
     waits.step_done(8)
     clock[0] += 12
     waits.write()

@@ -82,7 +82,7 @@ def test_a_kill_costs_nothing(tmp_path, rows, tiny_model_path, lora_rank):
     assert not (tmp_path / "b" / "model").exists()
     losses: list[float] = []
     _, resumed = tuned(tmp_path / "b", rows, tiny_model_path, losses, sft={"lora_rank": lora_rank})
-    assert len(losses) == 4, "it goes on after step 4"
+    assert len(losses) == 4, "it continues after step 4"
     assert_bitwise_equal(whole, resumed)
     curves = [(tmp_path / name / "model" / "sft_loss.jsonl").read_text() for name in "ab"]
     assert curves[0] == curves[1]
@@ -114,6 +114,7 @@ def test_bfloat16_and_adapters_learn_alike(tmp_path, rows, tiny_model_path):
     assert not any("lora" in name for name in weights)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_split_and_a_single_example_refused(
     tmp_path, rows, tiny_model_path, monkeypatch
 ):

@@ -35,6 +35,7 @@ def test_a_lease_that_was_given_back_is_free_at_once(store):
     assert is_written_elsewhere(store, "r", "here")
 
 
+@pytest.mark.slow
 def test_the_lease_of_a_dead_machine_is_taken_and_its_return_is_noticed(store):
     dead = Lease(store, "r", "dead", beat_s=8.0)
     with dead, Lease(store, "r", "alive", beat_s=0.2, patience_s=1.0) as alive:

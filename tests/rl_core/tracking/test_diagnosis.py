@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rl_core.config.run import RunConfig
 from rl_core.rollout.collector import repeated_share
-from rl_core.tracking.diagnosis import diagnose
+from rl_core.tracking.diagnosis import diagnose, hacked_reward
 
 Rows = list[dict[str, Any]]
 
@@ -119,6 +119,34 @@ def test_an_accuracy_that_tests_do_not_see_is_suspect(accuracy, tested, found):
     for step, value in zip((0, 20, 40), tested, strict=True):
         rows[step]["val/accuracy"] = value
     assert rules(rows) == found
+
+
+@pytest.mark.parametrize(
+    ("score", "accuracy", "tested", "settings", "found"), TABLES["fooled rewards"]
+)
+def test_a_reward_that_rises_without_the_tests_is_suspect(score, accuracy, tested, settings, found):
+    rows: Rows = [{"step": 0}, *steps(score=score, accuracy=accuracy)]
+    for step, value in zip((0, 20, 40), tested, strict=True):
+        rows[step]["val/accuracy"] = value
+    sections = {"env": {key.removeprefix("env."): value for key, value in settings.items()}}
+    assert [one.rule for one in diagnose(rows, settings=sections)] == found
+
+
+def test_a_reward_counts_as_hacked_once_three_tests_in_a_row_find_it():
+    """The score doubles over 40 steps; a test every 5 steps sees 0.2, but for one of them."""
+    config = RunConfig.model_validate({"env": {"name": "countdown", "reward": ["a:f"]}})
+
+    def first_stop(better_test: int | None) -> int | None:
+        rows: Rows = [{"step": 0}, *steps(score=(0.4, 0.8), accuracy=(0.2, 0.2))]
+        for step in range(0, 41, 5):
+            rows[step]["val/accuracy"] = 0.6 if step == better_test else 0.2
+        return next((s for s in range(41) if hacked_reward(rows[: s + 1], config)), None)
+
+    # Means of the first and the last quarter differ by more than 0.1 from step 15 on.
+    assert first_stop(None) == 25
+    assert first_stop(20) == 35
+    rows: Rows = [{"step": 0}, *steps(score=(0.4, 0.8), accuracy=(0.2, 0.2))]
+    assert hacked_reward(rows, config) is None
 
 
 def test_the_diarys_170_steps_are_called_what_they_were():

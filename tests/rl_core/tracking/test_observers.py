@@ -1,8 +1,7 @@
 import pytest
 
-from rl_core.config.operations import BudgetConfig
 from rl_core.tracking.observers import BudgetLimit, StepObserver, all_of, per_token_ms
-from tests.support.runs import new_run
+from tests.support.runs import new_run, run_config
 
 
 def test_all_are_asked_and_told_in_their_order():
@@ -32,7 +31,8 @@ def test_all_are_asked_and_told_in_their_order():
 
 def test_a_budget_stops_before_the_step_that_would_exceed_it_and_counts_earlier_steps(tmp_path):
     run = new_run(tmp_path)
-    budget = BudgetLimit(BudgetConfig(max_hours=1.0), run)
+    limited = run_config(budget={"max_hours": 1.0})
+    budget = BudgetLimit(limited, run)
     assert budget.allows_a_step()
     budget.on_step(0, 9, {})
     budget.on_step(1, 9, {"timing_s/step": 1_000.0})
@@ -42,10 +42,39 @@ def test_a_budget_stops_before_the_step_that_would_exceed_it_and_counts_earlier_
     said = "budget.max_hours=1 allows no step after 3 (33 min): training stopped there"
     assert budget.reason(3) == said
     run.metrics.append(1, {"timing_s/step": 2_000.0})
-    assert not BudgetLimit(BudgetConfig(max_hours=1.0), run).allows_a_step()
-    unlimited = BudgetLimit(BudgetConfig(), run)
+    assert not BudgetLimit(limited, run).allows_a_step()
+    unlimited = BudgetLimit(run_config(), run)
     assert unlimited.allows_a_step()
     assert unlimited.reason(1) is None
+
+
+def test_a_hacked_reward_ends_training_at_the_step_after_the_test_that_shows_it(tmp_path):
+    run = new_run(tmp_path)
+    settings = {"env": {"name": "countdown", "reward": ["a:f"]}}
+    stops = run_config(**settings, budget={"stop_on_hacked_reward": True})
+    budget, goes_on = BudgetLimit(stops, run), BudgetLimit(run_config(**settings), run)
+    for step in range(31):
+        metrics = {"critic/score/mean": 0.4 + step / 100, "timing_s/step": 1.0}
+        if step % 5 == 0:
+            metrics["val/accuracy"] = 0.2
+        assert budget.wants_stop() == (step == 26)
+        if budget.wants_stop():
+            break
+        run.metrics.append(step, metrics)
+        budget.on_step(step, 30, metrics)
+        goes_on.on_step(step, 30, metrics)
+    assert goes_on.allows_a_step()
+    limit = "budget.stop_on_hacked_reward=true"
+    assert budget.limit == limit
+    assert budget.reason(26) == (
+        f"{limit} allows no step after 26 (critic/score/mean 0.435 -> 0.625, 6 tests: "
+        "val/accuracy 0.200 -> 0.200): training stopped there"
+    )
+    assert str(budget.next_step(26)).endswith(
+        "; the same command with budget.stop_on_hacked_reward=false continues from step 26"
+    )
+    later = BudgetLimit(stops, run)
+    assert (later.allows_a_step(), later.limit) == (False, limit)
 
 
 def test_times_per_token_by_hand(make_rollout):

@@ -43,7 +43,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_run(root: Path) -> tuple[RunConfig, RunFolder]:
-    trainer = TrainerConfig(logger=("wandb",), wandb_mode="online")
+    trainer = TrainerConfig(logger=("wandb",), wandb_mode="online", wandb_project="ours")
     config = RunConfig(run_id="my-run", storage=StorageConfig(root=root), trainer=trainer)
     return config, RunFolder.create(config)
 
@@ -93,6 +93,7 @@ def test_a_resumed_runs_curve_goes_on_and_has_each_step_once(tmp_path, monkeypat
             do_steps(run, 0, 12)
         assert scores_by_step(server) == expected(0, 12)
         assert server.exit_codes == {"my-run": 0}
+        assert server.projects == {"ours"}
         written = [json.loads(line) for line in (run.path / "metrics.jsonl").open()]
         assert [row["_timestamp"] for row in server.rows("my-run")] == pytest.approx(
             [datetime.fromisoformat(row["time"]).timestamp() for row in written]

@@ -197,7 +197,7 @@ class TestOneSession:
         assert accepted == [False, False, True]
         (folder,) = _session_folders()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        for file in (*folder.rglob("*"), *Path.home().rglob("*"), *workers._log_folder.rglob("*")):
+        for file in (*folder.rglob("*"), *Path.home().rglob("*"), *workers._place.logs.rglob("*")):
             assert not file.is_file() or token.encode() not in file.read_bytes(), file
 
     def test_an_actors_error_arrives_as_it_is_and_is_no_death(self, workers, tmp_path):

@@ -113,9 +113,10 @@ def test_a_request_that_hangs_every_engine_is_left_to_the_watchdog(
     workers, monkeypatch, tiny_model_path
 ):
     class Poisoned(FaultyRolloutActor):
-        def load(self, *arguments: object) -> None:
-            super().load(*arguments)
+        def load(self, *arguments: object) -> tuple[int, str]:
+            held = super().load(*arguments)
             self.never_answer(POISON)
+            return held
 
     monkeypatch.setattr(workers_module, "RolloutActor", Poisoned)
     monkeypatch.setattr(engines_module, "_LEAST_S", 8.0)

@@ -169,11 +169,11 @@ def test_without_console_only_log_txt_has_the_steps(on_console, tmp_path, capsys
         logger.warning("something is odd")
         full = io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True)
         monkeypatch.setattr("sys.stdout", full)  # as a reader or terminal that is gone
-        logger.warning("the run goes on")
+        logger.warning("the run continues")
     logged = (tmp_path / "log.txt").read_text()
     assert "step 1/3 · accuracy 0.250" in logged
     assert "step 2/3 · accuracy 0.250" in logged
-    assert "the run goes on" in logged
+    assert "the run continues" in logged
     shown = capsys.readouterr().out
     assert "step 2/3" not in shown  # the bar has it
     assert "something is odd" in shown

@@ -69,13 +69,14 @@ def test_a_disk_that_was_full_is_no_quiet_run(two_runs):
         + "2026-11-20T20:00:02Z WARNING rl_core.checkpoints.background_save: the disk filled up "
         "while step 10 was saved\n"
         "2026-11-20T20:00:03Z ERROR rl_core.checkpoints.background_save: step 12 was not saved "
-        "(OSError: [Errno 28] No space left on device): free 3 GB; training goes on\n"
+        "(OSError: [Errno 28] No space left on device): free 3 GB; training continues\n"
     )
     assert list(map(str, faults(run.path, run.read()))) == [
-        "step 10: rollouts could not be written, 2 times, left out, training went on",
+        "step 10: rollouts could not be written, 2 times, left out, training continued",
         "step 10: the disk filled up during a save, 1 time, older checkpoints were deleted for it, "
-        "training went on",
-        "step 12: a checkpoint could not be saved, 1 time, the one before stands, training went on",
+        "training continued",
+        "step 12: a checkpoint could not be saved, 1 time, the one before stands, "
+        "training continued",
     ]
 
 

@@ -25,7 +25,7 @@ def test_lines_of_loggers_are_told_apart_from_noise():
 
 
 def test_a_process_is_heard_while_it_lives_and_without_secrets(tmp_path, caplog, monkeypatch):
-    """A real process that writes as a worker does, and half a line before it goes on."""
+    """A real process that writes as a worker does, and half a line before it continues."""
     monkeypatch.setenv("TEST_API_KEY", "a-secret-of-eight")
     monkeypatch.setattr(module, "_POLL_S", 0.05)
     caplog.set_level(logging.INFO)

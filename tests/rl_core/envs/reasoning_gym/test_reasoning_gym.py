@@ -83,6 +83,7 @@ def test_its_own_scorer_judges_in_a_process_with_limits(tmp_path):
             assert rewards.submit(said, problem).result().verdict == verdict
 
 
+@pytest.mark.slow
 def test_levels_and_single_settings_change_the_questions(tmp_path):
     def most_animals(**env: Any) -> int:
         rows = made(tmp_path / str(len(list(tmp_path.iterdir()))), task="leg_counting", **env)

@@ -8,8 +8,8 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tasks.prefect_ui import notify as module
-from tasks.prefect_ui.notify import Listeners, notify, warn_of_mistakes
+from tasks import messages as module
+from tasks.messages import Listeners, notify, warn_of_mistakes
 from tests.support.listeners import SECRET, hook, rude_hook
 from tests.support.programs import lives
 from tests.support.waiting import wait_for
