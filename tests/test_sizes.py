@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (26_598, 18_000),
+    "statements of the product": (26_616, 18_000),
     "lines of tests": (46_800, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
@@ -50,8 +50,8 @@ ROOMS = {
     "tasks/queries": (666, 39),
     "tasks/report_page": (595, 43),
     "tasks/supervision": (401, 11),
-    "flows": (473, 25),
-    "flows/cli": (2_132, 93),
+    "flows": (484, 26),
+    "flows/cli": (2_139, 93),
     "flows/prefect_patches": (333, 18),
     "flows/runs": (483, 24),
     "flows/settings": (302, 21),
