@@ -1,6 +1,9 @@
-"""Nights that were due and did not run: named by the next night, and sent by `serve`."""
+"""Nights that were due and did not run: named by the next night, and sent by `serve`.
 
-from collections.abc import Iterator
+One reason is a run that counts as running though its process is gone: `serve` closes these.
+"""
+
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice, takewhile
@@ -13,12 +16,16 @@ from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterName,
     FlowRunFilter,
+    FlowRunFilterDeploymentId,
     FlowRunFilterExpectedStartTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import PrefectException
+from prefect.states import Crashed
 from prefect.types._datetime import now
 
 from flows.settings.night import DEPLOYMENT, due_times
@@ -64,6 +71,26 @@ def refused_since(start: datetime) -> list[FlowRun]:
             if run.state_type is StateType.CANCELLED and not run.run_count and _due(run) >= start
         ]
     return []
+
+
+def close_lost(alive: Collection[str | None]) -> list[str]:
+    """Sets the deployments' runs to Crashed whose processes are gone, and returns their names.
+
+    A server that was away for minutes after the last heartbeat of a run waits for none (it drops
+    the automation's clock of that run), and while that counts as running each night is cancelled.
+    """
+    states = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+    under_way = FlowRunFilter(
+        deployment_id=FlowRunFilterDeploymentId(is_null_=False),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=states)),
+    )
+    with get_client(sync_client=True) as client:
+        lost = client.read_flow_runs(flow_run_filter=under_way)
+        lost = [run for run in lost if str(run.id) not in alive]
+        for run in lost:
+            message = "Its process was gone when `serve` started."
+            client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+    return [run.name for run in lost]
 
 
 def why_not_run(run: FlowRun) -> str:

@@ -42,7 +42,7 @@ from tasks.start import Start, StartFrom, champion_of, start_task
 
 _MOST_DIAGNOSES: Final = 2
 _logger = logging.getLogger(__name__)
-_EXIT_CODE: Final = re.compile(r"non-zero status code (-?\d+)")
+_EXIT_CODE: Final = re.compile(r"status code:? (-?\d+)")
 
 
 @redacting_errors()

@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (26_251, 18_000),
+    "statements of the product": (26_274, 18_000),
     "lines of tests": (47_000, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
@@ -50,9 +50,9 @@ ROOMS = {
     "tasks/queries": (624, 39),
     "tasks/report_page": (578, 43),
     "tasks/supervision": (400, 12),
-    "flows": (460, 25),
-    "flows/cli": (2_120, 95),
-    "flows/prefect_patches": (328, 18),
+    "flows": (471, 26),
+    "flows/cli": (2_127, 95),
+    "flows/prefect_patches": (333, 18),
     "flows/runs": (483, 24),
     "flows/settings": (301, 21),
 }

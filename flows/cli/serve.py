@@ -40,7 +40,7 @@ from prefect.workers.process import ProcessWorker
 from flows.cli.serve_status import shown_as_up, status
 from flows.cli.terminal import say
 from flows.errors import BadInputError, RunFailedError
-from flows.missed_nights import refused_since
+from flows.missed_nights import close_lost, refused_since
 from flows.prefect_patches import login
 from flows.prefect_patches.own_server import with_plain_loopback
 from flows.prefect_patches.server_process import IN_A_SERVER, server_command
@@ -87,6 +87,9 @@ def serve(words: Sequence[str]) -> None:
         names = ", ".join(_pool_and_automations())
         processes.call(*_DEPLOY)
         say(f"deployments  from deployments/prefect.yaml, and the automations {names}")
+        if restart and urlsplit(url).hostname in LOOPBACK:  # all workers of this server are here
+            for name in close_lost(_flow_runs_here()):
+                say(f"flow run     {name} is Crashed: its process is gone; Retry continues it")
         restart["worker"] = partial(processes.start, "worker", *_WORKER)
         restart["worker"]()
         off = why_off(night)
@@ -347,10 +350,18 @@ def _tell_of_refused(began: datetime, sent: set[UUID]) -> None:
             say(tell_of_refused(flow_run).split("\n", 1)[0])
 
 
+def _flow_runs_here() -> set[str | None]:
+    return {_flow_run_of(process) for process in psutil.process_iter()}
+
+
 def _is_flow_run(process: psutil.Process | None) -> bool:
+    return process is not None and _flow_run_of(process) is not None
+
+
+def _flow_run_of(process: psutil.Process) -> str | None:
     with suppress(psutil.Error, OSError):
-        return process is not None and "PREFECT__FLOW_RUN_ID" in environment_of(process)
-    return False
+        return environment_of(process).get("PREFECT__FLOW_RUN_ID")
+    return None
 
 
 def _end_of(text: str) -> str:

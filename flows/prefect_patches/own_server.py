@@ -121,6 +121,12 @@ def _read_own_results_only() -> None:
     async def resolved_async(storage: Any) -> WritableFileSystem:
         return resolved(storage)
 
+    async def read_here(store: type[results.ResultStore], metadata: Any) -> Any:
+        if metadata.storage_block_id is not None:
+            resolved(metadata.storage_block_id)
+        # Prefect would take the folder of an absolute key for the storage.
+        return await store(serializer=metadata.serializer).aread(metadata.storage_key)
+
     def refuse(serializer: PickleSerializer, blob: bytes) -> NoReturn:
         raise MissingResult("a result that is a pickle is not read: it could run any code")
 
@@ -130,4 +136,5 @@ def _read_own_results_only() -> None:
         resolve_result_storage=resolved,
         aresolve_result_storage=resolved_async,
     )
+    setattr(results.ResultStore, "_from_metadata", classmethod(read_here))  # noqa: B010
     setattr(PickleSerializer, "loads", refuse)  # noqa: B010

@@ -18,4 +18,4 @@ def test_old_heartbeats_events_and_flow_runs_go(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
     done = python(PROGRAM, cwd=ROOT, env=environment, more={"PREFECT_HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-2:] == ["['events', 'flow_runs'] 90", "1"]
+    assert done.stdout.splitlines()[-2:] == ["['events', 'flow_runs', 'orphans'] 90", "1"]

@@ -95,9 +95,12 @@ def test_the_runs_folder_carries_the_time_at_which_it_was_to_start(place):
 
 
 def test_each_night_is_told_of_once(place):
-    told = [*place.told("finished"), *place.told("promoted")]
-    nights = [message["run_id"] for message in told]
+    def told() -> list[dict[str, Any]]:
+        return [*place.told("finished"), *place.told("promoted")]
+
+    wait_for(lambda: len(told()) >= 3)  # a record is finished before its report and message are
+    nights = [message["run_id"] for message in told()]
     assert len(nights) == len(set(nights)) >= 3
-    text = told[0]["text"]
+    text = told()[0]["text"]
     assert "accuracy 0." in text
     assert f"flow run: {place.prefect.url}" in text

@@ -101,7 +101,11 @@ def test_cancelled_retried_and_without_a_server_it_equals_an_undisturbed_run(eve
     evening.wait_for_steps(ROOT, 2)
     evening.prefect.start_server()  # which may take it for lost, for a moment
     wait_for(lambda: not evening.flow_run.processes())
-    wait_for(lambda: evening.flow_run.is_in("Completed"), limit_s=TRUE_WITHIN_S)
+    wait_for(
+        lambda: evening.flow_run.is_in("Completed"),
+        limit_s=TRUE_WITHIN_S,
+        seen=lambda: evening.flow_run.read()["state"],
+    )
     assert evening.resumed_at(ROOT)[-1] == evening.left_at
     evening.compare(ROOT)
     artifacts = evening.flow_run.artifacts()  # those of the time without a server come in late

@@ -8,9 +8,9 @@ from prefect import get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.states import Cancelled, Running, Scheduled, State
+from prefect.states import Cancelled, Completed, Pending, Running, Scheduled, State
 
-from flows.missed_nights import missed_before, refused_since
+from flows.missed_nights import close_lost, missed_before, refused_since
 from flows.nightly import Night, message, nightly, tell_of_refused
 from flows.settings.night import DEPLOYMENT
 from tests.support.listeners import hook
@@ -68,3 +68,18 @@ def test_nights_that_did_not_run_are_named_and_refused_ones_are_told_of(deployme
         assert "refused: Deployment concurrency limit reached." in tell_of_refused(refused)
     (told,) = server.told
     assert (told["event"], told["due"]) == ("refused", due(7).isoformat(timespec="seconds"))
+
+
+def test_only_runs_whose_process_is_gone_are_closed(deployment):
+    def state_of(run: FlowRun) -> str | None:
+        with get_client(sync_client=True) as client:
+            return client.read_flow_run(run.id).state_name
+
+    states = [Running(), Pending(), Running(), Completed(), None]
+    runs = [night(deployment, TODAY, state) for state in states]
+    with get_client(sync_client=True) as client:
+        of_a_command = client.create_flow_run(nightly, state=Running())
+    closed = close_lost({str(runs[2].id)})
+    assert {run.name for run in runs[:2]} <= set(closed)  # nights of other tests are closed, too
+    names = ["Crashed", "Crashed", "Running", "Completed", "Scheduled", "Running"]
+    assert [state_of(run) for run in [*runs, of_a_command]] == names

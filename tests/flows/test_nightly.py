@@ -30,7 +30,7 @@ from tasks.start import Start
 from tests.support.champions import crown
 from tests.support.listeners import Hook, hook
 
-EXITED = "Flow run process exited with non-zero status code {}."
+EXITED = "Process exited with status code: {}. Typically caused by memory."
 DUE = datetime(2026, 11, 25, 1, tzinfo=UTC)
 
 

@@ -60,7 +60,7 @@ def answer_to(path: str, poison: str) -> Any:
     }
     answers: list[tuple[str, Any]] = [
         ("/health", True),
-        ("/admin/version", "3.7.7"),
+        ("/admin/version", "3.9.1"),
         ("/set_state", {"status": "REJECT", "state": state("COMPLETED"), "details": {}}),
         ("/block_documents/", document),
         ("/default-result-storage", {"default_result_storage_block_id": BLOCK}),

@@ -89,6 +89,13 @@ def begun(served: Served, process: subprocess.Popen[str]) -> FlowRun:
     return run
 
 
+def ends(served: Served) -> list[str]:
+    """Returns how the runs of the deployment ended, which must be Crashed, by their messages."""
+    states = [run["state"] for run in served.flow_runs("countdown-train")]
+    assert {state["type"] for state in states} == {"CRASHED"}, states
+    return sorted({state["message"] for state in states})
+
+
 def change_in_the_ui(served: Served) -> None:
     """Has the night train another preset, and switches its schedule off."""
     night = served.deployment("countdown-train-nightly")
@@ -157,6 +164,7 @@ def test_a_second_start_finds_all_as_it_was_and_server_and_worker_come_back(serv
     automations = served.post("/automations/filter", {})
     assert [each["name"] for each in automations] == ["countdown-train lost"]
     assert len(served.post("/deployments/filter", {})) == 4
+    assert ends(served) == ["Execution was aborted by a termination signal."]
 
     flow_run = begun(served, process)
     with fake_prefect_as(STRANGER, served.port) as fake:
@@ -174,7 +182,7 @@ def test_a_second_start_finds_all_as_it_was_and_server_and_worker_come_back(serv
         if serve._is_flow_run(each) and not serve._is_flow_run(each.parent()):
             each.terminate()
     wait_for(lambda: served.is_ready(killed), process=process)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGHUP)  # the terminal is closed
     code, out, err = served.ends(process)
     assert (code, err) == (0, "")
     assert "night        none: the schedule of nightly/countdown-train-nightly is switched" in out
@@ -209,6 +217,10 @@ def test_worker_and_run_tell_another_users_server_nothing(served):
         for orphan in orphans:
             with suppress(psutil.Error):
                 orphan.kill()
+    process = ready(served)
+    ends(served)  # a run that counts as running would have the next night cancelled
+    os.killpg(process.pid, signal.SIGINT)
+    served.ends(process)
 
 
 @pytest.mark.parametrize("name", ["server", "worker"])

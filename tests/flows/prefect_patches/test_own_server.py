@@ -64,6 +64,8 @@ def states():
             yield State.model_validate(data)
             data["data"]["storage_block_id"] = None
             yield State.model_validate(data)
+            data["data"]["storage_key"] = "/etc/hostname"
+            yield State.model_validate(data)
 
 async def read():
     for state in states():
@@ -138,6 +140,7 @@ def test_no_result_is_unpickled_because_a_server_says_where_it_is(tmp_path, plug
         assert not fake.has_run_code
     assert "a result that is a pickle is not read" in done.stdout, done.stderr
     assert "which a server names, is not read" in done.stdout
+    assert done.stdout.count("/etc/hostname is outside of the base path") == 24, done.stdout
     assert "which a server names, is not read" in run.stdout, run.stdout + run.stderr
 
 
