@@ -153,7 +153,7 @@ def test_a_run_without_any_sound_checkpoint_is_refused_each_time_and_loses_nothi
         with pytest.raises(ValueError, match="no sound checkpoint to continue from") as caught:
             checkpoint_to_resume(run, print)
         assert f"step_000004 is damaged ({what}); put a whole copy in place" in str(caught.value)
-        assert "start anew with run_id=NAME" in str(caught.value)
+        assert "start again with run_id=NAME" in str(caught.value)
     assert run.metrics.read() == metrics
 
 

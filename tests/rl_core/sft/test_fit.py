@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from rl_core.models.packing import allow_packing
 from rl_core.sft.fit import Example, Fitting, schedule, split_by_tokens, split_evenly
 from rl_core.system.threads import MicroBatchThreads
 from tests.support.model_shapes import SMALL
@@ -54,6 +55,7 @@ def test_loss_and_gradient_are_those_of_each_example_alone(
     whole, threads, is_checkpointed, examples
 ):
     plain, model = new_model(), new_model()
+    allow_packing(model)
     if is_checkpointed:
         model.gradient_checkpointing_enable()
         model.train()
@@ -72,10 +74,11 @@ def test_loss_and_gradient_are_those_of_each_example_alone(
 
 def test_the_beginning_that_all_share_is_read_once():
     model, fed = new_model(), []
+    allow_packing(model)
     model.model.embed_tokens.register_forward_hook(lambda _, ids, out: fed.append(ids[0].numel()))
     Fitting(model, 0, MicroBatchThreads(1)).mean_loss(ALIKE, [ALIKE])
-    # Up to the first token that one of them learns; the longest has six more.
-    assert fed == [4 + 4 * 5]
+    # Up to the token before the first that one of them learns; a row's last predicts none.
+    assert fed == [3 + 5 + 3 + 6 + 2]
     fed.clear()
     Fitting(model, 0, MicroBatchThreads(1)).mean_loss(APART, [APART])
     assert fed == [4 * 6]

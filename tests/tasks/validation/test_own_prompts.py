@@ -123,7 +123,7 @@ def test_a_date_in_the_prompt_is_a_warning(chat_model, tmp_path, capfd):
     model = with_template(chat_model, tmp_path, "{{ strftime_now('%d %b %Y') }} " + TEMPLATE)
     assert validate(rows_of(asked), tmp_path, model) == 0
     said = capfd.readouterr().out
-    assert "it depends on the day (strftime_now) or on chance, so each night" in said
+    assert "it depends on the day (strftime_now) or on chance, so the prompt differs" in said
     assert "warnings: template_same_tomorrow" in said
 
 
