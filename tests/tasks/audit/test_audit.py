@@ -120,10 +120,10 @@ def test_a_sound_run_is_green(kind, tmp_path, tiny_model_path, monkeypatch):
 def test_adapters_of_two_ranks_after_sft_are_green(tmp_path, tiny_overrides):
     """The whole pipeline, with an evaluation."""
     command = str(Path(sys.executable).with_name("countdown-train"))
-    ranks = [f"resources.{name}" for name in ("learner_ranks=2", "learner_threads=1")]
-    settings = [*short(tiny_overrides, total_steps=3, test_freq=2, save_freq=2), *ranks]
+    settings = short(tiny_overrides, total_steps=3, test_freq=2, save_freq=2)
+    settings = [words.replace("_response_length=24", "_response_length=120") for words in settings]
     settings += ["model.lora_rank=2", "sft.data=traces", "sft.steps=5", "sft.batch_size=4"]
-    settings += ["data.max_response_length=120", f"storage.root={tmp_path}", "run_id=one"]
+    settings += ["resources.learner_ranks=2", f"storage.root={tmp_path}", "run_id=one"]
     home = own_prefect(tmp_path / "prefect")
     done = programs.run(command, "run", *settings, env=home, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
