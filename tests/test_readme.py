@@ -88,6 +88,7 @@ ENDS_WITH = {
     "open ui": (1,),
     "note": (2,),
     "reward probe": (0, 2),  # without env or data
+    "rescore": (2,),  # without what changes
 }
 """Exit codes other than 0."""
 
