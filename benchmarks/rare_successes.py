@@ -1,4 +1,4 @@
-"""`maxrl` beside `grpo` on problems that a base model solves in fewer than one of ten samples.
+"""`maxrl` and `grpo` compared on problems that a base model rarely solves.
 
 python -m benchmarks.rare_successes MODEL DATA FOLDER STEPS [KEY=VALUE]...
 

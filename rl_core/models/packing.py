@@ -33,7 +33,7 @@ _ATTENTION = "sdpa_packed"
 _NOISE = 1e-3
 """Share of the states' spread: above what float32 rounds."""
 _SHORT_TOKENS = 256
-"""Responses up to this length are read beside their prompt on a CPU."""
+"""On a CPU attention reads prompts once for responses up to this length."""
 _PLAIN_TOKENS = 128
 """Up to this length plain products in bfloat16 are faster than torch's SDPA in float32."""
 

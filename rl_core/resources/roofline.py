@@ -24,8 +24,8 @@ _USUAL_RESPONSE: Final = 256
 """Tokens. First responses of a 0.5B model took 181 of 1,024 allowed on Countdown (the diary) and
 239 of 512 on GSM8K (verl's quickstart)."""
 _REPLACED: Final = 0.5
-"""Of a round's groups, those that teach nothing and are replaced: all at first, and in between few
-(benchmarks/README.md, "Groups that teach nothing")."""
+"""Assumed share of a round's groups that teach nothing and are replaced: it differs by task, and is
+larger at the beginning and at the end of a run."""
 _SEARCH_SHARE: Final = 1 / 3
 """Of the longest allowed response, for models that were shown our searches. Quickstart's took 27 of
 128 tokens at first and 43 at the end, SmolLM2's 59 of 160 (benchmarks/README.md)."""

@@ -103,7 +103,7 @@ def test_each_retry_takes_the_next_recovery_step_and_says_which(tmp_path, monkey
     log = (training.run.path / "log.txt").read_text()
     told = f"attempt 2, from step 100 with model.gradient_checkpointing=true: {OUT_OF_MEMORY}"
     assert f"WARNING prefect.task_runs: {told}" in log
-    # Whoever continues the run, here or from the UI, starts where it had got to.
+    # A run that is continued, here or from the UI, has the settings of its last attempt.
     again = settings_in_force(training.config, RunFolder.create(training.config))
     assert again == third
     rows = [row["step"] for row in training.run.metrics.read()]

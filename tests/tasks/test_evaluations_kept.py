@@ -78,7 +78,7 @@ def test_an_evaluation_of_fewer_problems_lies_beside_the_runs_own(place, cli):
     assert Path(page) == Path(named).with_suffix(".html")
     assert place.run.read() == record
 
-    # SQL and report continue with the run's own, and name the other one beside it.
+    # SQL and report keep the run's own, and name the other one, too.
     kept = sql.ask("kept_evaluations", root=place.root)
     assert kept.select("evaluation", "is_default", "model", "problems").rows() == [
         (own, True, "base", 4),
