@@ -20,6 +20,7 @@ from tasks.importers.verl_rules import translate
 from tasks.importers.verl_table import PLAIN_NAMES, Given, Settings, finding, has_meaning, meaning
 from tasks.preflight_checks import Finding
 
+_STARTS_VERL = re.compile(r"main_ppo\s")
 _KEY = re.compile(r"[~+]{0,2}([A-Za-z_]\w*(?:\.[\w-]+)+)(?:=|(?<=~)$)")
 _BROKEN = re.compile(r"^(?!\s*#).*\\[ \t]+$")
 _NO_ASSIGNMENT = re.compile(r"^\s*\$(\w+)=\S")
@@ -110,7 +111,7 @@ def _read(text: str, outer: Mapping[str, str]) -> _Source:
         return _Source("", Script(""), command, words)
     script = Script("", outer)
     strings = strings_of_python(text, script.from_outside_at)
-    shell_text = next((one for one in strings if re.search(r"main_ppo\s", one.text)), None)
+    shell_text = next((one for one in strings if _STARTS_VERL.search(one.text)), None)
     if shell_text is not None:
         source = _of_shell("\n" * (shell_text.line - 1) + shell_text.text, outer)
         source.script.from_outside |= script.from_outside
@@ -126,7 +127,7 @@ def _read(text: str, outer: Mapping[str, str]) -> _Source:
 def _of_shell(text: str, outer: Mapping[str, str]) -> _Source:
     script = Script(text, outer)
     nexts = (*script.commands[1:], None)
-    ranks = [_rank(command, after) for command, after in zip(script.commands, nexts, strict=True)]
+    ranks = [_rank(command, after) for command, after in zip(script.commands, nexts, strict=False)]
     starts_verl = any(is_verls for is_verls, _ in ranks)
     if not starts_verl and (whose := other_trainer(text, "script")) is not None:
         raise ValueError(
@@ -134,7 +135,16 @@ def _of_shell(text: str, outer: Mapping[str, str]) -> _Source:
             "other settings than ours"
         )
     if (best := max(ranks, default=(False, 0))) == (False, 0):
-        raise _why_no_settings(text, script)
+        # As in eval "$CMD" and ssh NODE "...": a text that is shorter than what it stands in.
+        words = [word for command in script.commands for word in command.words]
+        texts = [(word.line, word.text.strip("`$()")) for word in words]
+        shorter = [one for one in texts if len(one[1]) < len(text.lstrip("\n"))]
+        inner = next((one for one in shorter if _STARTS_VERL.search(one[1])), None)
+        if inner is None:
+            raise _why_no_settings(text, script)
+        source = _of_shell("\n" * (inner[0] - 1) + inner[1], outer)
+        source.script.from_outside |= script.from_outside
+        return source
     first, *later = script.commands[ranks.index(best) :]
     cut_off = [command for command in later if _KEY.match(command.words[0].text)]
     starts = (i for i, word in enumerate(first.words, 1) if "main_ppo" in word.text)

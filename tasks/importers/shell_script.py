@@ -21,6 +21,8 @@ _LANGUAGE = Language(tree_sitter_bash.language())
 _LONGEST_SUM: Final = 1_000  # characters
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _MOST_EXPANDED: Final = 10_000_000  # characters in all: 40 lines of `A=$A$A` fill any memory
+_ESCAPED: Final = re.compile(r"\\(?:\n|(.))")  # a line's end is continued, so it is no character
+_IN_QUOTES: Final = re.compile(r'\\(?:\n|([$`"\\]))')
 _SUM: Final = re.compile(r"\$?\(\(([\w\s${:}()+*/%-]*)\)\)")
 _NAME: Final = re.compile(r"\$?\{?\b([A-Za-z_]\w*)(?::?-(\d+)(?=\}))?\}?")  # in a sum: ${NAME:-8}
 _REPEATED: Final = frozenset(
@@ -158,7 +160,8 @@ class Script:
         elif node.type not in ("file_redirect", "herestring_redirect", "comment"):
             text = self._expand(node)
             # Without quotes, a variable's text is split at blanks.
-            is_split = node.type in ("simple_expansion", "expansion")
+            inside = node.named_children[0] if node.type == "command_name" else node
+            is_split = inside.type in ("simple_expansion", "expansion")
             for part in text.split() if is_split else filter(None, [text]):
                 yield Word(part, _line(node))
 
@@ -196,7 +199,9 @@ class Script:
                 return text[1:-1]
             case "string" | "concatenation" | "command_name":
                 return self._joined(node)
-        return re.sub(r"\\(.)", r"\1", text)
+            case "string_content":
+                return _IN_QUOTES.sub(r"\1", text)
+        return _ESCAPED.sub(r"\1", text)
 
     def _joined(self, node: Node) -> str:
         """Returns the parts of a text together, with the blanks that the grammar leaves out."""

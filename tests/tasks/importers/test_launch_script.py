@@ -62,6 +62,17 @@ def test_each_sentence_of_the_table_has_its_facts(setting, words):
     assert len([one for one in imported.findings if words in str(one)]) == 1
 
 
+@pytest.mark.parametrize("text", TABLES["texts"])
+def test_a_command_in_a_text_is_the_command(text):
+    settings = (
+        "data.train_batch_size=64 actor_rollout_ref.rollout.n=8 actor_rollout_ref.model.path=a/b"
+    )
+    command = " \\\n    ".join([TRAIN, *settings.split()])
+    imported = import_script(text.replace("{command}", command))
+    assert imported.settings == import_script(command).settings
+    assert not [one for one in imported.findings if "is not read" in str(one)]
+
+
 @pytest.mark.parametrize(("text", "words"), TABLES["refused"].items())
 def test_a_script_without_a_command_that_trains_is_refused_by_what_it_has(text, words):
     with pytest.raises(ValueError, match=words):
