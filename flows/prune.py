@@ -42,10 +42,8 @@ def prune(dry_run: bool = False, overrides: tuple[str, ...] = ()) -> dict[str, A
         where = compose(places)
         storage = where.storage
         close_lost_runs(storage.root)
-        if where.run_id is not None:
-            runs = [find_run(places)]
-        else:
-            runs = [RunFolder(folder) for folder in find_runs(storage.root)]
+        every = map(RunFolder, find_runs(storage.root))
+        runs = every if where.run_id is None else [find_run(places)]
         return prune_runs_task([(_settings(run, changes, storage), run) for run in runs], dry_run)
 
 

@@ -140,8 +140,8 @@ def _about_word(word: str) -> list[str]:
     if word in ENVS:
         what = _wrapped(in_one_line(inspect.getdoc(ENVS[word]) or ""), "  ")
         shared = {f"env.{name}" for name in TextEnv.model_fields}
-        settings_of_env = [s for s in all_settings() if s.env == word and s.key not in shared]
-        return [f"env={word}", *what, *map(_in_a_line, settings_of_env)]
+        special = (s for s in all_settings() if s.env == word and s.key not in shared)
+        return [f"env={word}", *what, *map(_in_a_line, special)]
     matches = _with_word(word)
     if len(matches) == 1 and word in matches[0].choices:
         return [f"{word} is a value of {matches[0].key}:", in_words(matches[0])]
@@ -184,12 +184,11 @@ def _choices(group: str) -> Iterator[str]:
     if group == "preset":
         yield "preset\n  A file of settings to start from; preset=FILE.yaml takes one of your own."
         for name in PRESETS:
-            first, _, _ = _comment_of(name).partition(". ")
-            text = f"{first.removesuffix('.')}."
-            yield "\n".join(_wrapped(text, f"  {name:20} ", " " * 23))
-        return
-    yield "env\n  The family of problems; env=NAME takes its defaults for all of env.*"
-    yield f"  allowed   {' or '.join(CHOICES['env'])}"
+            first = _comment_of(name).partition(". ")[0].removesuffix(".")
+            yield "\n".join(_wrapped(f"{first}.", f"  {name:20} ", " " * 23))
+    else:
+        yield "env\n  The family of problems; env=NAME takes its defaults for all of env.*"
+        yield f"  allowed   {' or '.join(CHOICES['env'])}"
 
 
 def _in_force(
@@ -208,8 +207,8 @@ def _in_force(
 @cache
 def _presets() -> dict[str, tuple[str, dict[str, Any]]]:
     """Returns of each preset its env, and what it sets by dotted key."""
-    read = {name: read_preset(name) for name in PRESETS}
-    return {name: (env, dict(leaves(settings))) for name, (env, settings) in read.items()}
+    presets = ((name, *read_preset(name)) for name in PRESETS)
+    return {name: (env, dict(leaves(settings))) for name, env, settings in presets}
 
 
 @cache
@@ -260,10 +259,15 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
                 for preset, (its_env, values) in _presets().items()
                 if key in values and env in (None, its_env)
             }
-            verl = tuple(verl for verl, ours in NAMES.items() if ours == key)
-            allowed = _allowed(schema[name])
-            default = _text(schema[name].get("default"))
-            yield Setting(key, env, words.get(name, ""), allowed, default, presets, verl)
+            yield Setting(
+                key,
+                env,
+                words.get(name, ""),
+                _allowed(schema[name]),
+                _text(schema[name].get("default")),
+                presets,
+                verl=tuple(verl for verl, ours in NAMES.items() if ours == key),
+            )
 
 
 def docstrings(model: type[BaseModel], until: type[BaseModel]) -> dict[str, str]:

@@ -67,8 +67,7 @@ class WarningHandler(logging.Handler):
         """Writes one record, unless the command says it itself at its end."""
         handlers = logging.getLogger(OUR_LOGGERS[0]).handlers
         if record.levelno < logging.ERROR and not any(isinstance(h, LineHandler) for h in handlers):
-            text = printable(redact(record.getMessage().split("\n", 1)[0]))
-            sys.stderr.write(f"warning: {text}\n")
+            sys.stderr.write(f"warning: {_first_line(record)}\n")
 
 
 class LineHandler(logging.Handler):
@@ -81,12 +80,18 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one record, unless the command says it itself at its end."""
         task = getattr(record, "task_run_name", None)
-        text = printable(cut(redact(record.getMessage().split("\n", 1)[0]), _WIDTH))
-        if record.levelno >= logging.ERROR or (text.startswith("View at ") and not self._links):
-            return  # the command ends by saying the error, once
-        if not getattr(record, "to_console", True):
-            return  # a step's line, and trainer.logger lacks `console`
+        text = cut(_first_line(record), _WIDTH)
+        if (
+            record.levelno >= logging.ERROR  # the command ends by saying the error, once
+            or (text.startswith("View at ") and not self._links)
+            or not getattr(record, "to_console", True)  # a step, and trainer.logger lacks `console`
+        ):
+            return
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         line = f"{time.strftime('%H:%M:%S')} {f'{task}: ' if task else ''}{level}{text}"
         with suppress(OSError):  # a reader that is gone (`| head`, a closed terminal) ends no run
             tqdm.write(line, file=sys.stderr if is_for_a_program() else sys.stdout)
+
+
+def _first_line(record: logging.LogRecord) -> str:
+    return printable(redact(record.getMessage().split("\n", 1)[0]))

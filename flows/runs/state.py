@@ -5,7 +5,6 @@ server takes runs for lost whose heartbeats it missed, and a worker whose server
 minutes no longer looks for Cancel. So a thread of the run looks every few seconds.
 """
 
-import contextvars
 import logging
 import os
 import signal
@@ -13,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -103,11 +103,7 @@ def is_cancelled() -> bool:
     """Returns whether Cancel in the UI, not another SIGTERM, is why this process ends."""
     flow_run = own_flow_run()
     if flow_run is not None and not _cancelled.is_set():  # no answer counts as no
-        context = contextvars.copy_context()
-        target = (_look_for_cancel, flow_run.id)
-        look = threading.Thread(target=context.run, args=target, daemon=True)
-        look.start()
-        look.join(_ANSWER_S)
+        beside(partial(_look_for_cancel, flow_run.id)).join(_ANSWER_S)
     return _cancelled.is_set()
 
 
@@ -198,10 +194,10 @@ class _Watch:
 
 def _wait_for_server() -> None:
     deadline = time.monotonic() + _AWAY_S
-    is_told = False
+    message: str | None = "all is done, but the Prefect server is away: waiting for it"
     with get_client(sync_client=True) as client:
         while client.api_healthcheck() is not None and time.monotonic() < deadline:
-            if not is_told:
-                _logger.warning("all is done, but the Prefect server is away: waiting for it")
-            is_told = True
+            if message:
+                _logger.warning(message)
+            message = None
             time.sleep(_LOOK_S)

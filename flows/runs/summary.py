@@ -55,9 +55,8 @@ def summary_lines(run: RunFolder) -> list[str]:
 
 def accuracy_in_words(value: float | None, interval: tuple[float, float] | None = None) -> str:
     """Returns an accuracy with its 95% interval."""
-    if value is None:
-        return "not measured"
-    return f"{value:.3f}" + (f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else "")
+    low_and_high = f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else ""
+    return "not measured" if value is None else f"{value:.3f}{low_and_high}"
 
 
 def intervals_of(run: RunFolder) -> dict[str, tuple[float, float]]:

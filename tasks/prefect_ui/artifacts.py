@@ -75,9 +75,12 @@ def _in_a_cell(value: Any) -> Any:
     )
 
 
-def beside(call: Callable[[], object]) -> None:
-    """Calls the Prefect server in a daemon thread, for which nothing waits."""
-    threading.Thread(target=contextvars.copy_context().run, args=(call,), daemon=True).start()
+def beside(call: Callable[[], object], name: str | None = None) -> threading.Thread:
+    """Returns a daemon thread that calls it, as a part of the same Prefect run."""
+    run = contextvars.copy_context().run
+    thread = threading.Thread(target=run, args=(call,), name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 def plain(text: str) -> str:
@@ -118,11 +121,7 @@ class LiveArtifacts:
         self._changing = threading.Lock()
         self._closing = threading.Event()
         self._not_before: dict[str, float] = {}
-        run = contextvars.copy_context().run
-        self._thread = threading.Thread(
-            name="live artifacts", target=run, args=(self._update,), daemon=True
-        )
-        self._thread.start()
+        self._thread = beside(self._update, "live artifacts")
 
     def show(self, key: str, kind: ArtifactKind, make: Callable[[], Any], description: str) -> None:
         """Shows what `make` returns (None: nothing) soon, unless a newer one comes first."""
