@@ -85,8 +85,8 @@ def strings_of_python(text: str, value_of: Callable[[str, int], str]) -> list[Wo
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     strings = _Strings(nodes, value_of)
-    words = [word for node in nodes for word in strings.words(node)]
-    return [Word(text, line) for line, _, text in sorted(words)]
+    words = sorted(word for node in nodes for word in strings.words(node))
+    return [Word(text, line) for line, _, text in words]
 
 
 class _Strings:

@@ -42,9 +42,7 @@ def add_files(script: ScriptSettings) -> None:
     _say_missing(script, _TRAIN, missing, None if here else env)
     _say_missing(script, "data.val_files", missing_tests, None if here else env)
     if here:
-        settings[_TRAIN] = here
-        if tests:
-            settings["data.test_files"] = tests
+        settings |= {_TRAIN: here} | ({"data.test_files": tests} if tests else {})
     elif missing and env is None:
         script.say("unknown_problems", _TRAIN)
     if here and env is None and source is not None:
@@ -66,18 +64,16 @@ def num_problems(script: ScriptSettings) -> int | None:
     """Returns how many problems there are to train on; None if that is not known yet."""
     most: int | None = script.settings.get("data.train_size")
     if files := script.settings.get(_TRAIN):
-        if any(map(is_hub_name, files)):
-            return None
-        try:
-            rows = sum(map(count_rows, _files(files)))
-        except ValueError:
-            return None  # said of the file when it is read
-        return min(rows, most or rows)
+        with suppress(ValueError):  # said of the file when it is read
+            if not any(map(is_hub_name, files)):
+                rows = sum(map(count_rows, _files(files)))
+                return min(rows, most or rows)
+        return None
     if _TRAIN in script.given and _env_by_name(script) is None:
         return None
-    if (on_hub := ENVS[script.settings["env.name"]].rows.source_size) is not None:
-        return on_hub
-    return most or int(DataConfig.model_fields["train_size"].default)
+    on_hub = ENVS[script.settings["env.name"]].rows.source_size
+    default = most or int(DataConfig.model_fields["train_size"].default)
+    return default if on_hub is None else on_hub
 
 
 def _add_model(script: ScriptSettings) -> None:
@@ -99,8 +95,8 @@ def _add_model(script: ScriptSettings) -> None:
 
 
 def _add_reward(script: ScriptSettings, key: str) -> None:
-    file, name = Path(script.plain(key)), script.plain(key.replace("path", "name"))
-    function = str(name or "compute_score")
+    file = Path(script.plain(key))
+    function = str(script.plain(key.replace("path", "name")) or "compute_score")
     if file.stem.isidentifier() and function.isidentifier():
         script.settings["env.reward"] = f"{file.stem}:{function}"
         script.say("reward_module", key, file=file, module=file.stem, folder=file.parent)
