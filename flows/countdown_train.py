@@ -109,8 +109,7 @@ def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
             call(validate_task, config, data, model_path)
         run.update(model=str(model_path), data=str(data))
         with stage("train"), between_attempts():
-            steps = call(retried_train(config, run), config, run, data, model_path)
-            run.update(steps=steps)
+            run.update(steps=call(retried_train(config, run), config, run, data, model_path))
         with stage("prune"):
             call(prune_task, config, run)
         with stage("evaluate"):  # an engine that was too large for training still is

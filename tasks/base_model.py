@@ -46,9 +46,9 @@ def base_model(config: RunConfig, data: Path) -> Path:
             if not is_complete(folder):
                 sweep_leftovers(folder.parent)
                 (_warm_start if is_home_made else _tune)(config, data, folder)
+    home_made = "home-made base model is weak (raise base_model.steps)"
     for gate in _read_report(folder)["failed_gates"]:
-        is_weak = "home-made base model is weak (raise base_model.steps)"
-        _logger.warning("the %s: %s", is_weak if is_home_made else "SFT went badly", gate)
+        _logger.warning("the %s: %s", home_made if is_home_made else "SFT went badly", gate)
     return folder
 
 
@@ -98,9 +98,8 @@ def base_model_task(config: RunConfig, data: Path) -> Path:
     """Makes or finds the base model in a flow run; a table artifact shows its report."""
     folder = base_model(config, data)
     if made_folder(config) is not None:
-        rows = [{"measure": name, "value": x} for name, x in _read_report(folder).items()]
         create_table_artifact(
-            rows,
+            [{"measure": name, "value": x} for name, x in _read_report(folder).items()],
             key="base-model",
             description=f"The model that was made, measured on held-out examples ({folder}).",
         )
@@ -170,8 +169,8 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
     log_step = _log_steps("warm start", config.budget)
     measured = make_base_model(config.base_model, examples, folder=folder, on_step=log_step)
     shown = "; ".join(f"{name.replace('_', ' ')} {x:.3g}" for name, x in measured.items())
-    number = _read_report(folder)["num_parameters"]
-    _logger.info("base model of %s parameters: %s", f"{number:,}", shown)
+    size = f"{_read_report(folder)['num_parameters']:,}"
+    _logger.info("base model of %s parameters: %s", size, shown)
 
 
 def _log_steps(what: str, budget: BudgetConfig) -> Callable[[int, int, float], None]:

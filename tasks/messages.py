@@ -69,8 +69,7 @@ def deliver(listeners: Listeners, message: Mapping[str, Any]) -> dict[str, str |
     text = json.dumps(message)
     refusals: dict[str, str | None] = {}
     if listeners.webhook is not None:
-        post = partial(_post, body=text.encode())
-        refusals["the webhook"] = _with_url(listeners.webhook, post)
+        refusals["the webhook"] = _with_url(listeners.webhook, partial(_post, body=text.encode()))
     if command := listeners.command:
         refusals[f"the command {command[0]}"] = _run(command, text)
     return refusals

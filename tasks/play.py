@@ -33,8 +33,7 @@ def _problems(config: RunConfig) -> list[Problem]:
         return read_problems(folder / "test.parquet")
     if config.data.train_files:
         return first_own_problems(config.env, config.data, _NUM_PROBLEMS)
-    made = made_problems(config, count=_NUM_PROBLEMS)
-    return problems_in(made["test"], config.env.name)
+    return problems_in(made_problems(config, count=_NUM_PROBLEMS)["test"], config.env.name)
 
 
 def play(
@@ -58,8 +57,7 @@ def play(
             completion = played[0][1]
             text = _decode(completion.response_ids.tolist())
             scored = rewards.submit(text, problem, completion.turns).result()
-            full_score = config.env.full_score
-            turns = within_bounds(completion.turns, scored.score, full_score=full_score)
+            turns = within_bounds(completion.turns, scored.score, full_score=config.env.full_score)
             yield scored, scored.score + sum(turn.reward for turn in turns)
 
 

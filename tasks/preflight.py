@@ -136,12 +136,15 @@ def _problems(config: RunConfig) -> Iterator[Finding]:
     try:
         if any(finding.level == "fatal" for finding in missing):
             return
-        problems, trainer = count_problems(config), config.trainer
+        problems = count_problems(config)
         steps = total_steps(config, problems)
-        if trainer.total_steps not in (None, steps):
-            epochs = f"{steps:,} steps: {trainer.total_epochs} epochs of {problems:,} problems"
-            why = f"{epochs} end before trainer.total_steps={trainer.total_steps}"
-            yield warning("steps", why, "raise trainer.total_epochs to train that long")
+        if config.trainer.total_steps not in (None, steps):
+            yield warning(
+                "steps",
+                f"{steps:,} steps: {config.trainer.total_epochs} epochs of {problems:,} problems "
+                f"end before trainer.total_steps={config.trainer.total_steps}",
+                "raise trainer.total_epochs to train that long",
+            )
     except ValueError as error:
         yield fatal("data", str(error))
 
@@ -202,14 +205,14 @@ def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
 def _network(config: RunConfig) -> Iterator[Finding]:
     """Tries the server of wandb, only if the settings need it."""
     if "wandb" in config.trainer.logger and config.trainer.wandb_mode == "online":
-        if (why := why_silent(wandb_url())) is None:
-            yield ok("wandb", f"{wandb_url()} answers")
-        else:
-            yield warning(
-                "wandb",
-                f"{wandb_url()} does not answer ({why})",
-                "the run will log offline; `countdown-train sync` uploads it later",
-            )
+        url = wandb_url()
+        later = "the run will log offline; `countdown-train sync` uploads it later"
+        why = why_silent(url)
+        yield (
+            ok("wandb", f"{url} answers")
+            if why is None
+            else warning("wandb", f"{url} does not answer ({why})", later)
+        )
 
 
 def _reward(config: RunConfig) -> Iterator[Finding]:
@@ -223,10 +226,9 @@ def _reward(config: RunConfig) -> Iterator[Finding]:
         place = "a module in the working folder or PYTHONPATH, see docs/rewards.md"
         yield fatal("reward", why_not, f"name a function of {place}")
     else:
-        done = "called" if problems else "loaded"
         names = ", ".join(config.env.reward)
         what = f"env.reward={names}" if names else f"env={config.env.name}"
-        yield ok("reward", f"{what} can be {done}")
+        yield ok("reward", f"{what} can be {'called' if problems else 'loaded'}")
 
 
 def own_algorithm_findings(config: RunConfig) -> Iterator[Finding]:

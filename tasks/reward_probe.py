@@ -49,8 +49,16 @@ _DIGITS: Final = 10_000
 """More than Python reads as a number."""
 _SHOWN: Final = 80
 _NO_ANSWER: Final = {
-    *{"response", "solution_str", "completion", "completions", "solution_strs"},
-    *{"question", "prompt", "prompts", "data_source", "data_sources"},
+    "response",
+    "solution_str",
+    "completion",
+    "completions",
+    "solution_strs",
+    "question",
+    "prompt",
+    "prompts",
+    "data_source",
+    "data_sources",
 }
 """Parameters of a function that are no answer, so none of its calls can compare one."""
 _GROWTH_BYTES: Final = 8 * 2**20
@@ -103,10 +111,9 @@ def probe(config: RunConfig, response: str | None = None) -> Probe:
         full = None if compares else math.inf
         if users is not None and users.scored.verdict == "correct":
             full = full or users.scored.score
-        texts = list(_texts(config, golds, full))
-        scored = _try_texts(scorer, texts, result.rows)
-        odd = [row["text"] for row in result.rows if row["as expected"] == "no"]
-        if odd := [name for name in odd if name != _GOLD_TEXT]:
+        scored = _try_texts(scorer, list(_texts(config, golds, full)), result.rows)
+        unexpected = [row["text"] for row in result.rows if row["as expected"] == "no"]
+        if odd := [name for name in unexpected if name != _GOLD_TEXT]:
             what = "they deserve less and no error: a model finds what is paid"
             result.findings.append(warning("texts", f"not as expected: {', '.join(odd)}", what))
         else:
@@ -334,8 +341,9 @@ def _repeats(
 
 
 def _change(first: Measured, again: Measured) -> str:
-    one, other = first.scored, again.scored
-    return f"{one.verdict} {one.score:g}, then {other.verdict} {other.score:g}"
+    before = first.scored
+    after = again.scored
+    return f"{before.verdict} {before.score:g}, then {after.verdict} {after.score:g}"
 
 
 def _time(config: RunConfig, seconds: Sequence[float]) -> Finding:

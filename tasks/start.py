@@ -52,8 +52,7 @@ def champion_to_train(config: RunConfig) -> Start:
     """Returns a start from these problems' champion: others may be trained on these tests."""
     env = config.env.name
     if config.storage.url is not None:
-        store = ObjectStore(config.storage.url)
-        bring_inputs(config, store)
+        bring_inputs(config, ObjectStore(config.storage.url))
         bring_champion(config.storage, env, Evaluator(config, generate_dataset(config)).problem_set)
     known = config.storage.root / "champions"
     if not any(known.glob(f"{env}-*.json")):

@@ -80,8 +80,7 @@ def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
         return
     named: str | None = name.partition("/")[0]
     if not (storage.root / "runs" / str(named)).is_dir():
-        latest = next((path.name for path in reversed(find_runs(storage.root))), None)
-        named = run_id or latest
+        named = run_id or next((path.name for path in reversed(find_runs(storage.root))), None)
     bring_runs(storage, download.everything, chosen=lambda one: one == named)
     if named is not None:
         bring_inputs_of_run(storage, RunFolder.under(storage.root, named))

@@ -289,9 +289,8 @@ def _show(validation: Validation, data: Path) -> None:
     ]
     create_table_artifact(rows, key="validation", description=f"{verdict} Data set: {data}")
     if validation.rendered:
-        prompt = [{"prompt": plain(printable(validation.rendered))}]
         create_table_artifact(
-            prompt,
+            [{"prompt": plain(printable(validation.rendered))}],
             key="rendered-prompt",
             description="The first training prompt, as the model reads it.",
         )

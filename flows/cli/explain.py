@@ -79,8 +79,7 @@ def explain(words: Sequence[str]) -> None:
             say(text)
             texts.append(text)
     finally:
-        settings = find_settings(key) or _with_word(key)
-        give(settings=settings, text="\n".join(texts), **facts)
+        give(settings=find_settings(key) or _with_word(key), text="\n".join(texts), **facts)
 
 
 def _texts(words: Sequence[str], facts: dict[str, Any]) -> Iterator[str]:

@@ -36,10 +36,9 @@ def check_attempts(facts: Facts) -> AuditLine:
     for i, (before, after) in enumerate(pairwise(attempts), start=2):
         old = before.made_with
         new = after.made_with
-        names = sorted(old.keys() | new.keys())
         moved = [
             f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}"
-            for name in names
+            for name in sorted(old.keys() | new.keys())
             if old.get(name) != new.get(name)
         ]
         moved += [after.changed] if after.changed else []

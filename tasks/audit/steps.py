@@ -134,8 +134,7 @@ def _add(rollouts: Rollouts, facts: Facts, row: Row) -> None:
         if sample == 0:
             step.problems.append(-1 if row["prompt_index"] is None else row["prompt_index"])
         elif row["prompt_index"] != step.problems[-1]:
-            words = f"step {number}: two problems in group {group}"
-            rollouts.wrong["rollouts"].append(words)
+            rollouts.wrong["rollouts"].append(f"step {number}: two problems in group {group}")
     step.num_rows += 1
     step.num_correct += row["verdict"] == "correct"
     step.reward += (row["score"] or 0.0) + sum(t["reward"] or 0.0 for t in row["turns"] or ())

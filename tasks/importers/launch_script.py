@@ -115,8 +115,7 @@ def _read(text: str, outer: Mapping[str, str]) -> _Source:
     """Returns what is read of a recipe, a Python program or a script, whichever it is."""
     is_verls = other_trainer(text, "script") is None
     if is_verls and _num_known(words := words_of_yaml(text)):
-        command = Command((Word("", words[0].line),), (), None)
-        return _Source("", Script(""), command, words)
+        return _Source("", Script(""), Command((Word("", words[0].line),), (), None), words)
     script = Script("", outer)
     strings = strings_of_python(text, script.from_outside_at)
     shell_text = next((one for one in strings if re.search(r"main_ppo\s", one.text)), None)

@@ -64,8 +64,7 @@ def _in_a_cell(value: Any) -> Any:
         return _in_a_cell(", ".join(str(_in_a_cell(one)) for one in value))
     if not isinstance(value, str):
         return value
-    longest = min(max(map(len, value.split()), default=0), _LONGEST_WORD)
-    width = max(_WIDEST_CELL, longest)
+    width = max(_WIDEST_CELL, min(max(map(len, value.split()), default=0), _LONGEST_WORD))
     lines = (textwrap.wrap(line, width, break_on_hyphens=False) for line in value.split("\n"))
     # A line that begins like a list or a heading would be shown as one.
     return "\n".join(
@@ -188,8 +187,7 @@ def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bo
             # Prefect's own way to update would keep a copy of the data in an event.
             update = ArtifactUpdate(data=data, description=description)
             changes = update.model_dump(mode="json", exclude_unset=True)
-            place = {"id": earlier.id}
-            client.request("PATCH", "/artifacts/{id}", path_params=place, json=changes)
+            client.request("PATCH", "/artifacts/{id}", path_params={"id": earlier.id}, json=changes)
             return
     new = ArtifactCreate(type=kind, key=key, description=description, data=data)
     new.flow_run_id = flow_run

@@ -34,14 +34,13 @@ def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -
     count as such a process: if it did not start, it held no memory.
     """
     in_force = settings_in_force(config, run)
+    reasons = [attempt.reason for attempt in run.read().attempts]
     if isinstance(error, OutOfMemory):
         return next_recovery_step(in_force, error, _shape(run))
     if isinstance(error, RayNotStarted):  # a busy machine may be too slow once, not again
-        before = [attempt.reason for attempt in run.read().attempts]
-        return None if any("Ray died: it did not start" in reason for reason in before) else {}
+        return None if any("Ray died: it did not start" in reason for reason in reasons) else {}
     if isinstance(error, WorkerDied) and error.worker != RAY:
-        died = f"{error.worker} died:"
-        if any(attempt.reason.startswith(died) for attempt in run.read().attempts):
+        if any(reason.startswith(f"{error.worker} died:") for reason in reasons):
             killed = OutOfMemory(error.worker, error.detail)
             return next_recovery_step(in_force, killed, _shape(run)) or {}
     return {}

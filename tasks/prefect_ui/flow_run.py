@@ -61,8 +61,9 @@ def tag_flow_run(config: RunConfig) -> None:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return
+    flow_run = context.flow_run
     tags = {
-        *context.flow_run.tags,
+        *flow_run.tags,
         f"preset:{config.preset}",
         f"env:{config.env.name}",
         f"estimator:{config.algorithm.estimator}",
@@ -70,9 +71,8 @@ def tag_flow_run(config: RunConfig) -> None:
 
     def send() -> None:
         with unless_away("the tags"), get_client(sync_client=True) as client:
-            client.update_flow_run(flow_run_id, tags=tags)
+            client.update_flow_run(flow_run.id, tags=tags)
 
-    flow_run_id = context.flow_run.id
     beside(send)
 
 

@@ -55,8 +55,7 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
     except ValueError:
         return  # another check reports it
     per_step = [known.seconds.typical + tests.typical / steps] if known else []
-    spending = Spending(config.budget, per_step)
-    limit = spending.limit_within(steps_to_come)
+    limit = Spending(config.budget, per_step).limit_within(steps_to_come)
     remedy = f"{limit} will stop it earlier: raise it, or lower trainer.total_steps"
     yield warning("time", message, remedy) if limit else ok("time", message)
 
@@ -142,8 +141,7 @@ def planned_machine(config: RunConfig) -> Machine | None:
     # Engines work while the learner waits, all at the same time.
     crowded = max(1.0, config.rollout.num_engines * resources.rollout_threads / num_cores)
     of_engine = flops * resources.rollout_threads / crowded
-    name = "this CPU, undisturbed"
-    return Machine(name, False, flops * threads, of_engine, bandwidth / crowded)
+    return Machine("this CPU, undisturbed", False, flops * threads, of_engine, bandwidth / crowded)
 
 
 def _card(config: RunConfig) -> CardFigures | None:

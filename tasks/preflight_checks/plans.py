@@ -232,8 +232,7 @@ def _positions(config: RunConfig) -> int | None:
     if config.model.path is None:
         return NUM_POSITIONS
     try:
-        file = local_folder(config.model.path, config.storage.root) / CONFIG
-        settings = read_object(file)
+        settings = read_object(local_folder(config.model.path, config.storage.root) / CONFIG)
     except (OSError, ValueError):
         return None  # another check reports it
     positions = settings.get("max_position_embeddings")

@@ -61,8 +61,7 @@ def row_findings(config: RunConfig) -> Iterator[Finding]:
         text = f"{own_rows} of data.train_files{f': {text}' if text else ''}"
     overrides = " ".join(f"{key}={value}" for _, sizes in problems for key, value in sizes.items())
     if problems:
-        kind = fatal if stops else warning
-        yield kind("rows", text, f"set {overrides}", overrides)
+        yield (fatal if stops else warning)("rows", text, f"set {overrides}", overrides)
     elif own_rows is not None:
         yield ok("rows", text)
 

@@ -88,8 +88,7 @@ def _of_run(run: RunFolder, what: str) -> NamedModel:
     if what in ("best", "latest"):
         checkpoint = best(run.path) if what == "best" else latest(run.path)
     else:
-        named = (c for c in list_checkpoints(run.path) if c.path.name == what)
-        checkpoint = next(named, None)
+        checkpoint = next((c for c in list_checkpoints(run.path) if c.path.name == what), None)
     if checkpoint is None:
         there = ", ".join(c.path.name for c in list_checkpoints(run.path)) or "none"
         raise ValueError(f"{run.run_id} has no checkpoint {what!r} (there are: {there})")

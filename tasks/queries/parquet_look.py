@@ -45,8 +45,7 @@ def columns(file: Path) -> pl.DataFrame:
 
 def describe_file(file: Path) -> str:
     """Returns how much a file holds, in one line."""
-    rows = pq.read_metadata(file).num_rows
-    return f"{file}: {rows:,} rows, {disk_size(file.stat().st_size)}"
+    return f"{file}: {pq.read_metadata(file).num_rows:,} rows, {disk_size(file.stat().st_size)}"
 
 
 def text_lengths(

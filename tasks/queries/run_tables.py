@@ -229,8 +229,7 @@ def num_tested(run: Path) -> int | None:
             kept = set(pq.read_table(file, columns=["prompt_index"])["prompt_index"].to_pylist())
         most = int(parse_settings(_text(run / "config.yaml", run))["trainer"]["test_problems"])
         data = Path(json.loads(_record(run))["data"])
-        rows = int(pq.read_metadata(data / "test.parquet").num_rows)
-        return min(most, rows)
+        return min(most, int(pq.read_metadata(data / "test.parquet").num_rows))
     return len(kept) if 0 < len(kept) < MOST_VALIDATION_ROWS else None
 
 

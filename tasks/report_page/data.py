@@ -239,11 +239,10 @@ def compare_runs(root: Path, names: Sequence[str]) -> dict[str, pl.DataFrame]:
     for row in ask("settings_that_differ").to_dicts():
         values = settings.setdefault(row["key"], {"key": row["key"], **dict.fromkeys(runs)})
         values |= dict.fromkeys(row["run_ids"].split(", "), row["value"])
-    columns = dict.fromkeys(["key", *runs], pl.String)
     return {
         "what they reached": ask("compare_runs"),
         "settings that differ" + (f" (of {lost} they are unknown)" if lost else ""): pl.DataFrame(
-            list(settings.values()), columns
+            list(settings.values()), dict.fromkeys(["key", *runs], pl.String)
         ),
         PAIRED: ask("compare_models"),
     }

@@ -198,8 +198,7 @@ def warnings(run: Path) -> list[LoggedWarning]:
         key = re.sub(r"\d+", "0", match["message"])  # the same in every step
         time = match["time"].replace("T", " ")
         level = match["level"]
-        message = match["message"]
-        before = seen.get(key, LoggedWarning(time, level, message, 0))
+        before = seen.get(key, LoggedWarning(time, level, match["message"], 0))
         seen[key] = replace(before, level=level, count=before.count + 1)
     return list(seen.values())[:_MOST_WARNINGS]
 

@@ -171,8 +171,7 @@ def _line(curve: pl.DataFrame, column: str, label: str) -> str | None:
     window = len(each.points) // 10 + 1
     if len(each.points) < 20:
         return draw([each], label)
-    values = pl.Series([y for _, y in each.points])
-    means = values.rolling_mean(window, min_samples=1, center=True)
+    means = pl.Series([y for _, y in each.points]).rolling_mean(window, min_samples=1, center=True)
     points = [(x, float(y)) for (x, _), y in zip(each.points, means, strict=True)]
     return draw([each, Series(f"mean of {window}", "test", points, "bold")], label)
 
