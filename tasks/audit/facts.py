@@ -79,11 +79,10 @@ class Facts:
         ]
 
     def _read(self, name: str) -> RunConfig | str:
+        folder = self.run.path
         try:
-            text = read_plain(
-                self.run.path / name, below=self.run.path, most_bytes=MOST_YAML_BYTES
-            ).decode(errors="replace")
-            return RunConfig.model_validate(parse_settings(text))
+            content = read_plain(folder / name, below=folder, most_bytes=MOST_YAML_BYTES)
+            return RunConfig.model_validate(parse_settings(content.decode(errors="replace")))
         except (OSError, ValueError, TypeError) as error:
             problem = in_one_line(error)
             older = "by an older version, or are damaged" if "extra" in problem else "as they are"
@@ -110,14 +109,11 @@ class Facts:
         """The problems of each split, verified; or why they cannot be read."""
         if self.data is None:
             return "the run's record names no data set"
-        read = {}
-        for split in SPLITS:
-            file = self.data / f"{split}.parquet"
-            try:
-                read[split] = problems_in(read_verified(file), file)
-            except (OSError, ValueError) as error:
-                return in_one_line(error)
-        return read
+        files = {split: self.data / f"{split}.parquet" for split in SPLITS}
+        try:
+            return {name: problems_in(read_verified(file), file) for name, file in files.items()}
+        except (OSError, ValueError) as error:
+            return in_one_line(error)
 
 
 def file_digest(path: Path, run: Path) -> str:

@@ -39,10 +39,13 @@ def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -
         return next_recovery_step(in_force, error, _shape(run))
     if isinstance(error, RayNotStarted):  # a busy machine may be too slow once, not again
         return None if any("Ray died: it did not start" in reason for reason in reasons) else {}
-    if isinstance(error, WorkerDied) and error.worker != RAY:
-        if any(reason.startswith(f"{error.worker} died:") for reason in reasons):
-            killed = OutOfMemory(error.worker, error.detail)
-            return next_recovery_step(in_force, killed, _shape(run)) or {}
+    if (
+        isinstance(error, WorkerDied)
+        and error.worker != RAY
+        and any(reason.startswith(f"{error.worker} died:") for reason in reasons)
+    ):
+        killed = OutOfMemory(error.worker, error.detail)
+        return next_recovery_step(in_force, killed, _shape(run)) or {}
     return {}
 
 
