@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -61,21 +62,21 @@ def play(
             yield scored, scored.score + sum(turn.reward for turn in turns)
 
 
+@dataclass
 class _Person:
     """Answers as an engine does."""
 
-    def __init__(self, show: Callable[[str], None], read: Callable[[], str | None]) -> None:
-        self._show = show
-        self._read = read
-        self.seen = 0
-        self.is_gone = False
+    show: Callable[[str], None]
+    read: Callable[[], str | None]
+    seen: int = 0
+    is_gone: bool = False
 
     def __call__(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
     ) -> list[tuple[int, Completion]]:
         text = _decode(requests[0].prompt_ids)
-        self._show(text[self.seen :].strip("\n"))
-        response = self._read()
+        self.show(text[self.seen :].strip("\n"))
+        response = self.read()
         self.is_gone = response is None
         ids = np.array(_encode(response or ""), dtype=np.int64)
         self.seen = len(text) + len(ids)

@@ -244,11 +244,9 @@ def own_algorithm_findings(config: RunConfig) -> Iterator[Finding]:
         reason = f"{words} ended its process or took too long ({type(error).__name__})"
     finally:
         child.close()
-    if reason is None:
-        yield ok("algorithm", f"{words}, tried on two rows")
-    else:
-        yield fatal(
-            "algorithm",
-            reason,
-            "docs/training.md, An algorithm of your own, has what it is given and returns",
-        )
+    where = "docs/training.md, An algorithm of your own, has what it is given and returns"
+    yield (
+        ok("algorithm", f"{words}, tried on two rows")
+        if reason is None
+        else fatal("algorithm", reason, where)
+    )

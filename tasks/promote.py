@@ -65,19 +65,18 @@ def _promote(
         if base_rows is None or rows is None:
             return _refused("the rows of its evaluation were not kept")
         summary = summarise(rows)
-        contender = Contender(
-            run_id=run.run_id,
-            step=checkpoint.step,
-            checkpoint=str(folder),
-            model_digest=model_digest(checkpoint.path),
-            accuracy=summary.accuracy.value,
-            num_problems=summary.num_problems,
-            evaluation=evaluator.settings,
-            rows=str(file),
-        )
         return promote(
             root,
-            contender,
+            Contender(
+                run_id=run.run_id,
+                step=checkpoint.step,
+                checkpoint=str(folder),
+                model_digest=model_digest(checkpoint.path),
+                accuracy=summary.accuracy.value,
+                num_problems=summary.num_problems,
+                evaluation=evaluator.settings,
+                rows=str(file),
+            ),
             env=config.env.name,
             problems=evaluator.problem_set,
             now=utc_now(),

@@ -215,8 +215,11 @@ def _users_response(measured: Measured, problem: Problem, response: str) -> Find
     parts = "".join(f", {name} {score:g}" for name, score in scored.rewards)
     answer = "" if scored.answer is None else f", answer {cut(scored.answer, _SHOWN)!r}"
     why = f" ({scored.why})" if scored.why else ""
-    text = f"{cut(response, _SHOWN)!r} to {question!r}: {scored.verdict}{why}, score "
-    return ok("response", f"{text}{scored.score:g}{parts}{answer}, {measured.seconds:.3f} s")
+    return ok(
+        "response",
+        f"{cut(response, _SHOWN)!r} to {question!r}: {scored.verdict}{why}, score "
+        f"{scored.score:g}{parts}{answer}, {measured.seconds:.3f} s",
+    )
 
 
 @dataclass(frozen=True)
@@ -305,9 +308,13 @@ def _try_texts(
 
 def _line(kind: str, measured: Measured, expected: str, *, is_right: bool) -> dict[str, Any]:
     scored = measured.scored
-    verdict = f"{scored.verdict}: {scored.why}" if scored.why else scored.verdict
-    line = {"text": kind, "score": scored.score, "verdict": verdict, "expected": expected}
-    return line | {"as expected": "yes" if is_right else "no"}
+    return {
+        "text": kind,
+        "score": scored.score,
+        "verdict": f"{scored.verdict}: {scored.why}" if scored.why else scored.verdict,
+        "expected": expected,
+        "as expected": "yes" if is_right else "no",
+    }
 
 
 def _repeats(
@@ -397,8 +404,11 @@ def _fits(config: RunConfig, golds: Sequence[_Gold]) -> Finding:
         text = f"right answers have at most {longest} tokens of data.max_response_length={limit}"
         return ok("length", text)
     if (lengths := response_tokens(config, texts)) is None:
-        text = f"right answers have up to {longest} bytes, data.max_response_length={limit} tokens"
-        return ok("length", f"{text}; they were not counted, since the model is not here")
+        return ok(
+            "length",
+            f"right answers have up to {longest} bytes, data.max_response_length={limit} tokens; "
+            "they were not counted, since the model is not here",
+        )
     text = f"right answers have up to {max(lengths)} tokens of data.max_response_length={limit}"
     if max(lengths) > limit:
         num_cut = sum(length > limit for length in lengths)

@@ -1,7 +1,9 @@
 """Start: a night's seed and model, which is the champion of its problems or the settings' own."""
 
+import logging
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -57,23 +59,20 @@ def champion_to_train(config: RunConfig) -> Start:
     known = config.storage.root / "champions"
     if not any(known.glob(f"{env}-*.json")):
         return Start(folder=None, why=f"no champion of {env} in {known} yet")
+    unusable = partial(Start, folder=None, is_as_asked=False)
     try:
         champion = champion_of(config, generate_dataset(config))
     except ValueError as error:  # the file that names it is damaged
-        return _unusable(str(error))
+        return unusable(why=str(error))
     if champion is None:
-        return _unusable(f"no champion of these test problems in {known}, only of others")
+        return unusable(why=f"no champion of these test problems in {known}, only of others")
     name = f"the champion {champion.current.name}"
     folder = config.storage.root / champion.current.checkpoint
     if (why := _why_unusable(config, champion, folder)) is not None:
-        return _unusable(f"{name} {why}")
+        return unusable(why=f"{name} {why}")
     path = config.model.path
     instead = "" if path is None else f", instead of model.path={path}"
     return Start(folder=folder, why=f"{name}, accuracy {champion.current.accuracy:.3f}{instead}")
-
-
-def _unusable(why: str) -> Start:
-    return Start(folder=None, why=why, is_as_asked=False)
 
 
 def _why_unusable(config: RunConfig, champion: Champion, folder: Path) -> str | None:
@@ -122,11 +121,10 @@ def next_seed(config: RunConfig) -> int:
 def start_task(config: RunConfig, start_from: StartFrom) -> Start:
     """Returns model and seed of a flow run: its retries start from the same."""
     bring_records(config.storage)
-    start = Start(folder=None, why="start_from=afresh")
-    if start_from == "champion":
-        start = champion_to_train(config)
+    afresh = Start(folder=None, why="start_from=afresh")
+    start = champion_to_train(config) if start_from == "champion" else afresh
     start = start.model_copy(update={"seed": next_seed(config)})
-    logger = get_run_logger()
-    say = logger.info if start.is_as_asked else logger.warning
-    say("starting %s%s, seed=%d", "from " if start.folder else "", start.sentence, start.seed)
+    level = logging.INFO if start.is_as_asked else logging.WARNING
+    begins = "from " if start.folder else ""
+    get_run_logger().log(level, "starting %s%s, seed=%d", begins, start.sentence, start.seed)
     return start

@@ -185,8 +185,8 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
     env = config.env
     is_own = bool(config.data.train_files)
     columns, *others = check_files(env)
-    if is_own:
-        others = [path for path in others if path.stem not in env.checks.of_generator]
+    left_out = env.checks.of_generator if is_own else ()
+    others = [path for path in others if path.stem not in left_out]
     sizes = config.data.model_dump(include={"train_size", "test_size"})
     parameters = {**sizes, **env.checks.parameters(env)}
     with sql.connect({}) as connection:
@@ -294,8 +294,7 @@ def _show(validation: Validation, data: Path) -> None:
             key="rendered-prompt",
             description="The first training prompt, as the model reads it.",
         )
-    if validation.lengths is not None:
-        lengths = validation.lengths
+    if (lengths := validation.lengths) is not None:
         create_table_artifact(lengths.limits, key="prompt-limits", description=lengths.verdict)
 
 

@@ -40,10 +40,11 @@ def ask(words: Sequence[str]) -> None:
         else:
             config = changed_settings(model.run, settings, storage)
             refuse_unnamed(config, settings)
-        if named[1:]:
-            questions = [read_question(config, named[1], given.get("answer"))]
-        else:
-            questions = _questions(config, model, count)
+        questions = (
+            [read_question(config, named[1], given.get("answer"))]
+            if named[1:]
+            else _questions(config, model, count)
+        )
     except (OSError, ValueError) as error:
         raise BadInputError(in_one_line(error)) from error
     how = "one sample" if config.evaluation.decoding == "sampled" else "greedy"

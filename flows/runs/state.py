@@ -164,8 +164,8 @@ class _Watch:
                         self._heed(state, client)
 
     def _heed(self, state: State, client: SyncPrefectClient) -> None:
-        if state.type is not StateType.CANCELLING:
-            self._cancelling_since = None
+        since = self._cancelling_since
+        self._cancelling_since = None
         if state.type is StateType.PAUSED and self._can_resume:
             self._suspension.mark_requested(state)  # Prefect looks there between two tasks
             self._stop("suspended")
@@ -179,8 +179,8 @@ class _Watch:
             )
             client.set_flow_run_state(self._id, Running(message=why), force=True)
         elif state.type is StateType.CANCELLING:
-            since = self._cancelling_since = self._cancelling_since or time.monotonic()
-            if time.monotonic() - since > _WORKERS_TURN_S:
+            self._cancelling_since = since or time.monotonic()
+            if time.monotonic() - self._cancelling_since > _WORKERS_TURN_S:
                 self._cancels = True
                 _cancelled.set()
                 self._stop("cancelled, and no worker did it")

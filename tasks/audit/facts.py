@@ -101,8 +101,7 @@ class Facts:
     @cached_property
     def data(self) -> Path | None:
         """The folder of the data set, as the record has it; None if it has none."""
-        folder = self.run.read().data
-        return None if folder is None else Path(folder)
+        return None if (folder := self.run.read().data) is None else Path(folder)
 
     @cached_property
     def problems(self) -> dict[str, list[Problem]] | str:

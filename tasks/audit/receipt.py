@@ -7,7 +7,6 @@ from rl_core.runs.run_folder import IMPORTED, RunFolder
 from tasks.audit import files, held_out, steps
 from tasks.audit.facts import Facts, line
 
-TITLE = "Receipt"
 _MOST_ATTEMPTS = 1_000
 
 

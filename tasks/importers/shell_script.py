@@ -85,23 +85,24 @@ class Script:
         around = self._around
         if (node.is_error or node.is_missing) and not self.first_error:
             self.first_error = _line(node)
-        if node.type == "comment":
-            self.comments.add(_line(node))
-        elif node.type == "variable_assignment":
-            self._assign(node)
-        elif node.type == "command":
-            words = tuple(word for part in node.named_children for word in self._words(part))
-            if words:
-                yield Command(words, piped_into, around)
-        elif node.type == "pipeline":
-            names = ["".join(self._text(part).split()[:1]) for part in node.named_children]
-            for i, part in enumerate(node.named_children):
-                yield from self._walk(part, tuple(names[i + 1 :]))
-        else:
-            if node.type in _REPEATED:
-                self._around = self._first_line(node)
-            for child in self._first_way(node) if node.type in _BRANCHES else node.named_children:
-                yield from self._walk(child, piped_into)
+        match node.type:
+            case "comment":
+                self.comments.add(_line(node))
+            case "variable_assignment":
+                self._assign(node)
+            case "command":
+                words = tuple(word for part in node.named_children for word in self._words(part))
+                if words:
+                    yield Command(words, piped_into, around)
+            case "pipeline":
+                names = ["".join(self._text(part).split()[:1]) for part in node.named_children]
+                for i, part in enumerate(node.named_children, start=1):
+                    yield from self._walk(part, tuple(names[i:]))
+            case kind:
+                if kind in _REPEATED:
+                    self._around = self._first_line(node)
+                for child in self._first_way(node) if kind in _BRANCHES else node.named_children:
+                    yield from self._walk(child, piped_into)
         self._around = around
 
     def from_outside_at(self, name: str, line: int) -> str:

@@ -51,33 +51,29 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
         steps = total_steps(config, problems)
         tests = _tests(config, steps, machine)
         message = _in_words(config, problems, known, machine) + _sft_in_words(config, machine)
-        steps_to_come = steps - 1
     except ValueError:
         return  # another check reports it
     per_step = [known.seconds.typical + tests.typical / steps] if known else []
-    limit = Spending(config.budget, per_step).limit_within(steps_to_come)
+    limit = Spending(config.budget, per_step).limit_within(steps - 1)
     remedy = f"{limit} will stop it earlier: raise it, or lower trainer.total_steps"
     yield warning("time", message, remedy) if limit else ok("time", message)
 
 
 def plan_steps(config: RunConfig, run: RunFolder) -> Spread | None:
     """Returns the planned seconds per step, noted in `run.json`; None if they are not known."""
-    if (before := run.read().planned_step_s) is not None:
-        return before  # of an earlier attempt
-    known = estimate(config, planned_machine(config))
-    if known is None:
-        return None
-    run.update(planned_step_s=known.seconds, planned_from=known.source)
-    return known.seconds
+    planned = run.read().planned_step_s  # by an earlier attempt
+    if planned is None and (known := estimate(config, planned_machine(config))) is not None:
+        planned = known.seconds
+        run.update(planned_step_s=planned, planned_from=known.source)
+    return planned
 
 
 def estimate(config: RunConfig, machine: Machine | None) -> StepEstimate | None:
     """Returns a step's time, measured in a run of the same shape or a roofline; None: unknown."""
-    if (known := measured_before(config)) is not None:
-        return known
+    known = measured_before(config)
     shape = model_shape(config)
-    if shape is None or machine is None:
-        return None
+    if known is not None or shape is None or machine is None:
+        return known
     seconds = with_bounds(step_time(shape, config, machine).total)
     return StepEstimate(seconds, f"a roofline of {machine.name}")
 
@@ -121,8 +117,8 @@ def _sft_in_words(config: RunConfig, machine: Machine | None) -> str:
         return ""
     steps = planned_sft_steps(config)
     whole = with_bounds(steps * sft_step_s(shape, config, machine))
-    took = time_and_price_range(whole, config.budget)
-    return f"; SFT of {steps:,} steps before it: {took} (a roofline)"
+    time = time_and_price_range(whole, config.budget)
+    return f"; SFT of {steps:,} steps before it: {time} (a roofline)"
 
 
 def planned_machine(config: RunConfig) -> Machine | None:

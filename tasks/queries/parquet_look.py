@@ -64,11 +64,11 @@ def text_lengths(
     else:
         contents = pl.element().struct.field("content").str.len_chars()
         characters = pl.select(rows.list.eval(contents).list.sum()).to_series()
-    units = {"characters": characters.to_numpy()}
+    units = {"characters": characters}
     if count_tokens is not None:
         num = min(len(rows), _MOST_TOKENIZED)
         chosen = np.unique(np.linspace(0, len(rows) - 1, num).astype(int))
-        units["tokens"] = np.asarray(count_tokens(rows.gather(chosen).to_list()), dtype=np.int64)
+        units["tokens"] = pl.Series(count_tokens(rows.gather(chosen).to_list()), dtype=pl.Int64)
     return [
         {
             "unit": unit,
@@ -78,7 +78,7 @@ def text_lengths(
             **{f"p{p}": int(np.quantile(lengths, p / 100, method="nearest")) for p in (50, 90, 99)},
             "max": int(lengths.max()),
         }
-        for unit, lengths in units.items()
+        for unit, lengths in ((name, series.to_numpy()) for name, series in units.items())
     ]
 
 

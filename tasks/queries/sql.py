@@ -93,7 +93,7 @@ def values_there(
 ) -> str | None:
     """Returns a message with the existing values if no row has that of an argument; else None."""
     defaults = {parameter.name: parameter.default for parameter in load_query(name).parameters}
-    for parameter in _VALUES.keys() & arguments.keys():
+    for parameter in filter(arguments.__contains__, _VALUES):
         view, column = _VALUES[parameter]
         value = str(arguments[parameter])
         select = f"select {column} from {view} group by {column} order by count(*) desc, {column}"
@@ -220,15 +220,12 @@ def connect(tables: Mapping[str, pa.Table | pads.Dataset]) -> Iterator[DuckDBPyC
     }
     with spill, duckdb.connect(":memory:", config=config) as connection:
         connection.execute(_SETTINGS)
-        connection.create_function("sign_flip_p", _sign_flip_p, ["DOUBLE[]"], "DOUBLE")
+        flip = lambda differences: sign_flip_p(list(map(round, differences)))  # noqa: E731
+        connection.create_function("sign_flip_p", flip, ["DOUBLE[]"], "DOUBLE")
         connection.execute((SQL_FOLDER / "macros.sql").read_text(encoding="utf-8"))
         for name, table in tables.items():
             register(connection, name, table)
         yield connection
-
-
-def _sign_flip_p(differences: list[float]) -> float:
-    return sign_flip_p(list(map(round, differences)))
 
 
 def register(connection: DuckDBPyConnection, name: str, table: pa.Table | pads.Dataset) -> None:

@@ -122,17 +122,17 @@ def charts(data: ReportData) -> dict[str, str]:
         Series("train, sampled", "train", _points(curve, "accuracy")),
         Series(f"test, {data.decoding}", "test", _points(curve, "test_accuracy"), "dots"),
     ]
-    solutions = "solutions that a problem has"
-    numbers = "numbers that a problem has"
-    by_solutions = _before_and_after(rows["by_num_solutions"], "solutions", solutions)
-    by_count = _before_and_after(rows["by_num_operands"], "num_operands", numbers)
     return _drawn(
         {
             "Accuracy": draw(accuracy, "share solved"),
             "What became of the responses": _verdicts(data.verdicts),
             **{title: _line(curve, name, label) for title, name, label in _CURVES},
-            "Accuracy by number of solutions": by_solutions,
-            "Accuracy by count of numbers": by_count,
+            "Accuracy by number of solutions": _before_and_after(
+                rows["by_num_solutions"], "solutions", "solutions that a problem has"
+            ),
+            "Accuracy by count of numbers": _before_and_after(
+                rows["by_num_operands"], "num_operands", "numbers that a problem has"
+            ),
             "pass@k": _pass_at_k(rows["pass_at_k"]),
             "Loss of fine-tuning (SFT), before training": draw(sft, "nats per token"),
         }
@@ -209,10 +209,8 @@ def _stack(
         )
     table = rows.pivot("metric", index="step", values="value", aggregate_function="sum")
     table = table.fill_null(0).sort("step")
-    series = [
-        Series(name, COLOURS[i % len(COLOURS)], _points(table, name))
-        for i, name in enumerate(shown)
-    ]
+    colours = dict(zip(shown, cycle(COLOURS), strict=False))
+    series = [Series(name, colour, _points(table, name)) for name, colour in colours.items()]
     return draw(stacked(series), label)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,11 +90,9 @@ def won_and_lost(run: RunFolder, model: str | None) -> list[Change]:
     """Returns two test problems that the model won over its base and two that it lost, if any."""
     query = {"model": model or ""}
     rows = sql.run_query(_CHANGES_QUERY, query, root=run.root, run=run.run_id).to_dicts()
-    changes = []
-    for base, trained in zip(rows[::2], rows[1::2], strict=True):
-        before, after = map(_as_sample, (base, trained))
-        changes.append(Change(after.problem, trained["is_won"], before, after))
-    return changes
+    shown = [(_as_sample(row), row["is_won"]) for row in rows]
+    pairs = zip(shown[::2], shown[1::2], strict=True)
+    return [Change(after.problem, is_won, before, after) for (before, _), (after, is_won) in pairs]
 
 
 def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
@@ -105,11 +104,13 @@ def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
         root=run.root,
         run=run.run_id,
     )
-    rows: list[Row] = []
-    for verdict in counts["verdict"]:
-        arguments = {"verdict": verdict, "from_step": from_step, "limit": 1}
-        rows += sql.ask("samples_of_a_verdict", arguments, root=run.root, run=run.run_id).to_dicts()
-    return list(map(_as_sample, rows))
+    ask = partial(sql.ask, "samples_of_a_verdict", root=run.root, run=run.run_id)
+    arguments = {"from_step": from_step, "limit": 1}
+    return [
+        _as_sample(row)
+        for verdict in counts["verdict"]
+        for row in ask(arguments | {"verdict": verdict}).to_dicts()
+    ]
 
 
 def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], list[Sample]]:
@@ -120,8 +121,8 @@ def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], lis
         rows = sql.run_query(query, {"from_step": from_step}, root=run.root, run=run.run_id)
         return [_as_sample(row) for row in rows.to_dicts()]
 
-    best, worst = rollouts_by(_BEST), rollouts_by(_WORST)
-    return best, [sample for sample in worst if sample not in best]
+    best = rollouts_by(_BEST)
+    return best, [sample for sample in rollouts_by(_WORST) if sample not in best]
 
 
 def problem_in_words(ground_truth: str | None, prompt: str) -> str:
@@ -169,9 +170,11 @@ def cut_around_answer(response: str, answer: str | None) -> tuple[str, str, str]
     last = response.rfind(answer) if answer else -1
     start = end = len(response)
     if answer and opening >= 0:
-        start, end = opening + len("<answer>"), closing
+        start = opening + len("<answer>")
+        end = closing
     elif answer and last >= 0:
-        start, end = last, last + len(answer)
+        start = last
+        end = last + len(answer)
     before = response[max(0, start - _LONGEST_SAMPLE) : start]
     return before, response[start:end], response[end : end + _LONGEST_SAMPLE]
 
@@ -236,12 +239,17 @@ def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: in
 
 def as_table(answers: Answers) -> list[dict[str, str]]:
     """Returns a few answers for a terminal, without control characters, right ones first."""
-    rows = []
-    for one in (*answers.right[:_IN_TERMINAL], *answers.wrong[:_IN_TERMINAL]):
-        answer = _line(one.answer.strip()) or f"... {in_one_line(one.before)[-_LONGEST_LINE:]}"
-        row = {"verdict": one.verdict, "problem": printable(_line(one.problem))}
-        rows.append(row | {"answer": printable(answer), "tokens": str(one.tokens)})
-    return rows
+    return [
+        {
+            "verdict": one.verdict,
+            "problem": printable(_line(one.problem)),
+            "answer": printable(
+                _line(one.answer.strip()) or f"... {in_one_line(one.before)[-_LONGEST_LINE:]}"
+            ),
+            "tokens": str(one.tokens),
+        }
+        for one in (*answers.right[:_IN_TERMINAL], *answers.wrong[:_IN_TERMINAL])
+    ]
 
 
 def show_answers(several: Sequence[Answers], pages: Sequence[Path]) -> None:
@@ -256,15 +264,16 @@ def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
     parts = []
     for one in several:
         parts.append(f"## {one.name}: {one.num_right} of {one.summary.num_problems} right")
-        for some in (*one.right[:IN_ARTIFACT], *one.wrong[:IN_ARTIFACT]):
-            before, after = some.before[-_LONGEST_IN_ARTIFACT:], some.after[:_LONGEST_IN_ARTIFACT]
-            parts.append(
-                dialogue(
-                    f"{some.verdict}, {some.tokens} tokens",
-                    some.problem,
-                    before + some.answer + after,
-                )
+        parts += [
+            dialogue(
+                f"{some.verdict}, {some.tokens} tokens",
+                some.problem,
+                some.before[-_LONGEST_IN_ARTIFACT:]
+                + some.answer
+                + some.after[:_LONGEST_IN_ARTIFACT],
             )
+            for some in (*one.right[:IN_ARTIFACT], *one.wrong[:IN_ARTIFACT])
+        ]
     parts += [f"More of them: {page.resolve()}" for page in pages]
     return "\n\n".join(parts) + "\n"
 

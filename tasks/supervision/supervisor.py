@@ -178,11 +178,6 @@ def _kept_or_new(process: Watched) -> tuple[Child, str]:
         if child.process.poll() is None:
             return child, group
         _end(child, group)
-    return _start(process)
-
-
-def _start(process: Watched) -> tuple[Child, str]:
-    """Returns a new child, and the name of the group of its processes."""
     group = process_group.new_group()
     with open_own(process.log_file, "a") as log:
         child = Child(
@@ -245,8 +240,8 @@ class _Watchdog:
 
     def is_over(self) -> bool:
         """Returns whether a stalled child has had its time to save and end."""
-        given_s = self.process.grace_s + _SHUTDOWN_S
-        return self.stalled is not None and time.monotonic() - self.moved_at > given_s
+        over_at = self.moved_at + self.process.grace_s + _SHUTDOWN_S
+        return self.stalled is not None and time.monotonic() > over_at
 
 
 def _messages(
