@@ -21,9 +21,8 @@ from prefect import Task, flow, task  # transformers and vLLM come with the task
 from prefect.client.schemas.objects import State, TaskRun
 
 from flows.errors import one_line
-from flows.prefect_patches.own_server import obey_own_server_only
-from flows.runs.run_record import choose_run, recorded, tell_the_end_plainly
-from flows.runs.state import heeding_the_server, outlive_lost_leases, own_flow_run, take_over
+from flows.runs.run_record import choose_run, prepare_for_flow_runs, recorded
+from flows.runs.state import heeding_the_server, own_flow_run, take_over
 from flows.settings.compose import PresetName, changed_to, compose, own_settings
 from rl_core.config.run import RunConfig
 from rl_core.config.unread import unread_settings
@@ -48,9 +47,7 @@ from tasks.validate import validate_task
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 
-obey_own_server_only()
-outlive_lost_leases()
-tell_the_end_plainly()
+prepare_for_flow_runs()
 
 
 @task(name="report", task_run_name="write report.html")

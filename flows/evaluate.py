@@ -16,10 +16,9 @@ hide_cuda_only_packages()
 from prefect import flow  # transformers and vLLM come with the tasks below
 
 from flows.errors import BadInputError
-from flows.prefect_patches.own_server import obey_own_server_only
 from flows.runs.lookup import changed_settings, named_model, refuse_unnamed, settings_of_run
-from flows.runs.run_record import tell_the_end_plainly
-from flows.runs.state import heeding_the_server, outlive_lost_leases
+from flows.runs.run_record import prepare_for_flow_runs
+from flows.runs.state import heeding_the_server
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import generator_settings
@@ -32,9 +31,7 @@ from tasks.queries.render import plain_table
 from tasks.report_page.samples import as_table
 from tasks.storage import inputs_published
 
-obey_own_server_only()
-outlive_lost_leases()
-tell_the_end_plainly()
+prepare_for_flow_runs()
 
 
 @flow(name="evaluate")

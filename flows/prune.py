@@ -6,10 +6,8 @@ from typing import Any
 from prefect import flow
 
 from flows.errors import BadInputError
-from flows.prefect_patches.own_server import obey_own_server_only
 from flows.runs.lookup import changed_settings, find_run, settings_of_run, where_and_others
-from flows.runs.run_record import tell_the_end_plainly
-from flows.runs.state import outlive_lost_leases
+from flows.runs.run_record import prepare_for_flow_runs
 from flows.settings.compose import compose
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
@@ -19,9 +17,7 @@ from tasks.prefect_ui.flow_run import logs_in_ui
 from tasks.prune import prune_runs_task
 from tasks.queries.run_tables import find_runs
 
-obey_own_server_only()
-outlive_lost_leases()
-tell_the_end_plainly()
+prepare_for_flow_runs()
 
 
 @flow(name="prune")

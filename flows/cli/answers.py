@@ -3,6 +3,7 @@
 Fields are added, and none is renamed or given another meaning without a word in the changelog.
 """
 
+import re
 from datetime import datetime
 from typing import Any, Literal
 
@@ -337,7 +338,6 @@ class Compare(Facts):
 class Setting(Facts):
     """One setting."""
 
-    model_config = ConfigDict(from_attributes=True)
     key: str
     """Its name."""
     env: str | None
@@ -352,6 +352,12 @@ class Setting(Facts):
     """Its values in the presets that set it."""
     verl: tuple[str, ...]
     """Its names in verl."""
+
+    @property
+    def choices(self) -> list[str]:
+        """The names that it takes, if it takes some of a list."""
+        names = re.split(", | or ", self.allowed.removeprefix("a list of "))
+        return [name for name in names if " " not in name and name not in ("null", "true", "false")]
 
 
 class Explain(Facts):

@@ -3,17 +3,16 @@
 import ast
 import inspect
 import json
-import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, takewhile
 from typing import Any, Final
 
 from pydantic import BaseModel
 
+from flows.cli.answers import Setting
 from flows.cli.reply import give
 from flows.cli.terminal import say
 from flows.errors import BadInputError
@@ -46,25 +45,6 @@ _KINDS: Final = {
     "null": "null",
     "object": "a mapping, {NAME: VALUE}",
 }
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One setting, as text."""
-
-    key: str
-    env: str | None  # the env that has it, None for all
-    meaning: str  # its docstring, one paragraph per line
-    allowed: str  # its type and its bounds
-    default: str
-    presets: Mapping[str, str]  # its values in the presets that set it
-    verl: tuple[str, ...]
-
-    @property
-    def choices(self) -> list[str]:
-        """The names that it takes, if it takes some of a list."""
-        names = re.split(", | or ", self.allowed.removeprefix("a list of "))
-        return [name for name in names if " " not in name and name not in ("null", "true", "false")]
 
 
 def explain(words: Sequence[str]) -> None:
@@ -259,12 +239,12 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
                 if key in values and env in (None, its_env)
             }
             yield Setting(
-                key,
-                env,
-                words.get(name, ""),
-                _allowed(schema[name]),
-                _text(schema[name].get("default")),
-                presets,
+                key=key,
+                env=env,
+                meaning=words.get(name, ""),
+                allowed=_allowed(schema[name]),
+                default=_text(schema[name].get("default")),
+                presets=presets,
                 verl=tuple(verl for verl, ours in NAMES.items() if ours == key),
             )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Final
@@ -66,15 +67,16 @@ def server_environment(settings: Settings, *, renew: bool = False) -> dict[str, 
 
     They give it a login, let only its own pages read it, and ask for a token with each change.
     """
-    given = settings.server.api.model_fields_set
-    variables = {}
-    if "auth_string" not in given:
-        variables[SERVER_AUTH_STRING] = own_login(settings.home, renew=renew)
-    if "cors_allowed_origins" not in given:
-        variables["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] = _origins(settings.server.ui.api_url)
-    if "csrf_protection_enabled" not in given:
-        variables["PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED"] = "true"
-    return variables
+    values = {
+        "auth_string": partial(own_login, settings.home, renew=renew),
+        "cors_allowed_origins": partial(_origins, settings.server.ui.api_url),
+        "csrf_protection_enabled": lambda: "true",
+    }
+    return {
+        f"PREFECT_SERVER_API_{name.upper()}": value()
+        for name, value in values.items()
+        if name not in settings.server.api.model_fields_set
+    }
 
 
 def _origins(url: str | None) -> str:

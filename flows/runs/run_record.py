@@ -12,8 +12,9 @@ from prefect.exceptions import Pause, TerminationSignal
 from prefect.utilities.names import generate_slug
 
 from flows.errors import BadInputError, one_line
+from flows.prefect_patches.own_server import obey_own_server_only
 from flows.runs.lookup import settings_of_run
-from flows.runs.state import is_cancelled, is_suspended, own_flow_run
+from flows.runs.state import is_cancelled, is_suspended, outlive_lost_leases, own_flow_run
 from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
@@ -323,8 +324,10 @@ class _End(logging.Filter):
         )
 
 
-def tell_the_end_plainly() -> None:
-    """Makes the logs of this process's flow and task runs end in plain words."""
+def prepare_for_flow_runs() -> None:
+    """Makes this process obey our server only and outlive leases, and end its logs plainly."""
+    obey_own_server_only()
+    outlive_lost_leases()
     end = _End()
     for name in PREFECTS_RUN_LOGGERS:
         logging.getLogger(name).addFilter(end)
