@@ -92,11 +92,12 @@ def ask_model(
             completion = completions[number]
             ids = completion.response_ids.tolist()
             text = decode(ids)
-            is_cut = completion.finish_reason == "length"
-            scored = None
-            if question.is_scored:
-                scored = rewards.submit(text, question.problem, completion.turns).result()
-            yield Reply(question, text, len(ids), is_cut, scored)
+            scored = (
+                rewards.submit(text, question.problem, completion.turns).result()
+                if question.is_scored
+                else None
+            )
+            yield Reply(question, text, len(ids), completion.finish_reason == "length", scored)
 
 
 def _engine(config: RunConfig, model: Path, *, on_gpu: bool) -> HfEngine:

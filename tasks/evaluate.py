@@ -58,8 +58,8 @@ def evaluate_run(
     evaluator = Evaluator(config, data)
     is_known = evaluator.may_reuse and evaluator.rows_file("base", model_path).exists()
     if is_known and (newest := latest(run.path)) is not None:  # reads every byte of it
-        is_known = evaluator.rows_file(checkpoint_name(newest.path), newest.path).exists()
-        is_known = is_known and _champion_to_ask(evaluator, model_path) is None
+        file = evaluator.rows_file(checkpoint_name(newest.path), newest.path)
+        is_known = file.exists() and _champion_to_ask(evaluator, model_path) is None
     if is_known:
         return evaluate_with(None, config, run, data, model_path)
     process = Watched.of_run("evaluator", config, run)

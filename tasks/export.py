@@ -101,8 +101,10 @@ def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path
         settings = read_object(model.folder / CONFIG) | {"dtype": dtype}
         settings.pop("torch_dtype", None)
         (temporary / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
-        card = model_card(model, root, holds=f"Weights in {dtype}", library="transformers")
-        (temporary / "README.md").write_text(card, encoding="utf-8")
+        (temporary / "README.md").write_text(
+            model_card(model, root, holds=f"Weights in {dtype}", library="transformers"),
+            encoding="utf-8",
+        )
     return to
 
 
@@ -122,8 +124,10 @@ def export_adapter(model: NamedModel, root: Path, *, to: Path) -> Path:
         copy_files(model.folder, TOKENIZER_FILES, temporary)
         base = read_object(adapter / ADAPTER_CONFIG)["base_model_name_or_path"]
         shown = as_path(base).name if as_path(base).is_absolute() else base  # others lack the place
-        card = model_card(model, root, holds=f"An adapter (LoRA) of {shown}", library="peft")
-        (temporary / "README.md").write_text(card, encoding="utf-8")
+        (temporary / "README.md").write_text(
+            model_card(model, root, holds=f"An adapter (LoRA) of {shown}", library="peft"),
+            encoding="utf-8",
+        )
     return to
 
 

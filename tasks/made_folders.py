@@ -13,12 +13,15 @@ RECIPE_VERSION: Final = 5  # in the cache key: raise it if the same settings mak
 
 def home_made_folder(config: RunConfig) -> Path:
     """Returns the folder of these settings' home-made model; it may not exist yet."""
-    settings = {
-        "base_model": config.base_model.model_dump(mode="json", exclude={"num_threads"}),
-        "data": generator_settings(config.env, config.data),
-        "recipe": RECIPE_VERSION,
-    }
-    return folder_of(config, config.env.slug, settings)
+    return folder_of(
+        config,
+        config.env.slug,
+        {
+            "base_model": config.base_model.model_dump(mode="json", exclude={"num_threads"}),
+            "data": generator_settings(config.env, config.data),
+            "recipe": RECIPE_VERSION,
+        },
+    )
 
 
 def folder_of(config: RunConfig, name: str, settings: dict[str, Any]) -> Path:

@@ -85,8 +85,13 @@ def _promote(
             champion_rows=rows_of,
         )
 
-    needed = ((folder / MANIFEST).as_posix(), file.as_posix())
-    return promote_published(config.storage, config.env.name, evaluator.problem_set, judge, needed)
+    return promote_published(
+        config.storage,
+        config.env.name,
+        evaluator.problem_set,
+        judge,
+        ((folder / MANIFEST).as_posix(), file.as_posix()),
+    )
 
 
 @stage("promote", "compare with the champion", once_per_training)

@@ -114,8 +114,13 @@ def probe(config: RunConfig, response: str | None = None) -> Probe:
         scored = _try_texts(scorer, list(_texts(config, golds, full)), result.rows)
         unexpected = [row["text"] for row in result.rows if row["as expected"] == "no"]
         if odd := [name for name in unexpected if name != _GOLD_TEXT]:
-            what = "they deserve less and no error: a model finds what is paid"
-            result.findings.append(warning("texts", f"not as expected: {', '.join(odd)}", what))
+            result.findings.append(
+                warning(
+                    "texts",
+                    f"not as expected: {', '.join(odd)}",
+                    "they deserve less and no error: a model finds what is paid",
+                )
+            )
         else:
             message = "paid like a right answer" if compares else "correct"
             result.findings.append(ok("texts", f"no other text is {message}"))
@@ -191,11 +196,17 @@ def _gold_findings(
         if users is not None and users.scored.verdict == "correct" and not has_failed:
             yield warning("gold", f"{text}: {example}", "your response is")
         elif is_known or has_failed:
-            remedy = "mend the reward, the answers or the prompt: compare what each one writes"
-            yield fatal("gold", f"{text}: {example}{why}", remedy)
+            yield fatal(
+                "gold",
+                f"{text}: {example}{why}",
+                "mend the reward, the answers or the prompt: compare what each one writes",
+            )
         else:
-            note = "no answer of the data's own is known, so play shows what a right one scores"
-            yield warning("gold", f"{text}: {example}", note)
+            yield warning(
+                "gold",
+                f"{text}: {example}",
+                "no answer of the data's own is known, so play shows what a right one scores",
+            )
         return
     other = next((one for one in golds if one.first.mark != one.right.mark), None)
     if other is not None and other.first.mark:
@@ -334,13 +345,17 @@ def _repeats(
         for response, problem, first in calls:
             again = second.ask(response, problem)
             if again.scored != first.scored:
-                text = f"{cut(response, _SHOWN)!r} in a second process: {_change(first, again)}"
-                changed.append(text)
+                changed.append(
+                    f"{cut(response, _SHOWN)!r} in a second process: {_change(first, again)}"
+                )
             if time.monotonic() > end + _CALLS_S:
                 break
     if changed:
-        why = f"{len(changed)} texts scored otherwise when they were scored again, {changed[0]}"
-        yield warning("repeat", why, "random numbers, time, a set's order, or a judge decide")
+        yield warning(
+            "repeat",
+            f"{len(changed)} texts scored otherwise when they were scored again, {changed[0]}",
+            "random numbers, time, a set's order, or a judge decide",
+        )
     else:
         yield ok("repeat", "every text scored the same again, and in a second process")
     yield _time(config, [one.seconds for one in measured])
@@ -376,8 +391,12 @@ def _usage(config: RunConfig, measured: Sequence[Measured]) -> Finding:
         f"{warm[-1].num_threads} and {disk_size(warm[-1].num_bytes)} after {len(measured)}"
     )
     if threads > 0 or growth > _GROWTH_BYTES:
-        remedy = "let the function start no thread that stays, and keep no response"
-        return warning("memory", text, f"{remedy} (reward.memory_mib={config.reward.memory_mib})")
+        return warning(
+            "memory",
+            text,
+            "let the function start no thread that stays, and keep no response "
+            f"(reward.memory_mib={config.reward.memory_mib})",
+        )
     return ok("memory", text)
 
 

@@ -47,8 +47,12 @@ def train_supervised(
 
     process = Watched.of_run("trainer", config, run)
     process = replace(process, logs_to_wandb="wandb" in config.trainer.logger)
-    in_task = TaskRunContext.get() is not None
-    start = Start(in_task, keeps_engines(), seconds_before(run), called_at=time.time())
+    start = Start(
+        evaluates=TaskRunContext.get() is not None,
+        keeps=keeps_engines(),
+        before=seconds_before(run),
+        called_at=time.time(),
+    )
     work = {"config": config, "run": run, "data": data, "model_path": model_path, "start": start}
     steps = call_supervised(process, train_for_parent, work, logger, tell)
     return last_done if steps is None else steps
@@ -82,10 +86,12 @@ def train_and_show(
 ) -> int:
     """Trains with the settings in force and shows each step; in a task run, also in the UI."""
     in_force = attempts.settings_in_force(config, run)
-    planned = plan_steps(config, run)
-    in_ui = None if TaskRunContext.get() is None else run
     with TrainingProgress(
-        logger, in_force, planned=planned, earlier=run.metrics.read(), artifacts_of=in_ui
+        logger,
+        in_force,
+        planned=plan_steps(config, run),
+        earlier=run.metrics.read(),
+        artifacts_of=None if TaskRunContext.get() is None else run,
     ) as progress:
         return train_supervised(
             in_force,

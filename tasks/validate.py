@@ -224,9 +224,8 @@ def _run_check(
 ) -> Result:
     check = load_check(path)
     declared = {p.name: parameters[p.name] for p in check.parameters if p.name in parameters}
-    rows = sql.violations(connection, check, declared)
     proves = check.description.partition("Proves that ")[2].removesuffix(".")
-    return _result(path.stem, proves, rows)
+    return _result(path.stem, proves, sql.violations(connection, check, declared))
 
 
 def _read_splits(data: Path) -> dict[str, pa.Table]:
@@ -236,13 +235,12 @@ def _read_splits(data: Path) -> dict[str, pa.Table]:
 def _length_result(split: str, lengths: pl.DataFrame, limit: int) -> Result:
     of_split = lengths.filter(pl.col("split") == split).drop("split")
     tokens = of_split["prompt_tokens"].to_numpy()
-    proves = (
+    return _result(
+        f"prompt_tokens_{split}",
         f"every prompt fits into data.max_prompt_length={limit} tokens (min {tokens.min()}, mean "
         f"{tokens.mean():.1f}, p99 {np.quantile(tokens, 0.99, method='nearest')}, "
-        f"max {tokens.max()})"
-    )
-    return _result(
-        f"prompt_tokens_{split}", proves, of_split.filter(pl.col("prompt_tokens") > limit)
+        f"max {tokens.max()})",
+        of_split.filter(pl.col("prompt_tokens") > limit),
     )
 
 

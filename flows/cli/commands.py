@@ -22,7 +22,6 @@ from rl_core.system.words import did_you_mean
 BAD_INPUT: Final = 2
 PROGRAM: Final = "countdown-train"
 JSON: Final = "--json"
-_SHELLS: Final = ("bash", "zsh", "fish")
 
 _BLANKS: Final = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)
 _KEY: Final = re.compile(r"[A-Za-z_][\w.]*")
@@ -235,7 +234,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "commands:print_completion",
         f'completion for your shell: eval "$({PROGRAM} completion bash)"',
         words="",
-        options={"shell": {"choices": _SHELLS}},
+        options={"shell": {"choices": ("bash", "zsh", "fish")}},
     ),
     "explain": Command(
         "explain:explain",
@@ -272,8 +271,14 @@ class _Root(_Parser):
         lines = [f"usage: {PROGRAM} COMMAND [KEY=VALUE]...", "", str(self.description), ""]
         for title, names in GROUPS.items():
             lines += [f"{title}:", *(f"    {name:12}{COMMANDS[name].help}" for name in names), ""]
-        more = f"{PROGRAM} COMMAND --help says more of one; --version prints the version."
-        return "\n".join([*lines, str(self.epilog), more, ""])
+        return "\n".join(
+            [
+                *lines,
+                str(self.epilog),
+                f"{PROGRAM} COMMAND --help says more of one; --version prints the version.",
+                "",
+            ]
+        )
 
 
 def build_parser() -> argparse.ArgumentParser:

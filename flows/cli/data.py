@@ -77,8 +77,9 @@ def _files(place: Path, split: str | None, why: str) -> list[Path]:
         raise BadInputError(f"{place} holds no parquet file{why}")
     if chosen := [file for file in there if split in (None, file.stem)]:
         return chosen
-    names = ", ".join(file.stem for file in there)
-    raise BadInputError(f"no split={split} in {place} (there are: {names})")
+    raise BadInputError(
+        f"no split={split} in {place} (there are: {', '.join(file.stem for file in there)})"
+    )
 
 
 def _show_lengths(

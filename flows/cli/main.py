@@ -25,7 +25,6 @@ from rl_core.system.redaction import redact
 from rl_core.system.words import in_one_line, printable
 from tasks.preflight_checks import PreflightError
 
-_FINE: Final = 0
 FAILED: Final = 1
 
 _DEFAULTS: Final = {
@@ -116,7 +115,7 @@ def _outcome(arguments: Sequence[str]) -> tuple[int, str]:
         if type(error) is ValueError:
             return BAD_INPUT, in_one_line(error)
         return FAILED, one_line(error)
-    return _FINE, ""
+    return 0, ""
 
 
 def _drop_output() -> None:

@@ -112,11 +112,9 @@ def _show(number: int, reply: Reply) -> None:
     for line in reply.response.splitlines():
         say(f"  {printable(line)}")
     cut = ", cut there" if reply.is_cut else ""
-    if reply.scored is None:
+    if (scored := reply.scored) is None:
         say(f"({reply.num_tokens} tokens{cut}; not scored: answer=ANSWER would say what is right)")
         return
-    answer = reply.scored.answer
-    value = reply.scored.value
-    shown_answer = "" if answer is None else f": {printable(answer)}"
-    equals = f" = {value}" if value is not None and value != answer else ""
-    say(f"{reply.scored.verdict}{shown_answer}{equals} ({reply.num_tokens} tokens{cut})")
+    answer = "" if scored.answer is None else f": {printable(scored.answer)}"
+    equals = f" = {scored.value}" if scored.value not in (None, scored.answer) else ""
+    say(f"{scored.verdict}{answer}{equals} ({reply.num_tokens} tokens{cut})")

@@ -68,9 +68,10 @@ def _check(key: str, value: str) -> None:
         raise BadInputError(f"{key}= needs a value")
     if key == "status":
         for status in set(value.split(",")) - set(_STATUSES):
-            hint = did_you_mean(status, _STATUSES)
-            there = ", ".join(_STATUSES)
-            raise BadInputError(f"status={status} is no status{hint} (there are: {there})")
+            raise BadInputError(
+                f"status={status} is no status{did_you_mean(status, _STATUSES)} "
+                f"(there are: {', '.join(_STATUSES)})"
+            )
     elif key == "since":
         _since(value)
     elif key not in OF_RUNS:

@@ -122,13 +122,11 @@ def _server(processes: _Processes) -> tuple[str, dict[str, Callable[[], None]]]:
         **login.server_environment(get_current_settings(), renew=True),
         IN_A_SERVER: "1",
     }
-    if api.auth_string is None:
-        secret = environment[login.SERVER_AUTH_STRING]
-        where = f"`cat {login.login_file(settings.home)}`"
-    else:
-        secret = api.auth_string.get_secret_value()
-        where = f"your {login.SERVER_AUTH_STRING}"
-    os.environ[login.AUTH_STRING] = secret
+    users = api.auth_string
+    file = login.login_file(settings.home)
+    os.environ[login.AUTH_STRING] = (
+        users.get_secret_value() if users else environment[login.SERVER_AUTH_STRING]
+    )
 
     def start() -> None:
         processes.start("server", listener=listener, environment=environment)
@@ -141,6 +139,7 @@ def _server(processes: _Processes) -> tuple[str, dict[str, Callable[[], None]]]:
 
     start()
     say(f"server       {url.removesuffix('/api')}")
+    where = f"your {login.SERVER_AUTH_STRING}" if users else f"`cat {file}`"
     say(f"login        new at each start, and the page asks once: paste {where}")
     return url, {"server": start}
 
@@ -262,16 +261,13 @@ class _Processes(AbstractContextManager["_Processes"]):
         environment: Mapping[str, str] = {},
     ) -> None:
         """Starts a command of Prefect's, or its server on a socket that it gets from us."""
-        command = [*_PREFECT, *arguments]
-        sockets = []
-        if listener is not None:
-            command = server_command(listener, dies_with_us=False)
-            sockets = [listener.fileno()]
         with (self.logs / f"{name}.log").open("ab") as log:
             self._started[name] = subprocess.Popen(
-                command,
+                server_command(listener, dies_with_us=False)
+                if listener
+                else [*_PREFECT, *arguments],
                 cwd=_ROOT,
-                pass_fds=sockets,
+                pass_fds=[listener.fileno()] if listener else [],
                 env={**self._environment(), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -111,8 +111,12 @@ def check_tests(facts: Facts) -> AuditLine:
         for name in problems
         if problems[name] != problems[first]
     ]
-    words = f"{len(problems)} tests during training ask the same problems in the same way"
-    return line("tests", words, wrong, None if problems else "no test was kept")
+    return line(
+        "tests",
+        f"{len(problems)} tests during training ask the same problems in the same way",
+        wrong,
+        None if problems else "no test was kept",
+    )
 
 
 def check_absent(

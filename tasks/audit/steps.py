@@ -195,17 +195,22 @@ def check_rollouts(facts: Facts, rollouts: Rollouts, last: int) -> AuditLine:
     unknown = None
     if missing_first and steps and is_over:
         unknown = f"steps 1 to {missing_first} were deleted (storage.rollout_quota_bytes)"
-    first = steps[0] if unknown else 1
-    wrong = wrong + [f"no rollouts: {words}" for words in _gaps([*steps, last + 1], first=first)]
-    wrong += [f"rollouts of step {step}, without metrics" for step in steps if step > last]
+    gaps = _gaps([*steps, last + 1], first=steps[0] if unknown else 1)
+    wrong = [
+        *wrong,
+        *(f"no rollouts: {words}" for words in gaps),
+        *(f"rollouts of step {step}, without metrics" for step in steps if step > last),
+    ]
     for number, step in rollouts.steps.items():
         config = facts.of_step(number)
         if isinstance(config, RunConfig):
             size = config.data.train_batch_size * config.algorithm.group_size
             if step.num_rows != size:
                 wrong.append(f"step {number}: {step.num_rows} rows instead of {size}")
-    noted = f"{rollouts.num_noted} of {len(steps)} files by their sha256"
-    words = f"{rollouts.num_rows:,} rows of steps {ranges(steps)}, each once; {noted}"
+    words = (
+        f"{rollouts.num_rows:,} rows of steps {ranges(steps)}, each once; {rollouts.num_noted} of "
+        f"{len(steps)} files by their sha256"
+    )
     if not facts.notes:
         unknown = unknown or f"{words}: {OLDER}, so a change that agrees with all else is not seen"
     return line("rollouts", words, wrong, facts.unreadable or unknown)
@@ -244,8 +249,13 @@ def check_agreement(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> Au
 def check_staleness(facts: Facts, rollouts: Rollouts) -> AuditLine:
     """Compares the policy of each rollout with what `rollout.staleness` allows."""
     limits = {one.rollout.staleness for one in facts.settings if isinstance(one, RunConfig)}
-    words = f"no token is more than {max(limits, default=0)} updates old, of {rollouts.num_rows:,}"
-    return line("staleness", f"{words} responses", rollouts.wrong["staleness"], facts.unreadable)
+    return line(
+        "staleness",
+        f"no token is more than {max(limits, default=0)} updates old, of {rollouts.num_rows:,} "
+        "responses",
+        rollouts.wrong["staleness"],
+        facts.unreadable,
+    )
 
 
 def check_order(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> AuditLine:

@@ -162,8 +162,11 @@ def import_log(file: Path, *, root: Path, run_id: str) -> RunFolder:
     steps: list[dict[str, Any]] = []
     time = datetime.fromtimestamp(file.stat().st_mtime, UTC)
     for step, row in sorted(rows.items(), reverse=True):
-        epoch = int(row.get("training/epoch", row.get("epoch", 0)))
-        head = {"step": step, "epoch": epoch, "time": time.isoformat(timespec="milliseconds")}
+        head = {
+            "step": step,
+            "epoch": int(row.get("training/epoch", row.get("epoch", 0))),
+            "time": time.isoformat(timespec="milliseconds"),
+        }
         steps.insert(0, head | {k: v for k, v in row.items() if k not in ("epoch", *head)})
         seconds = min(max(row.get("timing_s/step", 0.0), 0), 86_400)
         time = max(time - timedelta(seconds=seconds), datetime.fromtimestamp(0, UTC))
@@ -179,7 +182,8 @@ def import_log(file: Path, *, root: Path, run_id: str) -> RunFolder:
         finished_at=steps[-1]["time"],
     )
     run.path.mkdir(parents=True)
-    lines = "".join(f"{json.dumps(step)}\n" for step in steps)
-    write_text_atomically(run.path / "metrics.jsonl", lines)
+    write_text_atomically(
+        run.path / "metrics.jsonl", "".join(f"{json.dumps(step)}\n" for step in steps)
+    )
     write_text_atomically(run.path / "run.json", record.model_dump_json(indent=2) + "\n")
     return run

@@ -44,8 +44,16 @@ class Overrides:
     def set(self, key: str, value: str, line: int) -> None:
         """Notes a setting, and what it replaces."""
         if first := self.given.get(key):
-            facts = {"first": first.value, "first_line": first.line}
-            self.findings.append(finding("given_twice", line, key=key, value=value, **facts))
+            self.findings.append(
+                finding(
+                    "given_twice",
+                    line,
+                    key=key,
+                    value=value,
+                    first=first.value,
+                    first_line=first.line,
+                )
+            )
         self.given[key] = Given(value, line)
         self.taken_away.discard(key)
 

@@ -61,5 +61,9 @@ def _set_weights(
     if not (cap >= 1 >= (low or 1)):
         script.say("correction_bounds", f"{_KEYS}{key}_threshold")
         return
-    ours = {"level": level, "low": low, "cap": cap, "outside": "drop" if drops else "clip"}
-    script.settings |= {f"actor.importance_{name}": value for name, value in ours.items()}
+    script.settings |= {
+        "actor.importance_level": level,
+        "actor.importance_low": low,
+        "actor.importance_cap": cap,
+        "actor.importance_outside": "drop" if drops else "clip",
+    }

@@ -52,10 +52,15 @@ def add_files(script: ScriptSettings) -> None:
             _env_whose(lambda its: its.import_from.has_truth(truth)) or DEFAULT_ENV
         )
         if not rewards:
-            facts = {"file": here[0], "source": source, "env": settings["env.name"]}
-            script.say("problems_of_no_env", _TRAIN, **facts)
-    model = settings.get("model.path", "").lower()
-    settings |= ENVS[settings["env.name"]].import_from.settings(row, model)
+            script.say(
+                "problems_of_no_env",
+                _TRAIN,
+                file=here[0],
+                source=source,
+                env=settings["env.name"],
+            )
+    its = ENVS[settings["env.name"]].import_from
+    settings |= its.settings(row, settings.get("model.path", "").lower())
     for key in rewards:
         _add_reward(script, key)
 

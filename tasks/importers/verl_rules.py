@@ -291,8 +291,10 @@ def _cards(script: ScriptSettings) -> None:
     parallel = _ROLLOUT + "tensor_model_parallel_size"
     parts = script.count(parallel) or 1
     if per_node not in script.given:
-        why = "known" if script.may_be_set(per_node) else "given, and verl's default is 8"
-        script.say("unknown_cards", why=why)
+        script.say(
+            "unknown_cards",
+            why="known" if script.may_be_set(per_node) else "given, and verl's default is 8",
+        )
     elif parts > cards:
         script.say("too_few_cards", parallel, parts=parts, cards=cards)
     settings["model.dtype"] = "bfloat16"

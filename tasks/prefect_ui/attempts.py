@@ -77,11 +77,12 @@ def attempt_name(parameters: dict[str, Any]) -> str:
     last = attempts[-1]
     why = last.reason.partition(":")[0]
     after = ", continued" if why.startswith("continued") else f" after {why}"
-    changed = [name for name, (_, new) in last.changes.items() if new is True]
-    others = {name: change for name, change in last.changes.items() if name not in changed}
-    in_short = ", ".join(name.rpartition(".")[2].replace("_", " ") for name in changed)
-    other = " ".join(filter(None, (in_short, in_words(others), last.asked))) or "the same settings"
-    return f"train attempt {len(attempts)}{after}: {other}, from step {last.from_step}"
+    changes = last.changes.items()
+    switched = (name.rpartition(".")[2].replace("_", " ") for name, (_, x) in changes if x is True)
+    others = {name: change for name, change in changes if change[1] is not True}
+    words = filter(None, (", ".join(switched), in_words(others), last.asked))
+    what = " ".join(words) or "the same settings"
+    return f"train attempt {len(attempts)}{after}: {what}, from step {last.from_step}"
 
 
 def show_attempts(run: RunFolder, logger: Log) -> None:

@@ -125,12 +125,13 @@ class TrainingProgress:
         if self._done is None:
             return ""
         step, last_step, metrics = self._done
-        left = step < last_step and time_left(
-            self._step_seconds,
-            last_step - step,
-            self._planned,
-            self._config.budget,
-            running_s=running_s,
+        seconds = self._step_seconds
+        num_left = last_step - step
+        budget = self._config.budget
+        left = (
+            time_left(seconds, num_left, self._planned, budget, running_s=running_s)
+            if num_left > 0
+            else None
         )
         return " · ".join(filter(None, (f"step {step}/{last_step}", describe(metrics), left)))
 

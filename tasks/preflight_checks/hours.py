@@ -127,8 +127,8 @@ def planned_machine(config: RunConfig) -> Machine | None:
     gpus = (resources.learner_gpus, resources.rollout_gpus)
     if 0 not in gpus and (card := _card(config)) is not None:
         rate = card.flops(config.compute_dtype)
-        learner = resources.learner_ranks * rate
-        return Machine(card.name, True, learner, rate, 1e9 * card.bandwidth_gb_s)
+        of_learner = resources.learner_ranks * rate
+        return Machine(card.name, True, of_learner, rate, 1e9 * card.bandwidth_gb_s)
     if any(gpus) or (rates := _rates_of_a_thread()) is None:
         return None
     flops, bandwidth = rates

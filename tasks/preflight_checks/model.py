@@ -201,12 +201,12 @@ def _hub_model(
 def _home_made_model(config: RunConfig) -> Finding:
     env = config.env
     if env.sft is None or not env.sft.is_taught(env) or env.prompt_template == "chat":
-        known = ((one.sft.problems, one.sft.chosen_by) for one in ENVS.values() if one.sft)
-        whats, choices = zip(*known, strict=True)
+        taught = [one.sft for one in ENVS.values() if one.sft]
+        problems = " and ".join(sft.problems for sft in taught)
         return fatal(
             "model",
-            f"the home-made base model learns only {' and '.join(whats)}, without chat tags",
-            f"set model.path, or {', or '.join(choices)}"
+            f"the home-made base model learns only {problems}, without chat tags",
+            f"set model.path, or {', or '.join(sft.chosen_by for sft in taught)}"
             if env.sft is not None
             else f"env={env.name} needs a model that already reads and answers: model.path=FOLDER, "
             "or a name such as Qwen/Qwen2.5-1.5B-Instruct",

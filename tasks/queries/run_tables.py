@@ -127,8 +127,9 @@ def metric_lines(runs: Sequence[Path]) -> pa.Table:
         for run in runs
         for number, line in enumerate(_text(run / "metrics.jsonl", run).split("\n"))
     ]
-    schema = _columns("run_id line_number line", line_number=pa.int64())
-    return pa.Table.from_pylist(rows, schema=schema)
+    return pa.Table.from_pylist(
+        rows, schema=_columns("run_id line_number line", line_number=pa.int64())
+    )
 
 
 def run_records(runs: Sequence[Path]) -> pa.Table:
@@ -165,11 +166,17 @@ def checkpoint_records(runs: Sequence[Path]) -> pa.Table:
         folder = run / "checkpoints"
         latest, best = (os.path.realpath(folder / link) for link in ("latest", "best"))
         for manifest in sorted(folder.glob("step_*/checkpoint.json")):
-            name = manifest.parent.name
             real = os.path.realpath(manifest.parent)
-            place = {"run_id": run.name, "name": name, "folder": str(manifest.parent)}
-            links = {"is_latest": real == latest, "is_best": real == best}
-            rows.append(place | links | {"record": _text(manifest, run)})
+            rows.append(
+                {
+                    "run_id": run.name,
+                    "name": manifest.parent.name,
+                    "folder": str(manifest.parent),
+                    "record": _text(manifest, run),
+                    "is_latest": real == latest,
+                    "is_best": real == best,
+                }
+            )
     return pa.Table.from_pylist(rows, schema=_CHECKPOINT_RECORDS)
 
 

@@ -268,7 +268,7 @@ def _with_dates_of_python(frame: pl.DataFrame) -> pl.DataFrame:
         unit = column.dtype.time_unit if isinstance(column.dtype, pl.Datetime) else None
         per_day = 1 if unit is None else 86_400 * {"ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
         days = column.to_physical() // per_day
-        if not days.is_between(*_DAYS).all():
+        if not days.is_between(_DAYS[0], _DAYS[1]).all():
             raise ValueError(
                 f"column {column.name} holds a date outside of the years 1 to 9999: cast it to "
                 f'text, "{column.name}"::varchar'

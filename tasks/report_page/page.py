@@ -228,12 +228,18 @@ def _pass_at_k(rows: Sequence[Row]) -> str | None:
     ks = sorted({row["k"] for row in rows})
     if len(ks) < 2:  # a single number, which the table shows
         return None
-    series = []
-    for label, colour, is_base in (("before", "base", True), ("after", "test", False)):
-        of_model = [row for row in rows if (row["model"] == "base") == is_base]
-        points = [(log2(row["k"]), row["pass_at_k"]) for row in of_model]
-        band = [(row["low"], row["high"]) for row in of_model]
-        series.append(Series(label, colour, points, "dots", band=band))
+    of_base = [row for row in rows if row["model"] == "base"]
+    others = [row for row in rows if row["model"] != "base"]
+    series = [
+        Series(
+            label,
+            colour,
+            [(log2(row["k"]), row["pass_at_k"]) for row in of_model],
+            "dots",
+            band=[(row["low"], row["high"]) for row in of_model],
+        )
+        for label, colour, of_model in (("before", "base", of_base), ("after", "test", others))
+    ]
     return draw(series, "pass@k", x_label="k samples", x_ticks={log2(k): str(k) for k in ks})
 
 

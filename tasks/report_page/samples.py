@@ -218,8 +218,6 @@ def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: in
     """Returns some of a model's right and wrong answers, `most` each, the same ones each time."""
     by_index = {problem.index: problem for problem in problems}
     first = [dict(row) for row in rows_that_count(rows) if not row["sample_index"]]
-    right = [row for row in first if row["verdict"] == "correct"]
-    wrong = [row for row in first if row["verdict"] != "correct"]
 
     def shown(chosen: Sequence[Row]) -> tuple[Sample, ...]:
         rows = in_turns(chosen, most)
@@ -232,8 +230,8 @@ def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: in
         summary=summarise(rows),
         verdicts=dict(Counter(row["verdict"] for row in first).most_common()),
         cells=tuple((row["prompt_index"], row["verdict"]) for row in first[:_MOST_CELLS]),
-        right=shown(right),
-        wrong=shown(wrong),
+        right=shown([row for row in first if row["verdict"] == "correct"]),
+        wrong=shown([row for row in first if row["verdict"] != "correct"]),
     )
 
 

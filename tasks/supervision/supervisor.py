@@ -154,8 +154,11 @@ def call_supervised(
         code = child.process.returncode
         if stop.requested():
             if "done" not in outcome and code not in _STOPPED:
-                ending = _how(code, process.log_file)
-                logger.warning("%s failed while it was stopping: %s", process.name, ending)
+                logger.warning(
+                    "%s failed while it was stopping: %s",
+                    process.name,
+                    _how(code, process.log_file),
+                )
             return None
         return cast("_Result", _result(outcome, code, process))
 
@@ -233,8 +236,10 @@ class _Watchdog:
         self.logger.error("stalled in %s: %s (%s)", self.phase, words, limit)
         process_group.dump_stacks(self.group)
         time.sleep(_DUMP_S)
-        more = "the files in workers/ end with the stacks of its threads"
-        self.stalled = Stalled(self.phase, f"{words} ({limit}); {more}")
+        self.stalled = Stalled(
+            self.phase,
+            f"{words} ({limit}); the files in workers/ end with the stacks of its threads",
+        )
         child.process.send_signal(signal.SIGTERM)  # saves what was learned
         self.moved_at = time.monotonic()
 
