@@ -56,12 +56,12 @@ def missed_before(flow_run: FlowRun | None) -> str | None:
     if not missed:
         return None
     newest = max(missed)
-    count = (
+    nights = (
         f"{len(missed)} nights before it did not run, the last"
-        if missed.keys() - {newest}
-        else ("the night before it did not run,")
+        if len(missed) > 1
+        else "the night before it did not run,"
     )
-    return f"{count} due {newest}: {missed[newest]}"
+    return f"{nights} due {newest}: {missed[newest]}"
 
 
 def refused_since(start: datetime) -> list[FlowRun]:

@@ -246,10 +246,14 @@ def _facts(night: Night, run: RunFolder) -> dict[str, Any]:
     record = run.read()
     champion = night.champion()
     report = run.path / "report.html"
-    of_record = {"run_id", "steps", "started_from", "next_step"}
     diagnoses = diagnose(run.metrics.read(), settings=read_settings(run.path))
     return {
-        **record.model_dump(include=of_record | {"accuracy_before", "accuracy_after"}),
+        "run_id": record.run_id,
+        "steps": record.steps,
+        "started_from": record.started_from,
+        "next_step": record.next_step,
+        "accuracy_before": record.accuracy_before,
+        "accuracy_after": record.accuracy_after,
         "minutes": round(sum(record.timings_s.values()) / 60, 1),
         "intervals": intervals_of(run),
         "diagnosis": [str(one) for one in diagnoses if not one.is_note][:_MOST_DIAGNOSES],

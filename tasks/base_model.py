@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from prefect.context import TaskRunContext
 
@@ -61,19 +61,22 @@ def made_folder(config: RunConfig) -> Path | None:
     # A hub's model is identified by its name, a local folder by its contents.
     local = local_folder(config.model.path, config.storage.root)
     name = local.resolve().name
-    settings = {
-        "sft": config.sft.model_dump(mode="json", exclude={"data", "save_freq"}),
-        "data": data_digest(config) or generator_settings(config.env, config.data),
-        "max_response_length": config.data.max_response_length,
-        "template": config.env.prompt_template,
-        "model": model_digest(local) if local.is_dir() else config.model.path,
-        "lora": (config.model.lora_rank, config.model.lora_alpha),
-        "dtype": config.compute_dtype,
-        "recipe": _SFT_RECIPE_VERSION,
-    }
     # A checkpoint's name (step_000100) says little: its run's name comes first.
     owner = f"{local.resolve().parents[1].name}-" if name.startswith("step_") else ""
-    return folder_of(config, f"sft-{owner}{name}", settings)
+    return folder_of(
+        config,
+        f"sft-{owner}{name}",
+        {
+            "sft": config.sft.model_dump(mode="json", exclude={"data", "save_freq"}),
+            "data": data_digest(config) or generator_settings(config.env, config.data),
+            "max_response_length": config.data.max_response_length,
+            "template": config.env.prompt_template,
+            "model": model_digest(local) if local.is_dir() else config.model.path,
+            "lora": (config.model.lora_rank, config.model.lora_alpha),
+            "dtype": config.compute_dtype,
+            "recipe": _SFT_RECIPE_VERSION,
+        },
+    )
 
 
 def _cache_key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
@@ -192,5 +195,4 @@ def _log_steps(what: str, budget: BudgetConfig) -> Callable[[int, int, float], N
 
 
 def _read_report(folder: Path) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads((folder / "warm_start.json").read_text())
-    return report
+    return cast("dict[str, Any]", json.loads((folder / "warm_start.json").read_text()))

@@ -62,9 +62,13 @@ def evaluate_run(
         is_known = file.exists() and _champion_to_ask(evaluator, model_path) is None
     if is_known:
         return evaluate_with(None, config, run, data, model_path)
-    process = Watched.of_run("evaluator", config, run)
-    work = {"config": config, "run": run, "data": data, "model_path": model_path}
-    return call_supervised(process, evaluate_for_parent, work, _logger) or []
+    summaries = call_supervised(
+        Watched.of_run("evaluator", config, run),
+        evaluate_for_parent,
+        {"config": config, "run": run, "data": data, "model_path": model_path},
+        _logger,
+    )
+    return summaries or []
 
 
 def evaluate_for_parent(

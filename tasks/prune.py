@@ -127,5 +127,9 @@ def prune_runs_task(
         description=f"{len(runs)} runs: {len(deleted)} checkpoints and files of rollouts, "
         f"{disk_size(total_bytes)}, {'would be ' if dry_run else ''}deleted.",
     )
-    alone = sum(row["decision"] == LEFT_ALONE for row in rows)
-    return {"runs": len(runs), "left_alone": alone, "deleted": len(deleted), "bytes": total_bytes}
+    return {
+        "runs": len(runs),
+        "left_alone": sum(row["decision"] == LEFT_ALONE for row in rows),
+        "deleted": len(deleted),
+        "bytes": total_bytes,
+    }

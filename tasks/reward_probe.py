@@ -350,14 +350,15 @@ def _repeats(
                 )
             if time.monotonic() > end + _CALLS_S:
                 break
-    if changed:
-        yield warning(
+    yield (
+        warning(
             "repeat",
             f"{len(changed)} texts scored otherwise when they were scored again, {changed[0]}",
             "random numbers, time, a set's order, or a judge decide",
         )
-    else:
-        yield ok("repeat", "every text scored the same again, and in a second process")
+        if changed
+        else ok("repeat", "every text scored the same again, and in a second process")
+    )
     yield _time(config, [one.seconds for one in measured])
     yield _usage(config, measured)
 
@@ -409,9 +410,11 @@ def _prompts(rows: Sequence[Row], golds: Sequence[_Gold]) -> Finding:
     count = sum(any(mark in question for mark in marks) for question in questions)
     form = " or ".join(repr(mark) for mark in sorted(marks) if mark) or "the plain answer"
     text = f"{count:,} of {len(rows):,} prompts ask for {form}, which the reward reads"
-    if count < len(rows):
-        return warning("prompts", text, "let every prompt say how to answer")
-    return ok("prompts", text)
+    return (
+        ok("prompts", text)
+        if count == len(rows)
+        else warning("prompts", text, "let every prompt say how to answer")
+    )
 
 
 def _fits(config: RunConfig, golds: Sequence[_Gold]) -> Finding:

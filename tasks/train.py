@@ -45,8 +45,9 @@ def train_supervised(
         last_done = step
         on_step(step, last_step, metrics)
 
-    process = Watched.of_run("trainer", config, run)
-    process = replace(process, logs_to_wandb="wandb" in config.trainer.logger)
+    process = replace(
+        Watched.of_run("trainer", config, run), logs_to_wandb="wandb" in config.trainer.logger
+    )
     start = Start(
         evaluates=TaskRunContext.get() is not None,
         keeps=keeps_engines(),

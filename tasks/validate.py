@@ -123,8 +123,13 @@ def check_dataset(
     report = report_lengths(lengths, config.data.max_prompt_length)
     rendered = render(splits["train"]["prompt"][0].as_py()) if splits["train"].num_rows else ""
     _raise_if_failed(Validation(results, report, rendered), data)
-    took_s = time.monotonic() - started
-    _logger.info("%s: %d checks passed in %.1f s; %s", data, len(results), took_s, report.verdict)
+    _logger.info(
+        "%s: %d checks passed in %.1f s; %s",
+        data,
+        len(results),
+        time.monotonic() - started,
+        report.verdict,
+    )
     return Validation(results, report, rendered)
 
 

@@ -179,8 +179,10 @@ def _in_force(
         raise BadInputError(of_another_env(settings[0].key, config.env.name))
     facts["values"] = {setting.key: values[setting.key] for setting in of_this_env}
     for setting in of_this_env:
-        value = json.dumps(values[setting.key])
-        yield f"{in_words(setting)}\n  {'here':9} {value} with preset={config.preset}"
+        yield (
+            f"{in_words(setting)}\n  {'here':9} {json.dumps(values[setting.key])} with "
+            f"preset={config.preset}"
+        )
 
 
 @cache
@@ -205,13 +207,16 @@ def find_settings(key: str) -> list[Setting]:
 def in_words(setting: Setting) -> str:
     """Returns all that is known of a setting, one fact per line."""
     only = f"  (env={setting.env})" if setting.env else ""
-    facts = {
-        "allowed": setting.allowed,
-        "default": setting.default,
-        "presets": ", ".join(f"{name} {value}" for name, value in setting.presets.items()),
-        "verl": ", ".join(setting.verl),
-    }
-    return _described(f"{setting.key}{only}", setting.meaning, facts)
+    return _described(
+        f"{setting.key}{only}",
+        setting.meaning,
+        {
+            "allowed": setting.allowed,
+            "default": setting.default,
+            "presets": ", ".join(f"{name} {value}" for name, value in setting.presets.items()),
+            "verl": ", ".join(setting.verl),
+        },
+    )
 
 
 def _described(name: str, meaning: str, facts: Mapping[str, str | None]) -> str:

@@ -206,8 +206,8 @@ def _open_ui() -> None:
 def _opened(url: str) -> bool:
     """Opens a URL where there is a screen, or where BROWSER names a program."""
     has_screen = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
-    is_mac = os.uname().sysname == "Darwin" and not _over_ssh()
-    return (has_screen or is_mac) and webbrowser.open(url)
+    has_screen |= os.uname().sysname == "Darwin" and not _over_ssh()
+    return has_screen and webbrowser.open(url)
 
 
 def _over_ssh() -> str:

@@ -165,8 +165,8 @@ def _run_it(url: str) -> str:
     words = [f"PREFECT_API_URL={shlex.quote(url)}", "PREFECT_PLUGINS_ENABLED=true"]
     if "PREFECT_HOME" in os.environ:
         words.append(f"PREFECT_HOME={shlex.quote(str(get_current_settings().home))}")
-    program = shlex.quote(str(Path(sys.executable).with_name("prefect")))
-    return " ".join([*words, program, "deployment run countdown-train/countdown-train"])
+    words.append(shlex.quote(str(Path(sys.executable).with_name("prefect"))))
+    return " ".join([*words, "deployment run countdown-train/countdown-train"])
 
 
 def _listening(host: str, port: int) -> socket.socket:

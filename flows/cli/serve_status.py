@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from httpx import HTTPError
 from prefect import get_client
@@ -60,8 +60,7 @@ def serving(home: Path) -> dict[str, str] | None:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            there: dict[str, str] = parse_json(file.read(_MOST_BYTES), _file(home))
-            return there
+            return cast("dict[str, str]", parse_json(file.read(_MOST_BYTES), _file(home)))
     return None
 
 

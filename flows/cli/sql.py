@@ -88,9 +88,8 @@ def list_runs(words: Sequence[str], *, last: int | None) -> None:
 
 def _root_runs_and_names(words: Sequence[str]) -> tuple[Path, list[str], list[str]]:
     """Returns where runs are, the runs named by `run_id=`, and the words that are no settings."""
-    key = "run_id="
-    runs = [word.removeprefix(key) for word in words if word.startswith(key)]
-    others = [word for word in words if "=" in word and not word.startswith(key)]
+    runs = [word.removeprefix("run_id=") for word in words if word.startswith("run_id=")]
+    others = [word for word in words if "=" in word and not word.startswith("run_id=")]
     return storage_root(others), runs, [word for word in words if "=" not in word]
 
 

@@ -195,10 +195,10 @@ def evaluate(overrides: Sequence[str]) -> None:
     names = [summary.model for summary in reversed(summaries)]
     evaluated = evaluated_of_run(in_force, run, data, names)
     _show_evaluated(evaluated, [answers.name for answers in evaluated.answers])
-    if not is_own:
+    if is_own:
+        _show_summary(run)
+    else:
         say(f"kept next to the run's own evaluation: {run.path / 'run.json'} stays as it is")
-        return
-    _show_summary(run)
 
 
 def rescore(words: Sequence[str]) -> None:

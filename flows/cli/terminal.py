@@ -41,9 +41,10 @@ def show_rows(
 
     frame = rows if isinstance(rows, pl.DataFrame) else pl.DataFrame(rows, infer_schema_length=None)
     sys.stdout.flush()
-    most_rows = most_rows if sys.stdout.isatty() else None
+    is_terminal = sys.stdout.isatty()
+    most_rows = most_rows if is_terminal else None
     shown = render(frame, output_format, width=terminal_width(), most_rows=most_rows)
-    if sys.stdout.isatty():  # csv and json hold a model's text as it is
+    if is_terminal:  # csv and json hold a model's text as it is
         shown = printable(shown.decode(errors="replace"), keep=LINES).encode()
     if output_format == "table":
         shown = shown.decode().encode(sys.stdout.encoding or "utf-8", "replace")

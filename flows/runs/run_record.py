@@ -54,8 +54,8 @@ def choose_run(config: RunConfig, flow_run_id: str | None, *, is_night: bool = F
         _refuse_to_start_anew(config, run_of_name)
         _refuse_others_work(run_of_name, config)
         return config
-    name = flow_run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{generate_slug(2)}"
-    new = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+    new = flow_run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{generate_slug(2)}"
+    new = re.sub(r"[^A-Za-z0-9._-]+", "-", new)
     if not RunFolder.under(config.storage.root, new).path.exists():
         run, why = run_to_continue(config, is_night=is_night)
         if why:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
@@ -182,11 +182,10 @@ def _merge(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
         for key, value in values.items():
             OmegaConf.update(config, key, value, merge=True)
         _refuse_resolvers(OmegaConf.to_container(config))
-        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        return cast("dict[str, Any]", resolved)
     except OmegaConfBaseException as error:
         raise BadInputError(in_one_line(error)) from None
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
 
 
 def _refuse_resolvers(tree: object) -> None:

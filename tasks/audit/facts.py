@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -36,13 +37,10 @@ def line(
 
 def ranges(numbers: Iterable[int]) -> str:
     """Returns numbers as a text: `1 to 4, 7`."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    texts = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
+    # In an unbroken row, numbers grow as their places do.
+    placed = groupby(enumerate(sorted(set(numbers))), key=lambda pair: pair[1] - pair[0])
+    rows = [[number for _, number in pairs] for _, pairs in placed]
+    texts = [str(row[0]) if len(row) == 1 else f"{row[0]} to {row[-1]}" for row in rows]
     return ", ".join([*texts[:_SHOWN], *(["..."] if len(texts) > _SHOWN else [])])
 
 

@@ -119,9 +119,11 @@ class _OtherProblemError(ValueError):
 
 
 def _place(row: Row) -> str:
-    if "group_id" in row:
-        return f"response {row['sample_index']} of group {row['group_id']}"
-    return f"{row['mode']} response {row['sample_index']} to problem {row['prompt_index']}"
+    return (
+        f"response {row['sample_index']} of group {row['group_id']}"
+        if "group_id" in row
+        else f"{row['mode']} response {row['sample_index']} to problem {row['prompt_index']}"
+    )
 
 
 def _difference(row: Row, scored: ScoredText) -> str | None:

@@ -170,13 +170,13 @@ def import_log(file: Path, *, root: Path, run_id: str) -> RunFolder:
         steps.insert(0, head | {k: v for k, v in row.items() if k not in ("epoch", *head)})
         seconds = min(max(row.get("timing_s/step", 0.0), 0), 86_400)
         time = max(time - timedelta(seconds=seconds), datetime.fromtimestamp(0, UTC))
-    why = f": {failure.says}: {failure.line}" if failure else ""
     record = RunRecord(
         run_id=run_id,
         preset=IMPORTED,
         status="failed" if failure else "finished",
         steps=max(rows),
-        reason=f"imported from {file.name}{why}",
+        reason=f"imported from {file.name}"
+        + (f": {failure.says}: {failure.line}" if failure else ""),
         next_step=failure.remedy if failure else None,
         started_at=steps[0]["time"],
         finished_at=steps[-1]["time"],

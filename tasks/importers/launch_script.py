@@ -158,8 +158,11 @@ def _of_shell(text: str, outer: Mapping[str, str]) -> _Source:
 def _not_followed(script: Script, starts_verl: bool, command: Command) -> Iterator[Finding]:
     """Names what may set something and is not read."""
     if not starts_verl:
-        program = " ".join(word.text for word in command.words[:3])
-        yield finding("program", command.words[0].line, program=program)
+        yield finding(
+            "program",
+            command.words[0].line,
+            program=" ".join(word.text for word in command.words[:3]),
+        )
     for other in script.commands:
         name, *files = (word.text for word in other.words[:2])
         if name in ("source", ".") and files and not _SETS_NOTHING.search(files[0]):
@@ -192,14 +195,13 @@ def _why_no_settings(text: str, script: Script) -> ValueError:
                 f"the command in line {line} stands in a text or in back-ticks, which are not "
                 "read: copy the command into a file of its own and import that"
             )
-    for command in script.commands:
-        files = [word.text for word in command.words if word.text.endswith(".sh")]
-        if files:
-            known = (f"{k}={v}" for k, v in script.values.items() if not is_secret(k, v))
-            return ValueError(
-                f"it starts {files[0]} in line {command.words[0].line}, which is not followed: "
-                f"countdown-train import {files[0]} {' '.join(known)}".rstrip()
-            )
+    words = (word for command in script.commands for word in command.words)
+    if file := next((word for word in words if word.text.endswith(".sh")), None):
+        known = (f"{k}={v}" for k, v in script.values.items() if not is_secret(k, v))
+        return ValueError(
+            f"it starts {file.text} in line {file.line}, which is not followed: "
+            f"countdown-train import {file.text} {' '.join(known)}".rstrip()
+        )
     return NoSettingsError(
         "no settings were found: a launch script has a command with some of verl's, like "
         "data.train_batch_size=256"
@@ -317,5 +319,9 @@ def _key_findings(given: Mapping[str, Given]) -> Iterator[Finding]:
         else:
             idle.setdefault(why[0], []).append(key)
     for reason, keys in idle.items():
-        say = "does_nothing" if len(keys) == 1 else "do_nothing"
-        yield finding(say, given[keys[0]].line, keys=", ".join(keys), reason=reason)
+        yield finding(
+            "does_nothing" if len(keys) == 1 else "do_nothing",
+            given[keys[0]].line,
+            keys=", ".join(keys),
+            reason=reason,
+        )

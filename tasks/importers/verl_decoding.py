@@ -23,5 +23,5 @@ def add_tests(script: ScriptSettings) -> None:
     except ValidationError as error:
         why = error.errors()[0]["msg"].lower()
         script.say("out_of_range", f"{_THEIRS}temperature", ours="evaluation.temperature", why=why)
-        return
-    script.settings |= {f"evaluation.{name}": value for name, value in settings.items()}
+    else:
+        script.settings |= {f"evaluation.{name}": value for name, value in settings.items()}

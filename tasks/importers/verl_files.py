@@ -138,8 +138,8 @@ def _say_missing(script: ScriptSettings, key: str, missing: Sequence[str], env: 
 
 def _env_by_name(script: ScriptSettings) -> str | None:
     """Returns the env that the names of files, of the project or of the experiment fit."""
-    keys = (_TRAIN, "trainer.project_name", "trainer.experiment_name")
-    return next(filter(None, (_env_in(str(script.plain(key))) for key in keys)), None)
+    names = map(script.plain, (_TRAIN, "trainer.project_name", "trainer.experiment_name"))
+    return next(filter(None, map(_env_in, map(str, names))), None)
 
 
 def _env_in(name: str) -> str | None:

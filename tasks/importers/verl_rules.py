@@ -131,8 +131,7 @@ def _unlisted(script: ScriptSettings) -> None:
             continue
         ours = NEAREST[key]
         known = VALUES[ours]
-        alike = (name for name in known if str(value).startswith(name))
-        nearest = max(alike, key=len, default=None)
+        nearest = max((n for n in known if str(value).startswith(n)), key=len, default=None)
         script.settings[ours] = taken = known[nearest] if nearest else row["ours"]
         if value != nearest:
             script.say(row["says"], key, known=", ".join(known), ours=ours, taken=taken)

@@ -39,11 +39,9 @@ def has_meaning(key: str) -> bool:
 
 def meaning(key: str, value: str) -> tuple[str, bool] | None:
     """Returns why a setting of verl does nothing here, and whether it asks for what is lacking."""
-    is_off = value.strip(" '\"").lower() in TABLE["asks_for_nothing"]
-    for pattern, reason, table in _PATTERNS:
-        if fnmatchcase(key, pattern):
-            return reason, table == "lacking" and not is_off
-    return None
+    asks = value.strip(" '\"").lower() not in TABLE["asks_for_nothing"]
+    matches = ((why, table) for pattern, why, table in _PATTERNS if fnmatchcase(key, pattern))
+    return next(((why, asks and table == "lacking") for why, table in matches), None)
 
 
 def is_known(key: str) -> bool:

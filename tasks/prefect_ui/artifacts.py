@@ -185,11 +185,18 @@ def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bo
         )
         for earlier in client.read_artifacts(artifact_filter=same_key):
             # Prefect's own way to update would keep a copy of the data in an event.
-            update = ArtifactUpdate(data=data, description=description)
-            changes = update.model_dump(mode="json", exclude_unset=True)
+            changes = ArtifactUpdate(data=data, description=description).model_dump(
+                mode="json", exclude_unset=True
+            )
             client.request("PATCH", "/artifacts/{id}", path_params={"id": earlier.id}, json=changes)
             return
-    new = ArtifactCreate(type=kind, key=key, description=description, data=data)
-    new.flow_run_id = flow_run
-    new.task_run_id = None if is_first else task_run
-    client.create_artifact(new)
+    client.create_artifact(
+        ArtifactCreate(
+            type=kind,
+            key=key,
+            description=description,
+            data=data,
+            flow_run_id=flow_run,
+            task_run_id=None if is_first else task_run,
+        )
+    )

@@ -112,10 +112,17 @@ def _macros() -> Any:
     """Returns the template's macros: `chart` and `picture`."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["css"] = lambda colour: f"var(--{colour.replace('_', '-')})"
-    environment.globals |= {"width": WIDTH, "height": HEIGHT, "letter": _LETTER}
-    environment.globals |= {"left": LEFT, "right": RIGHT, "bottom": BOTTOM, "strokes": _STROKES}
-    file = Path(__file__).with_name("chart.svg.j2")
-    return environment.from_string(file.read_text(encoding="utf-8")).module
+    environment.globals |= {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "letter": _LETTER,
+        "left": LEFT,
+        "right": RIGHT,
+        "bottom": BOTTOM,
+        "strokes": _STROKES,
+    }
+    template = Path(__file__).with_name("chart.svg.j2").read_text(encoding="utf-8")
+    return environment.from_string(template).module
 
 
 def stacked(series: Sequence[Series]) -> list[Series]:

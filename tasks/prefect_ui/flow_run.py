@@ -37,22 +37,20 @@ class _RunLog(APILogHandler):
 @contextmanager
 def logs_in_ui() -> Iterator[None]:
     """Shows what our loggers log within the block in the UI, from INFO up, without credentials."""
-    message_alone = RedactingFormatter("%(message)s")
     handler = _RunLog(logging.INFO)
-    handler.setFormatter(message_alone)
-    prefects = [
-        (other, other.formatter)
+    prefects = {
+        other: other.formatter
         for name in PREFECTS_RUN_LOGGERS
         for other in logging.getLogger(name).handlers
         if isinstance(other, APILogHandler)
-    ]
-    for other, _ in prefects:
-        other.setFormatter(message_alone)
+    }
+    for each in (handler, *prefects):
+        each.setFormatter(RedactingFormatter("%(message)s"))
     try:
         with listening(handler, OUR_LOGGERS), redacting_errors():
             yield
     finally:
-        for other, formatter in prefects:
+        for other, formatter in prefects.items():
             other.setFormatter(formatter)
 
 

@@ -189,9 +189,8 @@ def has_kernels(capability: tuple[int, int], arches: tuple[str, ...]) -> bool:
 @lru_cache(maxsize=1)
 def read_device() -> DeviceFacts | None:
     """Returns what torch and nvidia-smi say; None if torch does not answer."""
-    if (facts := ask_python(_PROBE)) is None:
-        return None
-    return DeviceFacts(
+    facts = ask_python(_PROBE)
+    return facts and DeviceFacts(
         torch=facts["torch"],
         arches=tuple(facts["arches"]),
         cards=tuple(Card(n, (c[0], c[1]), total, free) for n, c, total, free in facts["cards"]),

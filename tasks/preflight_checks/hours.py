@@ -105,9 +105,12 @@ def _in_words(
 def _tests(config: RunConfig, steps: int, machine: Machine | None) -> Spread:
     """Returns the seconds of all tests during training; 0 if they are not known."""
     shape = model_shape(config)
-    if shape is None or machine is None:
-        return Spread(0, 0, 0)
-    return with_bounds((1 + steps // config.trainer.test_freq) * test_s(shape, config, machine))
+    num_tests = 1 + steps // config.trainer.test_freq
+    return (
+        with_bounds(num_tests * test_s(shape, config, machine))
+        if shape is not None and machine is not None
+        else Spread(0, 0, 0)
+    )
 
 
 def _sft_in_words(config: RunConfig, machine: Machine | None) -> str:

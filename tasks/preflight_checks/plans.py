@@ -202,11 +202,10 @@ def importance_findings(config: RunConfig) -> Iterator[Finding]:
     """Warns of bounds of a response's mean that rounding alone exceeds: short ones have more."""
     actor = config.actor
     longest = config.data.max_response_length
-    if actor.importance_level != "geometric" or actor.importance_cap is None:
-        return
-    band = min(1 - (actor.importance_low or 0.0), actor.importance_cap - 1)
+    band = min(1 - (actor.importance_low or 0.0), (actor.importance_cap or math.inf) - 1)
     noise = _GAP / math.sqrt(longest)
-    if noise > band / 2:
+    is_weighed = actor.importance_cap is not None
+    if actor.importance_level == "geometric" and is_weighed and noise > band / 2:
         yield warning(
             "lengths",
             f"actor.importance_level=geometric drops what is {band:.3g} away from 1, and rounding "
@@ -220,15 +219,14 @@ def length_findings(config: RunConfig) -> Iterator[Finding]:
     positions = _positions(config)
     data = config.data
     longest = data.max_prompt_length + data.max_response_length
-    if positions is None or longest <= positions:
-        return
-    model = "the home-made base model" if config.model.path is None else config.model.path
-    yield fatal(
-        "lengths",
-        f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length="
-        f"{data.max_response_length} are {longest:,} tokens, and {model} reads {positions:,}",
-        "lower one of them, or set model.path to a model that reads more",
-    )
+    model = config.model.path or "the home-made base model"
+    if positions is not None and longest > positions:
+        yield fatal(
+            "lengths",
+            f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length="
+            f"{data.max_response_length} are {longest:,} tokens, and {model} reads {positions:,}",
+            "lower one of them, or set model.path to a model that reads more",
+        )
 
 
 def _positions(config: RunConfig) -> int | None:

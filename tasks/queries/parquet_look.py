@@ -89,10 +89,13 @@ def _text_column(file: Path, column: str | None) -> str:
         if column in texts:
             return column
         if column in schema.names:
-            kind = schema.field(column).type
-            raise ValueError(f"{file}: column {column!r} holds {kind}, no text")
-        hint = did_you_mean(column, texts)
-        raise ValueError(f"{file}: no column {column!r}{hint} (of texts: {', '.join(texts)})")
+            raise ValueError(
+                f"{file}: column {column!r} holds {schema.field(column).type}, no text"
+            )
+        raise ValueError(
+            f"{file}: no column {column!r}{did_you_mean(column, texts)} "
+            f"(of texts: {', '.join(texts)})"
+        )
     if not texts:
         raise ValueError(f"{file}: no column holds texts, it has {', '.join(schema.names)}")
     return next((name for name in _TEXTS if name in texts), texts[0])

@@ -64,13 +64,15 @@ def find_runs(root: Path, run: str | None = None) -> list[Path]:
     exactly = [path for path in runs if path.name == run]
     matches = exactly or [path for path in runs if run and path.name.startswith(run)]
     if len(matches) > 1:
-        names = ", ".join(path.name for path in matches[-3:])
         raise ValueError(
-            f"{len(matches)} runs in {folder} begin with {run!r} ({names}): write more"
+            f"{len(matches)} runs in {folder} begin with {run!r} "
+            f"({', '.join(path.name for path in matches[-3:])}): write more"
         )
     if not matches:
-        hint = did_you_mean(run, (path.name for path in runs))
-        raise ValueError(f"no run {run!r} in {folder}{hint} (`countdown-train runs` lists them)")
+        raise ValueError(
+            f"no run {run!r} in {folder}{did_you_mean(run, (path.name for path in runs))} "
+            "(`countdown-train runs` lists them)"
+        )
     return matches
 
 

@@ -64,8 +64,10 @@ class Query:
         known = {parameter.name: parameter for parameter in self.parameters}
         for name in (name for name in arguments if name not in known):
             usage = ", ".join(f"{p.name}={p.default}" for p in self.parameters) or "none"
-            hint = did_you_mean(name, known)
-            raise ValueError(f"sql {self.name} has no parameter {name!r}{hint} (it takes: {usage})")
+            raise ValueError(
+                f"sql {self.name} has no parameter {name!r}{did_you_mean(name, known)} "
+                f"(it takes: {usage})"
+            )
         return {
             name: parameter.read(arguments.get(name, parameter.default))
             for name, parameter in known.items()
@@ -83,8 +85,10 @@ def load_query(name: str) -> Query:
     """Returns the saved query called `name`; ValueError with the nearest name if there is none."""
     queries = {query.name: query for query in list_queries()}
     if name not in queries:
-        hint = did_you_mean(name, queries)
-        raise ValueError(f"no saved query {name!r}{hint}; `countdown-train sql --list` lists all")
+        raise ValueError(
+            f"no saved query {name!r}{did_you_mean(name, queries)}; "
+            "`countdown-train sql --list` lists all"
+        )
     return queries[name]
 
 

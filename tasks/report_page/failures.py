@@ -158,9 +158,13 @@ def faults(run: Path, record: RunRecord) -> list[Fault]:
     rows = RunFolder(run).metrics.read()
     survived = [*later_attempts(record), *_out_of_memory(rows)]
     if died := {row["step"]: int(n) for row in rows if (n := row.get("rollout/engine_restarts"))}:
-        what = f"a rollout engine died, {counted(sum(died.values()), 'time')}"
-        how = "started again, its responses asked once more, the result unchanged"
-        survived.append(Fault(f"step {next(iter(died))}", what, how))
+        survived.append(
+            Fault(
+                f"step {next(iter(died))}",
+                f"a rollout engine died, {counted(sum(died.values()), 'time')}",
+                "started again, its responses asked once more, the result unchanged",
+            )
+        )
     # From the log: on a full disk the metrics may not have been written.
     return survived + [
         Fault(f"step {match[1]}", f"{what}, {counted(line.count, 'time')}", how)

@@ -31,9 +31,14 @@ _logger = logging.getLogger(__name__)
 
 def render_html(data: ReportData) -> str:
     """Returns one self-contained page; all text of models and settings is escaped."""
-    drawn = {"charts": charts(data), "resource_charts": resource_charts(data)}
-    continuing = {"columns": COLUMNS, "rows": WAYS_ON, "notes": NOTES}
-    return _page("report.html.j2", data=data.shown, run=data.record, continuing=continuing, **drawn)
+    return _page(
+        "report.html.j2",
+        data=data.shown,
+        run=data.record,
+        continuing={"columns": COLUMNS, "rows": WAYS_ON, "notes": NOTES},
+        charts=charts(data),
+        resource_charts=resource_charts(data),
+    )
 
 
 def render_markdown(data: ReportData) -> str:
@@ -183,8 +188,8 @@ def _verdicts(shares: pl.DataFrame) -> str | None:
     known = [name for name in PALETTE if name in table.columns]
     known.sort(key=lambda name: (name != "correct", name == "no_answer"))
     other = sorted(set(table.columns) - {"step", *known})  # an env's own verdicts have no colour
-    spare = [name for name in COLOURS if name not in known]
-    colours = {name: name for name in known} | dict(zip(other, cycle(spare), strict=False))
+    spare = cycle(name for name in COLOURS if name not in known)
+    colours = dict(zip(known, known, strict=True)) | dict(zip(other, spare, strict=False))
     series = [Series(name, colour, _points(table, name)) for name, colour in colours.items()]
     return draw(stacked(series), "share of rollouts", y_top=1)
 
@@ -193,12 +198,11 @@ def _stack(
     timeline: pl.DataFrame, prefix: str, label: str, *, without: Sequence[str] = ()
 ) -> str | None:
     """Returns the metrics of a prefix on top of one another, the largest below."""
-    hidden = [f"{prefix}{name}" for name in without]
     metric = pl.col("metric")
-    rows = timeline.filter(metric.str.starts_with(prefix) & ~metric.is_in(hidden))
+    rows = timeline.filter(metric.str.starts_with(prefix))
+    rows = rows.with_columns(metric.str.strip_prefix(prefix)).filter(~metric.is_in(without))
     if rows.is_empty():
         return None
-    rows = rows.with_columns(metric.str.strip_prefix(prefix))
     sums = rows.group_by("metric").agg(pl.sum("value")).sort("value", "metric", descending=True)
     shown = sums["metric"].to_list()
     if len(shown) > _MOST_AREAS:

@@ -88,8 +88,9 @@ class Change:
 
 def won_and_lost(run: RunFolder, model: str | None) -> list[Change]:
     """Returns two test problems that the model won over its base and two that it lost, if any."""
-    query = {"model": model or ""}
-    rows = sql.run_query(_CHANGES_QUERY, query, root=run.root, run=run.run_id).to_dicts()
+    rows = sql.run_query(
+        _CHANGES_QUERY, {"model": model or ""}, root=run.root, run=run.run_id
+    ).to_dicts()
     shown = [(_as_sample(row), row["is_won"]) for row in rows]
     pairs = zip(shown[::2], shown[1::2], strict=True)
     return [Change(after.problem, is_won, before, after) for (before, _), (after, is_won) in pairs]
@@ -129,8 +130,10 @@ def problem_in_words(ground_truth: str | None, prompt: str) -> str:
     """Returns a problem's question and truth in a line; empty if a row has no truth."""
     with suppress(ValueError):
         truth = json.loads(ground_truth or "")
-        answer = cut(in_one_line(shown_truth(truth)), _LONGEST_TRUTH)
-        return _numbers_in(truth) or f"{_line(_asked_in(prompt), _LONGEST_QUESTION)} -> {answer}"
+        return _numbers_in(truth) or (
+            f"{_line(_asked_in(prompt), _LONGEST_QUESTION)} -> "
+            f"{cut(in_one_line(shown_truth(truth)), _LONGEST_TRUTH)}"
+        )
     return ""
 
 
