@@ -12,15 +12,7 @@ from zoneinfo import ZoneInfo
 
 from httpx import HTTPError
 from prefect import get_client
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterName,
-    FlowRunFilter,
-    FlowRunFilterDeploymentId,
-    FlowRunFilterExpectedStartTime,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.client.schemas.sorting import FlowRunSort
@@ -30,6 +22,9 @@ from prefect.types._datetime import now
 
 from flows.settings.night import DEPLOYMENT, due_times
 
+OF_NIGHTS: Final = DeploymentFilter.model_validate(
+    {"name": {"any_": [DEPLOYMENT.partition("/")[2]]}}
+)
 _MOST: Final = 50  # nights that are looked back at
 
 
@@ -81,9 +76,9 @@ def close_lost(alive: Collection[str | None]) -> list[str]:
     A server that was away for minutes after the last heartbeat of a run waits for none (it drops
     the automation's clock of that run), and while that counts as running each night is cancelled.
     """
-    under_way = FlowRunFilter(
-        deployment_id=FlowRunFilterDeploymentId(is_null_=False),
-        state=in_states(StateType.PENDING, StateType.RUNNING, StateType.CANCELLING),
+    states = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+    under_way = FlowRunFilter.model_validate(
+        {"deployment_id": {"is_null_": False}, "state": {"type": {"any_": states}}}
     )
     with get_client(sync_client=True) as client:
         runs = client.read_flow_runs(flow_run_filter=under_way)
@@ -92,16 +87,6 @@ def close_lost(alive: Collection[str | None]) -> list[str]:
             message = "Its process was gone when `serve` started."
             client.set_flow_run_state(run.id, Crashed(message=message), force=True)
     return [run.name for run in lost]
-
-
-def in_states(*states: StateType) -> FlowRunFilterState:
-    """Returns the filter of flow runs in one of these states."""
-    return FlowRunFilterState(type=FlowRunFilterStateType(any_=[*states]))
-
-
-def deployments_named(name: str) -> DeploymentFilter:
-    """Returns the filter of the deployment FLOW/NAME, by its own name."""
-    return DeploymentFilter(name=DeploymentFilterName(any_=[name.partition("/")[2]]))
 
 
 def why_not_run(run: FlowRun) -> str:
@@ -113,10 +98,8 @@ def _nights_until(due: datetime) -> list[FlowRun]:
     """Returns the deployment's newest flow runs that were due by then, the newest first."""
     with get_client(sync_client=True) as client:
         return client.read_flow_runs(
-            deployment_filter=deployments_named(DEPLOYMENT),
-            flow_run_filter=FlowRunFilter(
-                expected_start_time=FlowRunFilterExpectedStartTime(before_=due)
-            ),
+            deployment_filter=OF_NIGHTS,
+            flow_run_filter=FlowRunFilter.model_validate({"expected_start_time": {"before_": due}}),
             sort=FlowRunSort.EXPECTED_START_TIME_DESC,
             limit=_MOST,
         )

@@ -244,8 +244,11 @@ def evaluated_of_run(
     evaluator = Evaluator(config, data)
     places = (run.evaluations.find(model, evaluator.evaluation) for model in models)
     files = list(filter(None, places))
-    renamed = {"run_id": run.run_id}  # in the rows as it was called when they were made
-    answers = [[row | renamed for row in read_rows(file, below=run.path)] for file in files]
+    answers = [
+        # In the rows it is called as it was when they were made.
+        [row | {"run_id": run.run_id} for row in read_rows(file, below=run.path)]
+        for file in files
+    ]
     return _evaluated(evaluator, files, answers)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import generator_settings
 
-RECIPE_VERSION: Final = 5  # in the cache key: raise it if the same settings make another model
+_RECIPE_VERSION: Final = 5  # in the cache key: raise it if the same settings make another model
 
 
 def home_made_folder(config: RunConfig) -> Path:
@@ -19,7 +19,7 @@ def home_made_folder(config: RunConfig) -> Path:
         {
             "base_model": config.base_model.model_dump(mode="json", exclude={"num_threads"}),
             "data": generator_settings(config.env, config.data),
-            "recipe": RECIPE_VERSION,
+            "recipe": _RECIPE_VERSION,
         },
     )
 

@@ -127,11 +127,14 @@ def _with_url(webhook: str, act: Callable[[str], str | None]) -> str | None:
 def _post(url: str, body: bytes) -> str | None:
     """Posts `body`; returns None, or why that failed, without the URL."""
     host = httpx.URL(url).host
-    headers = {"Content-Type": "application/json", "User-Agent": "countdown-train"}
     try:
         # No redirect is followed (it would turn the POST into a GET), and no body is read.
         with httpx.stream(
-            "POST", url, content=body, headers=headers, timeout=2 * WEBHOOK_S
+            "POST",
+            url,
+            content=body,
+            headers={"Content-Type": "application/json", "User-Agent": "countdown-train"},
+            timeout=2 * WEBHOOK_S,
         ) as answer:
             return None if answer.is_success else f"{host} answered {answer.status_code}"
     except Exception as error:  # noqa: BLE001  # whatever a peer's bytes lead to

@@ -7,12 +7,9 @@ It is called as a run calls it, in processes with a run's limits (`scoring_proce
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import cycle, islice
-from statistics import fmean, quantiles
 from typing import Any, Final
 
 import pyarrow.parquet as pq
@@ -24,7 +21,7 @@ from rl_core.envs.rows import Row
 from rl_core.envs.tool_env import ToolEnv
 from rl_core.rewards.scoring_process import Measured, ScoringProcess
 from rl_core.system.named_code import parameters_of
-from rl_core.system.words import counted, cut, disk_size
+from rl_core.system.words import cut
 from rl_core.types import REWARD_ERROR, Problem
 from tasks.preflight_checks import Finding, fatal, ok, warning
 from tasks.preflight_checks.rows import (
@@ -34,6 +31,7 @@ from tasks.preflight_checks.rows import (
     right_responses,
     rows_of,
 )
+from tasks.reward_repeats import Call, repeat_findings
 
 _NUM_GOLD: Final = 16
 """Problems whose right answer is scored."""
@@ -41,8 +39,6 @@ _TRIED: Final = 4
 """Problems that the other texts are tried on."""
 _MOST_ROWS: Final = 20_000
 _MOST_FAILURES: Final = 3
-_CALLS: Final = 200
-_CALLS_S: Final = 20.0
 _CHARACTERS: Final = 16
 """Of a long token: a response has at most so many for each of its tokens."""
 _DIGITS: Final = 10_000
@@ -61,8 +57,6 @@ _NO_ANSWER: Final = {
     "data_sources",
 }
 """Parameters of a function that are no answer, so none of its calls can compare one."""
-_GROWTH_BYTES: Final = 8 * 2**20
-"""What a process may grow by while it warms up."""
 
 
 @dataclass
@@ -126,7 +120,7 @@ def probe(config: RunConfig, response: str | None = None) -> Probe:
             result.findings.append(ok("texts", f"no other text is {message}"))
         calls = [(str(one.right), one.problem, one.measured) for one in golds] + scored
         sound = [call for call in calls if call[2].scored.verdict != REWARD_ERROR]
-        result.findings += _repeats(config, scorer, sound)
+        result.findings += repeat_findings(config, scorer, sound)
     if compares:
         result.findings += [_prompts(rows, golds), _fits(config, golds)]
     return result
@@ -291,14 +285,11 @@ def _as_code(answer: str) -> str:
     return f"(lambda: {hex(int(answer)) if answer.isdecimal() else answer})()"
 
 
-_Call = tuple[str, Problem, Measured]
-
-
 def _try_texts(
     scorer: ScoringProcess, texts: Sequence[_Text], table: list[dict[str, Any]]
-) -> list[_Call]:
+) -> list[Call]:
     """Scores the texts, and adds to the table the highest score of each kind."""
-    calls: list[_Call] = []
+    calls: list[Call] = []
     for kind in dict.fromkeys(text.kind for text in texts):
         highest: tuple[bool, float, Measured] | None = None
         for text in (text for text in texts if text.kind == kind):
@@ -326,79 +317,6 @@ def _line(kind: str, measured: Measured, expected: str, *, is_right: bool) -> di
         "expected": expected,
         "as expected": "yes" if is_right else "no",
     }
-
-
-def _repeats(
-    config: RunConfig, scorer: ScoringProcess, calls: Sequence[_Call]
-) -> Iterator[Finding]:
-    """Scores the same texts again, in the same process and in a second one, and takes the time."""
-    measured: list[Measured] = []
-    changed: list[str] = []
-    end = time.monotonic() + _CALLS_S
-    for response, problem, first in islice(cycle(calls), _CALLS):
-        measured.append(scorer.ask(response, problem))
-        if measured[-1].scored != first.scored:
-            changed.append(f"{cut(response, _SHOWN)!r}: {_change(first, measured[-1])}")
-        if time.monotonic() > end:
-            break
-    with closing(ScoringProcess(config, hash_seed=2)) as second:
-        for response, problem, first in calls:
-            again = second.ask(response, problem)
-            if again.scored != first.scored:
-                changed.append(
-                    f"{cut(response, _SHOWN)!r} in a second process: {_change(first, again)}"
-                )
-            if time.monotonic() > end + _CALLS_S:
-                break
-    yield (
-        warning(
-            "repeat",
-            f"{len(changed)} texts scored otherwise when they were scored again, {changed[0]}",
-            "random numbers, time, a set's order, or a judge decide",
-        )
-        if changed
-        else ok("repeat", "every text scored the same again, and in a second process")
-    )
-    yield _time(config, [one.seconds for one in measured])
-    yield _usage(config, measured)
-
-
-def _change(first: Measured, again: Measured) -> str:
-    before = first.scored
-    after = again.scored
-    return f"{before.verdict} {before.score:g}, then {after.verdict} {after.score:g}"
-
-
-def _time(config: RunConfig, seconds: Sequence[float]) -> Finding:
-    slowest = quantiles(seconds, n=100, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
-    num_responses = config.data.train_batch_size * config.algorithm.group_size
-    at_a_time = config.reward.workers if config.env.reward else 1
-    step_s = fmean(seconds) * num_responses / at_a_time
-    return ok(
-        "time",
-        f"{len(seconds)} calls, one at a time: {1e3 * fmean(seconds):.3g} ms on average, 99% "
-        f"below {1e3 * slowest:.3g} ms; a step's {num_responses:,} responses take about "
-        f"{max(step_s, 0.1):.2g} s with reward.workers={at_a_time} (less by an async def)",
-    )
-
-
-def _usage(config: RunConfig, measured: Sequence[Measured]) -> Finding:
-    warm = measured[min(max(10, config.reward.workers), len(measured) - 1) :]
-    threads = warm[-1].num_threads - warm[0].num_threads
-    growth = warm[-1].num_bytes - warm[0].num_bytes
-    text = (
-        f"{counted(warm[0].num_threads, 'thread')} and {disk_size(warm[0].num_bytes)} after the "
-        "first calls, "
-        f"{warm[-1].num_threads} and {disk_size(warm[-1].num_bytes)} after {len(measured)}"
-    )
-    if threads > 0 or growth > _GROWTH_BYTES:
-        return warning(
-            "memory",
-            text,
-            "let the function start no thread that stays, and keep no response "
-            f"(reward.memory_mib={config.reward.memory_mib})",
-        )
-    return ok("memory", text)
 
 
 def _prompts(rows: Sequence[Row], golds: Sequence[_Gold]) -> Finding:

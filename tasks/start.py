@@ -46,8 +46,9 @@ class Start(BaseModel):
 
 def champion_of(config: RunConfig, data: Path) -> Champion | None:
     """Returns the champion of a data set's test problems, if there is one."""
-    problems = Evaluator(config, data).problem_set
-    return read_champion(champion_file(config.storage.root, config.env.name, problems))
+    return read_champion(
+        champion_file(config.storage.root, config.env.name, Evaluator(config, data).problem_set)
+    )
 
 
 def champion_to_train(config: RunConfig) -> Start:

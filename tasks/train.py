@@ -51,7 +51,7 @@ def train_supervised(
     start = Start(
         evaluates=TaskRunContext.get() is not None,
         keeps=keeps_engines(),
-        before=seconds_before(run),
+        before=_seconds_before(run),
         called_at=time.time(),
     )
     work = {"config": config, "run": run, "data": data, "model_path": model_path, "start": start}
@@ -59,7 +59,7 @@ def train_supervised(
     return last_done if steps is None else steps
 
 
-def seconds_before(run: RunFolder) -> dict[str, float]:
+def _seconds_before(run: RunFolder) -> dict[str, float]:
     """Returns what an attempt has taken until its training is called, by phase.
 
     The first of a process begins with the command, and makes data and base model; a retry begins

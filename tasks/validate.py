@@ -192,8 +192,11 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
     columns, *others = check_files(env)
     left_out = env.checks.of_generator if is_own else ()
     others = [path for path in others if path.stem not in left_out]
-    sizes = config.data.model_dump(include={"train_size", "test_size"})
-    parameters = {**sizes, **env.checks.parameters(env)}
+    parameters = {
+        "train_size": config.data.train_size,
+        "test_size": config.data.test_size,
+        **env.checks.parameters(env),
+    }
     with sql.connect({}) as connection:
         for split, table in splits.items():
             try:

@@ -271,14 +271,8 @@ class _Root(_Parser):
         lines = [f"usage: {PROGRAM} COMMAND [KEY=VALUE]...", "", str(self.description), ""]
         for title, names in GROUPS.items():
             lines += [f"{title}:", *(f"    {name:12}{COMMANDS[name].help}" for name in names), ""]
-        return "\n".join(
-            [
-                *lines,
-                str(self.epilog),
-                f"{PROGRAM} COMMAND --help says more of one; --version prints the version.",
-                "",
-            ]
-        )
+        more = f"{PROGRAM} COMMAND --help says more of one; --version prints the version."
+        return "\n".join([*lines, str(self.epilog), more, ""])
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -295,8 +289,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for name, command in COMMANDS.items():
         about = command.about.format(help=command.help)
-        has_lines = "\n" in about
-        shape = argparse.RawDescriptionHelpFormatter if has_lines else argparse.HelpFormatter
+        shape = argparse.RawDescriptionHelpFormatter if "\n" in about else argparse.HelpFormatter
         subparser = parsers.add_parser(
             name, help=command.help, description=about, formatter_class=shape
         )

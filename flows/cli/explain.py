@@ -200,8 +200,7 @@ def all_settings() -> tuple[Setting, ...]:
 
 def find_settings(key: str) -> list[Setting]:
     """Returns the settings of that name (ours or verl's) in all envs, or those of a group."""
-    name = f"{NAMES.get(key, key)}."
-    return [setting for setting in all_settings() if f"{setting.key}.".startswith(name)]
+    return [s for s in all_settings() if f"{s.key}.".startswith(f"{NAMES.get(key, key)}.")]
 
 
 def in_words(setting: Setting) -> str:

@@ -21,9 +21,9 @@ from prefect.settings import get_current_settings
 
 from flows.cli.terminal import say
 from flows.errors import RunFailedError
-from flows.missed_nights import deployments_named, in_states
+from flows.missed_nights import OF_NIGHTS
 from flows.prefect_patches import login
-from flows.settings.night import DEPLOYMENT, read_night, why_off
+from flows.settings.night import read_night, why_off
 from rl_core.config.operations import StorageConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import open_own
@@ -99,10 +99,7 @@ def _next_night(client: SyncPrefectClient) -> str:
     night = read_night()
     if (off := why_off(night)) is not None:
         return f"none: {off}"
-    due = [
-        run.expected_start_time
-        for run in _runs(client, StateType.SCHEDULED, deployments_named(DEPLOYMENT))
-    ]
+    due = [run.expected_start_time for run in _runs(client, StateType.SCHEDULED, OF_NIGHTS)]
     when = _time(due[0].isoformat()) if due and due[0] else f"{night.at} ({night.timezone})"
     return f"next at {when}, preset={night.preset}"
 
@@ -113,7 +110,7 @@ def _runs(
     """Returns flow runs in a state, the earliest first."""
     return client.read_flow_runs(
         deployment_filter=deployments,
-        flow_run_filter=FlowRunFilter(state=in_states(state)),
+        flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": [state]}}}),
         sort=FlowRunSort.EXPECTED_START_TIME_ASC,
         limit=20,
     )

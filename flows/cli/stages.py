@@ -192,8 +192,9 @@ def evaluate(overrides: Sequence[str]) -> None:
         summaries = evaluate_run(in_force, run, data, model)
         if is_own:  # `run.json` and the champion are by the run's own settings only
             promote_run(config, run, data, model)
-    names = [summary.model for summary in reversed(summaries)]
-    evaluated = evaluated_of_run(in_force, run, data, names)
+    evaluated = evaluated_of_run(
+        in_force, run, data, [summary.model for summary in reversed(summaries)]
+    )
     _show_evaluated(evaluated, [answers.name for answers in evaluated.answers])
     if is_own:
         _show_summary(run)

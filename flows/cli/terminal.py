@@ -56,7 +56,7 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((120, 24)).columns
 
 
-def is_for_a_program() -> bool:
+def _is_for_a_program() -> bool:
     """Says whether standard output is kept for one JSON object (reply.py)."""
     return getattr(sys.stdout, "name", "") == os.devnull
 
@@ -91,7 +91,7 @@ class LineHandler(logging.Handler):
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         line = f"{time.strftime('%H:%M:%S')} {f'{task}: ' if task else ''}{level}{text}"
         with suppress(OSError):  # a reader that is gone (`| head`, a closed terminal) ends no run
-            tqdm.write(line, file=sys.stderr if is_for_a_program() else sys.stdout)
+            tqdm.write(line, file=sys.stderr if _is_for_a_program() else sys.stdout)
 
 
 def _first_line(record: logging.LogRecord) -> str:

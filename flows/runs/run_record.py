@@ -209,8 +209,10 @@ def _unsaved(run: RunFolder) -> str:
 def _last_words(error: BaseException, run: RunFolder) -> dict[str, Any]:
     """Returns the fields of `run.json` that a failure fills; none if they cannot be collected."""
     try:
-        last = last_metrics(run.metrics.read())
-        return {"next_step": next_step(error, run), "last_metrics": last}
+        return {
+            "next_step": next_step(error, run),
+            "last_metrics": last_metrics(run.metrics.read()),
+        }
     except Exception:
         _logger.exception("no last words:")
         return {}

@@ -47,18 +47,18 @@ _OF_OTHERS: Final = {
 """What the scripts and logs of other trainers than verl hold."""
 _LONGEST_LINE: Final = 2_000  # characters of a line that are looked at for that
 
-Row = dict[str, float]
+_Row = dict[str, float]
 
 
 @dataclass
 class Log:
     """The runs in a log, as metrics by step, and what could not be read."""
 
-    runs: list[dict[int, Row]] = field(default_factory=list)
+    runs: list[dict[int, _Row]] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)  # metrics that are no numbers
 
     @property
-    def rows(self) -> dict[int, Row]:
+    def rows(self) -> dict[int, _Row]:
         """The last run's; of a step that was done again, the last."""
         return self.runs[-1] if self.runs else {}
 
@@ -93,7 +93,7 @@ def read_log(text: str) -> Log:
     `not_finite/NAME` is 1 for a value that is not finite; `val/score` is the tests' mean score.
     """
     log = Log()
-    of_process: dict[str, dict[int, Row]] = {}  # two may print in turns
+    of_process: dict[str, dict[int, _Row]] = {}  # two may print in turns
     for line in text.splitlines():
         line = COLOURS.sub("", line).lstrip("\ufeff")
         if (numbered := _step_of(line)) is None:

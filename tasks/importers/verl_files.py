@@ -28,8 +28,8 @@ def add_files(script: ScriptSettings) -> None:
     row: Record = {}
     with suppress(IndexError, StopIteration, ValueError):  # none is here, or it cannot be read
         columns = (column for its in ENVS.values() for column in its.rows.columns)
-        fields = ("data_source", "prompt", "reward_model", *columns)
-        row = next(read_records(_files(here)[0], fields))[1]
+        names = ("data_source", "prompt", "reward_model", *columns)
+        row = next(read_records(_files(here)[0], names))[1]
     source = row.get("data_source")
     if not row:
         env = _env_by_name(script)

@@ -19,10 +19,10 @@ from rl_core.errors import first_line
 from rl_core.system.redaction import redact, redact_all
 from rl_core.system.words import printable
 
-ArtifactKind = Literal["progress", "markdown", "table"]
+_Kind = Literal["progress", "markdown", "table"]
 
 _ARTIFACT_INTERVAL_S = 2.0
-_INTERVALS_S: Final[Mapping[ArtifactKind, float]] = {
+_INTERVALS_S: Final[Mapping[_Kind, float]] = {
     "progress": _ARTIFACT_INTERVAL_S,
     "markdown": 30.0,
 }
@@ -116,13 +116,13 @@ class LiveArtifacts:
 
     def __init__(self, refresh: Callable[[], None] = lambda: None) -> None:
         self._refresh = refresh
-        self._pending: dict[str, tuple[ArtifactKind, Callable[[], Any], str]] = {}
+        self._pending: dict[str, tuple[_Kind, Callable[[], Any], str]] = {}
         self._changing = threading.Lock()
         self._closing = threading.Event()
         self._not_before: dict[str, float] = {}
         self._thread = beside(self._update, "live artifacts")
 
-    def show(self, key: str, kind: ArtifactKind, make: Callable[[], Any], description: str) -> None:
+    def show(self, key: str, kind: _Kind, make: Callable[[], Any], description: str) -> None:
         """Shows what `make` returns (None: nothing) soon, unless a newer one comes first."""
         with self._changing:
             self._pending[key] = kind, make, description
@@ -146,9 +146,7 @@ class LiveArtifacts:
                     self._show(key, kind, make, description)
                     self._not_before[key] = time.monotonic() + _INTERVALS_S[kind]
 
-    def _show(
-        self, key: str, kind: ArtifactKind, make: Callable[[], Any], description: str
-    ) -> None:
+    def _show(self, key: str, kind: _Kind, make: Callable[[], Any], description: str) -> None:
         try:
             with unless_away(f"the artifact {key}"):
                 if (data := make()) is not None:
@@ -169,7 +167,7 @@ def unless_away(what: str) -> Iterator[None]:
         _logger.warning("the Prefect server did not take %s: %s", what, first_line(error))
 
 
-def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bool = False) -> None:
+def _put(kind: _Kind, data: Any, key: str, description: str, is_first: bool = False) -> None:
     """Creates an artifact, or updates an earlier attempt's: a flow run has one per key."""
     from prefect import get_client
     from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate

@@ -44,9 +44,9 @@ COLOURS: Final = (
 """Colours of the series that have none of their own, in this order."""
 MOST_POINTS: Final = 160  # of a series: a longer one is drawn as means over several steps each
 WIDTH: Final = 440  # of a drawing, in units of its view box: pixels in the Prefect UI
-HEIGHT: Final = 270
-LEFT: Final = 58  # of the plot in it; its top leaves room for the legend
-RIGHT: Final = 432
+_HEIGHT: Final = 270
+_LEFT: Final = 58  # of the plot in it; its top leaves room for the legend
+_RIGHT: Final = 432
 BOTTOM: Final = 228
 _LINE: Final = 19  # a line's height, about
 _LETTER: Final = 6.7  # a letter's width, about
@@ -83,7 +83,7 @@ def draw(
     y_top: float | None = None,
     x_ticks: Mapping[float, str] | None = None,
 ) -> str | None:
-    """Returns the content of an `<svg>` of `WIDTH` by `HEIGHT`; None if there is no point."""
+    """Returns the content of an `<svg>` of `WIDTH` by `_HEIGHT`; None if there is no point."""
     drawn = [thinned(one) for one in series if one.points]
     if not drawn:
         return None
@@ -114,10 +114,10 @@ def _macros() -> Any:
     environment.filters["css"] = lambda colour: f"var(--{colour.replace('_', '-')})"
     environment.globals |= {
         "width": WIDTH,
-        "height": HEIGHT,
+        "height": _HEIGHT,
         "letter": _LETTER,
-        "left": LEFT,
-        "right": RIGHT,
+        "left": _LEFT,
+        "right": _RIGHT,
         "bottom": BOTTOM,
         "strokes": _STROKES,
     }
@@ -170,7 +170,7 @@ class _Plot:
         right = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return (
-            round(LEFT + right * (RIGHT - LEFT), 1),
+            round(_LEFT + right * (_RIGHT - _LEFT), 1),
             round(BOTTOM - up * (BOTTOM - self.top), 1),
         )
 
@@ -191,11 +191,12 @@ class _Plot:
 
 def _legend(series: Sequence[Series]) -> list[tuple[float, int, Series]]:
     """Returns the places of the series' names, in rows above the plot, where they cover no data."""
-    room = (RIGHT - LEFT) / (26 + _LETTER * max(len(one.name) for one in series))
+    room = (_RIGHT - _LEFT) / (26 + _LETTER * max(len(one.name) for one in series))
     columns = max(1, min(3, int(room), len(series)))
-    width = (RIGHT - LEFT) / columns
+    width = (_RIGHT - _LEFT) / columns
     return [
-        (LEFT + i % columns * width, 17 + i // columns * _LINE, one) for i, one in enumerate(series)
+        (_LEFT + i % columns * width, 17 + i // columns * _LINE, one)
+        for i, one in enumerate(series)
     ]
 
 

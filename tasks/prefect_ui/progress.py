@@ -24,7 +24,7 @@ from tasks.prefect_ui.chart import as_picture, learning_curve
 
 _LOG_INTERVAL_S = 30.0
 _REFRESH_S = 5.0
-DIAGNOSIS_STEPS = 5  # between two diagnoses; a hundredth of the steps, if that is more
+_DIAGNOSIS_STEPS = 5  # between two diagnoses; a hundredth of the steps, if that is more
 _DIAGNOSES_PER_RUN = 100
 HEADLINES: Final = {
     "reward/accuracy": "accuracy {:.3f}",
@@ -109,8 +109,8 @@ class TrainingProgress:
         text = self._line()
         self._rows[step] = metrics | {"step": step}
         # A diagnosis reads all steps again: after many steps it is made less often.
-        if step - self._diagnosed_at >= max(DIAGNOSIS_STEPS, step // _DIAGNOSES_PER_RUN):
-            self._diagnosed_at = step - step % DIAGNOSIS_STEPS
+        if step - self._diagnosed_at >= max(_DIAGNOSIS_STEPS, step // _DIAGNOSES_PER_RUN):
+            self._diagnosed_at = step - step % _DIAGNOSIS_STEPS
             self._diagnose(step)
         self._bar.set_postfix_str(describe(metrics), refresh=False)
         self._bar.update(step - self._bar.n)

@@ -87,13 +87,12 @@ def _in_words(
         why = "the model's shape is not known" if machine else why
         return f"no run of this shape yet, and {why}: {later}"
     steps = total_steps(config, problems)
-    in_epoch = steps_per_epoch(problems, config.data.train_batch_size)
+    of_epoch = known.seconds.times(steps_per_epoch(problems, config.data.train_batch_size))
     tests = _tests(config, steps, machine)
-    training = known.seconds.times(steps)
-    whole = Spread(*map(sum, zip(astuple(training), astuple(tests), strict=True)))
+    parts = map(astuple, (known.seconds.times(steps), tests))
+    whole = Spread(*map(sum, zip(*parts, strict=True)))
     epoch, all_steps, all_tests = (
-        time_and_price_range(seconds, config.budget)
-        for seconds in (known.seconds.times(in_epoch), whole, tests)
+        time_and_price_range(seconds, config.budget) for seconds in (of_epoch, whole, tests)
     )
     return (
         f"{seconds_in_words(known.seconds)} per step ({known.source}): {epoch} per epoch of "

@@ -86,8 +86,8 @@ class _Tail:
                 self._kinds.add(kind)
                 new.append(finding)
         for level, text in new[:_LINES]:
-            shown = cut(printable(redact(text)), _LINE_CHARACTERS)
-            logger.log(level, "%s: %s", self.path.stem, shown)
+            line = cut(printable(redact(text)), _LINE_CHARACTERS)
+            logger.log(level, "%s: %s", self.path.stem, line)
         if (left := len(new) - _LINES) > 0:
             logger.warning("%s: %d more lines, in %s", self.path.stem, left, self.path)
 
