@@ -125,7 +125,7 @@ def _server(processes: _Processes) -> tuple[str, dict[str, Callable[[], None]]]:
     users = api.auth_string
     file = login.login_file(settings.home)
     os.environ[login.AUTH_STRING] = (
-        users.get_secret_value() if users else environment[login.SERVER_AUTH_STRING]
+        environment[login.SERVER_AUTH_STRING] if users is None else users.get_secret_value()
     )
 
     def start() -> None:
@@ -139,7 +139,7 @@ def _server(processes: _Processes) -> tuple[str, dict[str, Callable[[], None]]]:
 
     start()
     say(f"server       {url.removesuffix('/api')}")
-    where = f"your {login.SERVER_AUTH_STRING}" if users else f"`cat {file}`"
+    where = f"`cat {file}`" if users is None else f"your {login.SERVER_AUTH_STRING}"
     say(f"login        new at each start, and the page asks once: paste {where}")
     return url, {"server": start}
 
