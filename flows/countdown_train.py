@@ -21,6 +21,7 @@ from prefect import Task, flow, task  # transformers and vLLM come with the task
 from prefect.client.schemas.objects import State, TaskRun
 
 from flows.errors import one_line
+from flows.prefect_patches.own_server import obey_own_server_only
 from flows.runs.run_record import choose_run, prepare_for_flow_runs, recorded
 from flows.runs.state import heeding_the_server, own_flow_run, take_over
 from flows.settings.compose import PresetName, changed_to, compose, own_settings
@@ -47,6 +48,7 @@ from tasks.validate import validate_task
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 
+obey_own_server_only()
 prepare_for_flow_runs()
 
 

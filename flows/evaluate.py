@@ -16,6 +16,7 @@ hide_cuda_only_packages()
 from prefect import flow  # transformers and vLLM come with the tasks below
 
 from flows.errors import BadInputError
+from flows.prefect_patches.own_server import obey_own_server_only
 from flows.runs.lookup import changed_settings, named_model, refuse_unnamed, settings_of_run
 from flows.runs.run_record import prepare_for_flow_runs
 from flows.runs.state import heeding_the_server
@@ -31,6 +32,7 @@ from tasks.queries.render import plain_table
 from tasks.report_page.samples import as_table
 from tasks.storage import inputs_published
 
+obey_own_server_only()
 prepare_for_flow_runs()
 
 

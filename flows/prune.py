@@ -6,6 +6,7 @@ from typing import Any
 from prefect import flow
 
 from flows.errors import BadInputError
+from flows.prefect_patches.own_server import obey_own_server_only
 from flows.runs.lookup import changed_settings, find_run, settings_of_run, where_and_others
 from flows.runs.run_record import prepare_for_flow_runs
 from flows.settings.compose import compose
@@ -17,6 +18,7 @@ from tasks.prefect_ui.flow_run import logs_in_ui
 from tasks.prune import prune_runs_task
 from tasks.queries.run_tables import find_runs
 
+obey_own_server_only()
 prepare_for_flow_runs()
 
 

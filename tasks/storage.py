@@ -112,11 +112,10 @@ def published(config: RunConfig) -> Iterator[None]:
 @contextmanager
 def inputs_published(config: RunConfig) -> Iterator[None]:
     """Brings data set and base model, if the store has them, and publishes them at the end."""
-    storage = config.storage
-    if storage.url is None:
+    if config.storage.url is None:
         yield
         return
-    store = ObjectStore(storage.url)
+    store = ObjectStore(config.storage.url)
     folders = bring_inputs(config, store)
     yield
-    SharedUpload(store, storage.root, folders).send()
+    SharedUpload(store, config.storage.root, folders).send()

@@ -205,8 +205,8 @@ def _open_ui() -> None:
 
 def _opened(url: str) -> bool:
     """Opens a URL where there is a screen, or where BROWSER names a program."""
-    has_screen = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
-    has_screen |= os.uname().sysname == "Darwin" and not _over_ssh()
+    is_mac = os.uname().sysname == "Darwin" and not _over_ssh()
+    has_screen = is_mac or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
     return has_screen and webbrowser.open(url)
 
 

@@ -58,8 +58,7 @@ def login_for(url: str | None, settings: Settings) -> str | None:
         return None
     if settings.server.api.auth_string is not None:
         return settings.server.api.auth_string.get_secret_value()
-    file = login_file(settings.home)
-    return _read(file) if file.exists() else None
+    return _read(file) if (file := login_file(settings.home)).exists() else None
 
 
 def server_environment(settings: Settings, *, renew: bool = False) -> dict[str, str]:

@@ -12,7 +12,6 @@ from prefect.exceptions import Pause, TerminationSignal
 from prefect.utilities.names import generate_slug
 
 from flows.errors import BadInputError, one_line
-from flows.prefect_patches.own_server import obey_own_server_only
 from flows.runs.lookup import settings_of_run
 from flows.runs.state import is_cancelled, is_suspended, outlive_lost_leases, own_flow_run
 from rl_core.checkpoints.store import list_checkpoints
@@ -327,8 +326,7 @@ class _End(logging.Filter):
 
 
 def prepare_for_flow_runs() -> None:
-    """Makes this process obey our server only and outlive leases, and end its logs plainly."""
-    obey_own_server_only()
+    """Makes flow runs of this process outlive lost leases, and their logs end in plain words."""
     outlive_lost_leases()
     end = _End()
     for name in PREFECTS_RUN_LOGGERS:

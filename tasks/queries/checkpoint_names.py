@@ -87,10 +87,10 @@ def _of_run(run: RunFolder, what: str) -> NamedModel:
     if what == "base":
         return NamedModel(f"{run.run_id}/base", base_of_run(run), run, 0)
     links = {"best": best, "latest": latest}
-    named = (c for c in list_checkpoints(run.path) if c.path.name == what)
-    checkpoint = links[what](run.path) if what in links else next(named, None)
+    named = {checkpoint.path.name: checkpoint for checkpoint in list_checkpoints(run.path)}
+    checkpoint = links[what](run.path) if what in links else named.get(what)
     if checkpoint is None:
-        there = ", ".join(c.path.name for c in list_checkpoints(run.path)) or "none"
+        there = ", ".join(named) or "none"
         raise ValueError(f"{run.run_id} has no checkpoint {what!r} (there are: {there})")
     return NamedModel(f"{run.run_id}/{checkpoint.path.name}", checkpoint.path, run, checkpoint.step)
 

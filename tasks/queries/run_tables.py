@@ -61,8 +61,9 @@ def find_runs(root: Path, run: str | None = None) -> list[Path]:
         if not runs:
             raise ValueError(f"no run in {folder} yet: start one with `countdown-train run`")
         return runs[-1:]
-    exactly = [path for path in runs if path.name == run]
-    matches = exactly or [path for path in runs if run and path.name.startswith(run)]
+    matches = [path for path in runs if path.name == run] or [
+        path for path in runs if run and path.name.startswith(run)
+    ]
     if len(matches) > 1:
         raise ValueError(
             f"{len(matches)} runs in {folder} begin with {run!r} "
