@@ -12,7 +12,7 @@ import stat
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from rl_core.system.atomic import locked
@@ -66,7 +66,7 @@ def server_environment(settings: Settings, *, renew: bool = False) -> dict[str, 
 
     They give it a login, let only its own pages read it, and ask for a token with each change.
     """
-    values = {
+    values: dict[str, Any] = {
         "auth_string": partial(own_login, settings.home, renew=renew),
         "cors_allowed_origins": partial(_origins, settings.server.ui.api_url),
         "csrf_protection_enabled": lambda: "true",
