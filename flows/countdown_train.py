@@ -22,8 +22,8 @@ from prefect.client.schemas.objects import State, TaskRun
 
 from flows.errors import one_line
 from flows.prefect_patches.own_server import obey_own_server_only
-from flows.runs.run_record import choose_run, recorded, tell_the_end_plainly
-from flows.runs.state import heeding_the_server, outlive_lost_leases, own_flow_run, take_over
+from flows.runs.run_record import choose_run, prepare_for_flow_runs, recorded
+from flows.runs.state import heeding_the_server, own_flow_run, take_over
 from flows.settings.compose import PresetName, changed_to, compose, own_settings
 from rl_core.config.run import RunConfig
 from rl_core.config.unread import unread_settings
@@ -49,12 +49,11 @@ _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 
 obey_own_server_only()
-outlive_lost_leases()
-tell_the_end_plainly()
+prepare_for_flow_runs()
 
 
 @task(name="report", task_run_name="write report.html")
-def report_task(run: RunFolder) -> Path:
+def _report_task(run: RunFolder) -> Path:
     """Writes the report that ends a run, see `tasks/report.py`."""
     return report_run(run)
 
@@ -109,8 +108,7 @@ def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
             call(validate_task, config, data, model_path)
         run.update(model=str(model_path), data=str(data))
         with stage("train"), between_attempts():
-            steps = call(retried_train(config, run), config, run, data, model_path)
-            run.update(steps=steps)
+            run.update(steps=call(retried_train(config, run), config, run, data, model_path))
         with stage("prune"):
             call(prune_task, config, run)
         with stage("evaluate"):  # an engine that was too large for training still is
@@ -120,7 +118,7 @@ def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
             call(promote_task, config, run, data, model_path)
         run.update(status="finished", finished_at=utc_now())  # or its report says "running"
         with stage("report"):
-            call(report_task, run)
+            call(_report_task, run)
     return run
 
 

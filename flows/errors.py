@@ -31,11 +31,9 @@ def one_line(error: BaseException) -> str:
     message = str(error) if is_worded and str(error) else f"{kind.__name__}: {error}"
     if isinstance(error, OSError) and error.filename and not is_disk_full(error):
         message = f"{error.filename}: {error.strerror}"
-    text = printable(in_one_line(message))
-    if not is_disk_full(error):
-        return cut(text, _LONGEST)
-    from tasks.report_page.failures import cause_of  # a table, read if it is needed
+    remedy = ""
+    if is_disk_full(error):
+        from tasks.report_page.failures import cause_of  # a table, read if it is needed
 
-    cause = cause_of(error)
-    remedy = f": {cause.remedy}" if cause is not None else ""
-    return cut(text, _LONGEST - len(remedy)) + remedy
+        remedy = f": {cause.remedy}" if (cause := cause_of(error)) is not None else ""
+    return cut(printable(in_one_line(message)), _LONGEST - len(remedy)) + remedy

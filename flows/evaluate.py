@@ -17,14 +17,9 @@ from prefect import flow  # transformers and vLLM come with the tasks below
 
 from flows.errors import BadInputError
 from flows.prefect_patches.own_server import obey_own_server_only
-from flows.runs.lookup import (
-    changed_settings,
-    named_model,
-    refuse_unnamed,
-    settings_of_run,
-)
-from flows.runs.run_record import tell_the_end_plainly
-from flows.runs.state import heeding_the_server, outlive_lost_leases
+from flows.runs.lookup import changed_settings, named_model, refuse_unnamed, settings_of_run
+from flows.runs.run_record import prepare_for_flow_runs
+from flows.runs.state import heeding_the_server
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import generator_settings
@@ -38,8 +33,7 @@ from tasks.report_page.samples import as_table
 from tasks.storage import inputs_published
 
 obey_own_server_only()
-outlive_lost_leases()
-tell_the_end_plainly()
+prepare_for_flow_runs()
 
 
 @flow(name="evaluate")
@@ -105,9 +99,8 @@ def choose(arguments: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
     refuse_unnamed(config, overrides, ray=True)
     data = model.run.read().data
     ours, its = (generator_settings(one.env, one.data) for one in (config, base))
-    if data is None or not Path(data).is_dir() or ours != its:
-        return Chosen(models, config, None)
-    return Chosen(models, config, Path(data))
+    is_there = data is not None and Path(data).is_dir()
+    return Chosen(models, config, Path(str(data)) if is_there and ours == its else None)
 
 
 def render(evaluated: Evaluated, names: Sequence[str]) -> str:
@@ -120,11 +113,11 @@ def render(evaluated: Evaluated, names: Sequence[str]) -> str:
     rows = [[name, *(of_model[name] for of_model in numbers)] for name in numbers[0]]
     lines = [plain_table(["", *names], rows)]
     for answers in evaluated.answers:
-        of = f"{answers.num_right} of {answers.summary.num_problems} right"
-        of += " at the first try" if answers.summary.num_samples > 1 else ""
+        right = f"{answers.num_right} of {answers.summary.num_problems} right"
+        right += " at the first try" if answers.summary.num_samples > 1 else ""
         shown = as_table(answers)
         table = plain_table(list(shown[0]), [list(row.values()) for row in shown])
-        lines.append(f"{answers.name}: {of}\n{table}")
+        lines.append(f"{answers.name}: {right}\n{table}")
     if evaluated.comparison is not None:
         lines.append(f"{names[0]} against {names[1]}: {evaluated.comparison}\n")
     lines += [f"rows: {file}" for file in evaluated.files]

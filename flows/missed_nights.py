@@ -3,7 +3,7 @@
 One reason is a run that counts as running though its process is gone: `serve` closes these.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice, takewhile
@@ -12,15 +12,7 @@ from zoneinfo import ZoneInfo
 
 from httpx import HTTPError
 from prefect import get_client
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterName,
-    FlowRunFilter,
-    FlowRunFilterDeploymentId,
-    FlowRunFilterExpectedStartTime,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.client.schemas.sorting import FlowRunSort
@@ -30,6 +22,9 @@ from prefect.types._datetime import now
 
 from flows.settings.night import DEPLOYMENT, due_times
 
+OF_NIGHTS: Final = DeploymentFilter.model_validate(
+    {"name": {"any_": [DEPLOYMENT.partition("/")[2]]}}
+)
 _MOST: Final = 50  # nights that are looked back at
 
 
@@ -47,19 +42,21 @@ def missed_before(flow_run: FlowRun | None) -> str | None:
     refused = list(takewhile(lambda run: not run.run_count, before))
     missed = {_minute(_due(run)): why_not_run(run) for run in refused}
     if last := before[len(refused) :]:
-        for schedule in schedules:
-            if isinstance(schedule.schedule, CronSchedule):
-                for time in _due_between(schedule.schedule, _due(last[0]), due):
-                    missed.setdefault(_minute(time), "no server was running, or no schedule was on")
+        crons = (each.schedule for each in schedules if isinstance(each.schedule, CronSchedule))
+        for cron in crons:
+            start = due.astimezone(ZoneInfo(cron.timezone or "UTC"))
+            times = islice(due_times(cron.cron, start, backwards=True), _MOST)
+            for time in takewhile(lambda time: time > _due(last[0]), times):
+                missed.setdefault(_minute(time), "no server was running, or no schedule was on")
     if not missed:
         return None
     newest = max(missed)
-    count = (
+    nights = (
         f"{len(missed)} nights before it did not run, the last"
-        if missed.keys() - {newest}
-        else ("the night before it did not run,")
+        if len(missed) > 1
+        else "the night before it did not run,"
     )
-    return f"{count} due {newest}: {missed[newest]}"
+    return f"{nights} due {newest}: {missed[newest]}"
 
 
 def refused_since(start: datetime) -> list[FlowRun]:
@@ -80,13 +77,12 @@ def close_lost(alive: Collection[str | None]) -> list[str]:
     the automation's clock of that run), and while that counts as running each night is cancelled.
     """
     states = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
-    under_way = FlowRunFilter(
-        deployment_id=FlowRunFilterDeploymentId(is_null_=False),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=states)),
+    under_way = FlowRunFilter.model_validate(
+        {"deployment_id": {"is_null_": False}, "state": {"type": {"any_": states}}}
     )
     with get_client(sync_client=True) as client:
-        lost = client.read_flow_runs(flow_run_filter=under_way)
-        lost = [run for run in lost if str(run.id) not in alive]
+        runs = client.read_flow_runs(flow_run_filter=under_way)
+        lost = [run for run in runs if str(run.id) not in alive]
         for run in lost:
             message = "Its process was gone when `serve` started."
             client.set_flow_run_state(run.id, Crashed(message=message), force=True)
@@ -102,22 +98,11 @@ def _nights_until(due: datetime) -> list[FlowRun]:
     """Returns the deployment's newest flow runs that were due by then, the newest first."""
     with get_client(sync_client=True) as client:
         return client.read_flow_runs(
-            deployment_filter=DeploymentFilter(
-                name=DeploymentFilterName(any_=[DEPLOYMENT.partition("/")[2]])
-            ),
-            flow_run_filter=FlowRunFilter(
-                expected_start_time=FlowRunFilterExpectedStartTime(before_=due)
-            ),
+            deployment_filter=OF_NIGHTS,
+            flow_run_filter=FlowRunFilter.model_validate({"expected_start_time": {"before_": due}}),
             sort=FlowRunSort.EXPECTED_START_TIME_DESC,
             limit=_MOST,
         )
-
-
-def _due_between(schedule: CronSchedule, after: datetime, before: datetime) -> Iterator[datetime]:
-    """Yields when the schedule is due between two times, the latest first."""
-    start = before.astimezone(ZoneInfo(schedule.timezone or "UTC"))
-    times = islice(due_times(schedule.cron, start, backwards=True), _MOST)
-    return takewhile(lambda time: time > after, times)
 
 
 def _due(run: FlowRun) -> datetime:

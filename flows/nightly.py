@@ -58,12 +58,13 @@ def tell_of_end(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
         with suppress(ValueError):  # what is there is no run
             if night.due is not None and run.read().night == night.due:
                 night = Night(flow_run, config.model_copy(update={"run_id": run.run_id}))
-    status = night.run.read().status if night.run is not None else None
+    record = night.run.read() if night.run is not None else None
+    status = record and record.status
     if state.is_crashed() and status == "failed":
         return  # it reported that itself, and its process ended with an exit code as it should
     event: Event = "failed" if state.is_crashed() else "cancelled"
     if event == "cancelled" and status != "running":
-        reason = (night.run and night.run.read().reason) or "cancelled before it began to train"
+        reason = (record and record.reason) or "cancelled before it began to train"
     else:
         reason = killed(night, state.message)
     if is_sent(event, parameters["events"]):
@@ -204,17 +205,18 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
         "flow_run": night.flow_run and url_for("flow-run", obj_id=night.flow_run.id),
         "missed": None if event == "refused" else missed_before(night.flow_run),
     }
-    before = after = protocol = None
+    in_words = dict.fromkeys(("before", "after", "protocol"))
     if night.run is not None:
         fields |= _facts(night, night.run)
         known = fields["intervals"]
-        before = accuracy_in_words(fields["accuracy_before"], known.get("base"))
-        after = accuracy_in_words(fields["accuracy_after"], known.get("trained"))
-        protocol = protocol_of(read_settings(night.run.path))
+        in_words = {
+            "before": accuracy_in_words(fields["accuracy_before"], known.get("base")),
+            "after": accuracy_in_words(fields["accuracy_after"], known.get("trained")),
+            "protocol": protocol_of(read_settings(night.run.path)),
+        }
         if event == "worse":
             fields["next_step"] = fields["next_step"] or _after_worse(fields)
-    in_words = {"before": before, "after": after, "protocol": protocol, "start": night.start}
-    text = render_text("message.txt.j2", **fields, **in_words)
+    text = render_text("message.txt.j2", **fields, **in_words, start=night.start)
     return {**fields, "text": redact(text.rstrip())}
 
 
@@ -229,10 +231,10 @@ def killed(night: Night, state_message: str | None) -> str:
     if exit_code and int(exit_code[1]) == -9:
         reason = "its process was killed by SIGKILL (often by the kernel, because memory ran out)"
     if night.run is not None and (status := night.run.read().status) != "finished":
-        seconds = time_of_killed(night.run) if status == "running" else {}
-        night.run.update(timings_s=seconds, steps=night.run.metrics.last_step())
         step = night.run.last_saved()
         night.run.update(
+            timings_s=time_of_killed(night.run) if status == "running" else {},
+            steps=night.run.metrics.last_step(),
             status="interrupted",
             reason=reason,
             next_step=f"Retry continues from step {step}" if step else "Retry starts it again",
@@ -244,10 +246,14 @@ def _facts(night: Night, run: RunFolder) -> dict[str, Any]:
     record = run.read()
     champion = night.champion()
     report = run.path / "report.html"
-    accuracies = {"accuracy_before", "accuracy_after"}
     diagnoses = diagnose(run.metrics.read(), settings=read_settings(run.path))
     return {
-        **record.model_dump(include={"run_id", "steps", "started_from", "next_step", *accuracies}),
+        "run_id": record.run_id,
+        "steps": record.steps,
+        "started_from": record.started_from,
+        "next_step": record.next_step,
+        "accuracy_before": record.accuracy_before,
+        "accuracy_after": record.accuracy_after,
         "minutes": round(sum(record.timings_s.values()) / 60, 1),
         "intervals": intervals_of(run),
         "diagnosis": [str(one) for one in diagnoses if not one.is_note][:_MOST_DIAGNOSES],

@@ -8,8 +8,7 @@ from prefect import flow
 from flows.errors import BadInputError
 from flows.prefect_patches.own_server import obey_own_server_only
 from flows.runs.lookup import changed_settings, find_run, settings_of_run, where_and_others
-from flows.runs.run_record import tell_the_end_plainly
-from flows.runs.state import outlive_lost_leases
+from flows.runs.run_record import prepare_for_flow_runs
 from flows.settings.compose import compose
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
@@ -20,8 +19,7 @@ from tasks.prune import prune_runs_task
 from tasks.queries.run_tables import find_runs
 
 obey_own_server_only()
-outlive_lost_leases()
-tell_the_end_plainly()
+prepare_for_flow_runs()
 
 
 @flow(name="prune")
@@ -42,10 +40,8 @@ def prune(dry_run: bool = False, overrides: tuple[str, ...] = ()) -> dict[str, A
         where = compose(places)
         storage = where.storage
         close_lost_runs(storage.root)
-        if where.run_id is not None:
-            runs = [find_run(places)]
-        else:
-            runs = [RunFolder(folder) for folder in find_runs(storage.root)]
+        every = map(RunFolder, find_runs(storage.root))
+        runs = every if where.run_id is None else [find_run(places)]
         return prune_runs_task([(_settings(run, changes, storage), run) for run in runs], dry_run)
 
 

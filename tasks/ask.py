@@ -79,24 +79,27 @@ def ask_model(
             f"the question has {num_tokens:,} tokens, and {model} reads at most {limit:,}: "
             "ask a shorter one"
         )
-    mode = config.evaluation.decoding if samples is None else "sampled"
-    sampling = config.evaluation.sampling(config.data.max_response_length, mode)
+    sampling = config.evaluation.sampling(
+        config.data.max_response_length,
+        config.evaluation.decoding if samples is None else "sampled",
+    )
     engine = _engine(config, model, on_gpu=on_gpu)
     decode, encode = text_codec(tokenizer)
     form = tool_form(tokenizer, chat)
-    problems = [question.problem for question in posed]
     with start_rewards(config.env, config.reward) as rewards:
         turns = TurnTaking(config.env, decode, encode, rewards.toolbox, form)
-        completions = dict(turns.play(engine.generate, requests, sampling, problems))
+        problems = (question.problem for question in posed)
+        completions = dict(turns.play(engine.generate, requests, sampling, [*problems]))
         for number, question in enumerate(posed):
             completion = completions[number]
             ids = completion.response_ids.tolist()
             text = decode(ids)
-            is_cut = completion.finish_reason == "length"
-            scored = None
-            if question.is_scored:
-                scored = rewards.submit(text, question.problem, completion.turns).result()
-            yield Reply(question, text, len(ids), is_cut, scored)
+            scored = (
+                rewards.submit(text, question.problem, completion.turns).result()
+                if question.is_scored
+                else None
+            )
+            yield Reply(question, text, len(ids), completion.finish_reason == "length", scored)
 
 
 def _engine(config: RunConfig, model: Path, *, on_gpu: bool) -> HfEngine:

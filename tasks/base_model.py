@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from prefect.context import TaskRunContext
 
@@ -46,9 +46,9 @@ def base_model(config: RunConfig, data: Path) -> Path:
             if not is_complete(folder):
                 sweep_leftovers(folder.parent)
                 (_warm_start if is_home_made else _tune)(config, data, folder)
+    home_made = "home-made base model is weak (raise base_model.steps)"
     for gate in _read_report(folder)["failed_gates"]:
-        is_weak = "home-made base model is weak (raise base_model.steps)"
-        _logger.warning("the %s: %s", is_weak if is_home_made else "SFT went badly", gate)
+        _logger.warning("the %s: %s", home_made if is_home_made else "SFT went badly", gate)
     return folder
 
 
@@ -61,19 +61,22 @@ def made_folder(config: RunConfig) -> Path | None:
     # A hub's model is identified by its name, a local folder by its contents.
     local = local_folder(config.model.path, config.storage.root)
     name = local.resolve().name
-    settings = {
-        "sft": config.sft.model_dump(mode="json", exclude={"data", "save_freq"}),
-        "data": data_digest(config) or generator_settings(config.env, config.data),
-        "max_response_length": config.data.max_response_length,
-        "template": config.env.prompt_template,
-        "model": model_digest(local) if local.is_dir() else config.model.path,
-        "lora": (config.model.lora_rank, config.model.lora_alpha),
-        "dtype": config.compute_dtype,
-        "recipe": _SFT_RECIPE_VERSION,
-    }
     # A checkpoint's name (step_000100) says little: its run's name comes first.
     owner = f"{local.resolve().parents[1].name}-" if name.startswith("step_") else ""
-    return folder_of(config, f"sft-{owner}{name}", settings)
+    return folder_of(
+        config,
+        f"sft-{owner}{name}",
+        {
+            "sft": config.sft.model_dump(mode="json", exclude={"data", "save_freq"}),
+            "data": data_digest(config) or generator_settings(config.env, config.data),
+            "max_response_length": config.data.max_response_length,
+            "template": config.env.prompt_template,
+            "model": model_digest(local) if local.is_dir() else config.model.path,
+            "lora": (config.model.lora_rank, config.model.lora_alpha),
+            "dtype": config.compute_dtype,
+            "recipe": _SFT_RECIPE_VERSION,
+        },
+    )
 
 
 def _cache_key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
@@ -98,9 +101,8 @@ def base_model_task(config: RunConfig, data: Path) -> Path:
     """Makes or finds the base model in a flow run; a table artifact shows its report."""
     folder = base_model(config, data)
     if made_folder(config) is not None:
-        rows = [{"measure": name, "value": x} for name, x in _read_report(folder).items()]
         create_table_artifact(
-            rows,
+            [{"measure": name, "value": x} for name, x in _read_report(folder).items()],
             key="base-model",
             description=f"The model that was made, measured on held-out examples ({folder}).",
         )
@@ -170,8 +172,8 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
     log_step = _log_steps("warm start", config.budget)
     measured = make_base_model(config.base_model, examples, folder=folder, on_step=log_step)
     shown = "; ".join(f"{name.replace('_', ' ')} {x:.3g}" for name, x in measured.items())
-    number = _read_report(folder)["num_parameters"]
-    _logger.info("base model of %s parameters: %s", f"{number:,}", shown)
+    size = f"{_read_report(folder)['num_parameters']:,}"
+    _logger.info("base model of %s parameters: %s", size, shown)
 
 
 def _log_steps(what: str, budget: BudgetConfig) -> Callable[[int, int, float], None]:
@@ -193,5 +195,4 @@ def _log_steps(what: str, budget: BudgetConfig) -> Callable[[int, int, float], N
 
 
 def _read_report(folder: Path) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads((folder / "warm_start.json").read_text())
-    return report
+    return cast("dict[str, Any]", json.loads((folder / "warm_start.json").read_text()))

@@ -58,13 +58,17 @@ def evaluate_run(
     evaluator = Evaluator(config, data)
     is_known = evaluator.may_reuse and evaluator.rows_file("base", model_path).exists()
     if is_known and (newest := latest(run.path)) is not None:  # reads every byte of it
-        is_known = evaluator.rows_file(checkpoint_name(newest.path), newest.path).exists()
-        is_known = is_known and _champion_to_ask(evaluator, model_path) is None
+        file = evaluator.rows_file(checkpoint_name(newest.path), newest.path)
+        is_known = file.exists() and _champion_to_ask(evaluator, model_path) is None
     if is_known:
         return evaluate_with(None, config, run, data, model_path)
-    process = Watched.of_run("evaluator", config, run)
-    work = {"config": config, "run": run, "data": data, "model_path": model_path}
-    return call_supervised(process, evaluate_for_parent, work, _logger) or []
+    summaries = call_supervised(
+        Watched.of_run("evaluator", config, run),
+        evaluate_for_parent,
+        {"config": config, "run": run, "data": data, "model_path": model_path},
+        _logger,
+    )
+    return summaries or []
 
 
 def evaluate_for_parent(
@@ -128,8 +132,7 @@ def _record_rows(
     labelled = evaluator.label(rows, run_id=run.run_id, model=model, step=step)
 
     def write() -> None:
-        file = run.evaluations.write(labelled, is_own=is_own)
-        write_page(labelled, evaluator.asked, file)
+        write_page(labelled, evaluator.asked, run.evaluations.write(labelled, is_own=is_own))
 
     write_unless_full(
         run,
@@ -241,8 +244,11 @@ def evaluated_of_run(
     evaluator = Evaluator(config, data)
     places = (run.evaluations.find(model, evaluator.evaluation) for model in models)
     files = list(filter(None, places))
-    named = {"run_id": run.run_id}  # in the rows as it was called when they were made
-    answers = [[row | named for row in read_rows(file, below=run.path)] for file in files]
+    answers = [
+        # In the rows it is called as it was when they were made.
+        [row | {"run_id": run.run_id} for row in read_rows(file, below=run.path)]
+        for file in files
+    ]
     return _evaluated(evaluator, files, answers)
 
 
@@ -270,13 +276,13 @@ def evaluate_models_task(
 ) -> dict[str, Any]:
     """Evaluates in a flow run; the tables of `evaluate_task`, and the numbers for programs."""
     evaluated = evaluate_models(config, data, model, against)
-    named = zip(evaluated.summaries, evaluated.answers, strict=True)
-    summaries = [replace(summary, model=answers.model) for summary, answers in named]
-    names = [summary.model for summary in summaries]
+    names = [answers.model for answers in evaluated.answers]
+    named = zip(evaluated.summaries, names, strict=True)
+    summaries = [replace(summary, model=name) for summary, name in named]
     comparison = evaluated.comparison
-    verdict = names[0]
+    verdict = " against ".join(names)
     if comparison is not None:
-        verdict = f"{names[0]} against {names[1]}: {comparison}, {comparison.gain_in_words}"
+        verdict += f": {comparison}, {comparison.gain_in_words}"
     _show_tables(summaries, f"{verdict}, on the test split, with 95% intervals.")
     show_answers(evaluated.answers, evaluated.pages)
     return {
@@ -322,8 +328,7 @@ def _keep(evaluator: Evaluator, model: NamedModel, rows: Rows) -> Path | None:
     file = evaluator.rows_file(_file_name(model), model.folder)
     if not file.exists():
         return None
-    labelled = evaluator.label(rows, run_id="", model=model.name, step=0)
-    write_page(labelled, evaluator.asked, file)
+    write_page(evaluator.label(rows, run_id="", model=model.name, step=0), evaluator.asked, file)
     return file
 
 
@@ -336,9 +341,11 @@ def _file_name(model: NamedModel) -> str:
 def _show_tables(summaries: Sequence[EvaluationSummary], description: str) -> None:
     """Shows the models' results, overall and by difficulty, in the Prefect UI."""
     create_table_artifact(summary_table(summaries), key="evaluation", description=description)
-    by_group = "Accuracy by how many numbers and how many solutions a problem has."
-    groups = group_table(summaries)
-    create_table_artifact(groups, key="evaluation-by-difficulty", description=by_group)
+    create_table_artifact(
+        group_table(summaries),
+        key="evaluation-by-difficulty",
+        description="Accuracy by how many numbers and how many solutions a problem has.",
+    )
 
 
 def summary_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:

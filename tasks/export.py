@@ -54,9 +54,8 @@ def model_card(model: NamedModel, root: Path, *, holds: str, library: str) -> st
         shown = {name: value for name, value in settings.items() if name not in _NOT_SHOWN}
         facts["settings"] = shown and yaml.safe_dump(shown, sort_keys=False).rstrip()
         facts |= _measured(model, model.run, root) | {"protocol": protocol_of(settings)}
-    version = importlib.metadata.version("countdown-train")
-    about = {"model": model, "holds": holds, "library": library, "version": version}
-    return render_text("card.md.j2", **about, **facts)
+    facts["version"] = importlib.metadata.version("countdown-train")
+    return render_text("card.md.j2", model=model, holds=holds, library=library, **facts)
 
 
 def _measured(model: NamedModel, run: RunFolder, root: Path) -> dict[str, Any]:
@@ -99,12 +98,13 @@ def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path
             (temporary / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
         if adapter is not None:
             shutil.rmtree(weights)
-        settings = read_object(model.folder / CONFIG)
+        settings = read_object(model.folder / CONFIG) | {"dtype": dtype}
         settings.pop("torch_dtype", None)
-        changed = settings | {"dtype": dtype}
-        (temporary / CONFIG).write_text(json.dumps(changed, indent=2) + "\n")
-        card = model_card(model, root, holds=f"Weights in {dtype}", library="transformers")
-        (temporary / "README.md").write_text(card, encoding="utf-8")
+        (temporary / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+        (temporary / "README.md").write_text(
+            model_card(model, root, holds=f"Weights in {dtype}", library="transformers"),
+            encoding="utf-8",
+        )
     return to
 
 
@@ -124,8 +124,10 @@ def export_adapter(model: NamedModel, root: Path, *, to: Path) -> Path:
         copy_files(model.folder, TOKENIZER_FILES, temporary)
         base = read_object(adapter / ADAPTER_CONFIG)["base_model_name_or_path"]
         shown = as_path(base).name if as_path(base).is_absolute() else base  # others lack the place
-        card = model_card(model, root, holds=f"An adapter (LoRA) of {shown}", library="peft")
-        (temporary / "README.md").write_text(card, encoding="utf-8")
+        (temporary / "README.md").write_text(
+            model_card(model, root, holds=f"An adapter (LoRA) of {shown}", library="peft"),
+            encoding="utf-8",
+        )
     return to
 
 

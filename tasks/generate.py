@@ -59,12 +59,11 @@ def cache_key(_: TaskRunContext, inputs: dict[str, Any]) -> str:
 
 def _run_name(parameters: dict[str, Any]) -> str:
     config: RunConfig = parameters["config"]
-    data = config.data
-    if data.train_files:
-        return cut(f"take over problems from {', '.join(data.train_files)}", _NAME_CHARACTERS)
+    if files := config.data.train_files:
+        return cut(f"take over problems from {', '.join(files)}", _NAME_CHARACTERS)
     if config.env.rows.source(config.env) is not None:
         return f"read the problems of {config.env.name}"
-    return f"generate {data.train_size + data.test_size:,} problems"
+    return f"generate {config.data.train_size + config.data.test_size:,} problems"
 
 
 @stage("generate", _run_name, cache_key)

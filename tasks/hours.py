@@ -16,12 +16,27 @@ from rl_core.runs.waiting import read_waits
 from tasks.queries.run_tables import find_runs
 
 _SHAPE: Final = {
-    *("env", "model", "resources", "algorithm.estimator", "algorithm.group_size"),
-    *("algorithm.kl_mode", "algorithm.resample_rounds", "actor.mini_batch_size"),
-    *("actor.micro_batch_tokens", "actor.ppo_epochs", "data.train_batch_size"),
-    *("data.max_prompt_length", "data.max_response_length", "rollout.engine"),
-    *("rollout.num_engines", "rollout.staleness", "rollout.sleep", "base_model.vocab_size"),
-    *("base_model.hidden_size", "base_model.intermediate_size", "base_model.num_layers"),
+    "env",
+    "model",
+    "resources",
+    "algorithm.estimator",
+    "algorithm.group_size",
+    "algorithm.kl_mode",
+    "algorithm.resample_rounds",
+    "actor.mini_batch_size",
+    "actor.micro_batch_tokens",
+    "actor.ppo_epochs",
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "rollout.engine",
+    "rollout.num_engines",
+    "rollout.staleness",
+    "rollout.sleep",
+    "base_model.vocab_size",
+    "base_model.hidden_size",
+    "base_model.intermediate_size",
+    "base_model.num_layers",
     "base_model.num_heads",
 }
 """Settings, and whole sections, that a step's time depends on."""
@@ -40,7 +55,7 @@ def measured_before(config: RunConfig) -> StepEstimate | None:
     for run in reversed(find_runs(config.storage.root)):
         if _shape(read_settings(run)) == shape:
             rows = MetricsLog(run / "metrics.jsonl").read()  # step 0 is only a test
-            steps = [row["timing_s/step"] for row in rows if row["step"] and "timing_s/step" in row]
+            steps = (row.get("timing_s/step") for row in rows if row["step"])
             if (seconds := cost.measured_step(filter(None, steps), at_least=1)) is not None:
                 return StepEstimate(seconds, f"measured in run {run.name}")
     return None
@@ -60,14 +75,11 @@ def left_of(run: RunFolder) -> str | None:
     """Returns time and price of the steps that are left, as text; None if none will be done."""
     record = run.read()
     config = _settings(run.path)
-    last_step = last_step_of(run)
-    if record.status != "running" or record.reason or config is None or last_step is None:
-        return None
     rows = run.metrics.read()
-    num_left = last_step - max((row["step"] for row in rows), default=0)
-    seconds = [row["timing_s/step"] for row in rows if row.get("timing_s/step")]
-    if num_left <= 0:
+    num_left = (last_step_of(run) or 0) - max((row["step"] for row in rows), default=0)
+    if record.status != "running" or record.reason or config is None or num_left <= 0:
         return None
+    seconds = [row["timing_s/step"] for row in rows if row.get("timing_s/step")]
     waits = read_waits(run.path)
     running_s = waits.step_age_s if waits is not None and rows else 0.0  # before: a start, no step
     return cost.time_left(

@@ -8,17 +8,20 @@ from typing import Any, Final
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import generator_settings
 
-RECIPE_VERSION: Final = 5  # in the cache key: raise it if the same settings make another model
+_RECIPE_VERSION: Final = 5  # in the cache key: raise it if the same settings make another model
 
 
 def home_made_folder(config: RunConfig) -> Path:
     """Returns the folder of these settings' home-made model; it may not exist yet."""
-    settings = {
-        "base_model": config.base_model.model_dump(mode="json", exclude={"num_threads"}),
-        "data": generator_settings(config.env, config.data),
-        "recipe": RECIPE_VERSION,
-    }
-    return folder_of(config, config.env.slug, settings)
+    return folder_of(
+        config,
+        config.env.slug,
+        {
+            "base_model": config.base_model.model_dump(mode="json", exclude={"num_threads"}),
+            "data": generator_settings(config.env, config.data),
+            "recipe": _RECIPE_VERSION,
+        },
+    )
 
 
 def folder_of(config: RunConfig, name: str, settings: dict[str, Any]) -> Path:

@@ -3,7 +3,6 @@
 A webhook's URL is a secret: no line of a log, no error and no artifact holds more than its host.
 """
 
-import contextvars
 import json
 import logging
 import os
@@ -12,15 +11,16 @@ import re
 import shutil
 import signal
 import subprocess
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import httpx
 
 from rl_core.system.log_file import Log
+from tasks.prefect_ui.artifacts import beside
 
 WEBHOOK_S: Final = 10.0  # seconds, all in all, that a webhook may take to answer
 COMMAND_S: Final = 60.0
@@ -67,13 +67,10 @@ def notify(listeners: Listeners, message: Mapping[str, Any], log: Log) -> None:
 def deliver(listeners: Listeners, message: Mapping[str, Any]) -> dict[str, str | None]:
     """Notifies all listeners; returns for each one None, or why it was not reached."""
     text = json.dumps(message)
-    command = listeners.command
     refusals: dict[str, str | None] = {}
     if listeners.webhook is not None:
-        refusals["the webhook"] = _with_url(
-            listeners.webhook, lambda url: _post(url, text.encode())
-        )
-    if command:
+        refusals["the webhook"] = _with_url(listeners.webhook, partial(_post, body=text.encode()))
+    if command := listeners.command:
         refusals[f"the command {command[0]}"] = _run(command, text)
     return refusals
 
@@ -81,10 +78,9 @@ def deliver(listeners: Listeners, message: Mapping[str, Any]) -> dict[str, str |
 def warn_of_mistakes(listeners: Listeners, log: Log) -> None:
     """Warns of listeners that cannot be notified, before there is a message."""
     webhook = listeners.webhook
-    command = listeners.command
     if webhook is not None and (mistake := _with_url(webhook, lambda url: None)) is not None:
         log.warning("the webhook will not be notified: %s", mistake)
-    if command and shutil.which(command[0]) is None:
+    if (command := listeners.command) and shutil.which(command[0]) is None:
         log.warning("the command %s will not be notified: there is no such program", command[0])
 
 
@@ -124,21 +120,21 @@ def _with_url(webhook: str, act: Callable[[str], str | None]) -> str | None:
         except ValueError as error:
             outcome.append(str(error))
 
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(attempt,), name=_THREAD, daemon=True)
-    thread.start()
-    thread.join(WEBHOOK_S)
+    beside(attempt, _THREAD).join(WEBHOOK_S)
     return outcome[0] if outcome else f"no answer within {WEBHOOK_S:g} s"
 
 
 def _post(url: str, body: bytes) -> str | None:
     """Posts `body`; returns None, or why that failed, without the URL."""
     host = httpx.URL(url).host
-    headers = {"Content-Type": "application/json", "User-Agent": "countdown-train"}
     try:
         # No redirect is followed (it would turn the POST into a GET), and no body is read.
         with httpx.stream(
-            "POST", url, content=body, headers=headers, timeout=2 * WEBHOOK_S
+            "POST",
+            url,
+            content=body,
+            headers={"Content-Type": "application/json", "User-Agent": "countdown-train"},
+            timeout=2 * WEBHOOK_S,
         ) as answer:
             return None if answer.is_success else f"{host} answered {answer.status_code}"
     except Exception as error:  # noqa: BLE001  # whatever a peer's bytes lead to

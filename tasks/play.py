@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -33,8 +34,7 @@ def _problems(config: RunConfig) -> list[Problem]:
         return read_problems(folder / "test.parquet")
     if config.data.train_files:
         return first_own_problems(config.env, config.data, _NUM_PROBLEMS)
-    made = made_problems(config, count=_NUM_PROBLEMS)
-    return problems_in(made["test"], config.env.name)
+    return problems_in(made_problems(config, count=_NUM_PROBLEMS)["test"], config.env.name)
 
 
 def play(
@@ -58,26 +58,25 @@ def play(
             completion = played[0][1]
             text = _decode(completion.response_ids.tolist())
             scored = rewards.submit(text, problem, completion.turns).result()
-            full_score = config.env.full_score
-            turns = within_bounds(completion.turns, scored.score, full_score=full_score)
+            turns = within_bounds(completion.turns, scored.score, full_score=config.env.full_score)
             yield scored, scored.score + sum(turn.reward for turn in turns)
 
 
+@dataclass
 class _Person:
     """Answers as an engine does."""
 
-    def __init__(self, show: Callable[[str], None], read: Callable[[], str | None]) -> None:
-        self._show = show
-        self._read = read
-        self.seen = 0
-        self.is_gone = False
+    show: Callable[[str], None]
+    read: Callable[[], str | None]
+    seen: int = 0
+    is_gone: bool = False
 
     def __call__(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
     ) -> list[tuple[int, Completion]]:
         text = _decode(requests[0].prompt_ids)
-        self._show(text[self.seen :].strip("\n"))
-        response = self._read()
+        self.show(text[self.seen :].strip("\n"))
+        response = self.read()
         self.is_gone = response is None
         ids = np.array(_encode(response or ""), dtype=np.int64)
         self.seen = len(text) + len(ids)

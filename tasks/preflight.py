@@ -106,15 +106,17 @@ def preflight_task(config: RunConfig, unread: Sequence[str]) -> None:
             get_run_logger().warning(str(finding))
     counts = Counter(finding.level for finding in findings)
     outcome = "The run is stopped" if counts["fatal"] else "Nothing stops the run"
-    summary = f"{outcome}: {len(findings)} checks, {counts['warning']} warnings."
     # The description has the full texts, which a table's cell would cut.
-    worse = [f"{f.level}: {plain(str(f))}." for f in findings if f.level != "ok"]
+    texts = [
+        f"{outcome}: {len(findings)} checks, {counts['warning']} warnings.",
+        *(f"{f.level}: {plain(str(f))}." for f in findings if f.level != "ok"),
+    ]
     rows = [
         {"level": f.level, "check": f.check}
         | {"found": plain(f.message), "what to do": plain(f.remedy)}
         for f in sorted(findings, key=lambda finding: _LEVELS.index(finding.level))
     ]
-    create_table_artifact(rows, key="preflight", description=" ".join([summary, *worse]))
+    create_table_artifact(rows, key="preflight", description=" ".join(texts))
     refuse_fatal(findings)
 
 
@@ -136,12 +138,15 @@ def _problems(config: RunConfig) -> Iterator[Finding]:
     try:
         if any(finding.level == "fatal" for finding in missing):
             return
-        problems, trainer = count_problems(config), config.trainer
+        problems = count_problems(config)
         steps = total_steps(config, problems)
-        if trainer.total_steps not in (None, steps):
-            epochs = f"{steps:,} steps: {trainer.total_epochs} epochs of {problems:,} problems"
-            why = f"{epochs} end before trainer.total_steps={trainer.total_steps}"
-            yield warning("steps", why, "raise trainer.total_epochs to train that long")
+        if config.trainer.total_steps not in (None, steps):
+            yield warning(
+                "steps",
+                f"{steps:,} steps: {config.trainer.total_epochs} epochs of {problems:,} problems "
+                f"end before trainer.total_steps={config.trainer.total_steps}",
+                "raise trainer.total_epochs to train that long",
+            )
     except ValueError as error:
         yield fatal("data", str(error))
 
@@ -173,22 +178,22 @@ def _installed(config: RunConfig) -> Iterator[Finding]:
     engine = config.rollout.engine
     packages = _ENGINE_PACKAGES[engine]
     installed = [f"{name} {version}" for name in packages if (version := version_of(name))]
-    if installed and importlib.util.find_spec("ray") is not None:
-        yield ok("engine", f"rollout.engine={engine}: {installed[0]}")
-        return
-    yield fatal(
-        "engine",
-        f"rollout.engine={engine} or Ray is not installed",
-        "make env installs both (rollout.engine=hf needs no vLLM)",
+    yield (
+        ok("engine", f"rollout.engine={engine}: {installed[0]}")
+        if installed and importlib.util.find_spec("ray") is not None
+        else fatal(
+            "engine",
+            f"rollout.engine={engine} or Ray is not installed",
+            "make env installs both (rollout.engine=hf needs no vLLM)",
+        )
     )
 
 
 def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
     env = config.env
     name = (config.model.path or "").lower()
-    is_base = not name.endswith("-instruct")
     weak = [size for size in (env.sft.weak_models if env.sft else ()) if size in name]
-    if is_base and weak and config.sft.data is None:
+    if weak and not name.endswith("-instruct") and config.sft.data is None:
         yield warning(
             "outcome",
             f"model.path={config.model.path}: base models of {weak[0].removesuffix('b')} billion "
@@ -202,14 +207,17 @@ def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
 def _network(config: RunConfig) -> Iterator[Finding]:
     """Tries the server of wandb, only if the settings need it."""
     if "wandb" in config.trainer.logger and config.trainer.wandb_mode == "online":
-        if (why := why_silent(wandb_url())) is None:
-            yield ok("wandb", f"{wandb_url()} answers")
-        else:
-            yield warning(
+        url = wandb_url()
+        why = why_silent(url)
+        yield (
+            ok("wandb", f"{url} answers")
+            if why is None
+            else warning(
                 "wandb",
-                f"{wandb_url()} does not answer ({why})",
+                f"{url} does not answer ({why})",
                 "the run will log offline; `countdown-train sync` uploads it later",
             )
+        )
 
 
 def _reward(config: RunConfig) -> Iterator[Finding]:
@@ -220,13 +228,15 @@ def _reward(config: RunConfig) -> Iterator[Finding]:
     with suppress(ValueError, OSError):  # the check of the files reports it
         problems = first_own_problems(config.env, config.data, 2)
     if (why_not := refusal(config.env, problems, limits=config.reward)) is not None:
-        place = "a module in the working folder or PYTHONPATH, see docs/rewards.md"
-        yield fatal("reward", why_not, f"name a function of {place}")
+        yield fatal(
+            "reward",
+            why_not,
+            "name a function of a module in the working folder or PYTHONPATH, see docs/rewards.md",
+        )
     else:
-        done = "called" if problems else "loaded"
         names = ", ".join(config.env.reward)
         what = f"env.reward={names}" if names else f"env={config.env.name}"
-        yield ok("reward", f"{what} can be {done}")
+        yield ok("reward", f"{what} can be {'called' if problems else 'loaded'}")
 
 
 def own_algorithm_findings(config: RunConfig) -> Iterator[Finding]:
@@ -242,11 +252,12 @@ def own_algorithm_findings(config: RunConfig) -> Iterator[Finding]:
         reason = f"{words} ended its process or took too long ({type(error).__name__})"
     finally:
         child.close()
-    if reason is None:
-        yield ok("algorithm", f"{words}, tried on two rows")
-    else:
-        yield fatal(
+    yield (
+        ok("algorithm", f"{words}, tried on two rows")
+        if reason is None
+        else fatal(
             "algorithm",
             reason,
             "docs/training.md, An algorithm of your own, has what it is given and returns",
         )
+    )

@@ -65,19 +65,18 @@ def _promote(
         if base_rows is None or rows is None:
             return _refused("the rows of its evaluation were not kept")
         summary = summarise(rows)
-        contender = Contender(
-            run_id=run.run_id,
-            step=checkpoint.step,
-            checkpoint=str(folder),
-            model_digest=model_digest(checkpoint.path),
-            accuracy=summary.accuracy.value,
-            num_problems=summary.num_problems,
-            evaluation=evaluator.settings,
-            rows=str(file),
-        )
         return promote(
             root,
-            contender,
+            Contender(
+                run_id=run.run_id,
+                step=checkpoint.step,
+                checkpoint=str(folder),
+                model_digest=model_digest(checkpoint.path),
+                accuracy=summary.accuracy.value,
+                num_problems=summary.num_problems,
+                evaluation=evaluator.settings,
+                rows=str(file),
+            ),
             env=config.env.name,
             problems=evaluator.problem_set,
             now=utc_now(),
@@ -86,8 +85,13 @@ def _promote(
             champion_rows=rows_of,
         )
 
-    needed = ((folder / MANIFEST).as_posix(), file.as_posix())
-    return promote_published(config.storage, config.env.name, evaluator.problem_set, judge, needed)
+    return promote_published(
+        config.storage,
+        config.env.name,
+        evaluator.problem_set,
+        judge,
+        ((folder / MANIFEST).as_posix(), file.as_posix()),
+    )
 
 
 @stage("promote", "compare with the champion", once_per_training)

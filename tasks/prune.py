@@ -37,7 +37,6 @@ def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> li
     _logger.info("%d of %d checkpoints %s, %s", len(gone), len(decisions), deleted, size)
     quota_bytes = config.storage.rollout_quota_bytes
     too_many = f"oldest beyond the quota of {disk_size(quota_bytes)}"
-    old = run.rollouts.age_out(quota_bytes, dry_run=dry_run)
     of_checkpoints = [
         {
             "what": decision.checkpoint.path.name,
@@ -52,7 +51,7 @@ def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> li
     of_rollouts = [
         {"what": f"rollouts/{file.path.name}", "decision": deleted, "why": too_many}
         | {"bytes": size, "accuracy": None, "created_at": None}
-        for file, size in old
+        for file, size in run.rollouts.age_out(quota_bytes, dry_run=dry_run)
     ]
     return of_checkpoints + of_rollouts
 
@@ -72,14 +71,13 @@ def prune_task(config: RunConfig, run: RunFolder) -> None:
     for row in rows:
         made = (row["created_at"] or "")[:19].replace("T", " ")
         row |= {"bytes": f"{row['bytes']:,}", "created_at": made}
-    quota = config.checkpoints.quota_bytes
-    rollout_quota = config.storage.rollout_quota_bytes
     create_table_artifact(
         rows,
         key="checkpoints",
         description=f"Checkpoints of {run.run_id}: latest, best and a champion stay, and the "
-        f"newest {config.checkpoints.keep_last} if all fit into {disk_size(quota)}. Rollouts: the "
-        f"newest {disk_size(rollout_quota)}.",
+        f"newest {config.checkpoints.keep_last} if all fit into "
+        f"{disk_size(config.checkpoints.quota_bytes)}. Rollouts: the newest "
+        f"{disk_size(config.storage.rollout_quota_bytes)}.",
     )
 
 
@@ -97,14 +95,14 @@ def prune_runs(
                 raise ValueError(config)
             if run.read().status == "running":
                 raise ValueError("in progress: it prunes itself")
-            url = config.storage.url
-            if url is not None:  # perhaps only a copy that a query has downloaded
-                name = Spool(config.storage.root, url).name()
-                if is_written_elsewhere(ObjectStore(url), run.run_id, name):
-                    raise ValueError(
-                        f"written by another machine: prune it there, or bring it here with "
-                        f"`countdown-train prune run_id={run.run_id} storage.root={url}`"
-                    )
+            url = config.storage.url  # perhaps only a copy that a query has downloaded
+            if url is not None and is_written_elsewhere(
+                ObjectStore(url), run.run_id, Spool(config.storage.root, url).name()
+            ):
+                raise ValueError(
+                    f"written by another machine: prune it there, or bring it here with "
+                    f"`countdown-train prune run_id={run.run_id} storage.root={url}`"
+                )
             with mirrored(config.storage, run.run_id):
                 decisions = prune_run(config, run, dry_run=dry_run)
         except (OSError, ValueError, StoreError) as error:
@@ -129,5 +127,9 @@ def prune_runs_task(
         description=f"{len(runs)} runs: {len(deleted)} checkpoints and files of rollouts, "
         f"{disk_size(total_bytes)}, {'would be ' if dry_run else ''}deleted.",
     )
-    alone = sum(row["decision"] == LEFT_ALONE for row in rows)
-    return {"runs": len(runs), "left_alone": alone, "deleted": len(deleted), "bytes": total_bytes}
+    return {
+        "runs": len(runs),
+        "left_alone": sum(row["decision"] == LEFT_ALONE for row in rows),
+        "deleted": len(deleted),
+        "bytes": total_bytes,
+    }

@@ -32,12 +32,8 @@ def write_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
     report = make_report(run_folder, is_last_stage=is_last_stage)
     write = partial(write_text_atomically, report.html, report.page)
     if is_last_stage:
-        write_unless_full(
-            RunFolder(run_folder),
-            report.html.name,
-            write,
-            remedy=f"`countdown-train report {run_folder.name}` writes it",
-        )
+        remedy = f"`countdown-train report {run_folder.name}` writes it"
+        write_unless_full(RunFolder(run_folder), report.html.name, write, remedy=remedy)
     else:
         write()
     return report

@@ -73,12 +73,11 @@ def _scored(
     batch: pa.RecordBatch, problems: dict[int, Problem], rewards: Rewards, run_id: str, changed: str
 ) -> pa.Table:
     rows = batch.to_pylist()
-    for row in rows:
-        if row["prompt_index"] not in problems:
-            raise ValueError(
-                f"problem {row['prompt_index']} of step {row['step']} is not in the run's data "
-                "set any more: make it again with countdown-train generate"
-            )
+    for row in (row for row in rows if row["prompt_index"] not in problems):
+        raise ValueError(
+            f"problem {row['prompt_index']} of step {row['step']} is not in the run's data set any "
+            "more: make it again with countdown-train generate"
+        )
     pending = [rewards.submit(r["response"] or "", problems[r["prompt_index"]]) for r in rows]
     scored = [future.result() for future in pending]
     return pa.table(

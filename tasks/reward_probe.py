@@ -7,12 +7,9 @@ It is called as a run calls it, in processes with a run's limits (`scoring_proce
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import cycle, islice
-from statistics import fmean, quantiles
 from typing import Any, Final
 
 import pyarrow.parquet as pq
@@ -24,7 +21,7 @@ from rl_core.envs.rows import Row
 from rl_core.envs.tool_env import ToolEnv
 from rl_core.rewards.scoring_process import Measured, ScoringProcess
 from rl_core.system.named_code import parameters_of
-from rl_core.system.words import counted, cut, disk_size
+from rl_core.system.words import cut
 from rl_core.types import REWARD_ERROR, Problem
 from tasks.preflight_checks import Finding, fatal, ok, warning
 from tasks.preflight_checks.rows import (
@@ -34,6 +31,7 @@ from tasks.preflight_checks.rows import (
     right_responses,
     rows_of,
 )
+from tasks.reward_repeats import Call, repeat_findings
 
 _NUM_GOLD: Final = 16
 """Problems whose right answer is scored."""
@@ -41,20 +39,24 @@ _TRIED: Final = 4
 """Problems that the other texts are tried on."""
 _MOST_ROWS: Final = 20_000
 _MOST_FAILURES: Final = 3
-_CALLS: Final = 200
-_CALLS_S: Final = 20.0
 _CHARACTERS: Final = 16
 """Of a long token: a response has at most so many for each of its tokens."""
 _DIGITS: Final = 10_000
 """More than Python reads as a number."""
 _SHOWN: Final = 80
 _NO_ANSWER: Final = {
-    *{"response", "solution_str", "completion", "completions", "solution_strs"},
-    *{"question", "prompt", "prompts", "data_source", "data_sources"},
+    "response",
+    "solution_str",
+    "completion",
+    "completions",
+    "solution_strs",
+    "question",
+    "prompt",
+    "prompts",
+    "data_source",
+    "data_sources",
 }
 """Parameters of a function that are no answer, so none of its calls can compare one."""
-_GROWTH_BYTES: Final = 8 * 2**20
-"""What a process may grow by while it warms up."""
 
 
 @dataclass
@@ -103,18 +105,22 @@ def probe(config: RunConfig, response: str | None = None) -> Probe:
         full = None if compares else math.inf
         if users is not None and users.scored.verdict == "correct":
             full = full or users.scored.score
-        texts = list(_texts(config, golds, full))
-        scored = _try_texts(scorer, texts, result.rows)
-        odd = [row["text"] for row in result.rows if row["as expected"] == "no"]
-        if odd := [name for name in odd if name != _GOLD_TEXT]:
-            what = "they deserve less and no error: a model finds what is paid"
-            result.findings.append(warning("texts", f"not as expected: {', '.join(odd)}", what))
+        scored = _try_texts(scorer, list(_texts(config, golds, full)), result.rows)
+        unexpected = [row["text"] for row in result.rows if row["as expected"] == "no"]
+        if odd := [name for name in unexpected if name != _GOLD_TEXT]:
+            result.findings.append(
+                warning(
+                    "texts",
+                    f"not as expected: {', '.join(odd)}",
+                    "they deserve less and no error: a model finds what is paid",
+                )
+            )
         else:
             message = "paid like a right answer" if compares else "correct"
             result.findings.append(ok("texts", f"no other text is {message}"))
         calls = [(str(one.right), one.problem, one.measured) for one in golds] + scored
         sound = [call for call in calls if call[2].scored.verdict != REWARD_ERROR]
-        result.findings += _repeats(config, scorer, sound)
+        result.findings += repeat_findings(config, scorer, sound)
     if compares:
         result.findings += [_prompts(rows, golds), _fits(config, golds)]
     return result
@@ -184,11 +190,17 @@ def _gold_findings(
         if users is not None and users.scored.verdict == "correct" and not has_failed:
             yield warning("gold", f"{text}: {example}", "your response is")
         elif is_known or has_failed:
-            remedy = "mend the reward, the answers or the prompt: compare what each one writes"
-            yield fatal("gold", f"{text}: {example}{why}", remedy)
+            yield fatal(
+                "gold",
+                f"{text}: {example}{why}",
+                "mend the reward, the answers or the prompt: compare what each one writes",
+            )
         else:
-            note = "no answer of the data's own is known, so play shows what a right one scores"
-            yield warning("gold", f"{text}: {example}", note)
+            yield warning(
+                "gold",
+                f"{text}: {example}",
+                "no answer of the data's own is known, so play shows what a right one scores",
+            )
         return
     other = next((one for one in golds if one.first.mark != one.right.mark), None)
     if other is not None and other.first.mark:
@@ -208,8 +220,11 @@ def _users_response(measured: Measured, problem: Problem, response: str) -> Find
     parts = "".join(f", {name} {score:g}" for name, score in scored.rewards)
     answer = "" if scored.answer is None else f", answer {cut(scored.answer, _SHOWN)!r}"
     why = f" ({scored.why})" if scored.why else ""
-    text = f"{cut(response, _SHOWN)!r} to {question!r}: {scored.verdict}{why}, score "
-    return ok("response", f"{text}{scored.score:g}{parts}{answer}, {measured.seconds:.3f} s")
+    return ok(
+        "response",
+        f"{cut(response, _SHOWN)!r} to {question!r}: {scored.verdict}{why}, score "
+        f"{scored.score:g}{parts}{answer}, {measured.seconds:.3f} s",
+    )
 
 
 @dataclass(frozen=True)
@@ -270,14 +285,11 @@ def _as_code(answer: str) -> str:
     return f"(lambda: {hex(int(answer)) if answer.isdecimal() else answer})()"
 
 
-_Call = tuple[str, Problem, Measured]
-
-
 def _try_texts(
     scorer: ScoringProcess, texts: Sequence[_Text], table: list[dict[str, Any]]
-) -> list[_Call]:
+) -> list[Call]:
     """Scores the texts, and adds to the table the highest score of each kind."""
-    calls: list[_Call] = []
+    calls: list[Call] = []
     for kind in dict.fromkeys(text.kind for text in texts):
         highest: tuple[bool, float, Measured] | None = None
         for text in (text for text in texts if text.kind == kind):
@@ -298,72 +310,13 @@ def _try_texts(
 
 def _line(kind: str, measured: Measured, expected: str, *, is_right: bool) -> dict[str, Any]:
     scored = measured.scored
-    verdict = f"{scored.verdict}: {scored.why}" if scored.why else scored.verdict
-    line = {"text": kind, "score": scored.score, "verdict": verdict, "expected": expected}
-    return line | {"as expected": "yes" if is_right else "no"}
-
-
-def _repeats(
-    config: RunConfig, scorer: ScoringProcess, calls: Sequence[_Call]
-) -> Iterator[Finding]:
-    """Scores the same texts again, in the same process and in a second one, and takes the time."""
-    measured: list[Measured] = []
-    changed: list[str] = []
-    end = time.monotonic() + _CALLS_S
-    for response, problem, first in islice(cycle(calls), _CALLS):
-        measured.append(scorer.ask(response, problem))
-        if measured[-1].scored != first.scored:
-            changed.append(f"{cut(response, _SHOWN)!r}: {_change(first, measured[-1])}")
-        if time.monotonic() > end:
-            break
-    with closing(ScoringProcess(config, hash_seed=2)) as second:
-        for response, problem, first in calls:
-            again = second.ask(response, problem)
-            if again.scored != first.scored:
-                text = f"{cut(response, _SHOWN)!r} in a second process: {_change(first, again)}"
-                changed.append(text)
-            if time.monotonic() > end + _CALLS_S:
-                break
-    if changed:
-        why = f"{len(changed)} texts scored otherwise when they were scored again, {changed[0]}"
-        yield warning("repeat", why, "random numbers, time, a set's order, or a judge decide")
-    else:
-        yield ok("repeat", "every text scored the same again, and in a second process")
-    yield _time(config, [one.seconds for one in measured])
-    yield _usage(config, measured)
-
-
-def _change(first: Measured, again: Measured) -> str:
-    one, other = first.scored, again.scored
-    return f"{one.verdict} {one.score:g}, then {other.verdict} {other.score:g}"
-
-
-def _time(config: RunConfig, seconds: Sequence[float]) -> Finding:
-    slowest = quantiles(seconds, n=100, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
-    num_responses = config.data.train_batch_size * config.algorithm.group_size
-    at_a_time = config.reward.workers if config.env.reward else 1
-    step_s = fmean(seconds) * num_responses / at_a_time
-    return ok(
-        "time",
-        f"{len(seconds)} calls, one at a time: {1e3 * fmean(seconds):.3g} ms on average, 99% "
-        f"below {1e3 * slowest:.3g} ms; a step's {num_responses:,} responses take about "
-        f"{max(step_s, 0.1):.2g} s with reward.workers={at_a_time} (less by an async def)",
-    )
-
-
-def _usage(config: RunConfig, measured: Sequence[Measured]) -> Finding:
-    warm = measured[min(max(10, config.reward.workers), len(measured) - 1) :]
-    threads = warm[-1].num_threads - warm[0].num_threads
-    growth = warm[-1].num_bytes - warm[0].num_bytes
-    text = (
-        f"{counted(warm[0].num_threads, 'thread')} and {disk_size(warm[0].num_bytes)} after the "
-        "first calls, "
-        f"{warm[-1].num_threads} and {disk_size(warm[-1].num_bytes)} after {len(measured)}"
-    )
-    if threads > 0 or growth > _GROWTH_BYTES:
-        remedy = "let the function start no thread that stays, and keep no response"
-        return warning("memory", text, f"{remedy} (reward.memory_mib={config.reward.memory_mib})")
-    return ok("memory", text)
+    return {
+        "text": kind,
+        "score": scored.score,
+        "verdict": f"{scored.verdict}: {scored.why}" if scored.why else scored.verdict,
+        "expected": expected,
+        "as expected": "yes" if is_right else "no",
+    }
 
 
 def _prompts(rows: Sequence[Row], golds: Sequence[_Gold]) -> Finding:
@@ -375,9 +328,11 @@ def _prompts(rows: Sequence[Row], golds: Sequence[_Gold]) -> Finding:
     count = sum(any(mark in question for mark in marks) for question in questions)
     form = " or ".join(repr(mark) for mark in sorted(marks) if mark) or "the plain answer"
     text = f"{count:,} of {len(rows):,} prompts ask for {form}, which the reward reads"
-    if count < len(rows):
-        return warning("prompts", text, "let every prompt say how to answer")
-    return ok("prompts", text)
+    return (
+        ok("prompts", text)
+        if count == len(rows)
+        else warning("prompts", text, "let every prompt say how to answer")
+    )
 
 
 def _fits(config: RunConfig, golds: Sequence[_Gold]) -> Finding:
@@ -389,8 +344,11 @@ def _fits(config: RunConfig, golds: Sequence[_Gold]) -> Finding:
         text = f"right answers have at most {longest} tokens of data.max_response_length={limit}"
         return ok("length", text)
     if (lengths := response_tokens(config, texts)) is None:
-        text = f"right answers have up to {longest} bytes, data.max_response_length={limit} tokens"
-        return ok("length", f"{text}; they were not counted, since the model is not here")
+        return ok(
+            "length",
+            f"right answers have up to {longest} bytes, data.max_response_length={limit} tokens; "
+            "they were not counted, since the model is not here",
+        )
     text = f"right answers have up to {max(lengths)} tokens of data.max_response_length={limit}"
     if max(lengths) > limit:
         num_cut = sum(length > limit for length in lengths)

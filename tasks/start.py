@@ -1,7 +1,9 @@
 """Start: a night's seed and model, which is the champion of its problems or the settings' own."""
 
+import logging
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -44,37 +46,34 @@ class Start(BaseModel):
 
 def champion_of(config: RunConfig, data: Path) -> Champion | None:
     """Returns the champion of a data set's test problems, if there is one."""
-    problems = Evaluator(config, data).problem_set
-    return read_champion(champion_file(config.storage.root, config.env.name, problems))
+    return read_champion(
+        champion_file(config.storage.root, config.env.name, Evaluator(config, data).problem_set)
+    )
 
 
 def champion_to_train(config: RunConfig) -> Start:
     """Returns a start from these problems' champion: others may be trained on these tests."""
     env = config.env.name
     if config.storage.url is not None:
-        store = ObjectStore(config.storage.url)
-        bring_inputs(config, store)
+        bring_inputs(config, ObjectStore(config.storage.url))
         bring_champion(config.storage, env, Evaluator(config, generate_dataset(config)).problem_set)
     known = config.storage.root / "champions"
     if not any(known.glob(f"{env}-*.json")):
         return Start(folder=None, why=f"no champion of {env} in {known} yet")
+    unusable = partial(Start, folder=None, is_as_asked=False)
     try:
         champion = champion_of(config, generate_dataset(config))
     except ValueError as error:  # the file that names it is damaged
-        return _unusable(str(error))
+        return unusable(why=str(error))
     if champion is None:
-        return _unusable(f"no champion of these test problems in {known}, only of others")
+        return unusable(why=f"no champion of these test problems in {known}, only of others")
     name = f"the champion {champion.current.name}"
     folder = config.storage.root / champion.current.checkpoint
     if (why := _why_unusable(config, champion, folder)) is not None:
-        return _unusable(f"{name} {why}")
+        return unusable(why=f"{name} {why}")
     path = config.model.path
     instead = "" if path is None else f", instead of model.path={path}"
     return Start(folder=folder, why=f"{name}, accuracy {champion.current.accuracy:.3f}{instead}")
-
-
-def _unusable(why: str) -> Start:
-    return Start(folder=None, why=why, is_as_asked=False)
 
 
 def _why_unusable(config: RunConfig, champion: Champion, folder: Path) -> str | None:
@@ -123,11 +122,10 @@ def next_seed(config: RunConfig) -> int:
 def start_task(config: RunConfig, start_from: StartFrom) -> Start:
     """Returns model and seed of a flow run: its retries start from the same."""
     bring_records(config.storage)
-    start = Start(folder=None, why="start_from=afresh")
-    if start_from == "champion":
-        start = champion_to_train(config)
+    afresh = Start(folder=None, why="start_from=afresh")
+    start = champion_to_train(config) if start_from == "champion" else afresh
     start = start.model_copy(update={"seed": next_seed(config)})
-    logger = get_run_logger()
-    say = logger.info if start.is_as_asked else logger.warning
-    say("starting %s%s, seed=%d", "from " if start.folder else "", start.sentence, start.seed)
+    level = logging.INFO if start.is_as_asked else logging.WARNING
+    begins = "from " if start.folder else ""
+    get_run_logger().log(level, "starting %s%s, seed=%d", begins, start.sentence, start.seed)
     return start

@@ -23,10 +23,8 @@ from tasks.queries.run_tables import find_runs
 def bring_inputs(config: RunConfig, store: ObjectStore) -> list[str]:
     """Brings what the settings need besides a run; returns the folders that are also published."""
     root = config.storage.root
-    folders = {dataset_folder(config): LAST_OF_DATA}
-    if (made := made_folder(config)) is not None:
-        folders[made] = LAST_OF_MODEL
-    names = {str(folder.relative_to(root)): last for folder, last in folders.items()}
+    folders = {LAST_OF_DATA: dataset_folder(config), LAST_OF_MODEL: made_folder(config)}
+    names = {str(place.relative_to(root)): last for last, place in folders.items() if place}
     for name, last in names.items():
         download.bring_folder(store, root, name, last)
     download.bring_files(store, root, "champions", lambda name: name.endswith(".json"))
@@ -53,9 +51,11 @@ def bring_runs(
         run_id, _, path = key.removeprefix("runs/").partition("/")
         runs.setdefault(run_id, {})[path] = entry
     for run_id, there in runs.items():
-        if not chosen(run_id) or download.is_current(spool, run_id, files, there):
-            continue
-        if is_written_elsewhere(store, run_id, spool.name()):
+        if (
+            chosen(run_id)
+            and not download.is_current(spool, run_id, files, there)
+            and is_written_elsewhere(store, run_id, spool.name())
+        ):
             with spool.publishing(run_id) as is_alone:
                 if is_alone:
                     download.download_run(store, spool, run_id, files, there)
@@ -80,8 +80,7 @@ def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
         return
     named: str | None = name.partition("/")[0]
     if not (storage.root / "runs" / str(named)).is_dir():
-        latest = next((path.name for path in reversed(find_runs(storage.root))), None)
-        named = run_id or latest
+        named = run_id or next((path.name for path in reversed(find_runs(storage.root))), None)
     bring_runs(storage, download.everything, chosen=lambda one: one == named)
     if named is not None:
         bring_inputs_of_run(storage, RunFolder.under(storage.root, named))
@@ -113,11 +112,10 @@ def published(config: RunConfig) -> Iterator[None]:
 @contextmanager
 def inputs_published(config: RunConfig) -> Iterator[None]:
     """Brings data set and base model, if the store has them, and publishes them at the end."""
-    storage = config.storage
-    if storage.url is None:
+    if config.storage.url is None:
         yield
         return
-    store = ObjectStore(storage.url)
+    store = ObjectStore(config.storage.url)
     folders = bring_inputs(config, store)
     yield
-    SharedUpload(store, storage.root, folders).send()
+    SharedUpload(store, config.storage.root, folders).send()

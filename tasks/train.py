@@ -45,16 +45,21 @@ def train_supervised(
         last_done = step
         on_step(step, last_step, metrics)
 
-    process = Watched.of_run("trainer", config, run)
-    process = replace(process, logs_to_wandb="wandb" in config.trainer.logger)
-    in_task = TaskRunContext.get() is not None
-    start = Start(in_task, keeps_engines(), seconds_before(run), called_at=time.time())
+    process = replace(
+        Watched.of_run("trainer", config, run), logs_to_wandb="wandb" in config.trainer.logger
+    )
+    start = Start(
+        evaluates=TaskRunContext.get() is not None,
+        keeps=keeps_engines(),
+        before=_seconds_before(run),
+        called_at=time.time(),
+    )
     work = {"config": config, "run": run, "data": data, "model_path": model_path, "start": start}
     steps = call_supervised(process, train_for_parent, work, logger, tell)
     return last_done if steps is None else steps
 
 
-def seconds_before(run: RunFolder) -> dict[str, float]:
+def _seconds_before(run: RunFolder) -> dict[str, float]:
     """Returns what an attempt has taken until its training is called, by phase.
 
     The first of a process begins with the command, and makes data and base model; a retry begins
@@ -82,10 +87,12 @@ def train_and_show(
 ) -> int:
     """Trains with the settings in force and shows each step; in a task run, also in the UI."""
     in_force = attempts.settings_in_force(config, run)
-    planned = plan_steps(config, run)
-    in_ui = None if TaskRunContext.get() is None else run
     with TrainingProgress(
-        logger, in_force, planned=planned, earlier=run.metrics.read(), artifacts_of=in_ui
+        logger,
+        in_force,
+        planned=plan_steps(config, run),
+        earlier=run.metrics.read(),
+        artifacts_of=None if TaskRunContext.get() is None else run,
     ) as progress:
         return train_supervised(
             in_force,

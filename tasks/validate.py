@@ -123,8 +123,13 @@ def check_dataset(
     report = report_lengths(lengths, config.data.max_prompt_length)
     rendered = render(splits["train"]["prompt"][0].as_py()) if splits["train"].num_rows else ""
     _raise_if_failed(Validation(results, report, rendered), data)
-    took_s = time.monotonic() - started
-    _logger.info("%s: %d checks passed in %.1f s; %s", data, len(results), took_s, report.verdict)
+    _logger.info(
+        "%s: %d checks passed in %.1f s; %s",
+        data,
+        len(results),
+        time.monotonic() - started,
+        report.verdict,
+    )
     return Validation(results, report, rendered)
 
 
@@ -185,10 +190,13 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
     env = config.env
     is_own = bool(config.data.train_files)
     columns, *others = check_files(env)
-    if is_own:
-        others = [path for path in others if path.stem not in env.checks.of_generator]
-    sizes = config.data.model_dump(include={"train_size", "test_size"})
-    parameters = {**sizes, **env.checks.parameters(env)}
+    left_out = env.checks.of_generator if is_own else ()
+    others = [path for path in others if path.stem not in left_out]
+    parameters = {
+        "train_size": config.data.train_size,
+        "test_size": config.data.test_size,
+        **env.checks.parameters(env),
+    }
     with sql.connect({}) as connection:
         for split, table in splits.items():
             try:
@@ -224,9 +232,8 @@ def _run_check(
 ) -> Result:
     check = load_check(path)
     declared = {p.name: parameters[p.name] for p in check.parameters if p.name in parameters}
-    rows = sql.violations(connection, check, declared)
     proves = check.description.partition("Proves that ")[2].removesuffix(".")
-    return _result(path.stem, proves, rows)
+    return _result(path.stem, proves, sql.violations(connection, check, declared))
 
 
 def _read_splits(data: Path) -> dict[str, pa.Table]:
@@ -236,13 +243,12 @@ def _read_splits(data: Path) -> dict[str, pa.Table]:
 def _length_result(split: str, lengths: pl.DataFrame, limit: int) -> Result:
     of_split = lengths.filter(pl.col("split") == split).drop("split")
     tokens = of_split["prompt_tokens"].to_numpy()
-    proves = (
+    return _result(
+        f"prompt_tokens_{split}",
         f"every prompt fits into data.max_prompt_length={limit} tokens (min {tokens.min()}, mean "
         f"{tokens.mean():.1f}, p99 {np.quantile(tokens, 0.99, method='nearest')}, "
-        f"max {tokens.max()})"
-    )
-    return _result(
-        f"prompt_tokens_{split}", proves, of_split.filter(pl.col("prompt_tokens") > limit)
+        f"max {tokens.max()})",
+        of_split.filter(pl.col("prompt_tokens") > limit),
     )
 
 
@@ -289,14 +295,12 @@ def _show(validation: Validation, data: Path) -> None:
     ]
     create_table_artifact(rows, key="validation", description=f"{verdict} Data set: {data}")
     if validation.rendered:
-        prompt = [{"prompt": plain(printable(validation.rendered))}]
         create_table_artifact(
-            prompt,
+            [{"prompt": plain(printable(validation.rendered))}],
             key="rendered-prompt",
             description="The first training prompt, as the model reads it.",
         )
-    if validation.lengths is not None:
-        lengths = validation.lengths
+    if (lengths := validation.lengths) is not None:
         create_table_artifact(lengths.limits, key="prompt-limits", description=lengths.verdict)
 
 

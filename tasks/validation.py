@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -58,8 +59,8 @@ def report_lengths(lengths: pl.DataFrame, limit: int) -> LengthReport:
 def _verdict(prompts: Counts, limit: int) -> str:
     total = sum(prompts.values())
     rejected = _rejected(prompts, limit)
-    shortest, longest = min(prompts), max(prompts)
-    spread = f"{shortest} to {longest} tokens" if shortest != longest else f"{longest} tokens"
+    longest = max(prompts)
+    spread = f"{longest} tokens" if len(prompts) == 1 else f"{min(prompts)} to {longest} tokens"
     keeps = f"the smallest limit that keeps all is {longest}"
     setting = f"data.max_prompt_length={limit}"
     if rejected == total:
@@ -112,11 +113,7 @@ def _share(part: int, total: int) -> str:
 def look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table]) -> list[Finding]:
     """Returns the findings about prompts that the env did not write."""
     is_chat = config.env.prompt_template == "chat"
-    rows = [
-        ({"split": split, "index": row["extra_info"]["index"]}, row["prompt"])
-        for split, table in splits.items()
-        for row in table.select(["extra_info", "prompt"]).to_pylist()
-    ]
+    rows = _placed_prompts(splits, None)
 
     def broken(breaks: Callable[[Prompt], object]) -> list[dict[str, Any]]:
         return [row | {"text": one[-1]["content"]} for row, one in rows if breaks(one)]
@@ -168,23 +165,26 @@ def look_at_rendering(
 ) -> list[Finding]:
     """Returns the findings about what the model's chat template makes of the first prompts."""
     count = _OWN_ROWS if config.data.train_files else _GENERATED_ROWS
-    prompts = [
-        ({"split": split, "index": row["extra_info"]["index"]}, row["prompt"])
-        for split, table in splits.items()
-        for row in table.slice(0, count).select(["extra_info", "prompt"]).to_pylist()
-    ]
     return [
         (one.check, f"{one.proves} ({one.remedy})", one.refuses, one.broken)
-        for one in look_at_template(prompts, render)
+        for one in look_at_template(_placed_prompts(splits, count), render)
+    ]
+
+
+def _placed_prompts(
+    splits: Mapping[str, pa.Table], most: int | None
+) -> list[tuple[dict[str, Any], Prompt]]:
+    """Returns the first prompts of each split with their places."""
+    return [
+        ({"split": split, "index": row["extra_info"]["index"]}, row["prompt"])
+        for split, table in splits.items()
+        for row in table.slice(0, most).select(["extra_info", "prompt"]).to_pylist()
     ]
 
 
 def _is_message_as_json(text: str) -> bool:
-    if not text.lstrip().startswith(("[", "{")):
-        return False
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
+    value = None
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text) if text.lstrip().startswith(("[", "{")) else None
     first = value[0] if isinstance(value, list) and value else value
     return isinstance(first, dict) and "content" in first

@@ -3,6 +3,7 @@
 Fields are added, and none is renamed or given another meaning without a word in the changelog.
 """
 
+import re
 from datetime import datetime
 from typing import Any, Literal
 
@@ -57,8 +58,8 @@ class Estimate(Facts):
     """Upper end of the interval."""
 
 
-class Run(Facts):
-    """One run."""
+class AnyRun(Facts):
+    """What `runs` and `compare` both give of a run."""
 
     run_id: str
     """Its name."""
@@ -72,6 +73,13 @@ class Run(Facts):
     """Accuracy of the base model in the evaluation."""
     accuracy_after: float | None
     """Accuracy of the trained model in the evaluation."""
+    note: str | None
+    """What you wrote by `countdown-train note`."""
+
+
+class Run(AnyRun):
+    """One run."""
+
     val_before: float | None
     """Accuracy in the first test of training."""
     val_after: float | None
@@ -84,8 +92,6 @@ class Run(Facts):
     """Why it has its status."""
     next_step: str | None
     """What to do about it."""
-    note: str | None
-    """What you wrote by `countdown-train note`."""
 
 
 class Runs(Facts):
@@ -244,21 +250,9 @@ class Evaluate(Facts):
     """Pages with right and wrong answers."""
 
 
-class Reached(Facts):
+class Reached(AnyRun):
     """What one run reached."""
 
-    run_id: str
-    """Its name."""
-    preset: str | None
-    """The settings that it started from."""
-    status: str | None
-    """As in `runs`."""
-    steps: int | None
-    """Training steps done."""
-    accuracy_before: float | None
-    """Accuracy of the base model in the evaluation."""
-    accuracy_after: float | None
-    """Accuracy of the trained model in the evaluation."""
     best_test: float | None
     """The best accuracy in a test of training."""
     best_test_score: float | None
@@ -271,8 +265,6 @@ class Reached(Facts):
     """Tokens that were trained on."""
     decoding: str | None
     """How accuracy is measured; of different decoding, accuracies do not compare."""
-    note: str | None
-    """What you wrote by `countdown-train note`."""
 
 
 class Difference(Facts):
@@ -346,7 +338,6 @@ class Compare(Facts):
 class Setting(Facts):
     """One setting."""
 
-    model_config = ConfigDict(from_attributes=True)
     key: str
     """Its name."""
     env: str | None
@@ -361,6 +352,12 @@ class Setting(Facts):
     """Its values in the presets that set it."""
     verl: tuple[str, ...]
     """Its names in verl."""
+
+    @property
+    def choices(self) -> list[str]:
+        """The names that it takes, if it takes some of a list."""
+        names = re.split(", | or ", self.allowed.removeprefix("a list of "))
+        return [name for name in names if " " not in name and name not in ("null", "true", "false")]
 
 
 class Explain(Facts):

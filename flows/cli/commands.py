@@ -14,8 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from flows.cli.elsewhere import ELSEWHERE
-from flows.cli.elsewhere import GROUPS as GROUPS
+from flows.cli.elsewhere import ELSEWHERE, GROUPS
 from flows.errors import BadInputError
 from rl_core.runs.ways_on import as_text
 from rl_core.system.words import did_you_mean
@@ -23,7 +22,6 @@ from rl_core.system.words import did_you_mean
 BAD_INPUT: Final = 2
 PROGRAM: Final = "countdown-train"
 JSON: Final = "--json"
-_SHELLS: Final = ("bash", "zsh", "fish")
 
 _BLANKS: Final = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)
 _KEY: Final = re.compile(r"[A-Za-z_][\w.]*")
@@ -236,7 +234,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "commands:print_completion",
         f'completion for your shell: eval "$({PROGRAM} completion bash)"',
         words="",
-        options={"shell": {"choices": _SHELLS}},
+        options={"shell": {"choices": ("bash", "zsh", "fish")}},
     ),
     "explain": Command(
         "explain:explain",
@@ -291,9 +289,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for name, command in COMMANDS.items():
         about = command.about.format(help=command.help)
-        subparser = parsers.add_parser(name, help=command.help, description=about)
-        if "\n" in about:  # it has its lines
-            subparser.formatter_class = argparse.RawDescriptionHelpFormatter
+        shape = argparse.RawDescriptionHelpFormatter if "\n" in about else argparse.HelpFormatter
+        subparser = parsers.add_parser(
+            name, help=command.help, description=about, formatter_class=shape
+        )
         subparser.set_defaults(words=[])
         if command.words:
             words: Any = subparser.add_argument("words", nargs="*", metavar=command.words)
@@ -350,10 +349,9 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
         hint = f": {PROGRAM} {ours}" if ours else did_you_mean(first, COMMANDS)
         parser.error(f"unknown command {first!r}{hint}")
     options, more = parser.parse_known_args([first, *rest])
-    unknown = [word for word in more if word.startswith("-")]
-    if unknown:
-        its = [*COMMANDS[first].options, "--help"]
-        parser.error(f"unknown option {unknown[0]}{did_you_mean(unknown[0], its)}")
+    if unknown := next((word for word in more if word.startswith("-")), None):
+        hint = did_you_mean(unknown, [*COMMANDS[first].options, "--help"])
+        parser.error(f"unknown option {unknown}{hint}")
     if more and not COMMANDS[first].words:
         parser.error(f"{first} does not take {more[0]!r}")
     options.words = _without_blanks([*options.words, *more], asks=first in ("ask", "note"))

@@ -60,8 +60,7 @@ def _dataset(config: RunConfig, run: RunFolder | None, settings: list[str]) -> t
     if run is None:
         words = " ".join(["countdown-train generate", *settings])
         return dataset_folder(config), f" yet, it is preset={config.preset}'s: {words}"
-    folder = run.read().data
-    if folder is None:
+    if (folder := run.read().data) is None:
         raise BadInputError(f"run {run.run_id} did not get as far as a data set")
     return Path(folder), f": the data set of {run.run_id} was deleted"
 
@@ -76,31 +75,29 @@ def _files(place: Path, split: str | None, why: str) -> list[Path]:
     )
     if not there:
         raise BadInputError(f"{place} holds no parquet file{why}")
-    chosen = [file for file in there if split in (None, file.stem)]
-    if not chosen:
-        names = ", ".join(file.stem for file in there)
-        raise BadInputError(f"no split={split} in {place} (there are: {names})")
-    return chosen
+    if chosen := [file for file in there if split in (None, file.stem)]:
+        return chosen
+    raise BadInputError(
+        f"no split={split} in {place} (there are: {', '.join(file.stem for file in there)})"
+    )
 
 
 def _show_lengths(
     files: Sequence[Path], column: str | None, count: CountTokens | None, output_format: str
 ) -> None:
-    rows = []
-    for file in files:
-        lengths = text_lengths(file, column, count)
-        rows += [{"file": str(file)} | row for row in lengths]
-        if output_format == "table":
+    lengths = {file: text_lengths(file, column, count) for file in files}
+    if output_format == "table":
+        for file, rows in lengths.items():
             say(describe_file(file))
-            show_rows(lengths)
-    if output_format != "table":
-        show_rows(rows, output_format)
+            show_rows(rows)
+        return
+    of_all = [{"file": str(file)} | row for file, rows in lengths.items() for row in rows]
+    show_rows(of_all, output_format)
 
 
 def _tokenizer(config: RunConfig, run: RunFolder | None) -> tuple[str, CountTokens | None]:
     """Returns, as text, whose tokens are counted, and a tokenizer that is here; fetches none."""
     model = _base_model(config) if run is None else run.read().model
-    is_chat = config.env.prompt_template == "chat"
     if model is None:
         return "no tokens: no model was made yet (model.path=FOLDER names one)", None
     folder = find_model_here(model)
@@ -117,11 +114,10 @@ def _tokenizer(config: RunConfig, run: RunFolder | None) -> tuple[str, CountToke
             [{"role": "user", "content": text}] if isinstance(text, str) else text for text in texts
         ]
         # A conversation of several messages is nothing without a chat template.
-        has_conversation = any(len(messages) != 1 for messages in as_prompts)
-        by_template = config.env.chat_template or has_conversation
+        by_template = config.env.chat_template or any(len(prompt) != 1 for prompt in as_prompts)
         return count_tokens(as_prompts, tokenizer, chat_template=by_template)
 
-    way = ", rendered by its chat template" if is_chat else ""
+    way = ", rendered by its chat template" if config.env.prompt_template == "chat" else ""
     return f"tokens are those of {model}{way}", count
 
 

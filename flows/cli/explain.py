@@ -3,17 +3,16 @@
 import ast
 import inspect
 import json
-import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, takewhile
 from typing import Any, Final
 
 from pydantic import BaseModel
 
+from flows.cli.answers import Setting
 from flows.cli.reply import give
 from flows.cli.terminal import say
 from flows.errors import BadInputError
@@ -48,25 +47,6 @@ _KINDS: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One setting, as text."""
-
-    key: str
-    env: str | None  # the env that has it, None for all
-    meaning: str  # its docstring, one paragraph per line
-    allowed: str  # its type and its bounds
-    default: str
-    presets: Mapping[str, str]  # its values in the presets that set it
-    verl: tuple[str, ...]
-
-    @property
-    def choices(self) -> list[str]:
-        """The names that it takes, if it takes some of a list."""
-        names = re.split(", | or ", self.allowed.removeprefix("a list of "))
-        return [name for name in names if " " not in name and name not in ("null", "true", "false")]
-
-
 def explain(words: Sequence[str]) -> None:
     """Explains one setting, a group of them, or a metric."""
     if not words:
@@ -79,8 +59,7 @@ def explain(words: Sequence[str]) -> None:
             say(text)
             texts.append(text)
     finally:
-        settings = find_settings(key) or _with_word(key)
-        give(settings=settings, text="\n".join(texts), **facts)
+        give(settings=find_settings(key) or _with_word(key), text="\n".join(texts), **facts)
 
 
 def _texts(words: Sequence[str], facts: dict[str, Any]) -> Iterator[str]:
@@ -140,8 +119,8 @@ def _about_word(word: str) -> list[str]:
     if word in ENVS:
         what = _wrapped(in_one_line(inspect.getdoc(ENVS[word]) or ""), "  ")
         shared = {f"env.{name}" for name in TextEnv.model_fields}
-        settings_of_env = [s for s in all_settings() if s.env == word and s.key not in shared]
-        return [f"env={word}", *what, *map(_in_a_line, settings_of_env)]
+        special = (s for s in all_settings() if s.env == word and s.key not in shared)
+        return [f"env={word}", *what, *map(_in_a_line, special)]
     matches = _with_word(word)
     if len(matches) == 1 and word in matches[0].choices:
         return [f"{word} is a value of {matches[0].key}:", in_words(matches[0])]
@@ -184,12 +163,11 @@ def _choices(group: str) -> Iterator[str]:
     if group == "preset":
         yield "preset\n  A file of settings to start from; preset=FILE.yaml takes one of your own."
         for name in PRESETS:
-            first, _, _ = _comment_of(name).partition(". ")
-            text = f"{first.removesuffix('.')}."
-            yield "\n".join(_wrapped(text, f"  {name:20} ", " " * 23))
-        return
-    yield "env\n  The family of problems; env=NAME takes its defaults for all of env.*"
-    yield f"  allowed   {' or '.join(CHOICES['env'])}"
+            first = _comment_of(name).partition(". ")[0].removesuffix(".")
+            yield "\n".join(_wrapped(f"{first}.", f"  {name:20} ", " " * 23))
+    else:
+        yield "env\n  The family of problems; env=NAME takes its defaults for all of env.*"
+        yield f"  allowed   {' or '.join(CHOICES['env'])}"
 
 
 def _in_force(
@@ -201,15 +179,17 @@ def _in_force(
         raise BadInputError(of_another_env(settings[0].key, config.env.name))
     facts["values"] = {setting.key: values[setting.key] for setting in of_this_env}
     for setting in of_this_env:
-        value = json.dumps(values[setting.key])
-        yield f"{in_words(setting)}\n  {'here':9} {value} with preset={config.preset}"
+        yield (
+            f"{in_words(setting)}\n  {'here':9} {json.dumps(values[setting.key])} with "
+            f"preset={config.preset}"
+        )
 
 
 @cache
 def _presets() -> dict[str, tuple[str, dict[str, Any]]]:
     """Returns of each preset its env, and what it sets by dotted key."""
-    read = {name: read_preset(name) for name in PRESETS}
-    return {name: (env, dict(leaves(settings))) for name, (env, settings) in read.items()}
+    presets = ((name, *read_preset(name)) for name in PRESETS)
+    return {name: (env, dict(leaves(settings))) for name, env, settings in presets}
 
 
 @cache
@@ -220,20 +200,22 @@ def all_settings() -> tuple[Setting, ...]:
 
 def find_settings(key: str) -> list[Setting]:
     """Returns the settings of that name (ours or verl's) in all envs, or those of a group."""
-    name = f"{NAMES.get(key, key)}."
-    return [setting for setting in all_settings() if f"{setting.key}.".startswith(name)]
+    return [s for s in all_settings() if f"{s.key}.".startswith(f"{NAMES.get(key, key)}.")]
 
 
 def in_words(setting: Setting) -> str:
     """Returns all that is known of a setting, one fact per line."""
     only = f"  (env={setting.env})" if setting.env else ""
-    facts = {
-        "allowed": setting.allowed,
-        "default": setting.default,
-        "presets": ", ".join(f"{name} {value}" for name, value in setting.presets.items()),
-        "verl": ", ".join(setting.verl),
-    }
-    return _described(f"{setting.key}{only}", setting.meaning, facts)
+    return _described(
+        f"{setting.key}{only}",
+        setting.meaning,
+        {
+            "allowed": setting.allowed,
+            "default": setting.default,
+            "presets": ", ".join(f"{name} {value}" for name, value in setting.presets.items()),
+            "verl": ", ".join(setting.verl),
+        },
+    )
 
 
 def _described(name: str, meaning: str, facts: Mapping[str, str | None]) -> str:
@@ -260,10 +242,15 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
                 for preset, (its_env, values) in _presets().items()
                 if key in values and env in (None, its_env)
             }
-            verl = tuple(verl for verl, ours in NAMES.items() if ours == key)
-            allowed = _allowed(schema[name])
-            default = _text(schema[name].get("default"))
-            yield Setting(key, env, words.get(name, ""), allowed, default, presets, verl)
+            yield Setting(
+                key=key,
+                env=env,
+                meaning=words.get(name, ""),
+                allowed=_allowed(schema[name]),
+                default=_text(schema[name].get("default")),
+                presets=presets,
+                verl=tuple(verl for verl, ours in NAMES.items() if ours == key),
+            )
 
 
 def docstrings(model: type[BaseModel], until: type[BaseModel]) -> dict[str, str]:

@@ -40,9 +40,7 @@ def import_file(words: Sequence[str]) -> None:
         elif is_of_a_program(text):
             _say_failure(find_failure(text))
         else:
-            variables = _variables(settings)
-            output = Path(variables.pop("output", f"{file.stem}.yaml"))
-            _import_script(file, text, output, variables)
+            _import_script(file, text, _variables(settings))
     except ValueError as error:
         raise BadInputError(f"{file}: {error}") from None
 
@@ -92,7 +90,8 @@ def _variables(words: list[str]) -> dict[str, str]:
     return variables
 
 
-def _import_script(file: Path, text: str, output: Path, variables: dict[str, str]) -> None:
+def _import_script(file: Path, text: str, variables: dict[str, str]) -> None:
+    output = Path(variables.pop("output", f"{file.stem}.yaml"))
     if output.exists():
         raise BadInputError(f"{output} exists already: choose another name with output=FILE")
     try:

@@ -25,7 +25,6 @@ from rl_core.system.redaction import redact
 from rl_core.system.words import in_one_line, printable
 from tasks.preflight_checks import PreflightError
 
-_FINE: Final = 0
 FAILED: Final = 1
 
 _DEFAULTS: Final = {
@@ -70,14 +69,15 @@ def run_command(arguments: Sequence[str]) -> int:
 
 def _run_for_a_program(arguments: Sequence[str]) -> int:
     """The same, and standard output holds one JSON object, also if the command fails."""
+    message = ""
     with reply.only_json():
         try:
-            code, message = _outcome(arguments)
+            code, reason = _outcome(arguments)
+            if code:
+                message = _say(reason)
         except Misuse as misuse:
             code = BAD_INPUT
             message = misuse.message
-        else:
-            message = _say(message) if code else ""
     command = next((word for word in arguments if word in COMMANDS), None)
     model = COMMANDS[command].answer if command else ""
     try:
@@ -115,7 +115,7 @@ def _outcome(arguments: Sequence[str]) -> tuple[int, str]:
         if type(error) is ValueError:
             return BAD_INPUT, in_one_line(error)
         return FAILED, one_line(error)
-    return _FINE, ""
+    return 0, ""
 
 
 def _drop_output() -> None:
@@ -124,20 +124,18 @@ def _drop_output() -> None:
 
 def _say(message: str) -> str:
     """Writes one line, or two if the message has more, and returns what it has written."""
-    message = redact(message)
-    lines = [printable(line.strip()) for line in message.strip().splitlines() if line.strip()]
-    first, *more = lines or ["failed"]
-    text = "\n".join((first, *more[:1]))
+    lines = (printable(line.strip()) for line in redact(message).splitlines())
+    text = "\n".join(list(filter(None, lines))[:2]) or "failed"
     sys.stderr.write(f"{PROGRAM}: {text}\n")
     return text
 
 
 def _heed_signals() -> None:
     """From here on a signal raises KeyboardInterrupt, at which a command saves and cleans up."""
-    if signal.getsignal(signal.SIGINT) is leave:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGTERM) is leave:
-        signal.signal(signal.SIGTERM, _raise_interrupt)
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _raise_interrupt}
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is leave:
+            signal.signal(number, handler)
 
 
 def _raise_interrupt(signum: int, frame: Any) -> NoReturn:

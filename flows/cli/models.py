@@ -40,10 +40,11 @@ def ask(words: Sequence[str]) -> None:
         else:
             config = changed_settings(model.run, settings, storage)
             refuse_unnamed(config, settings)
-        if named[1:]:
-            questions = [read_question(config, named[1], given.get("answer"))]
-        else:
-            questions = _questions(config, model, count)
+        questions = (
+            [read_question(config, named[1], given.get("answer"))]
+            if named[1:]
+            else _questions(config, model, count)
+        )
     except (OSError, ValueError) as error:
         raise BadInputError(in_one_line(error)) from error
     how = "one sample" if config.evaluation.decoding == "sampled" else "greedy"
@@ -53,10 +54,9 @@ def ask(words: Sequence[str]) -> None:
         replies = list(ask_model(config, model.folder, questions, samples=samples))
     for number, reply in enumerate(replies, start=1):
         _show(number, reply)
-    scored = [reply.scored for reply in replies if reply.scored is not None]
-    if scored:
-        right = sum(one.verdict == "correct" for one in scored)
-        say(f"\n{right} of {len(scored)} correct")
+    verdicts = [reply.scored.verdict for reply in replies if reply.scored is not None]
+    if verdicts:
+        say(f"\n{verdicts.count('correct')} of {len(verdicts)} correct")
 
 
 def export(words: Sequence[str]) -> None:
@@ -81,11 +81,12 @@ def export(words: Sequence[str]) -> None:
     to = as_path(given["to"])
     with reading_sound(model.folder):
         if adapter == "true":
-            folder = export_adapter(model, storage.root, to=to)
-            say(f"{model.name}, its adapter for PEFT: {folder}")
-            return
-        folder = export_model(model, storage.root, dtype=dtype, to=to)
-    say(f"{model.name} as {dtype}: {folder}")
+            what = f"{model.name}, its adapter for PEFT"
+            export_adapter(model, storage.root, to=to)
+        else:
+            what = f"{model.name} as {dtype}"
+            export_model(model, storage.root, dtype=dtype, to=to)
+    say(f"{what}: {to}")
 
 
 def _number(name: str, text: str) -> int:
@@ -102,8 +103,8 @@ def _questions(config: RunConfig, model: NamedModel, count: int) -> list[Questio
             f"{folder} holds no test split to take problems from: countdown-train generate with "
             "these settings makes it, or ask a QUESTION"
         )
-    problems = read_problems(folder / "test.parquet")
-    return [question_of(config, problem) for problem in problems[:count]]
+    problems = read_problems(folder / "test.parquet")[:count]
+    return [question_of(config, problem) for problem in problems]
 
 
 def _show(number: int, reply: Reply) -> None:
@@ -111,10 +112,9 @@ def _show(number: int, reply: Reply) -> None:
     for line in reply.response.splitlines():
         say(f"  {printable(line)}")
     cut = ", cut there" if reply.is_cut else ""
-    if reply.scored is None:
+    if (scored := reply.scored) is None:
         say(f"({reply.num_tokens} tokens{cut}; not scored: answer=ANSWER would say what is right)")
         return
-    answer, value = reply.scored.answer, reply.scored.value
-    shown_answer = "" if answer is None else f": {printable(answer)}"
-    equals = f" = {value}" if value is not None and value != answer else ""
-    say(f"{reply.scored.verdict}{shown_answer}{equals} ({reply.num_tokens} tokens{cut})")
+    answer = "" if scored.answer is None else f": {printable(scored.answer)}"
+    equals = f" = {scored.value}" if scored.value not in (None, scored.answer) else ""
+    say(f"{scored.verdict}{answer}{equals} ({reply.num_tokens} tokens{cut})")

@@ -63,8 +63,7 @@ def logs(words: Sequence[str], *, follows: bool) -> None:
     read: dict[Path, int] = {}
     while True:
         is_over = not follows or is_free(run)
-        lines = sorted(_new_lines(run, read))
-        sys.stdout.writelines(f"{line}\n" for *_, line in lines)
+        sys.stdout.writelines(f"{line}\n" for *_, line in sorted(_new_lines(run, read)))
         sys.stdout.flush()
         if is_over:
             return
@@ -73,11 +72,11 @@ def logs(words: Sequence[str], *, follows: bool) -> None:
 
 def note(words: Sequence[str]) -> None:
     """Keeps a note on a run, in place of the one before; an empty one deletes it."""
-    where, rest = where_and_others(words)
-    rest = [word.removeprefix("run_id=") for word in words if word.startswith("run_id=")] + rest
+    where = [word for word in words if word.startswith(("storage.root=", "storage.url="))]
+    named = [word for word in words if word.startswith("run_id=")]
+    rest = named + [word for word in words if word not in where + named]
     if not 1 <= len(rest) <= 2:
         raise BadInputError('note takes RUN and a TEXT in quotes: countdown-train note RUN "text"')
-    where = [word for word in where if not word.startswith("run_id=")]
     run = find_run([*run_first(rest[:1], "note"), *where])
     if len(rest) == 1:
         say(run.read().note or f"run {run.run_id} has no note")
@@ -152,8 +151,7 @@ def audit(words: Sequence[str]) -> None:
     rewards = named.pop("env.reward", "")
     if (env := named.pop("env", None)) is not None:
         check_choice("env", env)
-    if named:
-        key = next(iter(named))
+    for key in named:
         raise BadInputError(f"audit takes RUN, and env.reward= or env= if it is code, not {key}=")
     run = find_run(where)
     lines = audit_run(run, rewards.strip("[]").split(","))
@@ -207,9 +205,9 @@ def _open_ui() -> None:
 
 def _opened(url: str) -> bool:
     """Opens a URL where there is a screen, or where BROWSER names a program."""
-    has_screen = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
     is_mac = os.uname().sysname == "Darwin" and not _over_ssh()
-    return (has_screen or is_mac) and webbrowser.open(url)
+    has_screen = is_mac or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
+    return has_screen and webbrowser.open(url)
 
 
 def _over_ssh() -> str:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 
 from flows.cli.terminal import say
 from flows.settings.compose import compose
@@ -13,15 +14,14 @@ def play(words: Sequence[str]) -> None:
     """Shows prompts and scores; a response ends with an empty line."""
     config = compose(words)
     say("A response ends with an empty line, the game with the end of the input (Ctrl-D).")
-    num_played, num_correct = 0, 0
+    verdicts = []
     for scored, reward in play_with(config, _show, _read):
         answer = "" if scored.answer is None else f": {printable(scored.answer)}"
         parts = "".join(f", {name} {score:g}" for name, score in scored.rewards)
         worth = "" if reward == scored.score else f", reward {reward:g}"
         say(f"-- {scored.verdict}{answer}, score {scored.score:g}{parts}{worth}")
-        num_played += 1
-        num_correct += scored.verdict == "correct"
-    say(f"{num_correct} of {num_played} correct")
+        verdicts.append(scored.verdict)
+    say(f"{verdicts.count('correct')} of {len(verdicts)} correct")
 
 
 def _show(text: str) -> None:
@@ -31,9 +31,4 @@ def _show(text: str) -> None:
 
 def _read() -> str | None:
     """Returns the lines up to an empty one; None at the end of the input."""
-    lines: list[str] = []
-    for line in sys.stdin:
-        if not line.strip():
-            break
-        lines.append(line)
-    return "".join(lines).removesuffix("\n") if lines else None
+    return "".join(takewhile(str.strip, sys.stdin)).removesuffix("\n") or None

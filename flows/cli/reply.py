@@ -106,12 +106,13 @@ def facts_of(message: str) -> dict[str, str | None]:
 
 def _plain(value: Any) -> Any:
     """Returns a tree that any JSON reader takes."""
-    if isinstance(value, dict):
-        return {_plain(str(key)): _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, str):
-        return cut(value.encode(errors="replace").decode(), _LONGEST_TEXT)
+    match value:
+        case dict():
+            return {_plain(str(key)): _plain(each) for key, each in value.items()}
+        case list():
+            return [_plain(each) for each in value]
+        case float():
+            return value if math.isfinite(value) else None
+        case str():
+            return cut(value.encode(errors="replace").decode(), _LONGEST_TEXT)
     return value

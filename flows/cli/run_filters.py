@@ -40,33 +40,38 @@ def filters_and_others(words: Sequence[str]) -> tuple[dict[str, str], list[str]]
 def matching(runs: pl.DataFrame, filters: Mapping[str, str], root: Path) -> pl.DataFrame:
     """Returns the rows of `runs_overview` that match all filters; `a,b` matches either."""
     for key, value in filters.items():
-        if key == "since":
-            runs = runs.filter(pl.col("started_at") >= _since(value))
-        elif key == "note":
-            notes = pl.col("note").str.to_lowercase()
-            runs = runs.filter(notes.str.contains(value.lower(), literal=True))
-        elif key in ("status", "preset"):
-            runs = runs.filter(pl.col(key).is_in(value.split(",")))
-        else:
-            setting = "env.name" if key == "env" else key
-            rows = run_query(
-                "select run_id, value from settings where key = $key", {"key": setting}, root=root
-            ).rows()
-            like = {_plain(value), *map(_plain, value.split(","))}
-            having = [run_id for run_id, its in rows if _plain(its) in like]
-            runs = runs.filter(pl.col("run_id").is_in(having))
+        match key:
+            case "since":
+                matches = pl.col("started_at") >= _since(value)
+            case "note":
+                notes = pl.col("note").str.to_lowercase()
+                matches = notes.str.contains(value.lower(), literal=True)
+            case "status" | "preset":
+                matches = pl.col(key).is_in(value.split(","))
+            case _:
+                matches = pl.col("run_id").is_in(_having(key, value, root))
+        runs = runs.filter(matches)
     return runs
+
+
+def _having(key: str, value: str, root: Path) -> list[str]:
+    """Returns the runs of which a setting has a value, or one of several."""
+    select = "select run_id, value from settings where key = $key"
+    setting = "env.name" if key == "env" else key
+    rows = run_query(select, {"key": setting}, root=root).rows()
+    like = {_plain(value), *map(_plain, value.split(","))}
+    return [run_id for run_id, its in rows if _plain(its) in like]
 
 
 def _check(key: str, value: str) -> None:
     if not value.strip():
         raise BadInputError(f"{key}= needs a value")
     if key == "status":
-        for status in value.split(","):
-            if status not in _STATUSES:
-                hint = did_you_mean(status, _STATUSES)
-                there = ", ".join(_STATUSES)
-                raise BadInputError(f"status={status} is no status{hint} (there are: {there})")
+        for status in set(value.split(",")) - set(_STATUSES):
+            raise BadInputError(
+                f"status={status} is no status{did_you_mean(status, _STATUSES)} "
+                f"(there are: {', '.join(_STATUSES)})"
+            )
     elif key == "since":
         _since(value)
     elif key not in OF_RUNS:

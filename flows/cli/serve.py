@@ -88,7 +88,7 @@ def serve(words: Sequence[str]) -> None:
         processes.call(*_DEPLOY)
         say(f"deployments  from deployments/prefect.yaml, and the automations {names}")
         if restart and urlsplit(url).hostname in LOOPBACK:  # all workers of this server are here
-            for name in close_lost(_flow_runs_here()):
+            for name in close_lost(set(map(_flow_run_of, psutil.process_iter()))):
                 say(f"flow run     {name} is Crashed: its process is gone; Retry continues it")
         restart["worker"] = partial(processes.start, "worker", *_WORKER)
         restart["worker"]()
@@ -111,23 +111,22 @@ def _server(processes: _Processes) -> tuple[str, dict[str, Callable[[], None]]]:
     api = settings.server.api
     url = with_plain_loopback(settings.api.url or f"http://{api.host}:{api.port}/api")
     address = urlsplit(url)
-    host, port = address.hostname or api.host, address.port or api.port
+    host = address.hostname or api.host
     if settings.api.url is not None and host not in LOOPBACK:
         raise BadInputError(f"no Prefect server answers at PREFECT_API_URL={url}")
-    listener = _listening(host, port)  # held until we end: no start of the server frees the port
+    # Held until we end: no start of the server frees the port.
+    listener = _listening(host, address.port or api.port)
     os.environ["PREFECT_API_URL"] = url
     refresh_global_settings_context()  # the server's pages get the URL from it
     environment = {
         **login.server_environment(get_current_settings(), renew=True),
         IN_A_SERVER: "1",
     }
-    if api.auth_string is None:
-        secret = environment[login.SERVER_AUTH_STRING]
-        where = f"`cat {login.login_file(settings.home)}`"
-    else:
-        secret = api.auth_string.get_secret_value()
-        where = f"your {login.SERVER_AUTH_STRING}"
-    os.environ[login.AUTH_STRING] = secret
+    users = api.auth_string
+    file = login.login_file(settings.home)
+    os.environ[login.AUTH_STRING] = (
+        environment[login.SERVER_AUTH_STRING] if users is None else users.get_secret_value()
+    )
 
     def start() -> None:
         processes.start("server", listener=listener, environment=environment)
@@ -140,6 +139,7 @@ def _server(processes: _Processes) -> tuple[str, dict[str, Callable[[], None]]]:
 
     start()
     say(f"server       {url.removesuffix('/api')}")
+    where = f"`cat {file}`" if users is None else f"your {login.SERVER_AUTH_STRING}"
     say(f"login        new at each start, and the page asks once: paste {where}")
     return url, {"server": start}
 
@@ -165,8 +165,8 @@ def _run_it(url: str) -> str:
     words = [f"PREFECT_API_URL={shlex.quote(url)}", "PREFECT_PLUGINS_ENABLED=true"]
     if "PREFECT_HOME" in os.environ:
         words.append(f"PREFECT_HOME={shlex.quote(str(get_current_settings().home))}")
-    program = shlex.quote(str(Path(sys.executable).with_name("prefect")))
-    return " ".join([*words, program, "deployment run countdown-train/countdown-train"])
+    words.append(shlex.quote(str(Path(sys.executable).with_name("prefect"))))
+    return " ".join([*words, "deployment run countdown-train/countdown-train"])
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -185,8 +185,8 @@ def _pool_and_automations() -> list[str]:
     refresh_global_settings_context()  # with the API's address
     template = ProcessWorker.get_default_base_job_template()
     pool = WorkPoolCreate(name=_POOL, type=ProcessWorker.type, base_job_template=template)
-    data = yaml.safe_load((_ROOT / "deployments" / "automations.yaml").read_text())
-    automations = [AutomationCore.model_validate(each) for each in data["automations"]]
+    content = yaml.safe_load((_ROOT / "deployments" / "automations.yaml").read_text())
+    automations = [AutomationCore.model_validate(each) for each in content["automations"]]
     with get_client(sync_client=True) as client:
         with suppress(ObjectAlreadyExists):
             client.create_work_pool(pool)
@@ -194,8 +194,8 @@ def _pool_and_automations() -> list[str]:
             if not client.read_automations_by_name(automation.name):
                 client.create_automation(automation)
             # the client asks again where a busy server made one but answered 503: twice the same
-            *more, first = client.read_automations_by_name(automation.name)
-            for each in more:
+            *doubles, first = client.read_automations_by_name(automation.name)
+            for each in doubles:
                 delete_if_there(client, each.id)
             if not says_the_same(first, automation):
                 automation.enabled = first.enabled
@@ -261,16 +261,13 @@ class _Processes(AbstractContextManager["_Processes"]):
         environment: Mapping[str, str] = {},
     ) -> None:
         """Starts a command of Prefect's, or its server on a socket that it gets from us."""
-        command = [*_PREFECT, *arguments]
-        sockets = []
-        if listener is not None:
-            command = server_command(listener, dies_with_us=False)
-            sockets = [listener.fileno()]
         with (self.logs / f"{name}.log").open("ab") as log:
             self._started[name] = subprocess.Popen(
-                command,
+                server_command(listener, dies_with_us=False)
+                if listener
+                else [*_PREFECT, *arguments],
                 cwd=_ROOT,
-                pass_fds=sockets,
+                pass_fds=[listener.fileno()] if listener else [],
                 env={**self._environment(), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -279,12 +276,18 @@ class _Processes(AbstractContextManager["_Processes"]):
             )
 
     def call(self, *arguments: str) -> None:
-        command = [*_PREFECT, *arguments]
-        environment = self._environment()
-        done = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [*_PREFECT, *arguments],
+            cwd=_ROOT,
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
-            what = f"`prefect {' '.join(arguments)}` failed ({done.returncode})"
-            raise RunFailedError(f"{what}\n{_end_of(done.stdout + done.stderr)}")
+            raise RunFailedError(
+                f"`prefect {' '.join(arguments)}` failed ({done.returncode})\n"
+                f"{_end_of(done.stdout + done.stderr)}"
+            )
 
     def watch(self, restart: Mapping[str, Callable[[], None]]) -> NoReturn:
         """Starts again what ends, a few times.
@@ -302,14 +305,14 @@ class _Processes(AbstractContextManager["_Processes"]):
                 _tell_of_refused(began, sent)
                 looked_at = time.monotonic()
             for name, start in restart.items():
-                if self._started[name].poll() is None:
-                    continue
-                if name == "worker" and any(map(_is_flow_run, self._marked([]))):
+                if self._started[name].poll() is None or (
+                    name == "worker" and any(map(_is_flow_run, self._marked([])))
+                ):
                     continue
                 now = time.monotonic()
                 if len(restarts) == _RESTARTS and now - restarts[0] < _RESTARTS_S:
-                    often = f"{_RESTARTS} restarts in {_RESTARTS_S / 60:g} minutes"
-                    say(f"the {name} is not started again: {often}")
+                    minutes = f"{_RESTARTS_S / 60:g} minutes"
+                    say(f"the {name} is not started again: {_RESTARTS} restarts in {minutes}")
                     self.refuse_dead(name)
                 restarts.append(now)
                 say(f"{self._how_it_ended(name)}: it is started again, and runs continue")
@@ -317,12 +320,12 @@ class _Processes(AbstractContextManager["_Processes"]):
 
     def refuse_dead(self, name: str) -> None:
         if self._started[name].poll() is not None:
-            last_lines = _end_of((self.logs / f"{name}.log").read_text(errors="replace"))
-            raise RunFailedError(f"{self._how_it_ended(name)}\n{last_lines}")
+            log = (self.logs / f"{name}.log").read_text(errors="replace")
+            raise RunFailedError(f"{self._how_it_ended(name)}\n{_end_of(log)}")
 
     def _how_it_ended(self, name: str) -> str:
-        ended = how_it_ended(self._started[name].returncode)
-        return f"the {name} ended ({ended}), see {self.logs / name}.log"
+        ending = how_it_ended(self._started[name].returncode)
+        return f"the {name} ended ({ending}), see {self.logs / name}.log"
 
     def _environment(self) -> dict[str, str]:
         environment = {**os.environ, _MARK: self._mark, "PWD": str(_ROOT)}  # prefect.yaml reads PWD
@@ -348,10 +351,6 @@ def _tell_of_refused(began: datetime, sent: set[UUID]) -> None:
             from flows.nightly import tell_of_refused  # with all that a night needs
 
             say(tell_of_refused(flow_run).split("\n", 1)[0])
-
-
-def _flow_runs_here() -> set[str | None]:
-    return {_flow_run_of(process) for process in psutil.process_iter()}
 
 
 def _is_flow_run(process: psutil.Process | None) -> bool:

@@ -7,18 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, cast
 
 from httpx import HTTPError
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterName,
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.context import refresh_global_settings_context
@@ -27,8 +21,9 @@ from prefect.settings import get_current_settings
 
 from flows.cli.terminal import say
 from flows.errors import RunFailedError
+from flows.missed_nights import OF_NIGHTS
 from flows.prefect_patches import login
-from flows.settings.night import DEPLOYMENT, read_night, why_off
+from flows.settings.night import read_night, why_off
 from rl_core.config.operations import StorageConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import open_own
@@ -65,8 +60,7 @@ def serving(home: Path) -> dict[str, str] | None:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            there: dict[str, str] = parse_json(file.read(_MOST_BYTES), _file(home))
-            return there
+            return cast("dict[str, str]", parse_json(file.read(_MOST_BYTES), _file(home)))
     return None
 
 
@@ -82,10 +76,9 @@ def status() -> None:
         raise RunFailedError(f"serve is not up{other}: countdown-train serve starts it")
     url = there["url"]
     if (why := why_no_prefect(url)) is not None:
-        logs = settings.home / "serve"
         raise RunFailedError(
             f"serve is up since {_time(there['since'])}, but its server does not answer at {url} "
-            f"({why}): look into {logs}"
+            f"({why}): look into {settings.home / 'serve'}"
         )
     os.environ["PREFECT_API_URL"] = url
     if (secret := login.login_for(url, settings)) is not None:
@@ -106,26 +99,20 @@ def _next_night(client: SyncPrefectClient) -> str:
     night = read_night()
     if (off := why_off(night)) is not None:
         return f"none: {off}"
-    name = DEPLOYMENT.partition("/")[2]
-    due = [run.expected_start_time for run in _runs(client, StateType.SCHEDULED, name)]
+    due = [run.expected_start_time for run in _runs(client, StateType.SCHEDULED, OF_NIGHTS)]
     when = _time(due[0].isoformat()) if due and due[0] else f"{night.at} ({night.timezone})"
     return f"next at {when}, preset={night.preset}"
 
 
 def _runs(
-    client: SyncPrefectClient, state: StateType, deployment: str | None = None
+    client: SyncPrefectClient, state: StateType, deployments: DeploymentFilter | None = None
 ) -> list[FlowRun]:
     """Returns flow runs in a state, the earliest first."""
-    only: dict[str, Any] = {}
-    if deployment is not None:
-        name = DeploymentFilterName(any_=[deployment])
-        only["deployment_filter"] = DeploymentFilter(name=name)
-    in_state = FlowRunFilterState(type=FlowRunFilterStateType(any_=[state]))
     return client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(state=in_state),
+        deployment_filter=deployments,
+        flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": [state]}}}),
         sort=FlowRunSort.EXPECTED_START_TIME_ASC,
         limit=20,
-        **only,
     )
 
 
@@ -135,8 +122,8 @@ def _in_words(flow_run: FlowRun) -> str:
         with suppress(OSError, ValueError):  # no run
             if run.read().flow_run_id == str(flow_run.id):
                 last = last_step_of(run)
-                step = f"step {run.metrics.last_step()}" + (f" of {last}" if last else "")
                 left = left_of(run)
+                step = f"step {run.metrics.last_step()}{f' of {last}' if last else ''}"
                 return f"{run.run_id}, {step}{f', {left}' if left else ''}{began}"
     return f"{flow_run.name}{began}"
 

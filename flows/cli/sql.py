@@ -32,8 +32,8 @@ def sql(
 ) -> None:
     """Answers one question on standard output."""
     root, named, names = _root_runs_and_names(words)
-    is_question = bool(names) and names[0] in {query.name for query in list_queries()}
-    if len(names) == (2 if select is None else 1) and (select is None or not is_question):
+    questions = {query.name for query in list_queries()}
+    if len(names) == 2 or (select is not None and names and names[0] not in questions):
         named.append(names.pop())
     named += [run] if run else []
     if len(named) > 1:
@@ -43,9 +43,8 @@ def sql(
         return
     if len(names) + (select is not None) != 1:
         raise BadInputError("sql takes one NAME (sql --list lists them) or -q SELECT")
-    for text in parameters:
-        if "=" not in text:
-            raise BadInputError(f"-p {text} is not KEY=VALUE")
+    if strange := [text for text in parameters if "=" not in text]:
+        raise BadInputError(f"-p {strange[0]} is not KEY=VALUE")
     values = dict(text.split("=", 1) for text in parameters)
     of_run = next(iter(named), None)
     if select is not None:
@@ -71,7 +70,8 @@ def list_runs(words: Sequence[str], *, last: int | None) -> None:
     frame = ask("runs_overview", root=root, run=next(iter(named), None))
     frame = matching(frame, filters, root)
     newest = frame.head(frame.height if last is None else last)
-    give(runs=newest.to_dicts(), left_out=frame.height - newest.height)
+    left_out = frame.height - newest.height
+    give(runs=newest.to_dicts(), left_out=left_out)
     if named or newest.is_empty():
         show_rows(newest)
         return
@@ -81,16 +81,15 @@ def list_runs(words: Sequence[str], *, last: int | None) -> None:
     for column in ("note", "next_step"):
         for run_id, text in newest.drop_nulls(column).select("run_id", column).rows()[:_MOST_TEXTS]:
             say(f"{run_id}: {printable(in_one_line(text))}")
-    if frame.height > newest.height:
-        say(f"{counted(frame.height - newest.height, 'older run')} not shown")
+    if left_out:
+        say(f"{counted(left_out, 'older run')} not shown")
     say("accuracy before and after training; `countdown-train runs RUN` shows all of a run")
 
 
 def _root_runs_and_names(words: Sequence[str]) -> tuple[Path, list[str], list[str]]:
     """Returns where runs are, the runs named by `run_id=`, and the words that are no settings."""
-    key = "run_id="
-    runs = [word.removeprefix(key) for word in words if word.startswith(key)]
-    others = [word for word in words if "=" in word and not word.startswith(key)]
+    runs = [word.removeprefix("run_id=") for word in words if word.startswith("run_id=")]
+    others = [word for word in words if "=" in word and not word.startswith("run_id=")]
     return storage_root(others), runs, [word for word in words if "=" not in word]
 
 

@@ -44,6 +44,7 @@ from tasks.storage import bring_inputs_of_run, bring_records, inputs_published, 
 
 if TYPE_CHECKING:
     from tasks.evaluate import Evaluated
+    from tasks.validate import Validation
 
 _logger = logging.getLogger(__name__)
 
@@ -89,35 +90,36 @@ def validate(overrides: Sequence[str]) -> None:
             give(data=str(data), unmeasured=str(why), num_checks=count)
             return
         model_path = base_model(config, data)
-        failed: ValidationFailed | None = None
         try:
             validation = validate_dataset(config, data, model_path)
-        except ValidationFailed as error:
-            validation = error.validation
-            failed = error
-        lengths = validation.lengths
-        give(
-            data=str(data),
-            model=str(model_path),
-            num_checks=len(validation.checks),
-            checks=[
-                {name.replace(" ", "_"): value for name, value in one.items()}
-                for one in validation.checks
-            ],
-            lengths=lengths and lengths.verdict,
-            limits=lengths.limits if lengths else [],
-            first_prompt=validation.rendered,
-        )
-        if lengths is not None:
-            say("\n".join(lengths.lines()))
-        if failed is not None:
-            raise failed
+        except ValidationFailed as failed:
+            _show_validation(failed.validation, data, model_path)
+            raise
+        _show_validation(validation, data, model_path)
         say("the first prompt, as the model reads it:")
         for line in validation.rendered.splitlines():
             say(f"  {printable(line)}")
         warned = [one["check"] for one in validation.checks if one["status"] == "warning"]
         passed = f"warnings: {', '.join(warned)}" if warned else "all checks passed"
         say(f"{data}: {passed}, under the tokenizer of {model_path}")
+
+
+def _show_validation(validation: Validation, data: Path, model_path: Path) -> None:
+    lengths = validation.lengths
+    give(
+        data=str(data),
+        model=str(model_path),
+        num_checks=len(validation.checks),
+        checks=[
+            {name.replace(" ", "_"): value for name, value in one.items()}
+            for one in validation.checks
+        ],
+        lengths=lengths and lengths.verdict,
+        limits=lengths.limits if lengths else [],
+        first_prompt=validation.rendered,
+    )
+    if lengths is not None:
+        say("\n".join(lengths.lines()))
 
 
 def train(overrides: Sequence[str]) -> None:
@@ -190,25 +192,25 @@ def evaluate(overrides: Sequence[str]) -> None:
         summaries = evaluate_run(in_force, run, data, model)
         if is_own:  # `run.json` and the champion are by the run's own settings only
             promote_run(config, run, data, model)
-    names = [summary.model for summary in reversed(summaries)]
-    evaluated = evaluated_of_run(in_force, run, data, names)
+    evaluated = evaluated_of_run(
+        in_force, run, data, [summary.model for summary in reversed(summaries)]
+    )
     _show_evaluated(evaluated, [answers.name for answers in evaluated.answers])
-    if not is_own:
+    if is_own:
+        _show_summary(run)
+    else:
         say(f"kept next to the run's own evaluation: {run.path / 'run.json'} stays as it is")
-        return
-    _show_summary(run)
 
 
 def rescore(words: Sequence[str]) -> None:
     """Scores a run's rollouts by a changed reward, and shows how verdicts moved."""
     named = [word for word in words if "=" not in word]
-    where, changes = where_and_others([word for word in words if "=" in word])
+    _, changes = where_and_others([word for word in words if "=" in word])
     if len(named) != 1 or not changes:
         raise BadInputError("rescore takes RUN and what changes: env.answer_from=last_line")
-    strange = [word for word in changes if not word.startswith(("env.", "env="))]
-    if strange:
+    if strange := [word for word in changes if not word.startswith(("env.", "env="))]:
         raise BadInputError(f"{strange[0]} changes no reward: env.* does")
-    config, run = existing_run(run_first([*named, *where, *changes], "rescore"))
+    config, run = existing_run(run_first(words, "rescore"))
     refuse_unnamed(config, changes)
     from tasks.queries.sql import ask
 
@@ -224,15 +226,19 @@ def rescore(words: Sequence[str]) -> None:
 def preflight(overrides: Sequence[str]) -> None:
     """Says what was checked, and fails where something would stop a run."""
     config = compose(overrides)
-    findings: list[Finding] = []
-    for finding in checks.preflight(config, unread_settings(config, changed_to(config))):
+    card = config.resources.card
+    findings = [
         # A card that is only planned for need not be here.
-        if config.resources.card and (finding.check, finding.level) == ("device", "fatal"):
-            only = f"planned for resources.card={config.resources.card} only"
-            finding = replace(finding, level="warning", message=f"{finding.message}: {only}")
-        findings.append(finding)
-        say(f"{finding.level:8} {finding.check:9} {finding}")
+        replace(
+            one, level="warning", message=f"{one.message}: planned for resources.card={card} only"
+        )
+        if card and (one.check, one.level) == ("device", "fatal")
+        else one
+        for one in checks.preflight(config, unread_settings(config, changed_to(config)))
+    ]
     give(findings=findings)
+    for finding in findings:
+        say(f"{finding.level:8} {finding.check:9} {finding}")
     for finding in findings:
         if finding.overrides:  # on a line of its own, to be copied
             say(f"{'to fit':8} {finding.check:9} {finding.overrides}")

@@ -41,9 +41,10 @@ def show_rows(
 
     frame = rows if isinstance(rows, pl.DataFrame) else pl.DataFrame(rows, infer_schema_length=None)
     sys.stdout.flush()
-    most_rows = most_rows if sys.stdout.isatty() else None
+    is_terminal = sys.stdout.isatty()
+    most_rows = most_rows if is_terminal else None
     shown = render(frame, output_format, width=terminal_width(), most_rows=most_rows)
-    if sys.stdout.isatty():  # csv and json hold a model's text as it is
+    if is_terminal:  # csv and json hold a model's text as it is
         shown = printable(shown.decode(errors="replace"), keep=LINES).encode()
     if output_format == "table":
         shown = shown.decode().encode(sys.stdout.encoding or "utf-8", "replace")
@@ -55,7 +56,7 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((120, 24)).columns
 
 
-def is_for_a_program() -> bool:
+def _is_for_a_program() -> bool:
     """Says whether standard output is kept for one JSON object (reply.py)."""
     return getattr(sys.stdout, "name", "") == os.devnull
 
@@ -67,8 +68,7 @@ class WarningHandler(logging.Handler):
         """Writes one record, unless the command says it itself at its end."""
         handlers = logging.getLogger(OUR_LOGGERS[0]).handlers
         if record.levelno < logging.ERROR and not any(isinstance(h, LineHandler) for h in handlers):
-            text = printable(redact(record.getMessage().split("\n", 1)[0]))
-            sys.stderr.write(f"warning: {text}\n")
+            sys.stderr.write(f"warning: {_first_line(record)}\n")
 
 
 class LineHandler(logging.Handler):
@@ -81,12 +81,18 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one record, unless the command says it itself at its end."""
         task = getattr(record, "task_run_name", None)
-        text = printable(cut(redact(record.getMessage().split("\n", 1)[0]), _WIDTH))
-        if record.levelno >= logging.ERROR or (text.startswith("View at ") and not self._links):
-            return  # the command ends by saying the error, once
-        if not getattr(record, "to_console", True):
-            return  # a step's line, and trainer.logger lacks `console`
+        text = cut(_first_line(record), _WIDTH)
+        if (
+            record.levelno >= logging.ERROR  # the command ends by saying the error, once
+            or (text.startswith("View at ") and not self._links)
+            or not getattr(record, "to_console", True)  # a step, and trainer.logger lacks `console`
+        ):
+            return
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         line = f"{time.strftime('%H:%M:%S')} {f'{task}: ' if task else ''}{level}{text}"
         with suppress(OSError):  # a reader that is gone (`| head`, a closed terminal) ends no run
-            tqdm.write(line, file=sys.stderr if is_for_a_program() else sys.stdout)
+            tqdm.write(line, file=sys.stderr if _is_for_a_program() else sys.stdout)
+
+
+def _first_line(record: logging.LogRecord) -> str:
+    return printable(redact(record.getMessage().split("\n", 1)[0]))

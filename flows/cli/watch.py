@@ -71,12 +71,9 @@ def view(run: RunFolder) -> RenderableType:
     rows = run.metrics.read()
     colour = {"running": "cyan", "finished": "green"}.get(record.status, "red")
     title = Text.assemble((printable(run.run_id), "bold"), "  ", (record.status, colour))
-    if record.reason:
-        title.append(printable(f"  {record.reason}"))
-    if record.note:
-        title.append(printable(f"\nnote: {record.note}"))
-    if record.next_step:
-        title.append(printable(f"\nwhat to do next: {record.next_step}"))
+    about = {"  ": record.reason, "\nnote: ": record.note, "\nwhat to do next: ": record.next_step}
+    for head, text in about.items():
+        title.append(f"{head}{printable(text)}" if text else "")
     if len(record.attempts) > 1:
         last = record.attempts[-1]
         title.append(f"\nattempt {len(record.attempts)}, {printable(last.reason)}", "yellow")
@@ -90,11 +87,10 @@ def view(run: RunFolder) -> RenderableType:
     diagnoses = [Text(printable(f"! {one}"), "yellow") for one in odd if not one.is_note]
     diagnoses = diagnoses or [Text("nothing stands out", "dim")]
     diagnoses += [Text(printable(f"note: {one}"), "dim") for one in odd if one.is_note]
-    waits = _waits(run.path, record) if record.status == "running" else []
     return Group(
         title,
         _progress(run, rows),
-        *waits,
+        *(_waits(run.path, record) if record.status == "running" else []),
         _curves(rows),
         *_memory(rows),
         *diagnoses,
@@ -104,23 +100,19 @@ def view(run: RunFolder) -> RenderableType:
 
 def spark(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
     """Returns a curve as one line of bars, each the mean of its share of the values."""
-    if not values:
-        return ""
     count = min(width, len(values))
-    edges = [i * len(values) // count for i in range(count + 1)]
+    edges = [i * len(values) // count for i in range(count + 1)] if count else []
     means = [sum(values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
-    low = min(means)
-    span = max(means) - min(means)
-    top = len(_BARS) - 1
-    return "".join(_BARS[round((mean - low) / span * top) if span else 0] for mean in means)
+    low = min(means, default=0.0)
+    steps = (max(means, default=0.0) - low) / (len(_BARS) - 1) or 1.0
+    return "".join(_BARS[round((mean - low) / steps)] for mean in means)
 
 
 def _progress(run: RunFolder, rows: list[dict[str, Any]]) -> RenderableType:
     steps = max((row["step"] for row in rows), default=0)
     last = last_step_of(run)
-    text = f"step {steps}" + (f" of {last}" if last else "")
-    if (left := left_of(run)) is not None:
-        text += f", {left}"
+    left = left_of(run)
+    text = f"step {steps}{f' of {last}' if last else ''}{f', {left}' if left else ''}"
     grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(last or max(steps, 1), steps, width=_SPARK_WIDTH)
     grid.add_row(bar, Text(printable(text)))
@@ -129,14 +121,16 @@ def _progress(run: RunFolder, rows: list[dict[str, Any]]) -> RenderableType:
 
 def _waits(run: Path, record: RunRecord) -> list[RenderableType]:
     """What it waits for now, when the last step was done, and how long the last starts took."""
-    lines = [Text(line, "cyan") for line in waits_in_words(run)]
-    if (step := step_in_words(run)) is not None:
-        lines.append(Text(step, "dim"))
-    for number, attempt in list(enumerate(record.attempts, start=1))[-_STARTS:]:
-        if attempt.startup_s:
-            took = startup_in_words(attempt.startup_s)
-            lines.append(Text(f"attempt {number} started in {took}", "dim"))
-    return [*lines]
+    step = step_in_words(run)
+    starts = [
+        f"attempt {number} started in {startup_in_words(attempt.startup_s)}"
+        for number, attempt in list(enumerate(record.attempts, start=1))[-_STARTS:]
+        if attempt.startup_s
+    ]
+    return [
+        *(Text(line, "cyan") for line in waits_in_words(run)),
+        *(Text(line, "dim") for line in filter(None, (step, *starts))),
+    ]
 
 
 def _curves(rows: list[dict[str, Any]]) -> RenderableType:

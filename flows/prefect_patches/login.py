@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from rl_core.system.atomic import locked
@@ -57,8 +58,7 @@ def login_for(url: str | None, settings: Settings) -> str | None:
         return None
     if settings.server.api.auth_string is not None:
         return settings.server.api.auth_string.get_secret_value()
-    file = login_file(settings.home)
-    return _read(file) if file.exists() else None
+    return _read(file) if (file := login_file(settings.home)).exists() else None
 
 
 def server_environment(settings: Settings, *, renew: bool = False) -> dict[str, str]:
@@ -66,15 +66,16 @@ def server_environment(settings: Settings, *, renew: bool = False) -> dict[str, 
 
     They give it a login, let only its own pages read it, and ask for a token with each change.
     """
-    given = settings.server.api.model_fields_set
-    variables = {}
-    if "auth_string" not in given:
-        variables[SERVER_AUTH_STRING] = own_login(settings.home, renew=renew)
-    if "cors_allowed_origins" not in given:
-        variables["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] = _origins(settings.server.ui.api_url)
-    if "csrf_protection_enabled" not in given:
-        variables["PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED"] = "true"
-    return variables
+    values: dict[str, Any] = {
+        "auth_string": partial(own_login, settings.home, renew=renew),
+        "cors_allowed_origins": partial(_origins, settings.server.ui.api_url),
+        "csrf_protection_enabled": lambda: "true",
+    }
+    return {
+        f"PREFECT_SERVER_API_{name.upper()}": value()
+        for name, value in values.items()
+        if name not in settings.server.api.model_fields_set
+    }
 
 
 def _origins(url: str | None) -> str:

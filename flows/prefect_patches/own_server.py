@@ -8,7 +8,7 @@ Prefect is imported in the functions: the first import of it loads our plugin, w
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -115,8 +115,7 @@ def _read_own_results_only() -> None:
     def resolved(storage: Any, **_: Any) -> WritableFileSystem:
         if isinstance(storage, UUID | str):
             raise MissingResult(f"the block {storage}, which a server names, is not read")
-        here: WritableFileSystem = resolve(storage, _sync=True)
-        return here
+        return cast("WritableFileSystem", resolve(storage, _sync=True))
 
     async def resolved_async(storage: Any) -> WritableFileSystem:
         return resolved(storage)

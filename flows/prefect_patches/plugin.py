@@ -35,8 +35,9 @@ def setup_environment(*, ctx: HookContext) -> None:
             raise SystemExit(f"no server without a login: {error}") from None
         os.environ.update(safe)
         if login.SERVER_AUTH_STRING in safe:
-            file = login.login_file(settings.home)
-            sys.stderr.write(f"login: the page asks once, `cat {file}`\n")
+            sys.stderr.write(
+                f"login: the page asks once, `cat {login.login_file(settings.home)}`\n"
+            )
     if is_server:
         _lock_before_reading()
         list_newest_artifacts_first()

@@ -45,10 +45,11 @@ class PrivateServer:
         self._starting.enter_context(locked(home))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self._url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-            environment = {**_SERVER_ENVIRONMENT, SERVER_AUTH_STRING: self._login}
             self._process = subprocess.Popen(
                 server_command(listener, dies_with_us=True),
-                env=environment_of_child("prefect") | environment,
+                env=environment_of_child("prefect")
+                | _SERVER_ENVIRONMENT
+                | {SERVER_AUTH_STRING: self._login},
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,

@@ -70,14 +70,11 @@ def refuse_unnamed(config: RunConfig, words: Sequence[str], *, ray: bool = False
 
 def _fetched(config: RunConfig) -> dict[str, str]:
     """Returns the settings that name a hub's data set that is not cached, besides an env's own."""
-    data = config.data
     source = config.env.rows.source(config.env)
-    default_source = config.env.rows.source(type(config.env)())
-    lists = {"train": data.train_files, "test": data.test_files}
-    names = {
-        "sft.data": config.sft.data,
-        "env.source": None if source == default_source else source,
-    }
+    lists = {"train": config.data.train_files, "test": config.data.test_files}
+    names = {"sft.data": config.sft.data}
+    if source != config.env.rows.source(type(config.env)()):
+        names["env.source"] = source
     return {
         f"data.{split}_files": f"[{','.join(files)}]"
         for split, files in lists.items()
@@ -110,11 +107,10 @@ def named_model(
     from tasks.storage import bring_model  # with Prefect
 
     where = compose(where_and_others(words)[0])
-    root = where.storage.root
     storage = where.storage
     bring_model(storage, name, where.run_id)
     try:
-        return find_model(name, root, run_id=where.run_id or "latest", env=env), storage
+        return find_model(name, storage.root, run_id=where.run_id or "latest", env=env), storage
     except ValueError as error:
         raise BadInputError(str(error)) from None
 
@@ -128,8 +124,9 @@ def settings_of_run(
     the run is imported only if it is in the command's `words`.
     """
     if not (settings := read_settings(run.path)):
-        file = run.path / "config.yaml"
-        raise BadInputError(f"{file} is missing or damaged: it holds no settings")
+        raise BadInputError(
+            f"{run.path / 'config.yaml'} is missing or damaged: it holds no settings"
+        )
     try:
         refuse_older(run.path)
         if ":" in (env := settings["env"]["name"]) and f"env={env}" in words:

@@ -13,7 +13,7 @@ from prefect.utilities.names import generate_slug
 
 from flows.errors import BadInputError, one_line
 from flows.runs.lookup import settings_of_run
-from flows.runs.state import is_cancelled, is_suspended, own_flow_run
+from flows.runs.state import is_cancelled, is_suspended, outlive_lost_leases, own_flow_run
 from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
@@ -53,8 +53,8 @@ def choose_run(config: RunConfig, flow_run_id: str | None, *, is_night: bool = F
         _refuse_to_start_anew(config, run_of_name)
         _refuse_others_work(run_of_name, config)
         return config
-    name = flow_run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{generate_slug(2)}"
-    new = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+    new = flow_run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{generate_slug(2)}"
+    new = re.sub(r"[^A-Za-z0-9._-]+", "-", new)
     if not RunFolder.under(config.storage.root, new).path.exists():
         run, why = run_to_continue(config, is_night=is_night)
         if why:
@@ -138,18 +138,15 @@ def _continuing(run: RunFolder, config: RunConfig) -> str:
     place = "step 0 (no step was saved)" if checkpoint is None else f"step {checkpoint.step}"
     if checkpoint is None and config.storage.url is not None:
         place = "its last checkpoint in the store"
-    ended = "failed" if record.status == "failed" else f"was {record.status}"
+    ending = "failed" if record.status == "failed" else f"was {record.status}"
     if record.stopped_by:
-        ended = f"was stopped by {record.stopped_by}"
+        ending = f"was stopped by {record.stopped_by}"
     elif record.reason:
-        ended += f": {cut(record.reason.partition(';')[0], _LONGEST_REASON)}"
+        ending += f": {cut(record.reason.partition(';')[0], _LONGEST_REASON)}"
     budget = BudgetLimit(config, run)
-    spent = ""
     if not budget.allows_a_step():
-        spent = f", but {budget.limit} allows no step more: set {budget.way_on}"
-    return (
-        f"continuing run {run.run_id} from {place}{spent}; run_id=NEWNAME begins anew (it {ended})"
-    )
+        place += f", but {budget.limit} allows no step more: set {budget.way_on}"
+    return f"continuing run {run.run_id} from {place}; run_id=NEWNAME begins anew (it {ending})"
 
 
 @contextmanager
@@ -211,8 +208,10 @@ def _unsaved(run: RunFolder) -> str:
 def _last_words(error: BaseException, run: RunFolder) -> dict[str, Any]:
     """Returns the fields of `run.json` that a failure fills; none if they cannot be collected."""
     try:
-        advice = next_step(error, run)
-        return {"next_step": advice, "last_metrics": last_metrics(run.metrics.read())}
+        return {
+            "next_step": next_step(error, run),
+            "last_metrics": last_metrics(run.metrics.read()),
+        }
     except Exception:
         _logger.exception("no last words:")
         return {}
@@ -244,11 +243,13 @@ def next_step(error: BaseException, run: RunFolder) -> str:
     if (cause := cause_of(error)) is None:
         return f"the end of {run.path / 'log.txt'} has the error in full; {again} {outcome}"
     checkpoint = max((c.size_bytes for c in list_checkpoints(run.path)), default=0)
-    wanted_gib = (checkpoint + RESERVE_BYTES) / GIB
-    wanted_gib += (config or RunConfig()).storage.min_free_gib
-    missing_gib = max(wanted_gib - run.free_gib(), 0.1)
-    workers = run.path / "workers"
-    remedy = cause.here.format(error=error, run=run, workers=workers, missing_gib=missing_gib)
+    needed_gib = (checkpoint + RESERVE_BYTES) / GIB + (config or RunConfig()).storage.min_free_gib
+    remedy = cause.here.format(
+        error=error,
+        run=run,
+        workers=run.path / "workers",
+        missing_gib=max(needed_gib - run.free_gib(), 0.1),
+    )
     return f"{remedy}; {again} {outcome}"
 
 
@@ -262,9 +263,8 @@ def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _show_last_words(run: RunFolder) -> None:
     try:
-        page = redact(as_markdown(run.read()))
         create_markdown_artifact(
-            page,
+            redact(as_markdown(run.read())),
             key="report",
             description="Why the run failed, what it measured last, and what to do next.",
             is_first=True,
@@ -282,9 +282,8 @@ def as_markdown(record: RunRecord) -> str:
     ]
     lines += [f"\n{_plain(str(fault))}" for fault in later_attempts(record)]
     peaks = {f"{name} at most, GiB": gib for name, gib in record.host_peak_gib.items()}
-    measured = record.last_metrics | peaks
-    rows = [[name, f"{value:.4g}"] for name, value in measured.items()]
-    if rows:
+    if measured := record.last_metrics | peaks:
+        rows = [[name, f"{value:.4g}"] for name, value in measured.items()]
         lines += ["", markdown_table(["last measured", ""], rows, numbers=[1])]
     return "\n".join(lines) + "\n"
 
@@ -294,12 +293,12 @@ def _room(error: OutOfMemory, run: RunFolder, config: RunConfig | None) -> str:
     again = f"the same command with run_id={run.run_id}"  # since settings change
     if (flow_run := own_flow_run()) is not None and flow_run.deployment_id is not None:
         again = f"Retry would fail again: a Custom run with the overrides run_id={run.run_id}"
-    helpful = settings_that_help(config, run, error) if config else []
-    if not helpful:
+    best, *others = (settings_that_help(config, run, error) if config else []) or [""]
+    if not best:
         others = [*beyond_recovery(config or RunConfig(), error.phase), "more memory"]
         return f"take {' or '.join(others)}; {again}"
-    more = f" ({' or '.join(helpful[1:])} would help as well)" if helpful[1:] else ""
-    return f"{again} {helpful[0]}{more}"
+    more = f" ({' or '.join(others)} would help as well)" if others else ""
+    return f"{again} {best}{more}"
 
 
 def _plain(text: str | None) -> str:
@@ -316,18 +315,19 @@ class _End(logging.Filter):
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         if isinstance(error, _MISTAKES) and error is not self._logged:
             self._logged = error
-            record.msg, record.args, record.exc_info = one_line(error), (), None
+            vars(record).update(msg=one_line(error), args=(), exc_info=None)
             return True
         text = record.getMessage()
-        if text == "Finished in state Completed()":  # of each task: the next one's start says it
-            return False
-        if self._logged is not None and str(self._logged) in text:
-            return False
-        return not (text.startswith("Crash detected!") and (is_cancelled() or is_suspended()))
+        return not (
+            text == "Finished in state Completed()"  # of each task: the next one's start says it
+            or (self._logged is not None and str(self._logged) in text)
+            or (text.startswith("Crash detected!") and (is_cancelled() or is_suspended()))
+        )
 
 
-def tell_the_end_plainly() -> None:
-    """Makes the logs of this process's flow and task runs end in plain words."""
+def prepare_for_flow_runs() -> None:
+    """Makes flow runs of this process outlive lost leases, and their logs end in plain words."""
+    outlive_lost_leases()
     end = _End()
     for name in PREFECTS_RUN_LOGGERS:
         logging.getLogger(name).addFilter(end)

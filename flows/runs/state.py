@@ -5,7 +5,6 @@ server takes runs for lost whose heartbeats it missed, and a worker whose server
 minutes no longer looks for Cancel. So a thread of the run looks every few seconds.
 """
 
-import contextvars
 import logging
 import os
 import signal
@@ -13,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -103,11 +103,7 @@ def is_cancelled() -> bool:
     """Returns whether Cancel in the UI, not another SIGTERM, is why this process ends."""
     flow_run = own_flow_run()
     if flow_run is not None and not _cancelled.is_set():  # no answer counts as no
-        context = contextvars.copy_context()
-        target = (_look_for_cancel, flow_run.id)
-        look = threading.Thread(target=context.run, args=target, daemon=True)
-        look.start()
-        look.join(_ANSWER_S)
+        beside(partial(_look_for_cancel, flow_run.id)).join(_ANSWER_S)
     return _cancelled.is_set()
 
 
@@ -168,8 +164,8 @@ class _Watch:
                         self._heed(state, client)
 
     def _heed(self, state: State, client: SyncPrefectClient) -> None:
-        if state.type is not StateType.CANCELLING:
-            self._cancelling_since = None
+        since = self._cancelling_since
+        self._cancelling_since = None
         if state.type is StateType.PAUSED and self._can_resume:
             self._suspension.mark_requested(state)  # Prefect looks there between two tasks
             self._stop("suspended")
@@ -183,8 +179,8 @@ class _Watch:
             )
             client.set_flow_run_state(self._id, Running(message=why), force=True)
         elif state.type is StateType.CANCELLING:
-            since = self._cancelling_since = self._cancelling_since or time.monotonic()
-            if time.monotonic() - since > _WORKERS_TURN_S:
+            self._cancelling_since = since or time.monotonic()
+            if time.monotonic() - self._cancelling_since > _WORKERS_TURN_S:
                 self._cancels = True
                 _cancelled.set()
                 self._stop("cancelled, and no worker did it")
@@ -198,10 +194,10 @@ class _Watch:
 
 def _wait_for_server() -> None:
     deadline = time.monotonic() + _AWAY_S
-    is_told = False
+    message: str | None = "all is done, but the Prefect server is away: waiting for it"
     with get_client(sync_client=True) as client:
         while client.api_healthcheck() is not None and time.monotonic() < deadline:
-            if not is_told:
-                _logger.warning("all is done, but the Prefect server is away: waiting for it")
-            is_told = True
+            if message:
+                _logger.warning(message)
+            message = None
             time.sleep(_LOOK_S)

@@ -20,7 +20,6 @@ def summary_lines(run: RunFolder) -> list[str]:
     price = run.price_of(seconds)
     settings = read_settings(run.path)
     protocol = protocol_of(settings)
-    diagnoses = diagnose(run.metrics.read(), settings=settings)
     another = f"countdown-train run preset={record.preset} seed=1{where}"
     if record.own_settings:  # too many to type, and another run without them
         another = "the same command with seed=1, and without run_id"
@@ -30,7 +29,10 @@ def summary_lines(run: RunFolder) -> list[str]:
         ("accuracy after", accuracy_in_words(record.accuracy_after, intervals.get("trained"))),
         *([("accuracy of", protocol)] if protocol != "greedy" else []),
         *([("champion", record.champion)] if record.champion else []),
-        *(("diagnosis" if i == 0 else "", str(one)) for i, one in enumerate(diagnoses)),
+        *(
+            ("diagnosis" if i == 0 else "", str(one))
+            for i, one in enumerate(diagnose(run.metrics.read(), settings=settings))
+        ),
         ("steps", str(record.steps)),
         *(
             ("retried", f"from step {attempt.from_step} with {in_words(attempt.changes)}")
@@ -55,9 +57,8 @@ def summary_lines(run: RunFolder) -> list[str]:
 
 def accuracy_in_words(value: float | None, interval: tuple[float, float] | None = None) -> str:
     """Returns an accuracy with its 95% interval."""
-    if value is None:
-        return "not measured"
-    return f"{value:.3f}" + (f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else "")
+    low_and_high = f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else ""
+    return "not measured" if value is None else f"{value:.3f}{low_and_high}"
 
 
 def intervals_of(run: RunFolder) -> dict[str, tuple[float, float]]:

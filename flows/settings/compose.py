@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
@@ -40,11 +40,11 @@ def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> 
     given = {key: _text(item) for key, item in parsed.items()}
     chosen = {key: given.pop(key) for key in parsed if key in keys.CHOICES}
     for group, name in chosen.items():
+        if base is not None:
+            raise BadInputError(f"{group} cannot change: these are settings of a run")
         if group != "preset" or not name.endswith(_FILES):
             keys.check_choice(group, name)
     if base is not None:
-        if chosen:
-            raise BadInputError(f"{next(iter(chosen))} cannot change: these are settings of a run")
         preset = base.preset
         env = base.env.name
         settings = base.model_dump(mode="json", exclude={"preset"})
@@ -64,7 +64,6 @@ def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
 
     None is for a setting that the preset's env lacks; a preset that is gone counts as the defaults.
     """
-    settings = dict(leaves(config.model_dump(mode="json")))
     try:
         preset = compose([f"preset={config.preset}"])
     except BadInputError:
@@ -72,7 +71,7 @@ def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
     theirs = dict(leaves(preset.model_dump(mode="json")))
     return {
         key: (theirs.get(key), value)
-        for key, value in settings.items()
+        for key, value in leaves(config.model_dump(mode="json"))
         if key not in _OF_THE_RUN and theirs.get(key) != value
     }
 
@@ -100,15 +99,14 @@ def _parse(overrides: Sequence[str]) -> dict[str, Override]:
         try:
             item = parser.parse_override(text)
         except HydraException:
+            remedy = f"cannot be read: put special characters in quotes, {key}=\"'...'\""
             if (second := _SECOND_SETTING.search(value)) is not None:
                 first = f"{key}={value[: second.start()]}"
-                raise BadInputError(
-                    f"{text!r} is two settings in one item: write {first!r} and {second[1]!r}, "
-                    "each an item of its own"
-                ) from None
-            raise BadInputError(
-                f"{text!r} cannot be read: put special characters in quotes, {key}=\"'...'\""
-            ) from None
+                remedy = (
+                    f"is two settings in one item: write {first!r} and {second[1]!r}, each an item "
+                    "of its own"
+                )
+            raise BadInputError(f"{text!r} {remedy}") from None
         if item.type != OverrideType.CHANGE or item.package is not None:
             raise BadInputError(f"{text!r} must be a plain KEY=VALUE, without + ~ or @")
         if item.is_sweep_override():
@@ -174,8 +172,7 @@ def _start(preset: str, chosen: str | None) -> tuple[str, dict[str, Any]]:
 def _text(item: Override) -> str:
     """Returns the value as the user wrote it, without quotes around it."""
     value = item.value()
-    raw = str(item.input_line).partition("=")[2].strip()
-    return value if isinstance(value, str) else raw
+    return value if isinstance(value, str) else str(item.input_line).partition("=")[2].strip()
 
 
 def _merge(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,11 +182,10 @@ def _merge(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
         for key, value in values.items():
             OmegaConf.update(config, key, value, merge=True)
         _refuse_resolvers(OmegaConf.to_container(config))
-        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        return cast("dict[str, Any]", resolved)
     except OmegaConfBaseException as error:
         raise BadInputError(in_one_line(error)) from None
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
 
 
 def _refuse_resolvers(tree: object) -> None:

@@ -49,8 +49,9 @@ def check_choice(group: str, name: str) -> None:
     """Refuses a name that `preset` or `env` does not have; loads an env of a module."""
     names = CHOICES[group]
     if name not in names and not (group == "env" and ":" in name):
-        there = ", ".join(names)
-        raise BadInputError(f"unknown {group} {name!r}{nearest(name, names)} (there are: {there})")
+        raise BadInputError(
+            f"unknown {group} {name!r}{nearest(name, names)} (there are: {', '.join(names)})"
+        )
     if group == "env":
         try:
             find_env(name)

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -144,8 +145,8 @@ def read_night(file: Path = NIGHT_FILE) -> NightSettings:
             return NightSettings()
         text = read_plain(file, follow=True, most_bytes=MOST_YAML_BYTES)
         parse_yaml(text, file.name)  # refuses aliases, tags and deep nesting
-        content = yaml.load(text, Loader=_Loader)  # a SafeLoader
-        return NightSettings.model_validate(content or {})
+        # A SafeLoader.
+        return NightSettings.model_validate(yaml.load(text, Loader=_Loader) or {})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
@@ -184,16 +185,13 @@ def why_off(night: NightSettings) -> str | None:
     from prefect import get_client
     from prefect.exceptions import ObjectNotFound
 
-    by_file = _BY_FILE if night.at is None else None
-    try:
-        with get_client(sync_client=True) as client:
-            there = client.read_deployment_by_name(DEPLOYMENT)
-    except ObjectNotFound:
-        return by_file
-    is_active = not there.schedules or any(schedule.active for schedule in there.schedules)
-    if _NO_HOUR not in there.tags and (there.paused or not is_active):  # which stays
-        return f"{by_file}, and {_BY_PERSON}" if by_file else _BY_PERSON
-    return by_file
+    reasons = [_BY_FILE] if night.at is None else []
+    with suppress(ObjectNotFound), get_client(sync_client=True) as client:
+        there = client.read_deployment_by_name(DEPLOYMENT)
+        is_active = not there.schedules or any(schedule.active for schedule in there.schedules)
+        if _NO_HOUR not in there.tags and (there.paused or not is_active):  # which stays
+            reasons.append(_BY_PERSON)
+    return ", and ".join(reasons) or None
 
 
 @cache

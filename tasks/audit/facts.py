@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -36,13 +37,10 @@ def line(
 
 def ranges(numbers: Iterable[int]) -> str:
     """Returns numbers as a text: `1 to 4, 7`."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    texts = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
+    # In an unbroken row, numbers grow as their places do.
+    placed = groupby(enumerate(sorted(set(numbers))), key=lambda pair: pair[1] - pair[0])
+    rows = [[number for _, number in pairs] for _, pairs in placed]
+    texts = [str(row[0]) if len(row) == 1 else f"{row[0]} to {row[-1]}" for row in rows]
     return ", ".join([*texts[:_SHOWN], *(["..."] if len(texts) > _SHOWN else [])])
 
 
@@ -79,11 +77,10 @@ class Facts:
         ]
 
     def _read(self, name: str) -> RunConfig | str:
+        folder = self.run.path
         try:
-            text = read_plain(
-                self.run.path / name, below=self.run.path, most_bytes=MOST_YAML_BYTES
-            ).decode(errors="replace")
-            return RunConfig.model_validate(parse_settings(text))
+            content = read_plain(folder / name, below=folder, most_bytes=MOST_YAML_BYTES)
+            return RunConfig.model_validate(parse_settings(content.decode(errors="replace")))
         except (OSError, ValueError, TypeError) as error:
             problem = in_one_line(error)
             older = "by an older version, or are damaged" if "extra" in problem else "as they are"
@@ -102,22 +99,18 @@ class Facts:
     @cached_property
     def data(self) -> Path | None:
         """The folder of the data set, as the record has it; None if it has none."""
-        folder = self.run.read().data
-        return None if folder is None else Path(folder)
+        return None if (folder := self.run.read().data) is None else Path(folder)
 
     @cached_property
     def problems(self) -> dict[str, list[Problem]] | str:
         """The problems of each split, verified; or why they cannot be read."""
         if self.data is None:
             return "the run's record names no data set"
-        read = {}
-        for split in SPLITS:
-            file = self.data / f"{split}.parquet"
-            try:
-                read[split] = problems_in(read_verified(file), file)
-            except (OSError, ValueError) as error:
-                return in_one_line(error)
-        return read
+        files = {split: self.data / f"{split}.parquet" for split in SPLITS}
+        try:
+            return {name: problems_in(read_verified(file), file) for name, file in files.items()}
+        except (OSError, ValueError) as error:
+            return in_one_line(error)
 
 
 def file_digest(path: Path, run: Path) -> str:

@@ -36,21 +36,19 @@ def check_attempts(facts: Facts) -> AuditLine:
     for i, (before, after) in enumerate(pairwise(attempts), start=2):
         old = before.made_with
         new = after.made_with
-        names = sorted(old.keys() | new.keys())
         moved = [
             f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}"
-            for name in names
+            for name in sorted(old.keys() | new.keys())
             if old.get(name) != new.get(name)
         ]
-        moved += [after.changed] if after.changed else []
-        if moved:
-            changes.append(f"attempt {i}: {', '.join(moved)}")
+        if texts := list(filter(None, (*moved, after.changed))):
+            changes.append(f"attempt {i}: {', '.join(texts)}")
     if changes:
         return AuditLine("attempts", "note", f"{number}; {'; '.join(changes)}")
-    with_ = attempts[-1].made_with
-    facts_shown = [with_[name] for name in ("processor", "gpu") if name in with_]
+    machine = attempts[-1].made_with
+    shown = ", ".join(machine[name] for name in ("processor", "gpu") if name in machine)
     words = f"{number if len(attempts) > 1 else '1 attempt'}, with the same settings and versions"
-    return AuditLine("attempts", "holds", f"{words}, on {', '.join(facts_shown)}")
+    return AuditLine("attempts", "holds", f"{words}, on {shown}")
 
 
 def check_weights(facts: Facts, versions: set[int]) -> AuditLine:
@@ -78,11 +76,13 @@ def check_weights(facts: Facts, versions: set[int]) -> AuditLine:
             held[version].clear()
     missing = {version for version in versions if not held[version]}
     unknown = f"nothing was noted of the weights after update {ranges(missing)}"
-    words = (
+    return line(
+        "weights",
         f"the weights of {num_compared} syncs of engines are the learner's, by the digest of all "
-        "tensors"
+        "tensors",
+        wrong,
+        unknown if missing else None,
     )
-    return line("weights", words, wrong, unknown if missing else None)
 
 
 def check_checkpoints(facts: Facts) -> AuditLine:
@@ -108,11 +108,13 @@ def check_checkpoints(facts: Facts) -> AuditLine:
             num_noted += 1
             if model_digest(path) != noted[manifest.step]:
                 wrong.append(f"{path.name} is not the checkpoint that was saved")
-    words = (
-        f"checkpoints of steps {ranges(steps)}: every byte is as saved (crc32), "
-        f"{num_noted} of them as noted at the save"
-    )
     unknown = None if steps else "there are no checkpoints"
     if steps and not noted:
         unknown = f"{len(steps)} checkpoints are sound; whether they are this run's: {OLDER}"
-    return line("checkpoints", words, wrong, unknown)
+    return line(
+        "checkpoints",
+        f"checkpoints of steps {ranges(steps)}: every byte is as saved (crc32), "
+        f"{num_noted} of them as noted at the save",
+        wrong,
+        unknown,
+    )

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from math import isclose
+from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from rl_core.evaluation.rows import read_rows
@@ -13,19 +15,26 @@ from rl_core.runs.run_folder import FROM_PYTHON
 from rl_core.system.words import in_one_line
 from rl_core.types import Problem
 from tasks.audit.facts import Facts, line
-from tasks.audit.rewards import Scorers
+from tasks.audit.rewards import Row, Scorers
 
 _ASKED: Final = ("mode", "prompt_index", "sample_index", "prompt", "ground_truth", "evaluation")
 _SAME: Final = 1e-6
-Row = Mapping[str, Any]
 
 
 def read_evaluations(facts: Facts) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
     """Returns the rows of the run's own evaluation by model, and what cannot be read."""
+    folder = facts.run.path / "eval"
+    files = sorted(folder.glob("[!.]*.parquet")) if not folder.is_symlink() else ()
+    return _rows_of(facts, files)
+
+
+def _rows_of(
+    facts: Facts, files: Iterable[Path]
+) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """Returns the rows of each file by its name, and what cannot be read."""
     rows: dict[str, list[dict[str, Any]]] = {}
     wrong = []
-    folder = facts.run.path / "eval"
-    for file in sorted(folder.glob("[!.]*.parquet")) if not folder.is_symlink() else ():
+    for file in files:
         try:
             rows[file.stem] = read_rows(file, below=facts.run.path)
         except (OSError, ValueError) as error:
@@ -69,10 +78,11 @@ def check_evaluations(
             for _, text in scorers.differences(rows, lambda step: facts.settings[-1])
         ]
     again = f"{scorers.num_scored:,} answers get the logged verdict, value and score again"
-    rewards = line(
-        f"rewards of {subject}", again, differing_rewards, scorers.unknown.get("rewards")
-    )
-    return [line(subject, words, wrong), rewards]
+    unknown = scorers.unknown.get("rewards")
+    return [
+        line(subject, words, wrong),
+        line(f"rewards of {subject}", again, differing_rewards, unknown),
+    ]
 
 
 def _other_accuracies(facts: Facts, evaluations: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -82,43 +92,39 @@ def _other_accuracies(facts: Facts, evaluations: Mapping[str, Sequence[Row]]) ->
     recorded = {"base": record.accuracy_before, **dict.fromkeys(trained, record.accuracy_after)}
     for name, accuracy in recorded.items():
         rows = rows_that_count(evaluations.get(name, ()))
-        if accuracy is None or not rows:
-            continue
-        counted = sum(row["verdict"] == "correct" for row in rows) / len(rows)
-        if not isclose(accuracy, counted, abs_tol=_SAME):
-            wrong.append(f"run.json has accuracy {accuracy:.4g} of {name}, its rows {counted:.4g}")
+        if accuracy is not None and rows:
+            counted = fmean(row["verdict"] == "correct" for row in rows)
+            if not isclose(accuracy, counted, abs_tol=_SAME):
+                words = f"run.json has accuracy {accuracy:.4g} of {name}, its rows {counted:.4g}"
+                wrong.append(words)
     return wrong
 
 
 def check_tests(facts: Facts) -> AuditLine:
     """Compares the problems of each test during training: the same ones in the same way."""
-    wrong = []
-    seen: dict[str, set[tuple[Any, ...]]] = {}
     keys = ("mode", "prompt_index", "prompt", "ground_truth")
-    for _, file in step_files(facts.run.path / "held_out"):
-        try:
-            rows = read_rows(file, below=facts.run.path)
-        except (OSError, ValueError) as error:
-            wrong.append(in_one_line(error))
-            continue
-        seen[file.stem] = {tuple(row[key] for key in keys) for row in rows}
-    first = next(iter(seen), None)
+    tests, wrong = _rows_of(facts, (file for _, file in step_files(facts.run.path / "held_out")))
+    problems = {name: {tuple(map(row.get, keys)) for row in rows} for name, rows in tests.items()}
+    first = next(iter(problems), "")
     wrong += [
         f"{name} asks other problems than {first}"
-        for name in seen
-        if seen[name] != seen[first or name]
+        for name in problems
+        if problems[name] != problems[first]
     ]
-    words = f"{len(seen)} tests during training ask the same problems in the same way"
-    return line("tests", words, wrong, None if seen else "no test was kept")
+    return line(
+        "tests",
+        f"{len(problems)} tests during training ask the same problems in the same way",
+        wrong,
+        None if problems else "no test was kept",
+    )
 
 
 def check_absent(
     facts: Facts, prompts: Mapping[str, int], evaluations: Iterable[Sequence[Row]]
 ) -> AuditLine:
     """Looks for test problems in training: by their prompts, and numbers in any order."""
-    wrong = []
     tested = {str(row["prompt"]): row["prompt_index"] for rows in evaluations for row in rows}
-    wrong += [
+    wrong = [
         f"test problem {tested[prompt]} was trained on in step {prompts[prompt]}"
         for prompt in tested.keys() & prompts.keys()
     ]
@@ -132,11 +138,12 @@ def check_absent(
         for problem in test
         if _key(problem) in train
     ]
-    words = (
+    return line(
+        "held out",
         f"none of {len(test):,} test problems is among {len(train):,} training problems or "
-        f"{len(prompts):,} training prompts; both files hold the rows that were written (sha256)"
+        f"{len(prompts):,} training prompts; both files hold the rows that were written (sha256)",
+        wrong,
     )
-    return line("held out", words, wrong)
 
 
 def _key(problem: Problem) -> str:

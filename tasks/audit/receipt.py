@@ -7,7 +7,6 @@ from rl_core.runs.run_folder import IMPORTED, RunFolder
 from tasks.audit import files, held_out, steps
 from tasks.audit.facts import Facts, line
 
-TITLE = "Receipt"
 _MOST_ATTEMPTS = 1_000
 
 
@@ -27,8 +26,7 @@ def audit_run(run: RunFolder, rewards: Collection[str] = ()) -> list[AuditLine]:
     evaluations, unreadable = held_out.read_evaluations(facts)
     all_rows = list(evaluations.values())
     names = rollouts.run_ids | {str(row["run_id"]) for rows in all_rows for row in rows}
-    num_scored = f"{rollouts.num_scored:,}"
-    again = f"{num_scored} logged responses get the logged verdict, answer, value and score again"
+    again = "logged responses get the logged verdict, answer, value and score again"
     return [
         files.check_names(facts, names),
         files.check_attempts(facts),
@@ -38,7 +36,12 @@ def audit_run(run: RunFolder, rewards: Collection[str] = ()) -> list[AuditLine]:
         steps.check_order(facts, rollouts, rows),
         steps.check_staleness(facts, rollouts),
         files.check_weights(facts, rollouts.versions),
-        line("rewards", again, rollouts.wrong["rewards"], rollouts.unknown.get("rewards")),
+        line(
+            "rewards",
+            f"{rollouts.num_scored:,} {again}",
+            rollouts.wrong["rewards"],
+            rollouts.unknown.get("rewards"),
+        ),
         files.check_checkpoints(facts),
         held_out.check_tests(facts),
         *held_out.check_evaluations(facts, evaluations, unreadable),

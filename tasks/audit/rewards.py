@@ -50,18 +50,14 @@ class Scorers:
     ) -> Iterator[tuple[int, str]]:
         """Yields step and words for each row whose reward is not the one that its response gets."""
         pending = []
-        for row in rows:
-            if row["verdict"] == REWARD_ERROR:
-                continue
-            rewards = self._rewards(config_of(row["step"]))
-            problem = self._problem(row)
-            if rewards is None:
-                continue
-            if isinstance(problem, str):
-                yield row["step"], problem
+        for row in (row for row in rows if row["verdict"] != REWARD_ERROR):
+            if (rewards := self._rewards(config_of(row["step"]))) is None:
                 continue
             try:
+                problem = self._problem(row)
                 pending.append((row, rewards.submit(row["response"] or "", problem)))
+            except _OtherProblemError as error:
+                yield row["step"], f"{_place(row)}: {error}"
             except Exception as error:  # noqa: BLE001  # a stranger's truth may be of any shape
                 yield row["step"], f"{_place(row)} cannot be scored: {type(error).__name__}"
         for row, scored in pending:
@@ -75,14 +71,12 @@ class Scorers:
             return None
         key = config.env.model_dump_json()
         if key not in self._started:
-            why_not = self._why_not(config)
-            if why_not is not None:
+            self._started[key] = None
+            if (why_not := self._why_not(config)) is not None:
                 self.unknown["rewards"] = why_not
-            self._started[key] = (
-                self.stack.enter_context(start_rewards(config.env, config.reward))
-                if why_not is None
-                else None
-            )
+            else:
+                rewards = start_rewards(config.env, config.reward)
+                self._started[key] = self.stack.enter_context(rewards)
         return self._started[key]
 
     def _why_not(self, config: RunConfig) -> str | None:
@@ -101,40 +95,46 @@ class Scorers:
                 return f"the file of env.reward={name} has changed since the run (sha256)"
         return None
 
-    def _problem(self, row: Row) -> Problem | str:
-        """Returns the problem of a row, or a text: why it is none of the data set's."""
+    def _problem(self, row: Row) -> Problem:
+        """Returns the problem of a row; an error says why it is none of the data set's."""
         text = row.get("truth") or row.get("ground_truth")
-        problem = self.problems.get(row["prompt_index"])
+        number = row["prompt_index"]
+        problem = self.problems.get(number)
         if problem is not None:
             truth = json.dumps(problem.ground_truth, sort_keys=True, ensure_ascii=False)
-            if text is None or text == truth:
-                return problem
-            return f"{_place(row)}: its truth is not that of problem {row['prompt_index']}"
+            if text not in (None, truth):
+                raise _OtherProblemError(f"its truth is not that of problem {number}")
+            return problem
         if self.problems:
-            return f"{_place(row)}: the data set has no problem {row['prompt_index']}"
+            raise _OtherProblemError(f"the data set has no problem {number}")
         try:
             truth = parse_json(text or "null", "its truth")
         except ValueError as error:
-            return f"{_place(row)}: {error}"
-        return Problem(row["prompt_index"] or 0, row["data_source"] or "", (), truth, 0)
+            raise _OtherProblemError(str(error)) from None
+        return Problem(number or 0, row["data_source"] or "", (), truth, 0)
+
+
+class _OtherProblemError(ValueError):
+    """The problem of a row is none of the data set's."""
 
 
 def _place(row: Row) -> str:
-    if "group_id" in row:
-        return f"response {row['sample_index']} of group {row['group_id']}"
-    return f"{row['mode']} response {row['sample_index']} to problem {row['prompt_index']}"
+    return (
+        f"response {row['sample_index']} of group {row['group_id']}"
+        if "group_id" in row
+        else f"{row['mode']} response {row['sample_index']} to problem {row['prompt_index']}"
+    )
 
 
 def _difference(row: Row, scored: ScoredText) -> str | None:
     """Returns what a row says and what its response gets, if they differ."""
-    logged = {"verdict": row["verdict"], "answer": row["answer"], "value": row["value"]}
     value = scored.value if isinstance(row["value"], str) else as_double(scored.value)
-    again: dict[str, Any] = {"verdict": scored.verdict, "answer": scored.answer, "value": value}
-    if row.get("truth", "") is None:  # an older version logged neither
-        del again["value"]
+    again: dict[str, Any] = {"verdict": scored.verdict, "answer": scored.answer}
+    if row.get("truth", "") is not None:  # an older version logged neither
+        again["value"] = value
     for name, new in again.items():
-        if logged[name] != new:
-            return f"{name} is {logged[name]!r}, and its response gets {new!r}"
+        if row[name] != new:
+            return f"{name} is {row[name]!r}, and its response gets {new!r}"
     if row["score"] is None or not isclose(row["score"], scored.score, abs_tol=_SAME):
         return f"score is {row['score']}, and its response gets {scored.score:g}"
     return None

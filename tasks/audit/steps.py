@@ -1,7 +1,7 @@
 """The steps of a run: metrics and rollouts without gap or double, and what each rollout says."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isclose
@@ -20,14 +20,13 @@ from rl_core.system.plain_files import read_plain
 from rl_core.system.plain_parquet import check_columns, open_parquet
 from rl_core.system.words import counted, in_one_line
 from tasks.audit.facts import OLDER, Facts, file_digest, line, ranges
-from tasks.audit.rewards import Scorers
+from tasks.audit.rewards import Row, Scorers
 from tasks.queries.run_tables import reading_rollouts
 
 _BATCH_ROWS: Final = 8_192
 _MOST_ROWS: Final = 4_000_000
 """Of a file: more is no step's."""
 _SAME: Final = 1e-6
-Row = Mapping[str, Any]
 
 
 @dataclass
@@ -76,8 +75,7 @@ def read_rollouts(facts: Facts) -> Rollouts:
                 if last_step in noted:
                     rollouts.num_noted += 1
                     if file_digest(path, facts.run.path) != noted[last_step]:
-                        words = f"{path.name} is not the file that was written (sha256)"
-                        rollouts.wrong["rollouts"].append(words)
+                        raise ValueError(f"{path.name} is not the file that was written (sha256)")
             except (OSError, ValueError) as error:
                 rollouts.wrong["rollouts"].append(in_one_line(error))
         rollouts.unknown |= scorers.unknown
@@ -117,6 +115,7 @@ def _batches(stored: pq.ParquetFile) -> Iterator[list[dict[str, Any]]]:
 def _add(rollouts: Rollouts, facts: Facts, row: Row) -> None:
     """Adds a rollout, and notes what is wrong with its place and its policy."""
     number = int(row["step"])
+    version = -1 if row["policy_version"] is None else row["policy_version"]
     step = rollouts.steps[number]
     config = facts.of_step(number)
     if isinstance(config, RunConfig):
@@ -126,7 +125,7 @@ def _add(rollouts: Rollouts, facts: Facts, row: Row) -> None:
                 f"step {number}: row {step.num_rows + 1} is response {row['sample_index']} of "
                 f"group {row['group_id']}, where response {sample} of group {group} must be"
             )
-        age = number - 1 - (-1 if row["policy_version"] is None else row["policy_version"])
+        age = number - 1 - version
         if not 0 <= age <= config.rollout.staleness:
             rollouts.wrong["staleness"].append(
                 f"step {number}: tokens of policy {row['policy_version']}, {age} updates old"
@@ -134,30 +133,28 @@ def _add(rollouts: Rollouts, facts: Facts, row: Row) -> None:
         if sample == 0:
             step.problems.append(-1 if row["prompt_index"] is None else row["prompt_index"])
         elif row["prompt_index"] != step.problems[-1]:
-            words = f"step {number}: two problems in group {group}"
-            rollouts.wrong["rollouts"].append(words)
+            rollouts.wrong["rollouts"].append(f"step {number}: two problems in group {group}")
     step.num_rows += 1
     step.num_correct += row["verdict"] == "correct"
     step.reward += (row["score"] or 0.0) + sum(t["reward"] or 0.0 for t in row["turns"] or ())
     step.epoch = row["epoch"] or 0
     rollouts.run_ids.add(str(row["run_id"]))
-    rollouts.versions.add(-1 if row["policy_version"] is None else row["policy_version"])
+    rollouts.versions.add(version)
     rollouts.prompts.setdefault(str(row["prompt"]), number)
 
 
 def read_metrics(facts: Facts) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns the rows of `metrics.jsonl`, and what is wrong with its lines."""
+    file = facts.run.metrics.path
     rows = facts.run.metrics.read()
     try:
-        content = read_plain(
-            facts.run.metrics.path, below=facts.run.path, most_bytes=MOST_LOG_BYTES
-        )
+        content = read_plain(file, below=facts.run.path, most_bytes=MOST_LOG_BYTES)
     except (FileNotFoundError, ValueError) as error:
         return [], [in_one_line(error)]
-    num_lines = content.count(b"\n")
     if not rows:
         return [], ["metrics.jsonl has no steps"]
-    wrong = [f"{num_lines - len(rows)} lines cannot be read"] if num_lines > len(rows) else []
+    num_damaged = content.count(b"\n") - len(rows)
+    wrong = [f"{num_damaged} lines cannot be read"] if num_damaged > 0 else []
     return rows, wrong + _gaps([row["step"] for row in rows], first=0)
 
 
@@ -198,17 +195,22 @@ def check_rollouts(facts: Facts, rollouts: Rollouts, last: int) -> AuditLine:
     unknown = None
     if missing_first and steps and is_over:
         unknown = f"steps 1 to {missing_first} were deleted (storage.rollout_quota_bytes)"
-    first = steps[0] if unknown else 1
-    wrong = wrong + [f"no rollouts: {words}" for words in _gaps([*steps, last + 1], first=first)]
-    wrong += [f"rollouts of step {step}, without metrics" for step in steps if step > last]
+    gaps = _gaps([*steps, last + 1], first=steps[0] if unknown else 1)
+    wrong = [
+        *wrong,
+        *(f"no rollouts: {words}" for words in gaps),
+        *(f"rollouts of step {step}, without metrics" for step in steps if step > last),
+    ]
     for number, step in rollouts.steps.items():
         config = facts.of_step(number)
         if isinstance(config, RunConfig):
             size = config.data.train_batch_size * config.algorithm.group_size
             if step.num_rows != size:
                 wrong.append(f"step {number}: {step.num_rows} rows instead of {size}")
-    noted = f"{rollouts.num_noted} of {len(steps)} files by their sha256"
-    words = f"{rollouts.num_rows:,} rows of steps {ranges(steps)}, each once; {noted}"
+    words = (
+        f"{rollouts.num_rows:,} rows of steps {ranges(steps)}, each once; {rollouts.num_noted} of "
+        f"{len(steps)} files by their sha256"
+    )
     if not facts.notes:
         unknown = unknown or f"{words}: {OLDER}, so a change that agrees with all else is not seen"
     return line("rollouts", words, wrong, facts.unreadable or unknown)
@@ -226,8 +228,8 @@ def check_agreement(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> Au
         if row.get("group/replaced_frac"):
             replaced.append(row["step"])
             continue
-        means = {"reward/accuracy": step.num_correct, "critic/score/mean": step.reward}
-        for name, total in means.items():
+        sums = {"reward/accuracy": step.num_correct, "critic/score/mean": step.reward}
+        for name, total in sums.items():
             mean = total / step.num_rows
             logged = row.get(name)
             if not isinstance(logged, int | float) or not isclose(logged, mean, abs_tol=_SAME):
@@ -247,8 +249,13 @@ def check_agreement(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> Au
 def check_staleness(facts: Facts, rollouts: Rollouts) -> AuditLine:
     """Compares the policy of each rollout with what `rollout.staleness` allows."""
     limits = {one.rollout.staleness for one in facts.settings if isinstance(one, RunConfig)}
-    words = f"no token is more than {max(limits, default=0)} updates old, of {rollouts.num_rows:,}"
-    return line("staleness", f"{words} responses", rollouts.wrong["staleness"], facts.unreadable)
+    return line(
+        "staleness",
+        f"no token is more than {max(limits, default=0)} updates old, of {rollouts.num_rows:,} "
+        "responses",
+        rollouts.wrong["staleness"],
+        facts.unreadable,
+    )
 
 
 def check_order(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> AuditLine:
@@ -262,8 +269,8 @@ def check_order(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> AuditL
         words = f"data.curriculum={first.data.curriculum} chooses them: an epoch may leave some out"
         return AuditLine(subject, "note", words)
     if isinstance(facts.problems, str):
-        wrong = _asked_twice(rollouts)
-        return line(subject, "", wrong, f"in which order is unknown: {facts.problems}")
+        unknown = f"in which order is unknown: {facts.problems}"
+        return line(subject, "", _asked_twice(rollouts), unknown)
     problems = [problem.index for problem in facts.problems["train"]]
     replaced = {row["step"]: row.get("group/replaced_frac") or 0.0 for row in rows}
     last = min(max(rollouts.steps, default=0), len(replaced))  # no stranger's step 10 ** 18
@@ -285,26 +292,26 @@ def check_order(facts: Facts, rollouts: Rollouts, rows: Iterable[Row]) -> AuditL
         if number not in rollouts.steps:
             continue
         step = rollouts.steps[number]
-        others = sum(a != b for a, b in zip(due, step.problems, strict=False))
+        pairs = enumerate(zip(due, step.problems, strict=False))
+        others = [(i, ours, theirs) for i, (ours, theirs) in pairs if ours != theirs]
         share = replaced.get(number, 0.0)
         may_differ = round(size * share) if isinstance(share, float) and 0 <= share <= 1 else 0
-        if others > may_differ:
-            place = next(
-                i for i, (a, b) in enumerate(zip(due, step.problems, strict=False)) if a != b
-            )
+        if len(others) > may_differ:
+            place, ours, theirs = others[0]
             wrong.append(
-                f"step {number}: {others} of {size} problems are not those of seed={first.seed}: "
-                f"group {place} is problem {step.problems[place]}, not {due[place]}"
+                f"step {number}: {len(others)} of {size} problems are not those of "
+                f"seed={first.seed}: group {place} is problem {theirs}, not {ours}"
             )
         elif step.epoch != epoch:
             wrong.append(f"step {number} says epoch {step.epoch}, and is of epoch {epoch}")
         num_asked += len(step.problems)
-    words = (
+    return line(
+        subject,
         f"{num_asked:,} groups ask the problems in the order of seed={first.seed}, each of "
         f"{len(problems):,} once per epoch, over {counted(epoch + 1, 'epoch')} and "
-        f"{counted(len(facts.attempts), 'attempt')}"
+        f"{counted(len(facts.attempts), 'attempt')}",
+        wrong,
     )
-    return line(subject, words, wrong)
 
 
 def _asked_twice(rollouts: Rollouts) -> list[str]:

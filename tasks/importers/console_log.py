@@ -37,29 +37,28 @@ _TESTS: Final = {
 }
 """The mean over all data sources: verl's names of one of them."""
 
-_TRAINERS: Final = yaml.safe_load(
-    Path(__file__).with_name("others.yaml").read_text(encoding="utf-8")
-)
 _OF_OTHERS: Final = {
     (whose, kind): re.compile("|".join(patterns))
-    for whose, row in _TRAINERS.items()
+    for whose, row in yaml.safe_load(
+        Path(__file__).with_name("others.yaml").read_text(encoding="utf-8")
+    ).items()
     for kind, patterns in row.items()
 }
 """What the scripts and logs of other trainers than verl hold."""
 _LONGEST_LINE: Final = 2_000  # characters of a line that are looked at for that
 
-Row = dict[str, float]
+_Row = dict[str, float]
 
 
 @dataclass
 class Log:
     """The runs in a log, as metrics by step, and what could not be read."""
 
-    runs: list[dict[int, Row]] = field(default_factory=list)
+    runs: list[dict[int, _Row]] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)  # metrics that are no numbers
 
     @property
-    def rows(self) -> dict[int, Row]:
+    def rows(self) -> dict[int, _Row]:
         """The last run's; of a step that was done again, the last."""
         return self.runs[-1] if self.runs else {}
 
@@ -80,10 +79,12 @@ def other_trainer(text: str, kind: Literal["script", "log"]) -> str | None:
     lines = [
         line[:_LONGEST_LINE] for line in text.splitlines() if not line.lstrip().startswith("#")
     ]
-    for (whose, this), pattern in _OF_OTHERS.items():
-        if this == kind and any(map(pattern.search, lines)):
-            return str(whose)
-    return None
+    matches = (
+        str(whose)
+        for (whose, this), pattern in _OF_OTHERS.items()
+        if this == kind and any(map(pattern.search, lines))
+    )
+    return next(matches, None)
 
 
 def read_log(text: str) -> Log:
@@ -92,8 +93,9 @@ def read_log(text: str) -> Log:
     `not_finite/NAME` is 1 for a value that is not finite; `val/score` is the tests' mean score.
     """
     log = Log()
-    of_process: dict[str, dict[int, Row]] = {}  # two may print in turns
-    for line in map(_plain, text.splitlines()):
+    of_process: dict[str, dict[int, _Row]] = {}  # two may print in turns
+    for line in text.splitlines():
+        line = COLOURS.sub("", line).lstrip("\ufeff")
         if (numbered := _step_of(line)) is None:
             continue
         step, texts = numbered
@@ -109,10 +111,6 @@ def read_log(text: str) -> Log:
         of_process[process] = rows
         rows[step] = row
     return log
-
-
-def _plain(line: str) -> str:
-    return COLOURS.sub("", line).lstrip("\ufeff")
 
 
 def _step_of(line: str) -> tuple[int, dict[str, str]] | None:
@@ -154,7 +152,8 @@ def _metrics(texts: dict[str, str], unread: dict[str, str]) -> Iterator[tuple[st
 def import_log(file: Path, *, root: Path, run_id: str) -> RunFolder:
     """Makes a run of a log, with times counted back from the file's; ValueError without steps."""
     text = read_text(file)
-    rows, failure = read_log(text).rows, find_failure(text)
+    rows = read_log(text).rows
+    failure = find_failure(text)
     if not rows:
         raise ValueError(f"{file} holds no line like step:2 - critic/kl:-0.001 - ...")
     run = RunFolder.under(root, run_id)
@@ -163,25 +162,28 @@ def import_log(file: Path, *, root: Path, run_id: str) -> RunFolder:
     steps: list[dict[str, Any]] = []
     time = datetime.fromtimestamp(file.stat().st_mtime, UTC)
     for step, row in sorted(rows.items(), reverse=True):
-        epoch = int(row.get("training/epoch", row.get("epoch", 0)))
-        head = {"step": step, "epoch": epoch, "time": time.isoformat(timespec="milliseconds")}
-        steps.append(head | {name: v for name, v in row.items() if name not in ("epoch", *head)})
+        head = {
+            "step": step,
+            "epoch": int(row.get("training/epoch", row.get("epoch", 0))),
+            "time": time.isoformat(timespec="milliseconds"),
+        }
+        steps.insert(0, head | {k: v for k, v in row.items() if k not in ("epoch", *head)})
         seconds = min(max(row.get("timing_s/step", 0.0), 0), 86_400)
         time = max(time - timedelta(seconds=seconds), datetime.fromtimestamp(0, UTC))
-    steps.reverse()
-    why = f": {failure.says}: {failure.line}" if failure else ""
     record = RunRecord(
         run_id=run_id,
         preset=IMPORTED,
         status="failed" if failure else "finished",
         steps=max(rows),
-        reason=f"imported from {file.name}{why}",
+        reason=f"imported from {file.name}"
+        + (f": {failure.says}: {failure.line}" if failure else ""),
         next_step=failure.remedy if failure else None,
         started_at=steps[0]["time"],
         finished_at=steps[-1]["time"],
     )
     run.path.mkdir(parents=True)
-    lines = "".join(f"{json.dumps(step)}\n" for step in steps)
-    write_text_atomically(run.path / "metrics.jsonl", lines)
+    write_text_atomically(
+        run.path / "metrics.jsonl", "".join(f"{json.dumps(step)}\n" for step in steps)
+    )
     write_text_atomically(run.path / "run.json", record.model_dump_json(indent=2) + "\n")
     return run

@@ -43,16 +43,23 @@ class Overrides:
 
     def set(self, key: str, value: str, line: int) -> None:
         """Notes a setting, and what it replaces."""
-        if key in self.given:
-            facts = {"first": self.given[key].value, "first_line": self.given[key].line}
-            self.findings.append(finding("given_twice", line, key=key, value=value, **facts))
+        if first := self.given.get(key):
+            self.findings.append(
+                finding(
+                    "given_twice",
+                    line,
+                    key=key,
+                    value=value,
+                    first=first.value,
+                    first_line=first.line,
+                )
+            )
         self.given[key] = Given(value, line)
         self.taken_away.discard(key)
 
     def take_away(self, key: str, line: int) -> None:
         """Notes that verl has no value for a key, or for those of a section."""
-        for name in [name for name in self.given if f"{name}.".startswith(f"{key}.")]:
-            del self.given[name]
+        self.given = {k: v for k, v in self.given.items() if not f"{k}.".startswith(f"{key}.")}
         self.taken_away.add(key)
         self.findings.append(finding("taken_away", line, key=key))
 
@@ -62,18 +69,18 @@ def read_overrides(words: list[Word]) -> Overrides:
     read = Overrides()
     rest = iter(words)
     for word in rest:
-        text, line = word.text, word.line
+        text = word.text
         if (match := _SETTING.fullmatch(text)) is not None:
-            _read_value(read, match["key"], match["value"], line)
+            _read_value(read, match["key"], match["value"], word.line)
         elif (match := _TAKEN_AWAY.fullmatch(text)) is not None:
-            read.take_away(match["key"], line)
+            read.take_away(match["key"], word.line)
         elif (match := _OPTION.fullmatch(text)) is not None:
-            name = next(rest, Word("", line)).text if match[2] is None else match[2]
+            name = next(rest, Word("", word.line)).text if match[2] is None else match[2]
             if not _VERLS_OWN.fullmatch(name.strip("'\"")):
-                read.unread.append(finding("configuration", line, name=name))
+                read.unread.append(finding("configuration", word.line, name=name))
         elif not _IDLE.fullmatch(text):
             sentence = "group" if _GROUP.fullmatch(text) else "word"
-            read.unread.append(finding(sentence, line, text=text[:80]))
+            read.unread.append(finding(sentence, word.line, text=text[:80]))
     # A value may name another setting: ${data.train_batch_size}.
     given = read.given
     value_of = lambda match: given[match[1]].value if match[1] in given else match[0]  # noqa: E731

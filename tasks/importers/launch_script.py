@@ -17,7 +17,15 @@ from tasks.importers.hydra_words import read_overrides
 from tasks.importers.shell_script import Command, Script, Word
 from tasks.importers.structured import strings_of_python, words_of_yaml
 from tasks.importers.verl_rules import translate
-from tasks.importers.verl_table import PLAIN_NAMES, Given, Settings, finding, has_meaning, meaning
+from tasks.importers.verl_table import (
+    PLAIN_NAMES,
+    Given,
+    Settings,
+    finding,
+    has_meaning,
+    is_known,
+    meaning,
+)
 from tasks.preflight_checks import Finding
 
 _STARTS_VERL = re.compile(r"main_ppo\s")
@@ -46,8 +54,7 @@ class Imported:
 
     def preset(self, source: str) -> str:
         """Returns the settings as the text of a preset file."""
-        env = {"override /env": self.settings["env.name"]}
-        preset: dict[str, Any] = {"defaults": [env]}
+        preset: dict[str, Any] = {"defaults": [{"override /env": self.settings["env.name"]}]}
         for key, value in self.settings.items():
             section, _, name = key.partition(".")
             if key != "env.name":
@@ -68,27 +75,29 @@ def import_script(
         for given in (variables, shell)
     )
     source = _read(text.replace("\r\n", "\n").lstrip("\ufeff"), {**shell, **variables})
-    script, command, words = source.script, source.command, source.words
-    overrides = read_overrides(words)
-    given, unread = overrides.given, [*source.unread, *overrides.unread]
+    overrides = read_overrides(source.words)
+    given = overrides.given
+    unread = [*source.unread, *overrides.unread]
     settings, of_settings = translate(
         given,
-        command.words[0].line,
+        source.command.words[0].line,
         no_defaults=overrides.taken_away,
         is_partial=bool(unread),
     )
+    inherited = {name: shell[name] for name in shell.keys() - variables.keys()}
     findings = [
         *_line_findings(text if source.text else "", source),
-        *_command_findings(text, script, command),
+        *_command_findings(text, source),
         *unread,
         *overrides.findings,
-        *_variable_findings(script, given, variables),
-        *_inherited(script, given, {k: shell[k] for k in shell.keys() - variables.keys()}),
+        *_variable_findings(source.script, given, variables),
+        *_inherited(source.script, given, inherited),
         *of_settings,
         *_key_findings(given),
     ]
-    findings.sort(key=lambda one: int(one.check.removeprefix("line ")))
-    return Imported(settings, findings)
+    return Imported(
+        settings, sorted(findings, key=lambda one: int(one.check.removeprefix("line ")))
+    )
 
 
 @dataclass(frozen=True)
@@ -107,8 +116,7 @@ def _read(text: str, outer: Mapping[str, str]) -> _Source:
     """Returns what is read of a recipe, a Python program or a script, whichever it is."""
     is_verls = other_trainer(text, "script") is None
     if is_verls and _num_known(words := words_of_yaml(text)):
-        command = Command((Word("", words[0].line),), (), None)
-        return _Source("", Script(""), command, words)
+        return _Source("", Script(""), Command((Word("", words[0].line),), (), None), words)
     script = Script("", outer)
     strings = strings_of_python(text, script.from_outside_at)
     shell_text = next((one for one in strings if _STARTS_VERL.search(one.text)), None)
@@ -160,8 +168,11 @@ def _of_shell(text: str, outer: Mapping[str, str]) -> _Source:
 def _not_followed(script: Script, starts_verl: bool, command: Command) -> Iterator[Finding]:
     """Names what may set something and is not read."""
     if not starts_verl:
-        program = " ".join(word.text for word in command.words[:3])
-        yield finding("program", command.words[0].line, program=program)
+        yield finding(
+            "program",
+            command.words[0].line,
+            program=" ".join(word.text for word in command.words[:3]),
+        )
     for other in script.commands:
         name, *files = (word.text for word in other.words[:2])
         if name in ("source", ".") and files and not _SETS_NOTHING.search(files[0]):
@@ -171,8 +182,8 @@ def _not_followed(script: Script, starts_verl: bool, command: Command) -> Iterat
 
 
 def _num_known(words: list[Word]) -> int:
-    keys = [match[1] for word in words if (match := _KEY.match(word.text))]
-    return sum(has_meaning(key) or meaning(key, "") is not None for key in keys)
+    matches = (_KEY.match(word.text) for word in words)
+    return sum(is_known(match[1]) for match in matches if match)
 
 
 def _rank(command: Command, after: Command | None) -> tuple[bool, int]:
@@ -194,15 +205,13 @@ def _why_no_settings(text: str, script: Script) -> ValueError:
                 f"the command in line {line} stands in a text or in back-ticks, which are not "
                 "read: copy the command into a file of its own and import that"
             )
-    for command in script.commands:
-        files = [word.text for word in command.words if word.text.endswith(".sh")]
-        if files:
-            known = {k: v for k, v in script.values.items() if not is_secret(k, v)}
-            given = " ".join(f"{key}={value}" for key, value in known.items())
-            return ValueError(
-                f"it starts {files[0]} in line {command.words[0].line}, which is not followed: "
-                f"countdown-train import {files[0]} {given}".rstrip()
-            )
+    words = (word for command in script.commands for word in command.words)
+    if file := next((word for word in words if word.text.endswith(".sh")), None):
+        known = (f"{k}={v}" for k, v in script.values.items() if not is_secret(k, v))
+        return ValueError(
+            f"it starts {file.text} in line {file.line}, which is not followed: "
+            f"countdown-train import {file.text} {' '.join(known)}".rstrip()
+        )
     return NoSettingsError(
         "no settings were found: a launch script has a command with some of verl's, like "
         "data.train_batch_size=256"
@@ -255,9 +264,10 @@ def _ends(text: str, source: _Source) -> list[tuple[int, str]]:
     return sorted(ends.items())
 
 
-def _command_findings(text: str, script: Script, command: Command) -> Iterator[Finding]:
+def _command_findings(text: str, source: _Source) -> Iterator[Finding]:
     """Names what hides values of the command that trains, or its exit code."""
-    if (around := command.around) is not None:
+    script = source.script
+    if (around := source.command.around) is not None:
         values = "NAME=VALUE for each name that it sets"
         for call in script.commands:
             if around.text.startswith(f"{call.words[0].text}()"):
@@ -275,20 +285,14 @@ def _variable_findings(
     script: Script, given: Mapping[str, Given], variables: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Names variables that the script needs from outside, and given ones without effect."""
-    named: set[str] = set()
-    keys_of: dict[str, list[str]] = {}
-    for key, one in given.items():
-        for name in set(_NAMED.findall(one.value)):
-            keys_of.setdefault(name, []).append(key)
+    names_in = {key: set(_NAMED.findall(one.value)) for key, one in given.items()}
     for name, line in script.unset.items():
-        lost = keys_of.get(name, [])
-        named.update(lost)
-        if lost:
+        if lost := [key for key, names in names_in.items() if name in names]:
             say = "unset" if any(map(has_meaning, lost)) else "unset_without_a_meaning"
             say = "secret" if is_secret_name(name) else say
             yield finding(say, line, name=name, keys=", ".join(lost))
     for key, one in given.items():
-        if "$" in one.value and has_meaning(key) and key not in named:
+        if "$" in one.value and has_meaning(key) and names_in[key].isdisjoint(script.unset):
             yield finding("known_when_it_runs", one.line, key=key, value=one.value)
     for name, value in variables.items():
         if name in script.assigned:
@@ -325,5 +329,9 @@ def _key_findings(given: Mapping[str, Given]) -> Iterator[Finding]:
         else:
             idle.setdefault(why[0], []).append(key)
     for reason, keys in idle.items():
-        say = "does_nothing" if len(keys) == 1 else "do_nothing"
-        yield finding(say, given[keys[0]].line, keys=", ".join(keys), reason=reason)
+        yield finding(
+            "does_nothing" if len(keys) == 1 else "do_nothing",
+            given[keys[0]].line,
+            keys=", ".join(keys),
+            reason=reason,
+        )

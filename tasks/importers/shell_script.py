@@ -29,6 +29,7 @@ _REPEATED: Final = frozenset(
     {"for_statement", "c_style_for_statement", "while_statement", "function_definition"}
 )
 _BRANCHES: Final = frozenset({"if_statement", "case_statement"})
+_OTHER_WAYS: Final = frozenset({"elif_clause", "else_clause"})
 _ARITHMETIC: Final[Mapping[type, Callable[[int, int], int]]] = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
     **{ast.Div: operator.floordiv, ast.Mod: operator.mod},
@@ -86,23 +87,24 @@ class Script:
         around = self._around
         if (node.is_error or node.is_missing) and not self.first_error:
             self.first_error = _line(node)
-        if node.type == "comment":
-            self.comments.add(_line(node))
-        elif node.type == "variable_assignment":
-            self._assign(node)
-        elif node.type == "command":
-            words = tuple(word for part in node.named_children for word in self._words(part))
-            if words:
-                yield Command(words, piped_into, around)
-        elif node.type == "pipeline":
-            names = ["".join(self._text(part).split()[:1]) for part in node.named_children]
-            for i, part in enumerate(node.named_children):
-                yield from self._walk(part, tuple(names[i + 1 :]))
-        else:
-            if node.type in _REPEATED:
-                self._around = self._first_line(node)
-            for child in self._first_way(node) if node.type in _BRANCHES else node.named_children:
-                yield from self._walk(child, piped_into)
+        match node.type:
+            case "comment":
+                self.comments.add(_line(node))
+            case "variable_assignment":
+                self._assign(node)
+            case "command":
+                words = tuple(word for part in node.named_children for word in self._words(part))
+                if words:
+                    yield Command(words, piped_into, around)
+            case "pipeline":
+                names = ["".join(self._text(part).split()[:1]) for part in node.named_children]
+                for i, part in enumerate(node.named_children, start=1):
+                    yield from self._walk(part, tuple(names[i:]))
+            case kind:
+                if kind in _REPEATED:
+                    self._around = self._first_line(node)
+                for child in self._first_way(node) if kind in _BRANCHES else node.named_children:
+                    yield from self._walk(child, piped_into)
         self._around = around
 
     def from_outside_at(self, name: str, line: int) -> str:
@@ -126,17 +128,17 @@ class Script:
         if names:
             self.branches[self._first_line(node)] = names
         first = next((n for n in node.named_children if n.type == "case_item"), node)
-        outer, self._is_in_branch = self._is_in_branch, True
-        for child in first.named_children:
-            if child.type not in ("elif_clause", "else_clause"):
-                yield child
+        outer = self._is_in_branch
+        self._is_in_branch = True
+        yield from (n for n in first.named_children if n.type not in _OTHER_WAYS)
         self._is_in_branch = outer
 
     def _assign(self, node: Node) -> None:
-        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-        if name is None:
+        if (name := node.child_by_field_name("name")) is None:
             return
-        key, appends = self._text(name), any(child.type == "+=" for child in node.children)
+        key = self._text(name)
+        value = node.child_by_field_name("value")
+        appends = any(child.type == "+=" for child in node.children)
         if value is not None and value.type == "array":
             words = [word for child in value.named_children for word in self._words(child)]
             self._arrays[key] = [*self._arrays.get(key, []), *words] if appends else words
@@ -206,7 +208,8 @@ class Script:
     def _joined(self, node: Node) -> str:
         """Returns the parts of a text together, with the blanks that the grammar leaves out."""
         quote = int(node.type == "string")
-        text, end = "", node.start_byte + quote
+        end = node.start_byte + quote
+        text = ""
         for child in node.named_children:
             text += self._source[end : child.start_byte] + self._expand(child)
             end = child.end_byte
@@ -249,10 +252,8 @@ class Script:
 
     def _value(self, node: Node, name: str) -> str:
         value = self._known(name, node)
-        if value is not None:
-            return value
-        if name in ("@", "*"):
-            return ""  # what the caller adds
+        if value is not None or name in ("@", "*"):  # what the caller adds
+            return value or ""
         self.unset.setdefault(name, _line(node))
         return self._text(node).lstrip()
 

@@ -62,10 +62,11 @@ def _leaves(key: str, node: yaml.Node) -> Iterator[Word]:
 
 def _flow(node: yaml.Node) -> str:
     """Returns a value in one line, as it would stand after KEY=; of a section, its names."""
-    if isinstance(node, yaml.ScalarNode):
-        return str(node.value)
-    if isinstance(node, yaml.MappingNode):
-        return "{" + ", ".join(str(name.value) for name, _ in node.value) + "}"
+    match node:
+        case yaml.ScalarNode():
+            return str(node.value)
+        case yaml.MappingNode():
+            return "{" + ", ".join(str(name.value) for name, _ in node.value) + "}"
     plain = [part.value for part in node.value if isinstance(part, yaml.ScalarNode)]
     return json.dumps(plain, ensure_ascii=False)
 
@@ -85,8 +86,8 @@ def strings_of_python(text: str, value_of: Callable[[str, int], str]) -> list[Wo
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     strings = _Strings(nodes, value_of)
-    words = [word for node in nodes for word in strings.words(node)]
-    return [Word(text, line) for line, _, text in sorted(words)]
+    words = sorted(word for node in nodes for word in strings.words(node))
+    return [Word(text, line) for line, _, text in words]
 
 
 class _Strings:

@@ -14,11 +14,10 @@ _LEAST: Final = 1e-9  # which any ratio is above
 def add_correction(script: ScriptSettings) -> None:
     """Weighs tokens by learner over engine only if verl is set to; by default it is not."""
     settings = script.settings
+    cap = settings.pop("actor.importance_cap", _CAP)
     cap_of_early = script.number("actor_rollout_ref.actor.tis_imp_ratio_cap")
     if cap_of_early or script.plain("algorithm.rollout_is"):
-        settings.setdefault("actor.importance_cap", _CAP)
-    else:
-        settings.pop("actor.importance_cap", None)
+        settings["actor.importance_cap"] = cap
     level = script.plain(weighs := _KEYS + "rollout_is")
     if level in ("token", "sequence"):
         low, cap = _bounds(script.plain(_KEYS + "rollout_is_threshold"))
@@ -62,5 +61,9 @@ def _set_weights(
     if not (cap >= 1 >= (low or 1)):
         script.say("correction_bounds", f"{_KEYS}{key}_threshold")
         return
-    ours = {"level": level, "low": low, "cap": cap, "outside": "drop" if drops else "clip"}
-    script.settings |= {f"actor.importance_{name}": value for name, value in ours.items()}
+    script.settings |= {
+        "actor.importance_level": level,
+        "actor.importance_low": low,
+        "actor.importance_cap": cap,
+        "actor.importance_outside": "drop" if drops else "clip",
+    }

@@ -22,7 +22,6 @@ def add_tests(script: ScriptSettings) -> None:
         EvaluationConfig.model_validate(settings)
     except ValidationError as error:
         why = error.errors()[0]["msg"].lower()
-        key = f"{_THEIRS}temperature"
-        script.say("out_of_range", key, ours="evaluation.temperature", why=why)
-        return
-    script.settings |= {f"evaluation.{name}": value for name, value in settings.items()}
+        script.say("out_of_range", f"{_THEIRS}temperature", ours="evaluation.temperature", why=why)
+    else:
+        script.settings |= {f"evaluation.{name}": value for name, value in settings.items()}

@@ -28,8 +28,8 @@ def add_files(script: ScriptSettings) -> None:
     row: Record = {}
     with suppress(IndexError, StopIteration, ValueError):  # none is here, or it cannot be read
         columns = (column for its in ENVS.values() for column in its.rows.columns)
-        fields = ("data_source", "prompt", "reward_model", *columns)
-        row = next(read_records(_files(here)[0], fields))[1]
+        names = ("data_source", "prompt", "reward_model", *columns)
+        row = next(read_records(_files(here)[0], names))[1]
     source = row.get("data_source")
     if not row:
         env = _env_by_name(script)
@@ -42,9 +42,7 @@ def add_files(script: ScriptSettings) -> None:
     _say_missing(script, _TRAIN, missing, None if here else env)
     _say_missing(script, "data.val_files", missing_tests, None if here else env)
     if here:
-        settings[_TRAIN] = here
-        if tests:
-            settings["data.test_files"] = tests
+        settings |= {_TRAIN: here} | ({"data.test_files": tests} if tests else {})
     elif missing and env is None:
         script.say("unknown_problems", _TRAIN)
     if here and env is None and source is not None:
@@ -54,10 +52,15 @@ def add_files(script: ScriptSettings) -> None:
             _env_whose(lambda its: its.import_from.has_truth(truth)) or DEFAULT_ENV
         )
         if not rewards:
-            facts = {"file": here[0], "source": source, "env": settings["env.name"]}
-            script.say("problems_of_no_env", _TRAIN, **facts)
-    model = settings.get("model.path", "").lower()
-    settings |= ENVS[settings["env.name"]].import_from.settings(row, model)
+            script.say(
+                "problems_of_no_env",
+                _TRAIN,
+                file=here[0],
+                source=source,
+                env=settings["env.name"],
+            )
+    its = ENVS[settings["env.name"]].import_from
+    settings |= its.settings(row, settings.get("model.path", "").lower())
     for key in rewards:
         _add_reward(script, key)
 
@@ -66,18 +69,16 @@ def num_problems(script: ScriptSettings) -> int | None:
     """Returns how many problems there are to train on; None if that is not known yet."""
     most: int | None = script.settings.get("data.train_size")
     if files := script.settings.get(_TRAIN):
-        if any(map(is_hub_name, files)):
-            return None
-        try:
-            rows = sum(map(count_rows, _files(files)))
-        except ValueError:
-            return None  # said of the file when it is read
-        return min(rows, most or rows)
+        with suppress(ValueError):  # said of the file when it is read
+            if not any(map(is_hub_name, files)):
+                rows = sum(map(count_rows, _files(files)))
+                return min(rows, most or rows)
+        return None
     if _TRAIN in script.given and _env_by_name(script) is None:
         return None
-    if (on_hub := ENVS[script.settings["env.name"]].rows.source_size) is not None:
-        return on_hub
-    return most or int(DataConfig.model_fields["train_size"].default)
+    on_hub = ENVS[script.settings["env.name"]].rows.source_size
+    default = most or int(DataConfig.model_fields["train_size"].default)
+    return default if on_hub is None else on_hub
 
 
 def _add_model(script: ScriptSettings) -> None:
@@ -99,8 +100,8 @@ def _add_model(script: ScriptSettings) -> None:
 
 
 def _add_reward(script: ScriptSettings, key: str) -> None:
-    file, name = Path(script.plain(key)), script.plain(key.replace("path", "name"))
-    function = str(name or "compute_score")
+    file = Path(script.plain(key))
+    function = str(script.plain(key.replace("path", "name")) or "compute_score")
     if file.stem.isidentifier() and function.isidentifier():
         script.settings["env.reward"] = f"{file.stem}:{function}"
         script.say("reward_module", key, file=file, module=file.stem, folder=file.parent)
@@ -137,8 +138,8 @@ def _say_missing(script: ScriptSettings, key: str, missing: Sequence[str], env: 
 
 def _env_by_name(script: ScriptSettings) -> str | None:
     """Returns the env that the names of files, of the project or of the experiment fit."""
-    keys = (_TRAIN, "trainer.project_name", "trainer.experiment_name")
-    return next(filter(None, (_env_in(str(script.plain(key))) for key in keys)), None)
+    names = map(script.plain, (_TRAIN, "trainer.project_name", "trainer.experiment_name"))
+    return next(filter(None, map(_env_in, map(str, names))), None)
 
 
 def _env_in(name: str) -> str | None:

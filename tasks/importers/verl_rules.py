@@ -28,6 +28,7 @@ from tasks.importers.verl_table import (
 from tasks.preflight_checks import Finding
 
 _ACTOR: Final = "actor_rollout_ref.actor."
+_ESTIMATOR: Final = "algorithm.adv_estimator"
 _ROLLOUT: Final = "actor_rollout_ref.rollout."
 _RESPONSES: Final = "actor_rollout_ref.rollout.n"
 _SMALLEST_GROUP: Final = 8  # responses per prompt if the script's number makes no group
@@ -37,6 +38,7 @@ _NOT_NULL: Final = Given(str(_CLIP), 0)
 _RESAMPLED_AT_MOST: Final = 10  # rounds of dynamic sampling if verl has no limit
 _SCHEDULES: Final = ("lr_scheduler_type", "warmup_style", "lr_decay_style")
 _CHECKPOINTING: Final = "model.gradient_checkpointing"
+_SHARES: Final = ("resources.learner_gpus", "resources.rollout_gpus")
 
 
 def translate(
@@ -55,21 +57,38 @@ def translate(
     read = {key: one for key, one in given.items() if key not in unread}
     script = ScriptSettings(read, unread, line, frozenset(no_defaults), is_partial)
     for rule in (
-        *(_same, _kl, _kl_estimate, add_correction, _defaults, add_files, _unlisted),
-        *(_estimator, _group, _clip_ratio, _losses, _batches, _cards, _checkpointing),
-        *(_optimizer_of_ranks, _schedules, _loggers, _chat_args, add_tests),
+        _same,
+        _kl,
+        _kl_estimate,
+        add_correction,
+        _defaults,
+        add_files,
+        _unlisted,
+        _estimator,
+        _group,
+        _clip_ratio,
+        _losses,
+        _batches,
+        _cards,
+        _checkpointing,
+        _optimizer_of_ranks,
+        _schedules,
+        _loggers,
+        _chat_args,
+        add_tests,
     ):
         rule(script)
     assumed = script.assumed.items()
-    taken = {key: one for key, one in script.settings.items() if (key, one) not in assumed}
-    return taken, script.findings
+    return {k: v for k, v in script.settings.items() if (k, v) not in assumed}, script.findings
 
 
 def _same(script: ScriptSettings) -> None:
     """Takes over what has the same meaning; a run's start checks how settings go together."""
     config = RunConfig()
     for key in filter(SAME.__contains__, script.given):
-        ours, value, limit = SAME[key], script.plain(key), TABLE["limits"].get(key)
+        ours = SAME[key]
+        value = script.plain(key)
+        limit = TABLE["limits"].get(key)
         section, _, name = ours.partition(".")
         field = type(getattr(config, section)).model_fields[name]
         if limit and is_number(value) and not limit["at_least"] <= value <= limit["at_most"]:
@@ -77,9 +96,9 @@ def _same(script: ScriptSettings) -> None:
             value = limit["ours"]
         if value is None or (value == -1 and ours != "rollout.top_k"):
             continue
-        settings = ConfigDict(allow_inf_nan=False)
-        allowed = TypeAdapter[Any](field.rebuild_annotation(), config=settings)
+        finite = ConfigDict(allow_inf_nan=False)
         try:
+            allowed = TypeAdapter[Any](field.rebuild_annotation(), config=finite)
             script.settings[ours] = allowed.validate_python(value)
         except ValidationError as error:
             script.say("out_of_range", key, ours=ours, why=error.errors()[0]["msg"].lower())
@@ -97,15 +116,11 @@ def _defaults(script: ScriptSettings) -> None:
     silent = {key: value for key, value in defaults.items() if key not in script.settings}
     script.settings |= silent
     script.assumed |= {k: v for k, v in silent.items() if script.is_partial or k in unread}
-    taken = silent.keys() - script.assumed.keys()
-    values = [
-        f"{key}={'null' if value is None else str(value).lower()}"
-        for key, value in silent.items()
-        if key in taken
-    ]
+    taken = {key: value for key, value in silent.items() if key not in script.assumed}
+    values = {key: "null" if value is None else str(value).lower() for key, value in taken.items()}
     if values:
-        script.say("verl_defaults", values=" ".join(values))
-    if not script.is_recent and taken & of_its_age.keys():
+        script.say("verl_defaults", values=" ".join(f"{k}={v}" for k, v in values.items()))
+    if not script.is_recent and taken.keys() & of_its_age.keys():
         script.say("verl_of_unknown_age")
 
 
@@ -114,36 +129,38 @@ def _unlisted(script: ScriptSettings) -> None:
     for key, row in TABLE["unlisted"].items():
         if (value := script.plain(key)) is None:
             continue
-        ours, known = NEAREST[key], VALUES[NEAREST[key]]
-        alike = (name for name in known if str(value).startswith(name))
-        nearest = max(alike, key=len, default=None)
+        ours = NEAREST[key]
+        known = VALUES[ours]
+        nearest = max((n for n in known if str(value).startswith(n)), key=len, default=None)
         script.settings[ours] = taken = known[nearest] if nearest else row["ours"]
         if value != nearest:
             script.say(row["says"], key, known=", ".join(known), ours=ours, taken=taken)
 
 
 def _estimator(script: ScriptSettings) -> None:
-    key, ours = "algorithm.adv_estimator", "algorithm.estimator"
-    name, known = script.plain(key), VALUES["algorithm.estimator"]
+    name = script.plain(_ESTIMATOR)
+    known = VALUES["algorithm.estimator"]
     if name is None:
         return
     if is_number(name):
-        script.say("estimator_is_a_number", key)
+        script.say("estimator_is_a_number", _ESTIMATOR)
     elif name in [*known]:
-        script.settings[ours] = known[name]
+        script.settings["algorithm.estimator"] = known[name]
     else:
-        script.settings[ours] = taken = "grpo" if (script.count(_RESPONSES) or 1) > 1 else "gae"
+        taken = "grpo" if (script.count(_RESPONSES) or 1) > 1 else "gae"
+        script.settings["algorithm.estimator"] = taken
         names = ", ".join(dict.fromkeys(known.values()))
-        script.say("unknown_estimator", key, known=names, taken=taken)
-    undivided = script.plain("algorithm.norm_adv_by_std_in_grpo") is False
-    if undivided and script.settings.get(ours) == "grpo":
-        script.settings[ours] = "dr_grpo"
+        script.say("unknown_estimator", _ESTIMATOR, known=names, taken=taken)
+    is_undivided = script.plain("algorithm.norm_adv_by_std_in_grpo") is False
+    if is_undivided and script.settings.get("algorithm.estimator") == "grpo":
+        script.settings["algorithm.estimator"] = "dr_grpo"
 
 
 def _group(script: ScriptSettings) -> None:
     """Takes the number of responses to a prompt from any key that the script uses for it."""
     ours = "algorithm.group_size"  # a name that scripts use although verl does not have it
-    name, theirs = script.settings.get("algorithm.estimator"), script.given.get(_RESPONSES)
+    name = script.settings.get("algorithm.estimator")
+    theirs = script.given.get(_RESPONSES)
     size = script.count(_RESPONSES) or script.count(ours)
     if size is not None:
         script.settings[ours] = size
@@ -154,11 +171,10 @@ def _group(script: ScriptSettings) -> None:
         return
     if (size or 1) < 2:
         script.settings[ours] = _SMALLEST_GROUP
-        if script.may_be_set(_RESPONSES):
-            script.say("group_of_unknown_size", _RESPONSES, name=name, size=_SMALLEST_GROUP)
-        else:
-            where = _RESPONSES if theirs else "algorithm.adv_estimator"
-            script.say("group_of_one", where, name=name, size=_SMALLEST_GROUP)
+        may_be_set = script.may_be_set(_RESPONSES)
+        sentence = "group_of_unknown_size" if may_be_set else "group_of_one"
+        where = _RESPONSES if theirs or may_be_set else _ESTIMATOR
+        script.say(sentence, where, name=name, size=_SMALLEST_GROUP)
     if script.is_true("algorithm.filter_groups.enable"):
         batches = script.count("algorithm.filter_groups.max_num_gen_batches")
         script.settings["algorithm.resample_rounds"] = (batches or _RESAMPLED_AT_MOST + 1) - 1
@@ -166,15 +182,16 @@ def _group(script: ScriptSettings) -> None:
 
 def _kl(script: ScriptSettings) -> None:
     """Chooses where KL counts: in the loss, in the reward or nowhere."""
-    settings, in_reward = script.settings, "algorithm.use_kl_in_reward"
+    settings = script.settings
+    in_reward = "algorithm.use_kl_in_reward"
     # If it is not in the loss, it may still be in the reward.
     kl_keys = [key for key in (*script.given, *script.unread) if "kl_" in key and _ACTOR not in key]
     if script.plain(target := "algorithm.kl_ctrl.target_kl") is not None:
         script.say("kl_target", target)
     if script.is_true(_ACTOR + "use_kl_loss"):
         settings["algorithm.kl_mode"] = "loss"
-        for of_reward in ("algorithm.kl_coef", "algorithm.kl_controller"):
-            settings.pop(of_reward, None)
+        settings.pop("algorithm.kl_coef", None)
+        settings.pop("algorithm.kl_controller", None)
         if is_number(coef := script.plain(_ACTOR + "kl_loss_coef")):
             settings["algorithm.kl_coef"] = coef
         if script.is_true(in_reward):
@@ -186,7 +203,8 @@ def _kl(script: ScriptSettings) -> None:
 
 
 def _kl_estimate(script: ScriptSettings) -> None:
-    settings, key = script.settings, "algorithm.kl_penalty"
+    settings = script.settings
+    key = "algorithm.kl_penalty"
     in_loss = settings.get("algorithm.kl_mode") == "loss"
     kind = script.plain(key)
     if is_number(kind):
@@ -243,24 +261,21 @@ def _losses(script: ScriptSettings) -> None:
 def _batches(script: ScriptSettings) -> None:
     """Mini-batches that divide the batch, and micro-batches in tokens."""
     settings = script.settings
-    batch, mini = settings["data.train_batch_size"], settings["actor.mini_batch_size"]
+    batch = settings["data.train_batch_size"]
+    mini = settings["actor.mini_batch_size"]
     batch_keys = [_ACTOR + "ppo_mini_batch_size", "data.train_batch_size"]
     if key := next(filter(script.given.__contains__, batch_keys), None):
         ours = next(size for size in range(min(batch, mini), 0, -1) if batch % size == 0)
         settings["actor.mini_batch_size"] = ours
-        facts = {"mini": mini, "batch": batch, "factor": batch / mini, "ours": ours}
-        if mini != ours and not script.assumed.keys() & {
-            "data.train_batch_size",
-            "actor.mini_batch_size",
-        }:
+        if mini != ours and script.assumed.keys().isdisjoint(
+            {"data.train_batch_size", "actor.mini_batch_size"}
+        ):
             name = "mini_above_batch" if mini > batch else "mini_does_not_divide"
-            script.say(name, key, **facts)
+            script.say(name, key, mini=mini, batch=batch, factor=batch / mini, ours=ours)
     rows = script.count(_ACTOR + "ppo_micro_batch_size_per_gpu")
     rows = rows or script.count(_ACTOR + "ppo_micro_batch_size")
-    if rows is not None:
-        lengths = ("data.max_prompt_length", "data.max_response_length")
-        if script.assumed.keys() & {*lengths}:
-            return
+    lengths = ("data.max_prompt_length", "data.max_response_length")
+    if rows is not None and script.assumed.keys().isdisjoint(lengths):
         tokens = rows * sum(settings[length] for length in lengths)
         if not script.is_true(_ACTOR + "use_dynamic_bsz"):
             settings["actor.micro_batch_tokens"] = tokens
@@ -269,24 +284,25 @@ def _batches(script: ScriptSettings) -> None:
 
 def _cards(script: ScriptSettings) -> None:
     """GPUs of learner and engines, and what waits in the machine's memory."""
-    settings, per_node = script.settings, "trainer.n_gpus_per_node"
+    settings = script.settings
+    per_node = "trainer.n_gpus_per_node"
     cards = (script.count(per_node) or 1) * (script.count("trainer.nnodes") or 1)
     parallel = _ROLLOUT + "tensor_model_parallel_size"
     parts = script.count(parallel) or 1
     if per_node not in script.given:
-        why = "known" if script.may_be_set(per_node) else "given, and verl's default is 8"
-        script.say("unknown_cards", why=why)
+        script.say(
+            "unknown_cards",
+            why="known" if script.may_be_set(per_node) else "given, and verl's default is 8",
+        )
     elif parts > cards:
         script.say("too_few_cards", parallel, parts=parts, cards=cards)
     settings["model.dtype"] = "bfloat16"
-    share = 1 if cards > 1 else 0.5
-    settings["resources.learner_gpus"] = settings["resources.rollout_gpus"] = share
+    settings |= dict.fromkeys(_SHARES, 1 if cards > 1 else 0.5)
     if any(re.search(r"fsdp.*_offload$", key) and script.is_true(key) for key in script.given):
         settings["resources.offload"] = True
-    if cards == 1:
-        if script.is_true(_ROLLOUT + "free_cache_engine"):
-            settings["rollout.sleep"] = True
-    elif per_node in script.given:
+    if cards == 1 and script.is_true(_ROLLOUT + "free_cache_engine"):
+        settings["rollout.sleep"] = True
+    if cards > 1 and per_node in script.given:
         ranks = min(cards // 2, settings["actor.mini_batch_size"])
         while parts > cards - ranks:
             parts //= 2  # still divides the heads
@@ -321,8 +337,10 @@ def _checkpointing(script: ScriptSettings) -> None:
 
 def _schedules(script: ScriptSettings) -> None:
     """Warm-up and decay of the learning rates, which need the number of steps."""
-    settings, total = script.settings, script.settings.get("trainer.total_steps")
-    problems, batch = num_problems(script), settings["data.train_batch_size"]
+    settings = script.settings
+    total = settings.get("trainer.total_steps")
+    problems = num_problems(script)
+    batch = settings["data.train_batch_size"]
     is_known = not script.assumed.keys() & {"data.train_batch_size", "trainer.total_epochs"}
     if total is None and is_known and problems is not None and batch <= problems:
         total = settings["trainer.total_epochs"] * steps_per_epoch(problems, batch)
@@ -361,8 +379,8 @@ def _warm_up(script: ScriptSettings, part: str, optimizer: str, total: int | Non
 
 def _loggers(script: ScriptSettings) -> None:
     key = "trainer.logger"
-    value, known = script.plain(key), [*VALUES[key]]
-    if value is None:
+    known = [*VALUES[key]]
+    if (value := script.plain(key)) is None:
         return
     names = value if isinstance(value, list) else [value]
     script.settings[key] = [name for name in names if name in known]

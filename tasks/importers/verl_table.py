@@ -1,7 +1,6 @@
 """What verl's settings mean here (the tables of `verl.yaml`), and which of them a script sets."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -40,17 +39,14 @@ def has_meaning(key: str) -> bool:
 
 def meaning(key: str, value: str) -> tuple[str, bool] | None:
     """Returns why a setting of verl does nothing here, and whether it asks for what is lacking."""
-    is_off = value.strip(" '\"").lower() in TABLE["asks_for_nothing"]
-    for pattern, reason, table in _PATTERNS:
-        if fnmatchcase(key, pattern):
-            return reason, table == "lacking" and not is_off
-    return None
+    asks = value.strip(" '\"").lower() not in TABLE["asks_for_nothing"]
+    matches = ((why, table) for pattern, why, table in _PATTERNS if fnmatchcase(key, pattern))
+    return next(((why, asks and table == "lacking") for why, table in matches), None)
 
 
-def _is_early(key: str) -> bool:
-    """Returns whether verl had a setting before April 2025, or never had it."""
-    is_known = has_meaning(key) or meaning(key, "") is not None
-    return not is_known or any(fnmatchcase(key, pattern) for pattern in _EARLY)
+def is_known(key: str) -> bool:
+    """Returns whether it is a setting of verl's."""
+    return has_meaning(key) or meaning(key, "") is not None
 
 
 @dataclass(frozen=True)
@@ -73,16 +69,15 @@ class Given:
             return self.value
         if value == "None":  # as Python prints it
             return None
-        is_plain = isinstance(value, bool | int | float | str | list) or value is None
-        return value if is_plain else self.value
+        return value if isinstance(value, bool | int | float | str | list | None) else self.value
 
 
 @dataclass
 class ScriptSettings:
     """A script's settings; the rules add ours and their findings."""
 
-    given: Mapping[str, Given]
-    unread: Mapping[str, Given]  # with values that only running the script would tell
+    given: dict[str, Given]
+    unread: dict[str, Given]  # with values that only running the script would tell
     line: int  # the command's first
     taken_away: frozenset[str] = frozenset()  # keys and sections without any value
     is_partial: bool = False  # something that is not read may set any of the others
@@ -98,9 +93,11 @@ class ScriptSettings:
     @cached_property
     def is_recent(self) -> bool:
         """Whether a setting, or `k3+`, shows that its verl is of April 2025 or later."""
-        settings = (*self.given.items(), *self.unread.items())
-        is_plus = any("kl_" in key and one.value.endswith("+") for key, one in settings)
-        return is_plus or not all(_is_early(key) for key, _ in settings)
+        return any(
+            ("kl_" in key and one.value.endswith("+"))
+            or (is_known(key) and not any(fnmatchcase(key, pattern) for pattern in _EARLY))
+            for key, one in (self.given | self.unread).items()
+        )
 
     def is_taken_away(self, key: str) -> bool:
         """Returns whether a setting, or a section around it, has no value."""

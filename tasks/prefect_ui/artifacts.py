@@ -19,10 +19,10 @@ from rl_core.errors import first_line
 from rl_core.system.redaction import redact, redact_all
 from rl_core.system.words import printable
 
-ArtifactKind = Literal["progress", "markdown", "table"]
+_Kind = Literal["progress", "markdown", "table"]
 
 _ARTIFACT_INTERVAL_S = 2.0
-_INTERVALS_S: Final[Mapping[ArtifactKind, float]] = {
+_INTERVALS_S: Final[Mapping[_Kind, float]] = {
     "progress": _ARTIFACT_INTERVAL_S,
     "markdown": 30.0,
 }
@@ -64,8 +64,7 @@ def _in_a_cell(value: Any) -> Any:
         return _in_a_cell(", ".join(str(_in_a_cell(one)) for one in value))
     if not isinstance(value, str):
         return value
-    longest = min(max(map(len, value.split()), default=0), _LONGEST_WORD)
-    width = max(_WIDEST_CELL, longest)
+    width = max(_WIDEST_CELL, min(max(map(len, value.split()), default=0), _LONGEST_WORD))
     lines = (textwrap.wrap(line, width, break_on_hyphens=False) for line in value.split("\n"))
     # A line that begins like a list or a heading would be shown as one.
     return "\n".join(
@@ -75,9 +74,12 @@ def _in_a_cell(value: Any) -> Any:
     )
 
 
-def beside(call: Callable[[], object]) -> None:
-    """Calls the Prefect server in a daemon thread, for which nothing waits."""
-    threading.Thread(target=contextvars.copy_context().run, args=(call,), daemon=True).start()
+def beside(call: Callable[[], object], name: str | None = None) -> threading.Thread:
+    """Returns a daemon thread that calls it, as a part of the same Prefect run."""
+    run = contextvars.copy_context().run
+    thread = threading.Thread(target=run, args=(call,), name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 def plain(text: str) -> str:
@@ -114,17 +116,13 @@ class LiveArtifacts:
 
     def __init__(self, refresh: Callable[[], None] = lambda: None) -> None:
         self._refresh = refresh
-        self._pending: dict[str, tuple[ArtifactKind, Callable[[], Any], str]] = {}
+        self._pending: dict[str, tuple[_Kind, Callable[[], Any], str]] = {}
         self._changing = threading.Lock()
         self._closing = threading.Event()
         self._not_before: dict[str, float] = {}
-        run = contextvars.copy_context().run
-        self._thread = threading.Thread(
-            name="live artifacts", target=run, args=(self._update,), daemon=True
-        )
-        self._thread.start()
+        self._thread = beside(self._update, "live artifacts")
 
-    def show(self, key: str, kind: ArtifactKind, make: Callable[[], Any], description: str) -> None:
+    def show(self, key: str, kind: _Kind, make: Callable[[], Any], description: str) -> None:
         """Shows what `make` returns (None: nothing) soon, unless a newer one comes first."""
         with self._changing:
             self._pending[key] = kind, make, description
@@ -148,9 +146,7 @@ class LiveArtifacts:
                     self._show(key, kind, make, description)
                     self._not_before[key] = time.monotonic() + _INTERVALS_S[kind]
 
-    def _show(
-        self, key: str, kind: ArtifactKind, make: Callable[[], Any], description: str
-    ) -> None:
+    def _show(self, key: str, kind: _Kind, make: Callable[[], Any], description: str) -> None:
         try:
             with unless_away(f"the artifact {key}"):
                 if (data := make()) is not None:
@@ -171,7 +167,7 @@ def unless_away(what: str) -> Iterator[None]:
         _logger.warning("the Prefect server did not take %s: %s", what, first_line(error))
 
 
-def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bool = False) -> None:
+def _put(kind: _Kind, data: Any, key: str, description: str, is_first: bool = False) -> None:
     """Creates an artifact, or updates an earlier attempt's: a flow run has one per key."""
     from prefect import get_client
     from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
@@ -187,12 +183,18 @@ def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bo
         )
         for earlier in client.read_artifacts(artifact_filter=same_key):
             # Prefect's own way to update would keep a copy of the data in an event.
-            update = ArtifactUpdate(data=data, description=description)
-            changes = update.model_dump(mode="json", exclude_unset=True)
-            place = {"id": earlier.id}
-            client.request("PATCH", "/artifacts/{id}", path_params=place, json=changes)
+            changes = ArtifactUpdate(data=data, description=description).model_dump(
+                mode="json", exclude_unset=True
+            )
+            client.request("PATCH", "/artifacts/{id}", path_params={"id": earlier.id}, json=changes)
             return
-    new = ArtifactCreate(type=kind, key=key, description=description, data=data)
-    new.flow_run_id = flow_run
-    new.task_run_id = None if is_first else task_run
-    client.create_artifact(new)
+    client.create_artifact(
+        ArtifactCreate(
+            type=kind,
+            key=key,
+            description=description,
+            data=data,
+            flow_run_id=flow_run,
+            task_run_id=None if is_first else task_run,
+        )
+    )

@@ -34,16 +34,18 @@ def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -
     count as such a process: if it did not start, it held no memory.
     """
     in_force = settings_in_force(config, run)
+    reasons = [attempt.reason for attempt in run.read().attempts]
     if isinstance(error, OutOfMemory):
         return next_recovery_step(in_force, error, _shape(run))
     if isinstance(error, RayNotStarted):  # a busy machine may be too slow once, not again
-        before = [attempt.reason for attempt in run.read().attempts]
-        return None if any("Ray died: it did not start" in reason for reason in before) else {}
-    if isinstance(error, WorkerDied) and error.worker != RAY:
-        died = f"{error.worker} died:"
-        if any(attempt.reason.startswith(died) for attempt in run.read().attempts):
-            killed = OutOfMemory(error.worker, error.detail)
-            return next_recovery_step(in_force, killed, _shape(run)) or {}
+        return None if any("Ray died: it did not start" in reason for reason in reasons) else {}
+    if (
+        isinstance(error, WorkerDied)
+        and error.worker != RAY
+        and any(reason.startswith(f"{error.worker} died:") for reason in reasons)
+    ):
+        killed = OutOfMemory(error.worker, error.detail)
+        return next_recovery_step(in_force, killed, _shape(run)) or {}
     return {}
 
 
@@ -75,11 +77,12 @@ def attempt_name(parameters: dict[str, Any]) -> str:
     last = attempts[-1]
     why = last.reason.partition(":")[0]
     after = ", continued" if why.startswith("continued") else f" after {why}"
-    changed = [name for name, (_, new) in last.changes.items() if new is True]
-    others = {name: change for name, change in last.changes.items() if name not in changed}
-    in_short = ", ".join(name.rpartition(".")[2].replace("_", " ") for name in changed)
-    other = " ".join(filter(None, (in_short, in_words(others), last.asked))) or "the same settings"
-    return f"train attempt {len(attempts)}{after}: {other}, from step {last.from_step}"
+    changes = last.changes.items()
+    switched = (name.rpartition(".")[2].replace("_", " ") for name, (_, x) in changes if x is True)
+    others = {name: change for name, change in changes if change[1] is not True}
+    words = filter(None, (", ".join(switched), in_words(others), last.asked))
+    what = " ".join(words) or "the same settings"
+    return f"train attempt {len(attempts)}{after}: {what}, from step {last.from_step}"
 
 
 def show_attempts(run: RunFolder, logger: Log) -> None:

@@ -43,9 +43,13 @@ COLOURS: Final = (
 )
 """Colours of the series that have none of their own, in this order."""
 MOST_POINTS: Final = 160  # of a series: a longer one is drawn as means over several steps each
-WIDTH, HEIGHT = 440, 270  # of a drawing, in units of its view box: pixels in the Prefect UI
-LEFT, RIGHT, BOTTOM = 58, 432, 228  # of the plot in it; its top leaves room for the legend
-_LINE, _LETTER = 19, 6.7  # a line's height and a letter's width, about
+WIDTH: Final = 440  # of a drawing, in units of its view box: pixels in the Prefect UI
+_HEIGHT: Final = 270
+_LEFT: Final = 58  # of the plot in it; its top leaves room for the legend
+_RIGHT: Final = 432
+BOTTOM: Final = 228
+_LINE: Final = 19  # a line's height, about
+_LETTER: Final = 6.7  # a letter's width, about
 
 Point = tuple[float, float]
 Look = Literal["line", "bold", "dots", "bars", "area"]
@@ -79,19 +83,21 @@ def draw(
     y_top: float | None = None,
     x_ticks: Mapping[float, str] | None = None,
 ) -> str | None:
-    """Returns the content of an `<svg>` of `WIDTH` by `HEIGHT`; None if there is no point."""
+    """Returns the content of an `<svg>` of `WIDTH` by `_HEIGHT`; None if there is no point."""
     drawn = [thinned(one) for one in series if one.points]
     if not drawn:
         return None
     at = sorted({x for one in drawn for x, _ in one.points})
     is_area = drawn[0].look == "area"
     marks = _legend(drawn) if len(drawn) > 1 or is_area else []
-    low, high = at[0], at[-1]
+    low = at[0]
+    high = at[-1]
     margin = 0.5 if drawn[0].look == "bars" else (high - low) * 0.04 or 0.5
     x_range = (low, max(high, low + 1)) if is_area else (low - margin, high + margin)
     heights = [y for one in drawn for pair in one.band for y in pair]
     heights += [y for one in drawn if one.look != "area" for _, y in one.points]
-    lowest, highest = min(0.0, *heights), max(0.0, *heights)
+    lowest = min(0.0, *heights)
+    highest = max(0.0, *heights)
     room = (highest - lowest) * 0.05 or 1.0
     y_range = (lowest - room if lowest < 0 else lowest, highest + room if y_top is None else y_top)
     plot = _Plot(x_range, y_range, top=marks[-1][1] + 18.0 if marks else 12.0)
@@ -106,10 +112,17 @@ def _macros() -> Any:
     """Returns the template's macros: `chart` and `picture`."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["css"] = lambda colour: f"var(--{colour.replace('_', '-')})"
-    environment.globals |= {"width": WIDTH, "height": HEIGHT, "letter": _LETTER}
-    environment.globals |= {"left": LEFT, "right": RIGHT, "bottom": BOTTOM, "strokes": _STROKES}
-    file = Path(__file__).with_name("chart.svg.j2")
-    return environment.from_string(file.read_text(encoding="utf-8")).module
+    environment.globals |= {
+        "width": WIDTH,
+        "height": _HEIGHT,
+        "letter": _LETTER,
+        "left": _LEFT,
+        "right": _RIGHT,
+        "bottom": BOTTOM,
+        "strokes": _STROKES,
+    }
+    template = Path(__file__).with_name("chart.svg.j2").read_text(encoding="utf-8")
+    return environment.from_string(template).module
 
 
 def stacked(series: Sequence[Series]) -> list[Series]:
@@ -140,8 +153,8 @@ def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= rough * (1 - 1e-9))
     step = max(1.0, step) if whole else step
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [i * step for i in range(first, last + 1)]
+    places = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    return [place * step for place in places]
 
 
 @dataclass(frozen=True)
@@ -157,7 +170,7 @@ class _Plot:
         right = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return (
-            round(LEFT + right * (RIGHT - LEFT), 1),
+            round(_LEFT + right * (_RIGHT - _LEFT), 1),
             round(BOTTOM - up * (BOTTOM - self.top), 1),
         )
 
@@ -168,22 +181,22 @@ class _Plot:
     def edge(self, series: Series) -> list[Point]:
         """Returns the outline of a series' band: its upper edge, and back along the lower one."""
         steps = [x for x, _ in series.points]
-        band = list(series.band)
+        edges = [*zip(steps, series.band, strict=True)]
         if len(steps) == 1:  # an area needs two
-            steps = [*steps, steps[0] + 1]
-            band = band * 2
-        upper = [(x, high) for x, (_, high) in zip(steps, band, strict=True)]
-        lower = [(x, low) for x, (low, _) in zip(steps, band, strict=True)]
+            edges.append((steps[0] + 1, series.band[0]))
+        upper = [(x, high) for x, (_, high) in edges]
+        lower = [(x, low) for x, (low, _) in edges]
         return self.places(upper + lower[::-1])
 
 
 def _legend(series: Sequence[Series]) -> list[tuple[float, int, Series]]:
     """Returns the places of the series' names, in rows above the plot, where they cover no data."""
-    room = (RIGHT - LEFT) / (26 + _LETTER * max(len(one.name) for one in series))
+    room = (_RIGHT - _LEFT) / (26 + _LETTER * max(len(one.name) for one in series))
     columns = max(1, min(3, int(room), len(series)))
-    width = (RIGHT - LEFT) / columns
+    width = (_RIGHT - _LEFT) / columns
     return [
-        (LEFT + i % columns * width, 17 + i // columns * _LINE, one) for i, one in enumerate(series)
+        (_LEFT + i % columns * width, 17 + i // columns * _LINE, one)
+        for i, one in enumerate(series)
     ]
 
 

@@ -37,22 +37,20 @@ class _RunLog(APILogHandler):
 @contextmanager
 def logs_in_ui() -> Iterator[None]:
     """Shows what our loggers log within the block in the UI, from INFO up, without credentials."""
-    message_alone = RedactingFormatter("%(message)s")
     handler = _RunLog(logging.INFO)
-    handler.setFormatter(message_alone)
-    prefects = [
-        (other, other.formatter)
+    prefects = {
+        other: other.formatter
         for name in PREFECTS_RUN_LOGGERS
         for other in logging.getLogger(name).handlers
         if isinstance(other, APILogHandler)
-    ]
-    for other, _ in prefects:
-        other.setFormatter(message_alone)
+    }
+    for each in (handler, *prefects):
+        each.setFormatter(RedactingFormatter("%(message)s"))
     try:
         with listening(handler, OUR_LOGGERS), redacting_errors():
             yield
     finally:
-        for other, formatter in prefects:
+        for other, formatter in prefects.items():
             other.setFormatter(formatter)
 
 
@@ -61,8 +59,9 @@ def tag_flow_run(config: RunConfig) -> None:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return
+    flow_run = context.flow_run
     tags = {
-        *context.flow_run.tags,
+        *flow_run.tags,
         f"preset:{config.preset}",
         f"env:{config.env.name}",
         f"estimator:{config.algorithm.estimator}",
@@ -70,9 +69,8 @@ def tag_flow_run(config: RunConfig) -> None:
 
     def send() -> None:
         with unless_away("the tags"), get_client(sync_client=True) as client:
-            client.update_flow_run(flow_run_id, tags=tags)
+            client.update_flow_run(flow_run.id, tags=tags)
 
-    flow_run_id = context.flow_run.id
     beside(send)
 
 

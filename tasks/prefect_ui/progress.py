@@ -24,7 +24,7 @@ from tasks.prefect_ui.chart import as_picture, learning_curve
 
 _LOG_INTERVAL_S = 30.0
 _REFRESH_S = 5.0
-DIAGNOSIS_STEPS = 5  # between two diagnoses; a hundredth of the steps, if that is more
+_DIAGNOSIS_STEPS = 5  # between two diagnoses; a hundredth of the steps, if that is more
 _DIAGNOSES_PER_RUN = 100
 HEADLINES: Final = {
     "reward/accuracy": "accuracy {:.3f}",
@@ -38,6 +38,7 @@ HEADLINES: Final = {
 _SAMPLES: Final = 4  # responses shown of the last step
 _LONGEST_PROMPT: Final = 1_000
 _LONGEST_RESPONSE: Final = 1_500  # characters; a longer one is shown without its middle
+_GAP: Final = "\n[...]\n"
 
 
 def describe(metrics: dict[str, float]) -> str:
@@ -95,9 +96,12 @@ class TrainingProgress:
         """Shows one step."""
         now = time.monotonic()
         if self._bar is None:
-            off = None if self._on_console else True  # None: off if stderr is no terminal
             self._bar = tqdm(
-                total=last_step, initial=step, unit="step", disable=off, file=sys.stderr
+                total=last_step,
+                initial=step,
+                unit="step",
+                disable=None if self._on_console else True,  # None: off if stderr is no terminal
+                file=sys.stderr,
             )
         if "timing_s/step" in metrics:
             self._step_seconds.append(metrics["timing_s/step"])
@@ -105,8 +109,8 @@ class TrainingProgress:
         text = self._line()
         self._rows[step] = metrics | {"step": step}
         # A diagnosis reads all steps again: after many steps it is made less often.
-        if step - self._diagnosed_at >= max(DIAGNOSIS_STEPS, step // _DIAGNOSES_PER_RUN):
-            self._diagnosed_at = step - step % DIAGNOSIS_STEPS
+        if step - self._diagnosed_at >= max(_DIAGNOSIS_STEPS, step // _DIAGNOSES_PER_RUN):
+            self._diagnosed_at = step - step % _DIAGNOSIS_STEPS
             self._diagnose(step)
         self._bar.set_postfix_str(describe(metrics), refresh=False)
         self._bar.update(step - self._bar.n)
@@ -121,15 +125,14 @@ class TrainingProgress:
         if self._done is None:
             return ""
         step, last_step, metrics = self._done
-        left = None
-        if step < last_step:
-            left = time_left(
-                self._step_seconds,
-                last_step - step,
-                self._planned,
-                self._config.budget,
-                running_s=running_s,
-            )
+        seconds = self._step_seconds
+        num_left = last_step - step
+        budget = self._config.budget
+        left = (
+            time_left(seconds, num_left, self._planned, budget, running_s=running_s)
+            if num_left > 0
+            else None
+        )
         return " · ".join(filter(None, (f"step {step}/{last_step}", describe(metrics), left)))
 
     def _show(self, step: int, last_step: int, text: str) -> None:
@@ -173,11 +176,11 @@ class TrainingProgress:
     def _diagnose(self, step: int) -> None:
         """Logs what is wrong, each rule and advice only once, and shows all of it in the UI."""
         diagnoses = diagnose(self._up_to(step), self._config)
-        new = [one for one in diagnoses if (one.rule, one.advice) not in self._logged]
-        for one in new:
-            level = logging.INFO if one.is_note else logging.WARNING
-            self._logger.log(level, "step %d, diagnosis: %s", step, one)
-            self._logged.add((one.rule, one.advice))
+        for one in diagnoses:
+            if (one.rule, one.advice) not in self._logged:
+                level = logging.INFO if one.is_note else logging.WARNING
+                self._logger.log(level, "step %d, diagnosis: %s", step, one)
+                self._logged.add((one.rule, one.advice))
         if self._logged and self._artifacts is not None:
             lines = [f"- **{one.says}** ({one.evidence}). Try: {one.advice}" for one in diagnoses]
             text = "\n".join(lines) or "nothing stands out"
@@ -189,12 +192,14 @@ def latest_samples(rollouts: RolloutLog) -> str | None:
     rows = samples_of_step(rollouts.folder, most=_SAMPLES)
     if not rows:
         return None
-    parts = [f"Of step {rows[0]['step']}:"]
-    gap = "\n[...]\n"
-    for row in rows:
-        counts = f"score {row['score']:g}, {row['response_tokens']} tokens, {row['finish_reason']}"
-        prompt = without_middle(row["prompt"], _LONGEST_PROMPT, gap)
-        response = without_middle(row["response"], _LONGEST_RESPONSE, gap)
-        parts.append(dialogue(f"{row['verdict']}: {counts}", prompt, response))
+    parts = [
+        dialogue(
+            f"{row['verdict']}: score {row['score']:g}, {row['response_tokens']} tokens, "
+            f"{row['finish_reason']}",
+            without_middle(row["prompt"], _LONGEST_PROMPT, _GAP),
+            without_middle(row["response"], _LONGEST_RESPONSE, _GAP),
+        )
+        for row in rows
+    ]
     more = f"countdown-train sql samples_of_a_verdict --run {rollouts.run_id} -p verdict=correct"
-    return "\n\n".join([*parts, f"More of them: `{more}`"]) + "\n"
+    return "\n\n".join([f"Of step {rows[0]['step']}:", *parts, f"More of them: `{more}`"]) + "\n"

@@ -115,12 +115,12 @@ def _cpu_findings(config: RunConfig, torch: str) -> Iterator[Finding]:
 
 def quantization_findings(config: RunConfig) -> Iterator[Finding]:
     """Yields settings of 4 or 8 bits that lack a package or would round what a model learned."""
-    wanting = {
+    needs_it = {
         "actor.optimizer=adamw_8bit": config.actor.optimizer == "adamw_8bit",
         "model.load_in_4bit=true": config.model.load_in_4bit,
     }
-    for setting in (name for name, is_on in wanting.items() if is_on):
-        if importlib.util.find_spec("bitsandbytes") is None:
+    for setting, is_on in needs_it.items():
+        if is_on and importlib.util.find_spec("bitsandbytes") is None:
             yield fatal(
                 "device",
                 f"{setting} needs the package bitsandbytes, which is not installed",
@@ -190,9 +190,7 @@ def has_kernels(capability: tuple[int, int], arches: tuple[str, ...]) -> bool:
 def read_device() -> DeviceFacts | None:
     """Returns what torch and nvidia-smi say; None if torch does not answer."""
     facts = ask_python(_PROBE)
-    if facts is None:
-        return None
-    return DeviceFacts(
+    return facts and DeviceFacts(
         torch=facts["torch"],
         arches=tuple(facts["arches"]),
         cards=tuple(Card(n, (c[0], c[1]), total, free) for n, c, total, free in facts["cards"]),
@@ -203,9 +201,8 @@ def read_device() -> DeviceFacts | None:
 
 def cards_here() -> tuple[Card, ...]:
     """Returns the cards of this machine; none if this torch computes on CPUs only."""
-    if (version_of("torch") or "").endswith("+cpu") or (facts := read_device()) is None:
-        return ()
-    return facts.cards
+    is_cpu_build = (version_of("torch") or "").endswith("+cpu")
+    return () if is_cpu_build or (facts := read_device()) is None else facts.cards
 
 
 def ask_python(program: str, **environment: str) -> Any:
@@ -218,12 +215,15 @@ def ask_python(program: str, **environment: str) -> Any:
 
 def _lines(command: list[str], environment: dict[str, str] | None = None) -> list[str]:
     """Returns what a command prints; nothing if it fails."""
-    timeout = _PROBE_TIMEOUT_S
     with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, check=True, env=environment
-        )
-        return done.stdout.splitlines()
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=True,
+            env=environment,
+        ).stdout.splitlines()
     return []
 
 

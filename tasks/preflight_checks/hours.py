@@ -51,34 +51,29 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
         steps = total_steps(config, problems)
         tests = _tests(config, steps, machine)
         message = _in_words(config, problems, known, machine) + _sft_in_words(config, machine)
-        steps_to_come = steps - 1
     except ValueError:
         return  # another check reports it
     per_step = [known.seconds.typical + tests.typical / steps] if known else []
-    spending = Spending(config.budget, per_step)
-    limit = spending.limit_within(steps_to_come)
+    limit = Spending(config.budget, per_step).limit_within(steps - 1)
     remedy = f"{limit} will stop it earlier: raise it, or lower trainer.total_steps"
     yield warning("time", message, remedy) if limit else ok("time", message)
 
 
 def plan_steps(config: RunConfig, run: RunFolder) -> Spread | None:
     """Returns the planned seconds per step, noted in `run.json`; None if they are not known."""
-    if (before := run.read().planned_step_s) is not None:
-        return before  # of an earlier attempt
-    known = estimate(config, planned_machine(config))
-    if known is None:
-        return None
-    run.update(planned_step_s=known.seconds, planned_from=known.source)
-    return known.seconds
+    planned = run.read().planned_step_s  # by an earlier attempt
+    if planned is None and (known := estimate(config, planned_machine(config))) is not None:
+        planned = known.seconds
+        run.update(planned_step_s=planned, planned_from=known.source)
+    return planned
 
 
 def estimate(config: RunConfig, machine: Machine | None) -> StepEstimate | None:
     """Returns a step's time, measured in a run of the same shape or a roofline; None: unknown."""
-    if (known := measured_before(config)) is not None:
-        return known
+    known = measured_before(config)
     shape = model_shape(config)
-    if shape is None or machine is None:
-        return None
+    if known is not None or shape is None or machine is None:
+        return known
     seconds = with_bounds(step_time(shape, config, machine).total)
     return StepEstimate(seconds, f"a roofline of {machine.name}")
 
@@ -92,13 +87,12 @@ def _in_words(
         why = "the model's shape is not known" if machine else why
         return f"no run of this shape yet, and {why}: {later}"
     steps = total_steps(config, problems)
-    in_epoch = steps_per_epoch(problems, config.data.train_batch_size)
+    of_epoch = known.seconds.times(steps_per_epoch(problems, config.data.train_batch_size))
     tests = _tests(config, steps, machine)
-    training = known.seconds.times(steps)
-    whole = Spread(*map(sum, zip(astuple(training), astuple(tests), strict=True)))
+    parts = map(astuple, (known.seconds.times(steps), tests))
+    whole = Spread(*map(sum, zip(*parts, strict=True)))
     epoch, all_steps, all_tests = (
-        time_and_price_range(seconds, config.budget)
-        for seconds in (known.seconds.times(in_epoch), whole, tests)
+        time_and_price_range(seconds, config.budget) for seconds in (of_epoch, whole, tests)
     )
     return (
         f"{seconds_in_words(known.seconds)} per step ({known.source}): {epoch} per epoch of "
@@ -110,9 +104,12 @@ def _in_words(
 def _tests(config: RunConfig, steps: int, machine: Machine | None) -> Spread:
     """Returns the seconds of all tests during training; 0 if they are not known."""
     shape = model_shape(config)
-    if shape is None or machine is None:
-        return Spread(0, 0, 0)
-    return with_bounds((1 + steps // config.trainer.test_freq) * test_s(shape, config, machine))
+    num_tests = 1 + steps // config.trainer.test_freq
+    return (
+        with_bounds(num_tests * test_s(shape, config, machine))
+        if shape is not None and machine is not None
+        else Spread(0, 0, 0)
+    )
 
 
 def _sft_in_words(config: RunConfig, machine: Machine | None) -> str:
@@ -122,8 +119,8 @@ def _sft_in_words(config: RunConfig, machine: Machine | None) -> str:
         return ""
     steps = planned_sft_steps(config)
     whole = with_bounds(steps * sft_step_s(shape, config, machine))
-    took = time_and_price_range(whole, config.budget)
-    return f"; SFT of {steps:,} steps before it: {took} (a roofline)"
+    time = time_and_price_range(whole, config.budget)
+    return f"; SFT of {steps:,} steps before it: {time} (a roofline)"
 
 
 def planned_machine(config: RunConfig) -> Machine | None:
@@ -132,8 +129,8 @@ def planned_machine(config: RunConfig) -> Machine | None:
     gpus = (resources.learner_gpus, resources.rollout_gpus)
     if 0 not in gpus and (card := _card(config)) is not None:
         rate = card.flops(config.compute_dtype)
-        learner = resources.learner_ranks * rate
-        return Machine(card.name, True, learner, rate, 1e9 * card.bandwidth_gb_s)
+        of_learner = resources.learner_ranks * rate
+        return Machine(card.name, True, of_learner, rate, 1e9 * card.bandwidth_gb_s)
     if any(gpus) or (rates := _rates_of_a_thread()) is None:
         return None
     flops, bandwidth = rates
@@ -142,8 +139,7 @@ def planned_machine(config: RunConfig) -> Machine | None:
     # Engines work while the learner waits, all at the same time.
     crowded = max(1.0, config.rollout.num_engines * resources.rollout_threads / num_cores)
     of_engine = flops * resources.rollout_threads / crowded
-    name = "this CPU, undisturbed"
-    return Machine(name, False, flops * threads, of_engine, bandwidth / crowded)
+    return Machine("this CPU, undisturbed", False, flops * threads, of_engine, bandwidth / crowded)
 
 
 def _card(config: RunConfig) -> CardFigures | None:

@@ -92,18 +92,17 @@ def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
     prompts = [problem.messages for problem in problems] or [tuple(config.env.prompt("Is 7 odd?"))]
     placed = [({"row": row}, prompt) for row, prompt in enumerate(prompts, start=1)]
     chat_args = config.env.chat_args
+    first_with = partial(rendered, prompts[0], tokenizer)
+    first_prompt = first_with(**chat_args)
     for name, value in chat_args.items():
-        others = {key: chat_args[key] for key in chat_args if key != name}
-        texts = [rendered(prompts[0], tokenizer, **one) for one in (others, chat_args)]
-        if texts[0] == texts[1]:
+        if first_with(**{key: chat_args[key] for key in chat_args if key != name}) == first_prompt:
             yield warning(
                 "template",
                 f"env.chat_args.{name}={json.dumps(value)} changes nothing of the first prompt",
                 "check the name in the model's chat_template, or leave it out",
             )
     silent = chat_args | {"enable_thinking": False}
-    ways = [rendered(prompts[0], tokenizer, **one) for one in (chat_args, silent)]
-    if config.evaluation.decoding == "greedy" and ways[0] != ways[1]:
+    if config.evaluation.decoding == "greedy" and first_with(**silent) != first_prompt:
         yield warning(
             "template",
             "this model thinks before it answers, and decoded greedily it may repeat itself until "
@@ -120,11 +119,13 @@ def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
         )
     for one in look_at_template(placed, partial(rendered, tokenizer=tokenizer, **chat_args)):
         if one.broken:
-            count = counted(len(one.broken), "prompt")
-            first = printable(cut(json.dumps(one.broken[0], ensure_ascii=False), 200))
             verb = "breaks" if len(one.broken) == 1 else "break"
+            first = printable(cut(json.dumps(one.broken[0], ensure_ascii=False), 200))
             yield (fatal if one.refuses else warning)(
-                "template", f"{count} {verb} the rule that {one.proves}; first: {first}", one.remedy
+                "template",
+                f"{counted(len(one.broken), 'prompt')} {verb} the rule that {one.proves}; first: "
+                f"{first}",
+                one.remedy,
             )
 
 
@@ -185,23 +186,27 @@ def _hub_model(
         return f"{path}, from the local cache of {hub}", folder
     lacking = f"model.path={path} is not in the local cache of {hub}"
     if hubs_are_off():
-        remedy = "unset HF_HUB_OFFLINE to fetch it, or give a local folder"
-        raise ValueError(f"{lacking}, and HF_HUB_OFFLINE is set: {remedy}")
+        raise ValueError(
+            f"{lacking}, and HF_HUB_OFFLINE is set: unset HF_HUB_OFFLINE to fetch it, or give a "
+            "local folder"
+        )
     if (why := why_unreachable(url)) is not None:
-        remedy = "connect this machine, fill the cache elsewhere, or give a local folder"
-        raise ValueError(f"{lacking}, and {hub} does not answer ({why}): {remedy}")
+        raise ValueError(
+            f"{lacking}, and {hub} does not answer ({why}): connect this machine, fill the cache "
+            "elsewhere, or give a local folder"
+        )
     return f"{path}, from {hub}", None
 
 
 def _home_made_model(config: RunConfig) -> Finding:
     env = config.env
     if env.sft is None or not env.sft.is_taught(env) or env.prompt_template == "chat":
-        known = ((one.sft.problems, one.sft.chosen_by) for one in ENVS.values() if one.sft)
-        whats, choices = zip(*known, strict=True)
+        taught = [one.sft for one in ENVS.values() if one.sft]
+        problems = " and ".join(sft.problems for sft in taught)
         return fatal(
             "model",
-            f"the home-made base model learns only {' and '.join(whats)}, without chat tags",
-            f"set model.path, or {', or '.join(choices)}"
+            f"the home-made base model learns only {problems}, without chat tags",
+            f"set model.path, or {', or '.join(sft.chosen_by for sft in taught)}"
             if env.sft is not None
             else f"env={env.name} needs a model that already reads and answers: model.path=FOLDER, "
             "or a name such as Qwen/Qwen2.5-1.5B-Instruct",
@@ -215,8 +220,7 @@ def _refuse_half_a_model(folder: Path) -> None:
         "a tokenizer (tokenizer.json)": any((folder / name).is_file() for name in _VOCABULARIES),
         "weights (*.safetensors)": any(folder.glob("*.safetensors")),
     }
-    missing = [name for name, is_there in facts.items() if not is_there]
-    if missing:
+    if missing := [name for name, is_there in facts.items() if not is_there]:
         raise ValueError(
             f"model.path={folder} is not a model folder, without {', '.join(missing)}: "
             "save_pretrained of model and tokenizer writes all of them"

@@ -4,9 +4,10 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rl_core.config.model import NUM_POSITIONS
 from rl_core.config.run import RunConfig
@@ -45,11 +46,10 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
     shape = model_shape(config)
     if shape is None:
         return
-    why = why_not_split(shape, config.rollout.tensor_parallel_size)
-    if why is not None:
+    if (why := why_not_split(shape, config.rollout.tensor_parallel_size)) is not None:
         yield fatal("memory", why)
         return
-    on_gpu = config.resources.learner_gpus or config.resources.rollout_gpus
+    on_gpu = bool(config.resources.learner_gpus or config.resources.rollout_gpus)
     limit = config.resources.planned_card_gib if on_gpu else _machine_gib()
     if limit is None:  # no card is named: the smallest that is there
         limit = min((card.total_bytes / GIB for card in cards_here()), default=None)
@@ -61,16 +61,17 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
     needed = card_need(shape, config, limit) if on_gpu else machine_need(shape, config)
     place = f"a card of {limit:.3g} GiB" if on_gpu else f"this machine, {limit:.1f} GiB are free"
     message = f"{needed.total_gib:.1f} GiB on {place} ({needed})"
-    starved = bool(on_gpu) and starves_engine(shape, config, limit)
+    starved = on_gpu and starves_engine(shape, config, limit)
     if starved:
         message += (
             f"; rollout.gpu_memory_utilization={config.rollout.gpu_memory_utilization:g} is less "
             f"than the {least_engine_gib(shape, config):.1f} GiB with which an engine starts"
         )
-    if needed.total_gib <= limit and not starved:
-        yield ok("memory", message)
-    else:
-        yield warning("memory", message, *_what_fits(shape, config, limit, bool(on_gpu)))
+    yield (
+        ok("memory", message)
+        if needed.total_gib <= limit and not starved
+        else warning("memory", message, *_what_fits(shape, config, limit, on_gpu))
+    )
 
 
 def _what_fits(shape: ModelShape, config: RunConfig, limit: float, on_gpu: bool) -> tuple[str, str]:
@@ -78,22 +79,24 @@ def _what_fits(shape: ModelShape, config: RunConfig, limit: float, on_gpu: bool)
     resources = config.resources.model_copy(update={"gpu_memory_gib": limit if on_gpu else None})
 
     def need_gib(settings: RunConfig) -> float:
-        if not on_gpu:
-            return machine_need(shape, settings).total_gib
-        if starves_engine(shape, settings, limit):
+        if on_gpu and starves_engine(shape, settings, limit):
             return math.inf
-        return card_need(shape, settings, limit).total_gib
+        need = card_need(shape, settings, limit) if on_gpu else machine_need(shape, settings)
+        return need.total_gib
 
     fit = cheapest_fit(config.model_copy(update={"resources": resources}), shape, need_gib, limit)
     if fit.fits:
         costs = "; ".join(fit.costs)
         remedy = f"{fit.overrides} would fit, in {fit.need_gib:.1f} GiB (costs: {costs})"
         return f"{remedy}; {_NO_HELP}", fit.overrides
-    smaller = "take a smaller model, a smaller data.max_response_length, or more memory"
     closest = "no setting makes it fit"
     if math.isfinite(fit.need_gib) and fit.changes:
         closest += f"; {fit.overrides} comes closest, with {fit.need_gib:.1f} GiB"
-    return f"{closest}: {smaller}; {_NO_HELP}", ""
+    return (
+        f"{closest}: take a smaller model, a smaller data.max_response_length, or more memory; "
+        f"{_NO_HELP}",
+        "",
+    )
 
 
 def machine_findings(config: RunConfig) -> Iterator[Finding]:
@@ -167,15 +170,15 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
     spill = Path(tempfile.gettempdir())
     in_flight = _VERSIONS_IN_FLIGHT * compute_width(config) * shape.num_parameters
     free = shutil.disk_usage(shared).free if shared.is_dir() else 0
-    if in_flight <= free:
-        return
     on_disk = shutil.disk_usage(spill).free
-    yield (warning if in_flight <= on_disk else fatal)(
-        "disk plan",
-        f"Ray needs {disk_size(in_flight)} for weights on their way, {shared} has "
-        f"{disk_size(free)} free; it will use {spill} ({disk_size(on_disk)} free), which is slower",
-        "give the machine (or container: --shm-size) more shared memory",
-    )
+    if in_flight > free:
+        yield (warning if in_flight <= on_disk else fatal)(
+            "disk plan",
+            f"Ray needs {disk_size(in_flight)} for weights on their way, {shared} has "
+            f"{disk_size(free)} free; it will use {spill} ({disk_size(on_disk)} free), which is "
+            "slower",
+            "give the machine (or container: --shm-size) more shared memory",
+        )
 
 
 def model_shape(config: RunConfig) -> ModelShape | None:
@@ -186,10 +189,9 @@ def model_shape(config: RunConfig) -> ModelShape | None:
     folder = local_folder(path, config.storage.root)
     if not folder.is_dir() and (known := known_shape(path)) is not None:
         return known
-    try:
+    with suppress(OSError, ValueError):
         return ModelShape.from_folder(folder)
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 _GAP: Final = 0.04
@@ -198,12 +200,12 @@ _GAP: Final = 0.04
 
 def importance_findings(config: RunConfig) -> Iterator[Finding]:
     """Warns of bounds of a response's mean that rounding alone exceeds: short ones have more."""
-    actor, longest = config.actor, config.data.max_response_length
-    if actor.importance_level != "geometric" or actor.importance_cap is None:
-        return
-    band = min(1 - (actor.importance_low or 0.0), actor.importance_cap - 1)
+    actor = config.actor
+    longest = config.data.max_response_length
+    band = min(1 - (actor.importance_low or 0.0), (actor.importance_cap or math.inf) - 1)
     noise = _GAP / math.sqrt(longest)
-    if noise > band / 2:
+    is_weighed = actor.importance_cap is not None
+    if actor.importance_level == "geometric" and is_weighed and noise > band / 2:
         yield warning(
             "lengths",
             f"actor.importance_level=geometric drops what is {band:.3g} away from 1, and rounding "
@@ -217,27 +219,23 @@ def length_findings(config: RunConfig) -> Iterator[Finding]:
     positions = _positions(config)
     data = config.data
     longest = data.max_prompt_length + data.max_response_length
-    if positions is None or longest <= positions:
-        return
-    model = "the home-made base model" if config.model.path is None else config.model.path
-    yield fatal(
-        "lengths",
-        f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length="
-        f"{data.max_response_length} are {longest:,} tokens, and {model} reads {positions:,}",
-        "lower one of them, or set model.path to a model that reads more",
-    )
+    model = config.model.path or "the home-made base model"
+    if positions is not None and longest > positions:
+        yield fatal(
+            "lengths",
+            f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length="
+            f"{data.max_response_length} are {longest:,} tokens, and {model} reads {positions:,}",
+            "lower one of them, or set model.path to a model that reads more",
+        )
 
 
 def _positions(config: RunConfig) -> int | None:
     if config.model.path is None:
         return NUM_POSITIONS
-    try:
-        file = local_folder(config.model.path, config.storage.root) / CONFIG
-        settings = read_object(file)
-    except (OSError, ValueError):
-        return None  # another check reports it
-    positions = settings.get("max_position_embeddings")
-    if positions is None:
+    settings: Mapping[str, Any] = {}
+    with suppress(OSError, ValueError):  # another check reports it
+        settings = read_object(local_folder(config.model.path, config.storage.root) / CONFIG)
+    if (positions := settings.get("max_position_embeddings")) is None:
         return None
     rope = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
     is_stretched = rope.get("rope_type", rope.get("type")) in _STRETCHED

@@ -59,10 +59,10 @@ def row_findings(config: RunConfig) -> Iterator[Finding]:
     text = "; ".join(message for message, _ in problems)
     if own_rows is not None:
         text = f"{own_rows} of data.train_files{f': {text}' if text else ''}"
-    overrides = " ".join(f"{key}={value}" for _, sizes in problems for key, value in sizes.items())
     if problems:
-        kind = fatal if stops else warning
-        yield kind("rows", text, f"set {overrides}", overrides)
+        sizes = (size for _, sizes in problems for size in sizes.items())
+        overrides = " ".join(f"{key}={value}" for key, value in sizes)
+        yield (fatal if stops else warning)("rows", text, f"set {overrides}", overrides)
     elif own_rows is not None:
         yield ok("rows", text)
 
@@ -84,7 +84,7 @@ def _stops(config: RunConfig, own_rows: OwnRows) -> Iterator[_Problem]:
 
 def _sizes(config: RunConfig, own_rows: OwnRows) -> dict[str, int]:
     """Returns the sizes with which so few rows make at least one step."""
-    batch, mini = config.data.train_batch_size, config.actor.mini_batch_size
+    mini = config.actor.mini_batch_size
     changes: dict[str, int] = {}
     num_train = own_rows.num_train
     if own_rows.cuts_tests:
@@ -92,7 +92,7 @@ def _sizes(config: RunConfig, own_rows: OwnRows) -> dict[str, int]:
         num_train = own_rows.num_distinct - num_tests
         if num_tests != own_rows.num_test:
             changes["data.test_size"] = num_tests
-    if num_train < batch:
+    if num_train < config.data.train_batch_size:
         smaller = num_train // mini * mini or max(num_train, 1)
         changes["data.train_batch_size"] = smaller
         if smaller % mini:
@@ -107,10 +107,9 @@ def _tokenizer(config: RunConfig) -> Any:
     from rl_core.data.prompts import load_tokenizer  # transformers takes seconds
 
     folder = local_folder(config.model.path, config.storage.root)
-    if not folder.is_dir():
-        folder = find_model_here(config.model.path) or folder
+    here = folder if folder.is_dir() else find_model_here(config.model.path)
     with suppress(OSError, ValueError):
-        return load_tokenizer(str(folder)) if folder.is_dir() else None
+        return here and load_tokenizer(str(here))
     return None
 
 
@@ -122,11 +121,10 @@ def _prompt_tokens(config: RunConfig, rows: Sequence[Row]) -> Sequence[int]:
 
     prompts = [row.prompt for row in rows]
     prompts.sort(key=lambda prompt: -sum(len(message["content"]) for message in prompt))
-    prompts = prompts[:_MOST_MEASURED]
-    try:
-        return count_tokens(prompts, tokenizer, chat_template=config.env.chat_template)
-    except ValueError:  # of the template: `validate` names the row
-        return []
+    with suppress(ValueError):  # of the template: `validate` names the row
+        chat = config.env.chat_template
+        return count_tokens(prompts[:_MOST_MEASURED], tokenizer, chat_template=chat)
+    return []
 
 
 def _holds_no_answer(config: RunConfig, users_rows: Sequence[Row]) -> Iterator[_Problem]:
@@ -182,12 +180,19 @@ def rows_of(table: pa.Table) -> list[Row]:
     rows: list[Row] = []
     for index, problem in enumerate(table.to_pylist()):
         truth = problem["reward_model"]["ground_truth"]
-        if problem["reward_model"]["style"] == JSON_STYLE:
-            truth = json.loads(truth)
+        is_json = problem["reward_model"]["style"] == JSON_STYLE
         extra = problem["extra_info"]
-        facts = {"num_solutions": extra["num_solutions"], "extra_info": extra.get("own") or ""}
-        source = problem["data_source"]
-        rows.append(Row((index,), problem["prompt"], truth, source, extra["solution"], **facts))
+        rows.append(
+            Row(
+                (index,),
+                problem["prompt"],
+                json.loads(truth) if is_json else truth,
+                problem["data_source"],
+                extra["solution"],
+                num_solutions=extra["num_solutions"],
+                extra_info=extra.get("own") or "",
+            )
+        )
     return rows
 
 

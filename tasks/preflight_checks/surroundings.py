@@ -59,13 +59,12 @@ def _temporary_folder() -> Iterator[Finding]:
     """Yields that Ray's sockets and logs have no room: it would start for a minute, and fail."""
     folder = short_temp_root()
     free = shutil.disk_usage(folder).free
-    if free >= _TEMP_BYTES and os.access(folder, os.W_OK | os.X_OK):
-        return
-    yield fatal(
-        "temp",
-        f"{folder}, where Ray keeps its sockets and logs, has {disk_size(free)} free",
-        f"make room for {disk_size(_TEMP_BYTES)}, or set TMPDIR to a folder with a short path",
-    )
+    if free < _TEMP_BYTES or not os.access(folder, os.W_OK | os.X_OK):
+        yield fatal(
+            "temp",
+            f"{folder}, where Ray keeps its sockets and logs, has {disk_size(free)} free",
+            f"make room for {disk_size(_TEMP_BYTES)}, or set TMPDIR to a folder with a short path",
+        )
 
 
 def left_processes() -> list[psutil.Process]:
@@ -78,9 +77,8 @@ def left_processes() -> list[psutil.Process]:
         with suppress(psutil.Error, OSError):  # OSError: it belongs to another user
             words = process.cmdline() or [""]
             is_daemon = process.name() in _RAY_DAEMONS and any(_OUR_FOLDERS in w for w in words)
-            if not is_daemon and not words[0].startswith(_OUR_WORKERS):
-                continue
-            if has_living_owner(process):
+            is_ours = is_daemon or words[0].startswith(_OUR_WORKERS)
+            if not is_ours or has_living_owner(process):
                 continue
             # A live parent is Python (a driver) or a raylet; what adopts orphans is neither.
             parent = process.parent()
@@ -92,16 +90,25 @@ def left_processes() -> list[psutil.Process]:
 
 def _prefect_server(url: str) -> Iterator[Finding]:
     if (why := why_unreachable(url)) is not None:
-        message, remedy = f"does not answer ({why})", "`prefect server start`"
+        yield fatal(
+            "prefect",
+            f"PREFECT_API_URL={url} does not answer ({why})",
+            f"`prefect server start`, or {_NO_API}",
+        )
     elif (why := why_no_prefect(url)) is not None:
-        message = f"is no Prefect server ({why}): another program may have its port"
-        remedy = "`prefect server start --port N`, and PREFECT_API_URL=http://127.0.0.1:N/api"
+        yield fatal(
+            "prefect",
+            f"PREFECT_API_URL={url} is no Prefect server ({why}): another program may have its "
+            "port",
+            "`prefect server start --port N`, and PREFECT_API_URL=http://127.0.0.1:N/api, or "
+            f"{_NO_API}",
+        )
     elif refuses_login():
-        message = "refuses the login"
-        remedy = "PREFECT_API_AUTH_STRING=name:password as the server was started with"
-    else:
-        return
-    yield fatal("prefect", f"PREFECT_API_URL={url} {message}", f"{remedy}, or {_NO_API}")
+        yield fatal(
+            "prefect",
+            f"PREFECT_API_URL={url} refuses the login",
+            f"PREFECT_API_AUTH_STRING=name:password as the server was started with, or {_NO_API}",
+        )
 
 
 def why_no_prefect(url: str) -> str | None:
@@ -143,9 +150,7 @@ def _prefect_disk() -> Iterator[Finding]:
             f"Prefect's folder {home} cannot be written ({why})",
             "set PREFECT_HOME to a folder of yours",
         )
-        return
-    free = shutil.disk_usage(home).free
-    if free < _PREFECT_BYTES:
+    elif (free := shutil.disk_usage(home).free) < _PREFECT_BYTES:
         yield warning(
             "prefect",
             f"Prefect keeps its records in {home}, where {free / 2**20:.0f} MiB are free: "
@@ -202,16 +207,18 @@ def _silence(setting: str, address: str | None) -> Finding | None:
 
 def _machines(config: RunConfig, address: str) -> Finding | None:
     """Returns which machine has other software than this one, or does not see its folders."""
-    folders = [config.storage.root]
     model = as_path(config.model.path or "-")
-    if (model / "config.json").is_file():
-        folders.append(model)
-    seen = [str(folder.resolve()) for folder in folders]
-    command = [sys.executable, "-P", "-c", _ASK_MACHINES, address, *seen]
-    environment = environment_of_child("ray")
+    is_folder = (model / "config.json").is_file()
+    folders = [config.storage.root, *([model] if is_folder else [])]
+    paths = [str(folder.resolve()) for folder in folders]
     try:
         answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=_WITHIN_S, env=environment, check=True
+            [sys.executable, "-P", "-c", _ASK_MACHINES, address, *paths],
+            capture_output=True,
+            text=True,
+            timeout=_WITHIN_S,
+            env=environment_of_child("ray"),
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return fatal(

@@ -63,9 +63,10 @@ def find_model(
 def _champion(root: Path, env: str | None) -> NamedModel:
     champions = [c for c in all_champions(root) if env in (None, c.env)]
     if not champions:
-        of = f" of env={env}" if env else ""
-        folder = root / "champions"
-        raise ValueError(f"no champion{of} in {folder} yet: a run that learns makes one")
+        of_env = f" of env={env}" if env else ""
+        raise ValueError(
+            f"no champion{of_env} in {root / 'champions'} yet: a run that learns makes one"
+        )
     reign = champions[-1].current
     if not champions[-1].is_there(root):
         raise ValueError(f"the champion {reign.name} is gone from {root / reign.checkpoint}")
@@ -85,13 +86,11 @@ def base_of_run(run: RunFolder) -> Path:
 def _of_run(run: RunFolder, what: str) -> NamedModel:
     if what == "base":
         return NamedModel(f"{run.run_id}/base", base_of_run(run), run, 0)
-    if what in ("best", "latest"):
-        checkpoint = best(run.path) if what == "best" else latest(run.path)
-    else:
-        named = (c for c in list_checkpoints(run.path) if c.path.name == what)
-        checkpoint = next(named, None)
+    links = {"best": best, "latest": latest}
+    named = {checkpoint.path.name: checkpoint for checkpoint in list_checkpoints(run.path)}
+    checkpoint = links[what](run.path) if what in links else named.get(what)
     if checkpoint is None:
-        there = ", ".join(c.path.name for c in list_checkpoints(run.path)) or "none"
+        there = ", ".join(named) or "none"
         raise ValueError(f"{run.run_id} has no checkpoint {what!r} (there are: {there})")
     return NamedModel(f"{run.run_id}/{checkpoint.path.name}", checkpoint.path, run, checkpoint.step)
 

@@ -45,8 +45,7 @@ def columns(file: Path) -> pl.DataFrame:
 
 def describe_file(file: Path) -> str:
     """Returns how much a file holds, in one line."""
-    rows = pq.read_metadata(file).num_rows
-    return f"{file}: {rows:,} rows, {disk_size(file.stat().st_size)}"
+    return f"{file}: {pq.read_metadata(file).num_rows:,} rows, {disk_size(file.stat().st_size)}"
 
 
 def text_lengths(
@@ -65,11 +64,11 @@ def text_lengths(
     else:
         contents = pl.element().struct.field("content").str.len_chars()
         characters = pl.select(rows.list.eval(contents).list.sum()).to_series()
-    units = {"characters": characters.to_numpy()}
+    units = {"characters": characters}
     if count_tokens is not None:
         num = min(len(rows), _MOST_TOKENIZED)
         chosen = np.unique(np.linspace(0, len(rows) - 1, num).astype(int))
-        units["tokens"] = np.asarray(count_tokens(rows.gather(chosen).to_list()), dtype=np.int64)
+        units["tokens"] = pl.Series(count_tokens(rows.gather(chosen).to_list()), dtype=pl.Int64)
     return [
         {
             "unit": unit,
@@ -79,7 +78,7 @@ def text_lengths(
             **{f"p{p}": int(np.quantile(lengths, p / 100, method="nearest")) for p in (50, 90, 99)},
             "max": int(lengths.max()),
         }
-        for unit, lengths in units.items()
+        for unit, lengths in ((name, series.to_numpy()) for name, series in units.items())
     ]
 
 
@@ -90,10 +89,13 @@ def _text_column(file: Path, column: str | None) -> str:
         if column in texts:
             return column
         if column in schema.names:
-            kind = schema.field(column).type
-            raise ValueError(f"{file}: column {column!r} holds {kind}, no text")
-        hint = did_you_mean(column, texts)
-        raise ValueError(f"{file}: no column {column!r}{hint} (of texts: {', '.join(texts)})")
+            raise ValueError(
+                f"{file}: column {column!r} holds {schema.field(column).type}, no text"
+            )
+        raise ValueError(
+            f"{file}: no column {column!r}{did_you_mean(column, texts)} "
+            f"(of texts: {', '.join(texts)})"
+        )
     if not texts:
         raise ValueError(f"{file}: no column holds texts, it has {', '.join(schema.names)}")
     return next((name for name in _TEXTS if name in texts), texts[0])

@@ -68,10 +68,9 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
     A text that is the same in all rows is shown once above it; names of columns are folded; long
     texts share the remaining width. A few rows that still do not fit are shown one below the other.
     """
-    frame = every
     half = most_rows // 2
-    if is_cut := every.height > most_rows:
-        frame = pl.concat([every.head(half), every.tail(half)])
+    is_cut = every.height > most_rows
+    frame = pl.concat([every.head(half), every.tail(half)]) if is_cut else every
     cells = {name: [_cell(value) for value in frame[name]] for name in frame.columns}
     heads = {name: name for name in cells}
     shared_texts = ""
@@ -90,8 +89,8 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
                 heads[name] = name.replace("_", "_\n")
     longest = max((len(cell) for column in cells.values() for cell in column), default=0)
     cells, are_readable = _shortened(heads, cells, width)
-    needed = _width(heads, cells)
-    if frame.height <= _MOST_RECORDS and (max(longest, needed) > width or not are_readable):
+    is_too_wide = max(longest, _width(heads, cells)) > width or not are_readable
+    if frame.height <= _MOST_RECORDS and is_too_wide:
         return _records(frame, width)
     if is_cut:
         cells = {name: [*column[:half], "⋮", *column[half:]] for name, column in cells.items()}
@@ -120,7 +119,7 @@ def _shortened(
     """Returns all cells, long texts cut to the same width, and whether that is readable."""
     widths = _widths(heads, cells)
     long = [name for name, size in widths.items() if size > _LONG_TEXT]
-    left = width - sum(size + 2 for name, size in widths.items() if name not in long)
+    left = width - sum(size + 2 for size in widths.values() if size <= _LONG_TEXT)
     room = max(_LEAST_TEXT, left // max(1, len(long)) - 2)
     return {
         name: [cut(cell, room) if name in long else cell for cell in column]
@@ -166,15 +165,15 @@ def _named_texts(rows: Iterable[tuple[str, str]], width: int) -> str:
 
 def _cell(value: object) -> str:
     """One value on one line; a model's text may hold anything, so control characters are shown."""
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
-    if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M:%S}"
-    if isinstance(value, pl.Series):
-        value = value.to_list()
-    return printable(str(value).replace("\n", "⏎"))
+    match value:
+        case None:
+            return "-"
+        case float():
+            return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
+        case datetime():
+            return f"{value:%Y-%m-%d %H:%M:%S}"
+    plain = value.to_list() if isinstance(value, pl.Series) else value
+    return printable(str(plain).replace("\n", "⏎"))
 
 
 def _count(frame: pl.DataFrame) -> str:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, lru_cache
@@ -60,16 +61,19 @@ def find_runs(root: Path, run: str | None = None) -> list[Path]:
         if not runs:
             raise ValueError(f"no run in {folder} yet: start one with `countdown-train run`")
         return runs[-1:]
-    exactly = [path for path in runs if path.name == run]
-    matches = exactly or [path for path in runs if run and path.name.startswith(run)]
+    matches = [path for path in runs if path.name == run] or [
+        path for path in runs if run and path.name.startswith(run)
+    ]
     if len(matches) > 1:
-        names = ", ".join(path.name for path in matches[-3:])
         raise ValueError(
-            f"{len(matches)} runs in {folder} begin with {run!r} ({names}): write more"
+            f"{len(matches)} runs in {folder} begin with {run!r} "
+            f"({', '.join(path.name for path in matches[-3:])}): write more"
         )
     if not matches:
-        hint = did_you_mean(run, (path.name for path in runs))
-        raise ValueError(f"no run {run!r} in {folder}{hint} (`countdown-train runs` lists them)")
+        raise ValueError(
+            f"no run {run!r} in {folder}{did_you_mean(run, (path.name for path in runs))} "
+            "(`countdown-train runs` lists them)"
+        )
     return matches
 
 
@@ -126,8 +130,9 @@ def metric_lines(runs: Sequence[Path]) -> pa.Table:
         for run in runs
         for number, line in enumerate(_text(run / "metrics.jsonl", run).split("\n"))
     ]
-    schema = _columns("run_id line_number line", line_number=pa.int64())
-    return pa.Table.from_pylist(rows, schema=schema)
+    return pa.Table.from_pylist(
+        rows, schema=_columns("run_id line_number line", line_number=pa.int64())
+    )
 
 
 def run_records(runs: Sequence[Path]) -> pa.Table:
@@ -152,10 +157,9 @@ def _checked(run_id: str, content: bytes) -> str:
     try:
         record = parse_json(content) | {"run_id": run_id}
         RunRecord.model_validate(record, extra="ignore")
-        return json.dumps(record)
     except (TypeError, ValueError):
-        reason = "its run.json is cut short or damaged"
-        return json.dumps({"status": "unreadable", "reason": reason})
+        record = {"status": "unreadable", "reason": "its run.json is cut short or damaged"}
+    return json.dumps(record)
 
 
 def checkpoint_records(runs: Sequence[Path]) -> pa.Table:
@@ -165,11 +169,17 @@ def checkpoint_records(runs: Sequence[Path]) -> pa.Table:
         folder = run / "checkpoints"
         latest, best = (os.path.realpath(folder / link) for link in ("latest", "best"))
         for manifest in sorted(folder.glob("step_*/checkpoint.json")):
-            name = manifest.parent.name
             real = os.path.realpath(manifest.parent)
-            place = {"run_id": run.name, "name": name, "folder": str(manifest.parent)}
-            links = {"is_latest": real == latest, "is_best": real == best}
-            rows.append(place | links | {"record": _text(manifest, run)})
+            rows.append(
+                {
+                    "run_id": run.name,
+                    "name": manifest.parent.name,
+                    "folder": str(manifest.parent),
+                    "record": _text(manifest, run),
+                    "is_latest": real == latest,
+                    "is_best": real == best,
+                }
+            )
     return pa.Table.from_pylist(rows, schema=_CHECKPOINT_RECORDS)
 
 
@@ -193,28 +203,23 @@ def _settings(text: str) -> tuple[tuple[str, str], ...]:
 def dataset_records(root: Path) -> pa.Table:
     """Returns one row per split of each data set below `root`, from its file's footer."""
     rows = []
-    for file in sorted((root / "data").glob("*/*.parquet")):
-        if file.name.startswith("."):
-            continue
-        try:
-            with open_plain(file, follow=True) as stream:
-                footer = pq.read_metadata(stream)
-                size = os.fstat(stream.fileno()).st_size
-        except (OSError, pa.ArrowException):
-            continue  # a file that is no parquet is no data set
-        metadata = footer.metadata or {}
-        rows.append(
-            {
-                "name": file.parent.name,
-                "split": file.stem,
-                "folder": str(file.parent),
-                "num_rows": footer.num_rows,
-                "total_bytes": size,
-                "content_hash": metadata.get(b"countdown_train.content_sha256"),
-                "seed": metadata.get(b"countdown_train.seed"),
-                "made_by": metadata.get(b"countdown_train.generator"),
-            }
-        )
+    for file in sorted((root / "data").glob("*/[!.]*.parquet")):
+        # A file that is no parquet is no data set.
+        with suppress(OSError, pa.ArrowException), open_plain(file, follow=True) as stream:
+            footer = pq.read_metadata(stream)
+            metadata = footer.metadata or {}
+            rows.append(
+                {
+                    "name": file.parent.name,
+                    "split": file.stem,
+                    "folder": str(file.parent),
+                    "num_rows": footer.num_rows,
+                    "total_bytes": os.fstat(stream.fileno()).st_size,
+                    "content_hash": metadata.get(b"countdown_train.content_sha256"),
+                    "seed": metadata.get(b"countdown_train.seed"),
+                    "made_by": metadata.get(b"countdown_train.generator"),
+                }
+            )
     return pa.Table.from_pylist(rows, schema=_DATASETS)
 
 
@@ -229,30 +234,27 @@ def num_tested(run: Path) -> int | None:
             kept = set(pq.read_table(file, columns=["prompt_index"])["prompt_index"].to_pylist())
         most = int(parse_settings(_text(run / "config.yaml", run))["trainer"]["test_problems"])
         data = Path(json.loads(_record(run))["data"])
-        rows = int(pq.read_metadata(data / "test.parquet").num_rows)
-        return min(most, rows)
+        return min(most, int(pq.read_metadata(data / "test.parquet").num_rows))
     return len(kept) if 0 < len(kept) < MOST_VALIDATION_ROWS else None
 
 
 def bytes_by_kind(run: Path) -> dict[str, int]:
     """Returns what a run takes on the disk: bytes per top-level folder or file, largest first."""
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for folder, _, names in os.walk(run):  # skips folders that are deleted meanwhile
         for path in (Path(folder, name) for name in names):
             with suppress(FileNotFoundError):
                 if stat.S_ISREG((status := path.lstat()).st_mode):
-                    kind = path.relative_to(run).parts[0]
-                    sizes[kind] = sizes.get(kind, 0) + status.st_size
-    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+                    sizes[path.relative_to(run).parts[0]] += status.st_size
+    return dict(sizes.most_common())
 
 
 def _text(file: Path, run: Path) -> str:
     """A file's text; empty if it is absent (or was pruned a moment ago), or cannot be read."""
     try:
-        content = read_plain(file, below=run, most_bytes=MOST_LOG_BYTES)
+        return read_plain(file, below=run, most_bytes=MOST_LOG_BYTES).decode(errors="replace")
     except FileNotFoundError:
         return ""
     except ValueError as error:
         warn_once(f"run {run.name}: {error}: left out")
         return ""
-    return content.decode(errors="replace")

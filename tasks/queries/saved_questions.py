@@ -1,7 +1,7 @@
 """Reads the saved questions and checks of `sql/`: their parameters, description and SELECT."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
@@ -17,7 +17,12 @@ _HEADER_PARAMETER = re.compile(
     r"^\$(?P<name>\w+): (?P<kind>\w+(\|\w+)*) = (?P<default>\S+)(?:\s+\(.*\))?$"
 )
 _EXAMPLE = "Example: "
-_KINDS: dict[str, type[Value]] = {"int": int, "float": float, "str": str, "bool": bool}
+_KINDS: dict[str, Callable[[Value], Value]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": lambda text: {"true": True, "false": False}[str(text).lower()],
+}
 
 
 @dataclass(frozen=True)
@@ -30,14 +35,13 @@ class Parameter:
 
     def read(self, text: Value) -> Value:
         """Returns `text` as a value of this parameter's kind; ValueError if it is none."""
-        kind = self.kind
-        choices = {choice: choice for choice in kind.split("|")} if "|" in kind else {}
+        choices = self.kind.split("|") if "|" in self.kind else []
         try:
-            if kind == "bool":
-                return {"true": True, "false": False}[str(text).lower()]
-            value = choices[str(text)] if choices else _KINDS[kind](text)
+            value = text if str(text) in choices else _KINDS[self.kind](text)
         except (KeyError, ValueError) as error:
-            why = f": there are {', '.join(choices)}" if choices else f" does not read as {kind}"
+            why = (
+                f": there are {', '.join(choices)}" if choices else f" does not read as {self.kind}"
+            )
             raise ValueError(f"parameter {self.name}={text}{why}") from error
         if self.name == "steps_per_row" and int(value) < 1:
             raise ValueError(f"parameter {self.name}={text} must be at least 1")
@@ -60,8 +64,10 @@ class Query:
         known = {parameter.name: parameter for parameter in self.parameters}
         for name in (name for name in arguments if name not in known):
             usage = ", ".join(f"{p.name}={p.default}" for p in self.parameters) or "none"
-            hint = did_you_mean(name, known)
-            raise ValueError(f"sql {self.name} has no parameter {name!r}{hint} (it takes: {usage})")
+            raise ValueError(
+                f"sql {self.name} has no parameter {name!r}{did_you_mean(name, known)} "
+                f"(it takes: {usage})"
+            )
         return {
             name: parameter.read(arguments.get(name, parameter.default))
             for name, parameter in known.items()
@@ -79,8 +85,10 @@ def load_query(name: str) -> Query:
     """Returns the saved query called `name`; ValueError with the nearest name if there is none."""
     queries = {query.name: query for query in list_queries()}
     if name not in queries:
-        hint = did_you_mean(name, queries)
-        raise ValueError(f"no saved query {name!r}{hint}; `countdown-train sql --list` lists all")
+        raise ValueError(
+            f"no saved query {name!r}{did_you_mean(name, queries)}; "
+            "`countdown-train sql --list` lists all"
+        )
     return queries[name]
 
 

@@ -66,11 +66,17 @@ _VALUES: Mapping[str, tuple[str, str]] = {
 }
 """Parameters of saved questions whose value must be in a column: its view and its name."""
 
+_SETTINGS = """
+set TimeZone = 'UTC';
+set enable_progress_bar = false;  -- it would be printed into the answer
+set enable_external_access = false;
+set lock_configuration = true;
+"""
 Runs = str | Sequence[str] | None
 _OF_THE_USER = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
 """Errors of a SELECT, and not of the files."""
 _NOT_TEXT = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are no UTF-8
-_FIRST_DAY, _LAST_DAY = (date.min - date(1970, 1, 1)).days, (date.max - date(1970, 1, 1)).days
+_DAYS = [(day - date(1970, 1, 1)).days for day in (date.min, date.max)]
 """Python's first and last date, in days from 1970."""
 
 
@@ -86,16 +92,15 @@ def values_there(
     name: str, arguments: Mapping[str, Value], *, root: Path, run: str | None = None
 ) -> str | None:
     """Returns a message with the existing values if no row has that of an argument; else None."""
-    default = {parameter.name: parameter.default for parameter in load_query(name).parameters}
-    for parameter, (view, column) in _VALUES.items():
-        value = arguments.get(parameter)
-        if value is None or value == default[parameter]:
-            continue
+    defaults = {parameter.name: parameter.default for parameter in load_query(name).parameters}
+    for parameter in filter(arguments.__contains__, _VALUES):
+        view, column = _VALUES[parameter]
+        value = str(arguments[parameter])
         select = f"select {column} from {view} group by {column} order by count(*) desc, {column}"
         there = list(map(str, run_query(select, root=root, run=run)[column].drop_nulls()))
-        if there and str(value) not in there:
-            hint = did_you_mean(str(value), there)
+        if there and value not in {*there, str(defaults[parameter])}:
             known = f"there are: {', '.join(there)}"
+            hint = did_you_mean(value, there)
             return f"{parameter}={value}: no row of {view} has it{hint} ({known})"
     return None
 
@@ -153,9 +158,8 @@ def _answer_of(
         tables |= {name: read(of[view]) for name, (view, read) in _RECORDS.items()}
         tables["dataset_records"] = run_files.dataset_records(root)
         with connect(tables) as connection:
-            for view in VIEWS:
-                if view in needed:
-                    connection.execute(f"create view {view} as {_select_of(view)}")
+            for view in filter(needed.__contains__, VIEWS):
+                connection.execute(f"create view {view} as {_select_of(view)}")
             return _select(connection, sql, parameters, VIEWS)
 
 
@@ -215,19 +219,13 @@ def connect(tables: Mapping[str, pa.Table | pads.Dataset]) -> Iterator[DuckDBPyC
         "temp_directory": spill.name,
     }
     with spill, duckdb.connect(":memory:", config=config) as connection:
-        connection.execute("set TimeZone = 'UTC'")
-        connection.execute("set enable_progress_bar = false")  # it would be printed into the answer
-        connection.execute("set enable_external_access = false")
-        connection.execute("set lock_configuration = true")
-        connection.create_function("sign_flip_p", _sign_flip_p, ["DOUBLE[]"], "DOUBLE")
+        connection.execute(_SETTINGS)
+        flip = lambda differences: sign_flip_p(list(map(round, differences)))  # noqa: E731
+        connection.create_function("sign_flip_p", flip, ["DOUBLE[]"], "DOUBLE")
         connection.execute((SQL_FOLDER / "macros.sql").read_text(encoding="utf-8"))
         for name, table in tables.items():
             register(connection, name, table)
         yield connection
-
-
-def _sign_flip_p(differences: list[float]) -> float:
-    return sign_flip_p([round(difference) for difference in differences])
 
 
 def register(connection: DuckDBPyConnection, name: str, table: pa.Table | pads.Dataset) -> None:
@@ -270,7 +268,7 @@ def _with_dates_of_python(frame: pl.DataFrame) -> pl.DataFrame:
         unit = column.dtype.time_unit if isinstance(column.dtype, pl.Datetime) else None
         per_day = 1 if unit is None else 86_400 * {"ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
         days = column.to_physical() // per_day
-        if not days.is_between(_FIRST_DAY, _LAST_DAY).all():
+        if not days.is_between(_DAYS[0], _DAYS[1]).all():
             raise ValueError(
                 f"column {column.name} holds a date outside of the years 1 to 9999: cast it to "
                 f'text, "{column.name}"::varchar'

@@ -17,8 +17,7 @@ from rl_core.runs.settings_file import read_settings, settings_text
 from rl_core.sft.named_data import CURVE_NAME
 from rl_core.tracking.diagnosis import diagnose
 from tasks.hours import left_of, steps_in_words
-from tasks.queries import run_tables as run_files
-from tasks.queries import sql
+from tasks.queries import run_tables, sql
 from tasks.queries.saved_questions import Value
 from tasks.report_page.failures import faults, warnings
 from tasks.report_page.head import (
@@ -27,12 +26,7 @@ from tasks.report_page.head import (
     command_of,
     model_in_words,
 )
-from tasks.report_page.samples import (
-    best_and_worst,
-    from_the_end,
-    samples,
-    won_and_lost,
-)
+from tasks.report_page.samples import Row, best_and_worst, from_the_end, samples, won_and_lost
 
 _SEARCH_ROWS = 6
 _MOST_POINTS = 120  # of a stacked chart: steps are summed up
@@ -45,8 +39,6 @@ where
 order by step, metric
 """
 PAIRED = "who won the same problems"
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -118,7 +110,7 @@ def _evaluation(run: RunFolder) -> dict[str, Any]:
     before, after = ((row["accuracy"] if row else None) for row in (base, trained))
     newest = trained["model"] if trained else None
     best_checkpoint = _last(ask("best_checkpoint").to_dicts())
-    tested = run_files.num_tested(run.path)
+    tested = run_tables.num_tested(run.path)
     return {
         "seconds": seconds,  # of the stages done; in training, up to its last logged step
         "price": None if seconds is None else run.price_of(seconds),
@@ -145,7 +137,7 @@ def _evaluation(run: RunFolder) -> dict[str, Any]:
 
 def _disk(run: RunFolder) -> dict[str, int]:
     """Returns the bytes of the largest kinds of files, and of the rest."""
-    sizes = run_files.bytes_by_kind(run.path)
+    sizes = run_tables.bytes_by_kind(run.path)
     largest = dict(list(sizes.items())[:_MOST_KINDS])
     rest = sum(sizes.values()) - sum(largest.values())
     return largest | ({"the rest": rest} if rest else {})
@@ -230,7 +222,7 @@ def _last(rows: list[Row]) -> Row | None:
 
 def compare_runs(root: Path, names: Sequence[str]) -> dict[str, pl.DataFrame]:
     """Returns tables by title, of two or more runs (ids or `latest`), else raises ValueError."""
-    runs = list({path.name: None for name in names for path in run_files.find_runs(root, name)})
+    runs = list({path.name: None for name in names for path in run_tables.find_runs(root, name)})
     if len(runs) < 2:
         raise ValueError("compare takes two or more runs: countdown-train compare RUN RUN")
     ask = partial(sql.ask, root=root, run=runs)  # a damaged file of another run is not read
@@ -239,11 +231,10 @@ def compare_runs(root: Path, names: Sequence[str]) -> dict[str, pl.DataFrame]:
     for row in ask("settings_that_differ").to_dicts():
         values = settings.setdefault(row["key"], {"key": row["key"], **dict.fromkeys(runs)})
         values |= dict.fromkeys(row["run_ids"].split(", "), row["value"])
-    columns = dict.fromkeys(["key", *runs], pl.String)
     return {
         "what they reached": ask("compare_runs"),
         "settings that differ" + (f" (of {lost} they are unknown)" if lost else ""): pl.DataFrame(
-            list(settings.values()), columns
+            list(settings.values()), dict.fromkeys(["key", *runs], pl.String)
         ),
         PAIRED: ask("compare_models"),
     }

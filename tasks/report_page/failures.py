@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -126,10 +126,9 @@ def find_failure(text: str) -> Failure | None:
     lines = [PREFIX.sub("", COLOURS.sub("", line)) for line in cut_lines]
     steps = [i for i, line in enumerate(lines) if _STEP.match(line)]
     last = lines[steps[-1] + 1 :] if steps else lines
-    for line in last:
-        for cause in _CAUSES:
-            if cause.pattern.search(line):
-                return Failure(_in_detail(cause, line, last), _short(line), cause.remedy)
+    for line, cause in product(last, _CAUSES):
+        if cause.pattern.search(line):
+            return Failure(_in_detail(cause, line, last), _short(line), cause.remedy)
     named = [line for line in last if _ERROR.match(line)]
     if not named:
         return None
@@ -159,9 +158,13 @@ def faults(run: Path, record: RunRecord) -> list[Fault]:
     rows = RunFolder(run).metrics.read()
     survived = [*later_attempts(record), *_out_of_memory(rows)]
     if died := {row["step"]: int(n) for row in rows if (n := row.get("rollout/engine_restarts"))}:
-        what = f"a rollout engine died, {counted(sum(died.values()), 'time')}"
-        how = "started again, its responses asked once more, the result unchanged"
-        survived.append(Fault(f"step {next(iter(died))}", what, how))
+        survived.append(
+            Fault(
+                f"step {next(iter(died))}",
+                f"a rollout engine died, {counted(sum(died.values()), 'time')}",
+                "started again, its responses asked once more, the result unchanged",
+            )
+        )
     # From the log: on a full disk the metrics may not have been written.
     return survived + [
         Fault(f"step {match[1]}", f"{what}, {counted(line.count, 'time')}", how)
@@ -175,14 +178,12 @@ def later_attempts(record: RunRecord) -> list[Fault]:
     """Returns why the run was started again, each time, and what was changed for it."""
     attempts = []
     for number, attempt in enumerate(record.attempts[1:], start=2):
-        what, how = attempt.reason, "retried"
-        if what == "continued":
-            what, how = "interrupted", "continued"
-        elif what.startswith(AFTER):
-            what, how = what.removeprefix(AFTER), "continued"
+        is_continued = attempt.reason == "continued" or attempt.reason.startswith(AFTER)
+        how = "continued" if is_continued else "retried"
+        what = "interrupted" if attempt.reason == "continued" else attempt.reason
         changes = f" with {attempt.changed}" if attempt.changed else ""
-        how = f"{how} from step {attempt.from_step}{changes}"
-        attempts.append(Fault(f"attempt {number}", what, how))
+        how += f" from step {attempt.from_step}{changes}"
+        attempts.append(Fault(f"attempt {number}", what.removeprefix(AFTER), how))
     return attempts
 
 
@@ -196,11 +197,9 @@ def warnings(run: Path) -> list[LoggedWarning]:
     lines = (line[:_LONGEST_LINE] for line in log.decode(errors="replace").splitlines())
     for match in filter(None, map(_WARNING.fullmatch, lines)):
         key = re.sub(r"\d+", "0", match["message"])  # the same in every step
-        time = match["time"].replace("T", " ")
-        level = match["level"]
-        message = match["message"]
-        before = seen.get(key, LoggedWarning(time, level, message, 0))
-        seen[key] = replace(before, level=level, count=before.count + 1)
+        first = LoggedWarning(match["time"].replace("T", " "), "", match["message"], 0)
+        before = seen.get(key, first)
+        seen[key] = replace(before, level=match["level"], count=before.count + 1)
     return list(seen.values())[:_MOST_WARNINGS]
 
 
@@ -210,11 +209,10 @@ def _out_of_memory(rows: Iterable[dict[str, Any]]) -> list[Fault]:
     first: dict[str, int] = {}
     left: dict[str, str] = {}
     for row in rows:
-        for name, value in row.items():
+        times = {name: n for name, n in row.items() if name.startswith("memory/oom/") and n}
+        for name, number in times.items():
             phase = name.removeprefix("memory/oom/")
-            if phase == name or not value:
-                continue
-            counts[phase] += int(value)
+            counts[phase] += int(number)
             first.setdefault(phase, row["step"])
             for unit, kind in (("tokens", "budget_tokens"), ("sequences", "budget_seqs")):
                 if (budget := row.get(f"memory/{kind}/{phase}")) is not None:

@@ -1,9 +1,9 @@
 """The head of a report: which algorithm trained which model, by which command."""
 
+import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -31,10 +31,7 @@ def algorithm_in_words(run: RunFolder, settings: Mapping[str, Any]) -> str | Non
 
 def model_in_words(run: RunFolder, record: RunRecord) -> str | None:
     """Returns the base model's folder; one next to the storage root without what leads there."""
-    here = run.root.absolute().parent
-    if record.model is None or not Path(record.model).is_relative_to(here):
-        return record.model
-    return str(Path(record.model).relative_to(here))
+    return record.model and record.model.removeprefix(f"{run.root.absolute().parent}/")
 
 
 def command_of(record: RunRecord) -> str | None:
@@ -51,9 +48,7 @@ def as_typed(value: object) -> str:
     """Returns a setting's value as a user would type it."""
     if isinstance(value, list):
         return f"[{','.join(map(as_typed, value))}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "null" if value is None else str(value)
+    return json.dumps(value) if isinstance(value, bool | None) else str(value)
 
 
 def answer_pages(run: RunFolder, models: Sequence[str | None]) -> dict[str, str]:

@@ -31,9 +31,14 @@ _logger = logging.getLogger(__name__)
 
 def render_html(data: ReportData) -> str:
     """Returns one self-contained page; all text of models and settings is escaped."""
-    drawn = {"charts": charts(data), "resource_charts": resource_charts(data)}
-    continuing = {"columns": COLUMNS, "rows": WAYS_ON, "notes": NOTES}
-    return _page("report.html.j2", data=data.shown, run=data.record, continuing=continuing, **drawn)
+    return _page(
+        "report.html.j2",
+        data=data.shown,
+        run=data.record,
+        continuing={"columns": COLUMNS, "rows": WAYS_ON, "notes": NOTES},
+        charts=charts(data),
+        resource_charts=resource_charts(data),
+    )
 
 
 def render_markdown(data: ReportData) -> str:
@@ -122,17 +127,17 @@ def charts(data: ReportData) -> dict[str, str]:
         Series("train, sampled", "train", _points(curve, "accuracy")),
         Series(f"test, {data.decoding}", "test", _points(curve, "test_accuracy"), "dots"),
     ]
-    solutions = "solutions that a problem has"
-    numbers = "numbers that a problem has"
-    by_solutions = _before_and_after(rows["by_num_solutions"], "solutions", solutions)
-    by_count = _before_and_after(rows["by_num_operands"], "num_operands", numbers)
     return _drawn(
         {
             "Accuracy": draw(accuracy, "share solved"),
             "What became of the responses": _verdicts(data.verdicts),
             **{title: _line(curve, name, label) for title, name, label in _CURVES},
-            "Accuracy by number of solutions": by_solutions,
-            "Accuracy by count of numbers": by_count,
+            "Accuracy by number of solutions": _before_and_after(
+                rows["by_num_solutions"], "solutions", "solutions that a problem has"
+            ),
+            "Accuracy by count of numbers": _before_and_after(
+                rows["by_num_operands"], "num_operands", "numbers that a problem has"
+            ),
             "pass@k": _pass_at_k(rows["pass_at_k"]),
             "Loss of fine-tuning (SFT), before training": draw(sft, "nats per token"),
         }
@@ -171,8 +176,7 @@ def _line(curve: pl.DataFrame, column: str, label: str) -> str | None:
     window = len(each.points) // 10 + 1
     if len(each.points) < 20:
         return draw([each], label)
-    values = pl.Series([y for _, y in each.points])
-    means = values.rolling_mean(window, min_samples=1, center=True)
+    means = pl.Series([y for _, y in each.points]).rolling_mean(window, min_samples=1, center=True)
     points = [(x, float(y)) for (x, _), y in zip(each.points, means, strict=True)]
     return draw([each, Series(f"mean of {window}", "test", points, "bold")], label)
 
@@ -184,8 +188,8 @@ def _verdicts(shares: pl.DataFrame) -> str | None:
     known = [name for name in PALETTE if name in table.columns]
     known.sort(key=lambda name: (name != "correct", name == "no_answer"))
     other = sorted(set(table.columns) - {"step", *known})  # an env's own verdicts have no colour
-    spare = [name for name in COLOURS if name not in known]
-    colours = {name: name for name in known} | dict(zip(other, cycle(spare), strict=False))
+    spare = cycle(name for name in COLOURS if name not in known)
+    colours = dict(zip(known, known, strict=True)) | dict(zip(other, spare, strict=False))
     series = [Series(name, colour, _points(table, name)) for name, colour in colours.items()]
     return draw(stacked(series), "share of rollouts", y_top=1)
 
@@ -194,12 +198,11 @@ def _stack(
     timeline: pl.DataFrame, prefix: str, label: str, *, without: Sequence[str] = ()
 ) -> str | None:
     """Returns the metrics of a prefix on top of one another, the largest below."""
-    hidden = [f"{prefix}{name}" for name in without]
     metric = pl.col("metric")
-    rows = timeline.filter(metric.str.starts_with(prefix) & ~metric.is_in(hidden))
+    rows = timeline.filter(metric.str.starts_with(prefix))
+    rows = rows.with_columns(metric.str.strip_prefix(prefix)).filter(~metric.is_in(without))
     if rows.is_empty():
         return None
-    rows = rows.with_columns(metric.str.strip_prefix(prefix))
     sums = rows.group_by("metric").agg(pl.sum("value")).sort("value", "metric", descending=True)
     shown = sums["metric"].to_list()
     if len(shown) > _MOST_AREAS:
@@ -210,10 +213,8 @@ def _stack(
         )
     table = rows.pivot("metric", index="step", values="value", aggregate_function="sum")
     table = table.fill_null(0).sort("step")
-    series = [
-        Series(name, COLOURS[i % len(COLOURS)], _points(table, name))
-        for i, name in enumerate(shown)
-    ]
+    colours = dict(zip(shown, cycle(COLOURS), strict=False))
+    series = [Series(name, colour, _points(table, name)) for name, colour in colours.items()]
     return draw(stacked(series), label)
 
 
@@ -231,12 +232,18 @@ def _pass_at_k(rows: Sequence[Row]) -> str | None:
     ks = sorted({row["k"] for row in rows})
     if len(ks) < 2:  # a single number, which the table shows
         return None
-    series = []
-    for label, colour, is_base in (("before", "base", True), ("after", "test", False)):
-        of_model = [row for row in rows if (row["model"] == "base") == is_base]
-        points = [(log2(row["k"]), row["pass_at_k"]) for row in of_model]
-        band = [(row["low"], row["high"]) for row in of_model]
-        series.append(Series(label, colour, points, "dots", band=band))
+    of_base = [row for row in rows if row["model"] == "base"]
+    others = [row for row in rows if row["model"] != "base"]
+    series = [
+        Series(
+            label,
+            colour,
+            [(log2(row["k"]), row["pass_at_k"]) for row in of_model],
+            "dots",
+            band=[(row["low"], row["high"]) for row in of_model],
+        )
+        for label, colour, of_model in (("before", "base", of_base), ("after", "test", others))
+    ]
     return draw(series, "pass@k", x_label="k samples", x_ticks={log2(k): str(k) for k in ks})
 
 

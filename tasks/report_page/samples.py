@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,13 +88,12 @@ class Change:
 
 def won_and_lost(run: RunFolder, model: str | None) -> list[Change]:
     """Returns two test problems that the model won over its base and two that it lost, if any."""
-    query = {"model": model or ""}
-    rows = sql.run_query(_CHANGES_QUERY, query, root=run.root, run=run.run_id).to_dicts()
-    changes = []
-    for base, trained in zip(rows[::2], rows[1::2], strict=True):
-        before, after = map(_as_sample, (base, trained))
-        changes.append(Change(after.problem, trained["is_won"], before, after))
-    return changes
+    rows = sql.run_query(
+        _CHANGES_QUERY, {"model": model or ""}, root=run.root, run=run.run_id
+    ).to_dicts()
+    shown = [(_as_sample(row), row["is_won"]) for row in rows]
+    pairs = zip(shown[::2], shown[1::2], strict=True)
+    return [Change(after.problem, is_won, before, after) for (before, _), (after, is_won) in pairs]
 
 
 def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
@@ -105,11 +105,13 @@ def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
         root=run.root,
         run=run.run_id,
     )
-    rows: list[Row] = []
-    for verdict in counts["verdict"]:
-        arguments = {"verdict": verdict, "from_step": from_step, "limit": 1}
-        rows += sql.ask("samples_of_a_verdict", arguments, root=run.root, run=run.run_id).to_dicts()
-    return list(map(_as_sample, rows))
+    ask = partial(sql.ask, "samples_of_a_verdict", root=run.root, run=run.run_id)
+    arguments = {"from_step": from_step, "limit": 1}
+    return [
+        _as_sample(row)
+        for verdict in counts["verdict"]
+        for row in ask(arguments | {"verdict": verdict}).to_dicts()
+    ]
 
 
 def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], list[Sample]]:
@@ -120,16 +122,18 @@ def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], lis
         rows = sql.run_query(query, {"from_step": from_step}, root=run.root, run=run.run_id)
         return [_as_sample(row) for row in rows.to_dicts()]
 
-    best, worst = rollouts_by(_BEST), rollouts_by(_WORST)
-    return best, [sample for sample in worst if sample not in best]
+    best = rollouts_by(_BEST)
+    return best, [sample for sample in rollouts_by(_WORST) if sample not in best]
 
 
 def problem_in_words(ground_truth: str | None, prompt: str) -> str:
     """Returns a problem's question and truth in a line; empty if a row has no truth."""
     with suppress(ValueError):
         truth = json.loads(ground_truth or "")
-        answer = cut(in_one_line(shown_truth(truth)), _LONGEST_TRUTH)
-        return _numbers_in(truth) or f"{_line(_asked_in(prompt), _LONGEST_QUESTION)} -> {answer}"
+        return _numbers_in(truth) or (
+            f"{_line(_asked_in(prompt), _LONGEST_QUESTION)} -> "
+            f"{cut(in_one_line(shown_truth(truth)), _LONGEST_TRUTH)}"
+        )
     return ""
 
 
@@ -169,9 +173,11 @@ def cut_around_answer(response: str, answer: str | None) -> tuple[str, str, str]
     last = response.rfind(answer) if answer else -1
     start = end = len(response)
     if answer and opening >= 0:
-        start, end = opening + len("<answer>"), closing
+        start = opening + len("<answer>")
+        end = closing
     elif answer and last >= 0:
-        start, end = last, last + len(answer)
+        start = last
+        end = last + len(answer)
     before = response[max(0, start - _LONGEST_SAMPLE) : start]
     return before, response[start:end], response[end : end + _LONGEST_SAMPLE]
 
@@ -215,8 +221,6 @@ def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: in
     """Returns some of a model's right and wrong answers, `most` each, the same ones each time."""
     by_index = {problem.index: problem for problem in problems}
     first = [dict(row) for row in rows_that_count(rows) if not row["sample_index"]]
-    right = [row for row in first if row["verdict"] == "correct"]
-    wrong = [row for row in first if row["verdict"] != "correct"]
 
     def shown(chosen: Sequence[Row]) -> tuple[Sample, ...]:
         rows = in_turns(chosen, most)
@@ -229,19 +233,24 @@ def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: in
         summary=summarise(rows),
         verdicts=dict(Counter(row["verdict"] for row in first).most_common()),
         cells=tuple((row["prompt_index"], row["verdict"]) for row in first[:_MOST_CELLS]),
-        right=shown(right),
-        wrong=shown(wrong),
+        right=shown([row for row in first if row["verdict"] == "correct"]),
+        wrong=shown([row for row in first if row["verdict"] != "correct"]),
     )
 
 
 def as_table(answers: Answers) -> list[dict[str, str]]:
     """Returns a few answers for a terminal, without control characters, right ones first."""
-    rows = []
-    for one in (*answers.right[:_IN_TERMINAL], *answers.wrong[:_IN_TERMINAL]):
-        answer = _line(one.answer.strip()) or f"... {in_one_line(one.before)[-_LONGEST_LINE:]}"
-        row = {"verdict": one.verdict, "problem": printable(_line(one.problem))}
-        rows.append(row | {"answer": printable(answer), "tokens": str(one.tokens)})
-    return rows
+    return [
+        {
+            "verdict": one.verdict,
+            "problem": printable(_line(one.problem)),
+            "answer": printable(
+                _line(one.answer.strip()) or f"... {in_one_line(one.before)[-_LONGEST_LINE:]}"
+            ),
+            "tokens": str(one.tokens),
+        }
+        for one in (*answers.right[:_IN_TERMINAL], *answers.wrong[:_IN_TERMINAL])
+    ]
 
 
 def show_answers(several: Sequence[Answers], pages: Sequence[Path]) -> None:
@@ -256,15 +265,16 @@ def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
     parts = []
     for one in several:
         parts.append(f"## {one.name}: {one.num_right} of {one.summary.num_problems} right")
-        for some in (*one.right[:IN_ARTIFACT], *one.wrong[:IN_ARTIFACT]):
-            before, after = some.before[-_LONGEST_IN_ARTIFACT:], some.after[:_LONGEST_IN_ARTIFACT]
-            parts.append(
-                dialogue(
-                    f"{some.verdict}, {some.tokens} tokens",
-                    some.problem,
-                    before + some.answer + after,
-                )
+        parts += [
+            dialogue(
+                f"{some.verdict}, {some.tokens} tokens",
+                some.problem,
+                some.before[-_LONGEST_IN_ARTIFACT:]
+                + some.answer
+                + some.after[:_LONGEST_IN_ARTIFACT],
             )
+            for some in (*one.right[:IN_ARTIFACT], *one.wrong[:IN_ARTIFACT])
+        ]
     parts += [f"More of them: {page.resolve()}" for page in pages]
     return "\n\n".join(parts) + "\n"
 

@@ -154,8 +154,11 @@ def call_supervised(
         code = child.process.returncode
         if stop.requested():
             if "done" not in outcome and code not in _STOPPED:
-                ending = _how(code, process.log_file)
-                logger.warning("%s failed while it was stopping: %s", process.name, ending)
+                logger.warning(
+                    "%s failed while it was stopping: %s",
+                    process.name,
+                    _how(code, process.log_file),
+                )
             return None
         return cast("_Result", _result(outcome, code, process))
 
@@ -178,11 +181,6 @@ def _kept_or_new(process: Watched) -> tuple[Child, str]:
         if child.process.poll() is None:
             return child, group
         _end(child, group)
-    return _start(process)
-
-
-def _start(process: Watched) -> tuple[Child, str]:
-    """Returns a new child, and the name of the group of its processes."""
     group = process_group.new_group()
     with open_own(process.log_file, "a") as log:
         child = Child(
@@ -238,15 +236,17 @@ class _Watchdog:
         self.logger.error("stalled in %s: %s (%s)", self.phase, words, limit)
         process_group.dump_stacks(self.group)
         time.sleep(_DUMP_S)
-        more = "the files in workers/ end with the stacks of its threads"
-        self.stalled = Stalled(self.phase, f"{words} ({limit}); {more}")
+        self.stalled = Stalled(
+            self.phase,
+            f"{words} ({limit}); the files in workers/ end with the stacks of its threads",
+        )
         child.process.send_signal(signal.SIGTERM)  # saves what was learned
         self.moved_at = time.monotonic()
 
     def is_over(self) -> bool:
         """Returns whether a stalled child has had its time to save and end."""
-        given_s = self.process.grace_s + _SHUTDOWN_S
-        return self.stalled is not None and time.monotonic() - self.moved_at > given_s
+        over_at = self.moved_at + self.process.grace_s + _SHUTDOWN_S
+        return self.stalled is not None and time.monotonic() > over_at
 
 
 def _messages(

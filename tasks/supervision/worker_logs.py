@@ -4,7 +4,6 @@ Each writes all of its output to a file of its own. Passed on are warnings and e
 of our own loggers from INFO up; other output of libraries (banners, progress) is noise.
 """
 
-import contextvars
 import logging
 import re
 import threading
@@ -16,6 +15,7 @@ from typing import Final
 from rl_core.system.log_file import Log
 from rl_core.system.redaction import redact
 from rl_core.system.words import cut, printable
+from tasks.prefect_ui.artifacts import beside
 
 TRAINER_LOGGER: Final = "tasks.train"  # the caller's own logger gets what the trainer logs here
 _CHILDREN: Final = ("trainer", "evaluator", "sft")  # they send their lines to their parent
@@ -86,8 +86,8 @@ class _Tail:
                 self._kinds.add(kind)
                 new.append(finding)
         for level, text in new[:_LINES]:
-            shown = cut(printable(redact(text)), _LINE_CHARACTERS)
-            logger.log(level, "%s: %s", self.path.stem, shown)
+            line = cut(printable(redact(text)), _LINE_CHARACTERS)
+            logger.log(level, "%s: %s", self.path.stem, line)
         if (left := len(new) - _LINES) > 0:
             logger.warning("%s: %d more lines, in %s", self.path.stem, left, self.path)
 
@@ -110,9 +110,7 @@ def worker_logs(folder: Path, logger: Log) -> Iterator[None]:
         while not over.wait(_POLL_S):
             look(at_end=False)
 
-    context = contextvars.copy_context()  # of the Prefect run whose log this is
-    thread = threading.Thread(target=context.run, args=(watch,), daemon=True)
-    thread.start()
+    thread = beside(watch)
     try:
         yield
     finally:
