@@ -60,7 +60,8 @@ class GapWatch:
 
     def check(self, step: int, metrics: dict[str, float]) -> None:
         """Checks a step's metrics, unless tokens are stale: these differ for another reason."""
-        gap, limit = metrics["rollout/logprob_gap_mean"], _NORMAL_GAP[self.dtype]
+        gap = metrics["rollout/logprob_gap_mean"]
+        limit = _NORMAL_GAP[self.dtype]
         is_stale = metrics.get("rollout/staleness_max")
         if gap > limit and not is_stale and step >= self.next_step:
             self.next_step = step + 100
@@ -114,13 +115,18 @@ class Trainer:
 
     def train(self, start_step: int) -> int:
         """Trains to the end, or until an observer stops it; returns the last step done."""
-        config, run, workers, saves = self.config, self.run, self.workers, self.saves
+        config = self.config
+        run = self.run
+        workers = self.workers
+        saves = self.saves
         last_step = self.order.last_step(
             total_epochs=config.trainer.total_epochs, total_steps=config.trainer.total_steps
         )
-        observers, gap_watch = all_of(self.observers), GapWatch(config.compute_dtype)
+        observers = all_of(self.observers)
+        gap_watch = GapWatch(config.compute_dtype)
         ahead = RolloutsAhead(self._collect)
-        metrics, saved = dict[str, float](), StepClock()
+        metrics = dict[str, float]()
+        saved = StepClock()
         if start_step == 0:
             try:
                 with self.interruptible():
@@ -130,7 +136,8 @@ class Trainer:
             run.metrics.append(0, metrics)
             observers.on_step(0, last_step, metrics)
         for step in range(start_step + 1, last_step + 1):
-            clock, saved = saved, StepClock()  # a save that is waited for counts in the next step
+            clock = saved
+            saved = StepClock()  # a save that is waited for counts in the next step
             is_saving = step % config.trainer.save_freq == 0 or step == last_step
             with clock("step"):
                 try:
@@ -169,7 +176,9 @@ class Trainer:
 
         Raises StopAsked only while they still generate, before they get the update.
         """
-        config, workers, metrics = self.config, self.workers, dict[str, float]()
+        config = self.config
+        workers = self.workers
+        metrics = dict[str, float]()
         is_testing = step % config.trainer.test_freq == 0 or is_last
         with clock("sync"):
             # A stop must not skip a test that is due: a resume would not do it.

@@ -94,7 +94,8 @@ def add_to_manifest(folder: Path, names: Iterable[str]) -> None:
 
 def _described(folder: Path, path: Path) -> ManifestFile:
     with path.open("rb") as content:
-        name, size = path.relative_to(folder).as_posix(), path.stat().st_size
+        name = path.relative_to(folder).as_posix()
+        size = path.stat().st_size
         return ManifestFile(path=name, bytes=size, crc32=_crc32(content))
 
 
@@ -163,7 +164,8 @@ def model_digest(folder: Path) -> str:
 
 
 def _crc32(content: BufferedReader, *, from_disk: bool = False) -> str:
-    buffer, checksum = memoryview(bytearray(2**20)), 0
+    buffer = memoryview(bytearray(2**20))
+    checksum = 0
     if from_disk:
         os.posix_fadvise(content.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     while size := content.readinto(buffer):

@@ -132,7 +132,8 @@ def reading_latest(run_folder: Path) -> Iterator[Checkpoint | None]:
                 held.enter_context(reading(path))
             except FileNotFoundError:  # pruned a moment ago
                 continue
-            manifest, damage = read_manifest(path), find_damage(path)
+            manifest = read_manifest(path)
+            damage = find_damage(path)
             if damage is None and isinstance(manifest, Manifest):
                 yield _as_checkpoint(path, manifest)
                 return

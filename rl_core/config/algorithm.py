@@ -194,7 +194,8 @@ class ActorConfig(Section):
     @property
     def clips(self) -> dict[str, float]:
         """How far a ratio may fall below 1 and rise above it: as set, else the loss's own."""
-        low, high = self.clip_eps_low, self.clip_eps_high
+        low = self.clip_eps_low
+        high = self.clip_eps_high
         return {
             "clip_eps_low": self.formula.clip_eps_low if low is None else low,
             "clip_eps_high": self.formula.clip_eps_high if high is None else high,
@@ -209,7 +210,8 @@ class ActorConfig(Section):
                         f"actor.{key}={clip:g} is for a loss of ours: algorithm.options="
                         f"{{{key}: {clip:g}}} hands it to actor.policy_loss={self.policy_loss}"
                     )
-        name, limit = self.policy_loss, self.formula.largest_clip
+        name = self.policy_loss
+        limit = self.formula.largest_clip
         for key, clip in self.clips.items():
             if limit is not None and clip > limit:
                 yield (

@@ -45,7 +45,8 @@ def explain(error: ErrorDetails, env: str) -> str:
     """Returns `key=value: limit` for one of pydantic's errors, or our own validator's words."""
     if error["type"] == "value_error":
         return in_one_line(error["msg"].removeprefix("Value error, "))
-    key, value = key_of(error), error["input"]
+    key = key_of(error)
+    value = error["input"]
     if error["type"] == "extra_forbidden":
         if "." in str(error["loc"][-1]):
             section, _, name = key.partition(".")

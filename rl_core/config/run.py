@@ -207,7 +207,8 @@ class RunConfig(Section):
 
     @rule
     def _fills_its_batches(self) -> Iterator[str]:
-        batch, mini = self.data.train_batch_size, self.actor.mini_batch_size
+        batch = self.data.train_batch_size
+        mini = self.actor.mini_batch_size
         if mini > batch or batch % mini:
             yield (
                 f"actor.mini_batch_size={mini} must divide data.train_batch_size={batch}: "
@@ -229,7 +230,8 @@ class RunConfig(Section):
 
     @rule
     def _fits_its_processes(self) -> Iterator[str]:
-        ranks, gpus = self.resources.learner_ranks, self.resources.learner_gpus
+        ranks = self.resources.learner_ranks
+        gpus = self.resources.learner_gpus
         mini = self.actor.mini_batch_size
         if mini < ranks:
             yield (
@@ -242,7 +244,8 @@ class RunConfig(Section):
                 f"resources.learner_gpus={gpus:g} must be 1 (a card for each rank) or 0 (the CPU) "
                 f"with resources.learner_ranks={ranks}"
             )
-        parts, share = self.rollout.tensor_parallel_size, self.resources.rollout_gpus
+        parts = self.rollout.tensor_parallel_size
+        share = self.resources.rollout_gpus
         if parts > 1 and share not in (0, 1):
             yield (
                 f"rollout.tensor_parallel_size={parts} splits an engine over {parts} GPUs: "
@@ -251,7 +254,8 @@ class RunConfig(Section):
 
     @rule
     def _knows_how_to_learn(self) -> Iterator[str]:
-        estimator, group_size = self.algorithm.estimator, self.algorithm.group_size
+        estimator = self.algorithm.estimator
+        group_size = self.algorithm.group_size
         formula = self.algorithm.formula
         if formula.needs_groups and group_size < 2:
             yield (
@@ -271,7 +275,8 @@ class RunConfig(Section):
                 "is named: add algorithm.estimator=module:function or "
                 "actor.policy_loss=module:function"
             )
-        warmup, steps = self.critic.warmup_steps, self.trainer.total_steps
+        warmup = self.critic.warmup_steps
+        steps = self.trainer.total_steps
         if formula.needs_critic and steps is not None and warmup >= steps:
             yield (
                 f"critic.warmup_steps={warmup} leaves the policy none of trainer.total_steps="
@@ -292,14 +297,16 @@ class RunConfig(Section):
 
     @rule
     def _penalises_what_counts(self) -> Iterator[str]:
-        estimator, formula = self.algorithm.estimator, self.algorithm.formula
+        estimator = self.algorithm.estimator
+        formula = self.algorithm.formula
         in_reward = self.algorithm.has_reference and self.algorithm.kl_mode == "reward"
         if formula.ignores_rewards and in_reward:
             yield (
                 f"algorithm.estimator={estimator} counts verdicts, which hold no penalty: "
                 "algorithm.kl_mode=reward must be none (or loss, with kl_estimator=k2)"
             )
-        overlong, longest = self.algorithm.overlong_tokens, self.data.max_response_length
+        overlong = self.algorithm.overlong_tokens
+        longest = self.data.max_response_length
         if overlong >= longest:
             yield (
                 f"algorithm.overlong_tokens={overlong} are the last of a longest response: use "
@@ -315,7 +322,8 @@ class RunConfig(Section):
 
     @rule
     def _has_a_teacher(self) -> Iterator[str]:
-        path, algorithm = self.teacher.path, self.algorithm
+        path = self.teacher.path
+        algorithm = self.algorithm
         if path is None and algorithm.estimator == "distill":
             yield (
                 "algorithm.estimator=distill learns only from a teacher: set teacher.path to a "

@@ -101,7 +101,8 @@ def _named_base(adapter: Path) -> tuple[str, str | None]:
             manifest = read_json(adapter.parent / CHECKPOINT_MANIFEST)
     except ValueError as error:
         raise _refusal(adapter, str(error)) from None
-    kind, name = config.get("peft_type"), config.get("base_model_name_or_path")
+    kind = config.get("peft_type")
+    name = config.get("base_model_name_or_path")
     if config.get("megatron_config"):  # PEFT imports a module whose name stands in the file
         kind = "MEGATRON"
     if kind != "LORA":

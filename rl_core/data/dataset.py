@@ -135,7 +135,8 @@ def count_problems(config: RunConfig) -> int:
     If the data set exists, its rows are counted, else those of its sources, with duplicates.
     ValueError if a file cannot be read, or leaves no row for training.
     """
-    env, data = config.env, config.data
+    env = config.env
+    data = config.data
     if env.rows.source(env) is None and not data.train_files:
         return data.train_size
     fetched = any(is_hub_name(name) for name in (*data.train_files, *data.test_files))
@@ -171,8 +172,10 @@ def problems_in(table: pa.Table, path: object) -> list[Problem]:
     problems: list[Problem] = []
     try:
         for number, row in enumerate(table.select(columns).to_pylist()):
-            extra, reward_model = row.get("extra_info") or {}, row["reward_model"]
-            index, truth = extra.get("index"), reward_model["ground_truth"]
+            extra = row.get("extra_info") or {}
+            reward_model = row["reward_model"]
+            index = extra.get("index")
+            truth = reward_model["ground_truth"]
             is_json = reward_model.get("style") == JSON_STYLE
             asked = tuple(Message(role=m["role"], content=m["content"]) for m in row["prompt"])
             problems.append(

@@ -62,7 +62,9 @@ def _sum_parts(
 ) -> Ints:
     """Measures each part once, in a prompt in which only this part changes."""
     sizes: list[int] = rows["nums"].list.len().unique(maintain_order=True).to_list()
-    one, target, most = values[0], targets[0], max(sizes)
+    one = values[0]
+    target = targets[0]
+    most = max(sizes)
     plain = {size: [one] * size for size in sizes}
     counted = iter(
         count(

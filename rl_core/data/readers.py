@@ -183,9 +183,11 @@ def _json_records(file: Path) -> Iterator[tuple[int, Record]]:
     with open_plain(file, follow=True) as stream:
         _refuse_other_encoding(file, stream)
         is_list = _is_list(file, stream)
-        unit, parts = "line", stream
+        unit = "line"
+        parts = stream
         if is_list:
-            unit, parts = "row", _parsed(stream.read(), f"{file}: the list in it")
+            unit = "row"
+            parts = _parsed(stream.read(), f"{file}: the list in it")
         for number, part in enumerate(parts, start=1):
             if not is_list and not part.strip():
                 continue

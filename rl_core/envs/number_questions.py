@@ -71,7 +71,8 @@ class NumberQuestions(TextEnv):
             if (other := next(others, None)) is not None:
                 both = f"{other.text} {number.text}"[:LONGEST_ANSWER]
                 return ScoredText(self.format_score, "several_numbers", both)
-        answer, value = number.text[:LONGEST_ANSWER], number.value
+        answer = number.text[:LONGEST_ANSWER]
+        value = number.value
         if value == int(truth):
             return ScoredText(self.full_score, "correct", answer, truth)
         shown = None if value is None else str(value)

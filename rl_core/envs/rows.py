@@ -23,7 +23,8 @@ Record: TypeAlias = dict[str, Any]
 COLUMNS: Final = ("prompt", "reward_model", "extra_info")
 """What any env's rows may have, in addition to its own columns."""
 JSON_STYLE: Final = "json"
-OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
+OPEN_TAG = "<answer>"
+CLOSE_TAG = "</answer>"
 _SHOWN_CHARACTERS: Final = 80
 LEAD_IN: Final = "Let me solve this step by step.\n<think>"
 

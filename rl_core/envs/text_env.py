@@ -267,7 +267,8 @@ class TextEnv(Section):
                 f"env.format_score={self.format_score:g} of a wrong answer must be below "
                 f"env.full_score={self.full_score:g} of a right one"
             )
-        weights, count = self.reward_weights, len(self.reward)
+        weights = self.reward_weights
+        count = len(self.reward)
         if len({*self.reward}) < count:
             yield (f"env.reward={[*self.reward]} names a function twice: name it once")
         if weights and len(weights) != count:

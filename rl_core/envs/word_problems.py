@@ -91,13 +91,15 @@ def _has(story: _Story) -> None:
 
 
 def _boxes(story: _Story) -> None:
-    boxes, each = story.small(), story.small()
+    boxes = story.small()
+    each = story.small()
     story.say("{name} buys {a} boxes with {b} {things} in each box.", a=boxes, b=each)
     story.calculate(boxes, "*", each)
 
 
 def _two_colours(story: _Story) -> None:
-    red, blue = story.small(30), story.small(30)
+    red = story.small(30)
+    blue = story.small(30)
     story.say("{name} has {a} red {things} and {b} blue {things}.", a=red, b=blue)
     story.calculate(red, "+", blue)
 
@@ -115,7 +117,8 @@ def _shares(story: _Story) -> None:
 
 
 def _together(story: _Story) -> None:
-    own, more = story.value, story.small()
+    own = story.value
+    more = story.small()
     sign, word = story.rng.choice((("+", "more"), ("-", "fewer")))
     asked = "How many {things} do they have together?"
     story.change(sign, more, f"{{other}} has {{b}} {{things}} {word}. {asked}")
@@ -185,7 +188,8 @@ def _write(rng: random.Random) -> tuple[str, str]:
     """
     num_steps = rng.randint(1, MAX_STEPS)
     while True:
-        opening, ending = rng.choice(list(_OPENINGS)), rng.choice(list(_ENDINGS))
+        opening = rng.choice(list(_OPENINGS))
+        ending = rng.choice(list(_ENDINGS))
         num_changes = num_steps - _OPENINGS[opening] - _ENDINGS[ending]
         if num_changes < 0:
             continue

@@ -55,7 +55,9 @@ def promote(
         champion = read_champion(file)
         if not (checkpoint / MANIFEST).is_file():
             return Promotion(False, f"not promoted: {contender.name} is gone", champion)
-        rival, rival_rows, gone = "its base model", base_rows, ""
+        rival = "its base model"
+        rival_rows = base_rows
+        gone = ""
         if champion is not None and champion.is_there(root):
             rival = f"the champion {champion.current.name}"
             if champion.current.model_digest == contender.model_digest:

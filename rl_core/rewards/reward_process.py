@@ -88,7 +88,8 @@ class RewardProcess(Child):
         with self._lock:
             if self._why:
                 return
-            is_late, code = isinstance(error, TimeoutError), None
+            is_late = isinstance(error, TimeoutError)
+            code = None
             if not is_late:
                 with suppress(subprocess.TimeoutExpired):
                     code = self.process.wait(timeout=1.0)

@@ -80,7 +80,8 @@ class Rewards:
         """Returns the verdict of a response without a reward; the log has the first reasons."""
         with self._lock:
             self._told += 1
-            count, closing = self._told, self._closing
+            count = self._told
+            closing = self._closing
         if count <= _REASONS_TOLD and not closing:
             last = "; later failures are not logged" if count == _REASONS_TOLD else ""
             _logger.warning(
@@ -181,7 +182,8 @@ def _refusal(name: str, tried_on: Sequence[Problem], limits: RewardConfig) -> st
 def _scored(said: Mapping[str, Any], env: TextEnv) -> ScoredText:
     """Returns what a user's function returned, as a score with its verdict."""
     is_correct = said.get("acc", said["score"] >= env.full_score)
-    read, is_answer = said.get("pred"), said.get("pred", True)
+    read = said.get("pred")
+    is_answer = said.get("pred", True)
     verdict = "correct" if is_correct else INCORRECT if is_answer else NO_ANSWER
     return ScoredText(said["score"], verdict, answer=read, value=read)
 

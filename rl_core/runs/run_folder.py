@@ -339,7 +339,8 @@ class RunFolder:
 
     def _write_settings(self, text: str) -> str:
         """Writes `config.yaml`, keeps a copy of different old ones, and returns what changed."""
-        file, asked = self.path / "config.yaml", ""
+        file = self.path / "config.yaml"
+        asked = ""
         if file.exists() and (before := file.read_text(encoding="utf-8")) != text:
             attempt = 1 + (len(self.read().attempts) if self.is_there() else 0)
             write_text_atomically(file.with_name(f"config_before_attempt_{attempt}.yaml"), before)

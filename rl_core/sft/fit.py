@@ -96,9 +96,12 @@ class Fitting:
     def summed_loss(self, examples: Sequence[Example]) -> Tensor:
         """Returns the weighted sum of some examples' token losses, with gradient."""
         batch, weights = _batched(examples, self.pad_id)
-        batch, weights = batch.to(self.model.device), weights.to(self.model.device)
-        dtype, trunk = self.compute_dtype, self.model.get_decoder()
-        hidden, targets = sampled_states(trunk, batch, compute_dtype=dtype), batch.sampled_ids()
+        batch = batch.to(self.model.device)
+        weights = weights.to(self.model.device)
+        dtype = self.compute_dtype
+        trunk = self.model.get_decoder()
+        hidden = sampled_states(trunk, batch, compute_dtype=dtype)
+        targets = batch.sampled_ids()
         if self.whole_logits:
             losses = functional.cross_entropy(self.model.lm_head(hidden), targets, reduction="none")
         else:
@@ -122,7 +125,8 @@ def split_evenly(examples: Sequence[Example], *, count: int) -> list[Sequence[Ex
     each end together.
     """
     batches: list[list[Example]] = [[] for _ in range(count)]
-    total, seen = sum(len(example.ids) for example in examples), 0
+    total = sum(len(example.ids) for example in examples)
+    seen = 0
     for example in sorted(examples, key=lambda example: len(example.ids), reverse=True):
         batches[seen * count // total].append(example)
         seen += len(example.ids)

@@ -59,7 +59,8 @@ def sft_source(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path
 
 def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -> SftSource:
     check_sft(config)
-    sft, longest = config.sft, config.data.max_response_length
+    sft = config.sft
+    longest = config.data.max_response_length
     chat = config.env.chat_template
     train, test = (
         [pair for pair in read_solved(data / f"{split}.parquet") if pair[1]]
@@ -125,7 +126,8 @@ def _rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> SftSource:
         )
     random.Random(sft.seed).shuffle(rows)
     count = max(1, min(sft.held_out, int(len(rows) * _HELD_OUT_SHARE)))
-    held_out, learned = rows[:count], rows[count:]
+    held_out = rows[:count]
+    learned = rows[count:]
 
     def draw(step: int) -> list[Example]:
         first = step * sft.batch_size
@@ -181,7 +183,8 @@ def _conversation(record: Record) -> tuple[Sequence[Message], str, bool]:
         if not before or last["role"] != "assistant":
             raise ValueError("messages must end with the assistant's, after at least one other")
         return before, _text("the assistant's content", last["content"]), False
-    prompt, response = record.get("prompt"), _text("response", record.get("response"))
+    prompt = record.get("prompt")
+    response = _text("response", record.get("response"))
     if isinstance(prompt, list):
         return own_prompt(record) or (), response, False
     return [Message(role="user", content=_text("prompt", prompt))], response, True

@@ -83,7 +83,9 @@ class _Tuning:
         self, config: RunConfig, model_path: Path, source: SftSource, pad_id: int, logger: Log
     ) -> None:
         torch.manual_seed(config.sft.seed)
-        self._config, self._source, self._logger = config, source, logger
+        self._config = config
+        self._source = source
+        self._logger = logger
         device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
         rank = config.sft.lora_rank
         self.lora_rank = config.model.lora_rank if rank is None else rank
@@ -102,9 +104,11 @@ class _Tuning:
 
     def run(self, unfinished: Path, on_step: Callable[[int, int, Row], None]) -> list[Row]:
         """Trains, from an earlier call's last save if there is one; returns the curve."""
-        sft, source = self._config.sft, self._source
+        sft = self._config.sft
+        source = self._source
         curve = self._load(unfinished)
-        first, last = int(curve[-1]["step"]) if curve else 0, source.num_steps
+        first = int(curve[-1]["step"]) if curve else 0
+        last = source.num_steps
         begins = f"continues after step {first}" if curve else "starts"
         self._logger.info("SFT %s: %d steps on %s", begins, last, source.what)
         backward = partial(self._until_it_fits, self.fitting.backward)
@@ -196,7 +200,9 @@ def _prepared(
 
 
 def _failed_gates(held_out_losses: Sequence[float]) -> list[str]:
-    before, after, lowest = held_out_losses[0], held_out_losses[-1], min(held_out_losses)
+    before = held_out_losses[0]
+    after = held_out_losses[-1]
+    lowest = min(held_out_losses)
     if after >= before:
         return [f"held-out loss was {before:.3f} before and is {after:.3f}: it learned nothing"]
     if after > _RISEN * lowest:

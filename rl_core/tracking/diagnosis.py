@@ -111,7 +111,8 @@ def _is_getting_better(series: Series) -> bool:
 
 def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | None:
     """Advises, before a phase runs out of memory, the change that a retry would make after it."""
-    totals, prefix = series.values("memory/card_gib"), "memory/card_left_gib/"
+    totals = series.values("memory/card_gib")
+    prefix = "memory/card_left_gib/"
     lately = {p: series.values(prefix + p)[-_STEPS_IN_A_ROW:] for p in series.ending(prefix)}
     left = {phase: min(values) for phase, values in lately.items() if values}
     if not totals or not left:
@@ -262,7 +263,8 @@ def _kl_blow_up(series: Series) -> Diagnosis | None:
     values = [abs(value) for value in series.values("critic/kl")]
     if len(values) < FEWEST_STEPS:
         return None
-    usual, last = median(values), median(values[-5:])  # not the mean: one bad batch is no trend
+    usual = median(values)
+    last = median(values[-5:])  # not the mean: one bad batch is no trend
     if last < 1.0 or last < 5 * usual:
         return None
     evidence = f"{last:.2f} nats per token at the end, {usual:.3f} is usual in this run"
@@ -300,12 +302,14 @@ def _falling_throughput(series: Series) -> Diagnosis | None:
     if len(rates) < 2 * FEWEST_STEPS:
         return None
     width = min(LONGEST_WINDOW, len(rates) // 4)
-    first, last = median(rates[:width]), median(rates[-width:])
+    first = median(rates[:width])
+    last = median(rates[-width:])
     if last > 0.6 * first:
         return None
     lengths = series.values("response_length/mean")[2:]
     if len(lengths) == len(rates):  # the prompt costs more per token of a short response
-        before, after = median(lengths[:width]), median(lengths[-width:])
+        before = median(lengths[:width])
+        after = median(lengths[-width:])
         if after / last < before / first:
             return None
     return _diagnosis("falling_throughput", f"rollout/tokens_per_s {first:,.0f} -> {last:,.0f}")

@@ -83,7 +83,8 @@ def _with_solutions(rows: Sequence[Row]) -> list[Row | None]:
     """Returns each puzzle with a solution and how many there are; None if there is none."""
     from rl_core.envs.countdown.solver import solve_many
 
-    numbers, targets = [row.key[0] for row in rows], [row.key[1] for row in rows]
+    numbers = [row.key[0] for row in rows]
+    targets = [row.key[1] for row in rows]
     return [
         None if solution is None else replace(row, solution=solution, num_solutions=count)
         for row, (solution, count) in zip(rows, solve_many(numbers, targets), strict=True)

@@ -103,14 +103,16 @@ def _draw_pool(
         drawn = pl.Series(rng.integers(total, size=MAX_SETS))
         ranks = drawn.unique(maintain_order=True).to_numpy()
     step = max(1, _CHUNK_VALUES // num_forms(num_operands))
-    numbers, solved = list[Ints](), list[Solved]()
+    numbers = list[Ints]()
+    solved = list[Solved]()
     found = seen = 0
     while found < wanted and seen < len(ranks):
         sets = multisets(ranks[seen : seen + step], span, num_operands) + low
         own = solve_range(sets, low=target[0], high=target[1])
         numbers.append(sets)
         solved.append(own._replace(rows=own.rows + seen))
-        found, seen = found + len(own.rows), seen + len(sets)
+        found = found + len(own.rows)
+        seen = seen + len(sets)
     together = Solved(*map(np.concatenate, zip(*solved, strict=True)))
     return _Pool(np.concatenate(numbers), together, seen == total)
 

@@ -29,8 +29,11 @@ _Form: TypeAlias = tuple[int, Any]
 
 Not recursive in the type, since tuples of different kinds only ever compare by their first item.
 """
-_NUMBER, _SUM, _PRODUCT = 0, 1, 2
-_BATCH_VALUES, _BATCH_ROWS = 1 << 19, 8
+_NUMBER = 0
+_SUM = 1
+_PRODUCT = 2
+_BATCH_VALUES = 1 << 19
+_BATCH_ROWS = 8
 _EXACT_FLOAT = 1 << 53
 """Below it float64 holds every integer, and processors multiply and divide it faster."""
 
@@ -117,9 +120,11 @@ def _sweep(numbers: Ints) -> Iterator[tuple[slice, Ints]]:
     for start in range(0, len(numbers), step):
         batch = slice(start, start + step)
         own = numbers[batch]
-        quotients, begin = memory[:, : len(own)], 0
+        quotients = memory[:, : len(own)]
+        begin = 0
         for num, den in form_values(np.ascontiguousarray(own.T, dtype=kind)):
-            over, under = np.abs(num), np.abs(den)
+            over = np.abs(num)
+            under = np.abs(den)
             divisor = np.maximum(under, 1)
             whole = np.rint(over / divisor) if small else over // divisor
             whole *= whole * under == over
@@ -203,11 +208,13 @@ def _write(form: _Form, numbers: Sequence[int]) -> tuple[str, int, int]:
 
 
 def _write_sum(members: _Members, numbers: Sequence[int]) -> tuple[str, int, int]:
-    total, common = 0, 1
+    total = 0
+    common = 1
     terms = []
     for member, sign in members:
         text, num, den = _write(member, numbers)
-        total, common = total * den + sign * num * common, common * den
+        total = total * den + sign * num * common
+        common = common * den
         terms.append((text, sign * num))
     direction = total or members[0][1]
     plus = [text for text, num in terms if num * direction >= 0]
@@ -216,12 +223,14 @@ def _write_sum(members: _Members, numbers: Sequence[int]) -> tuple[str, int, int
 
 
 def _write_product(members: _Members, numbers: Sequence[int]) -> tuple[str, int, int]:
-    above, below = list[str](), list[str]()
+    above = list[str]()
+    below = list[str]()
     over = under = 1
     for member, exponent in members:
         text, num, den = _write(member, numbers)
         (above if exponent > 0 else below).append(f"({text})" if member[0] == _SUM else text)
         num, den = (num, den) if exponent > 0 else (den, num)
-        over, under = over * num, under * den
+        over = over * num
+        under = under * den
     sign = 1 if under > 0 else -1
     return " / ".join([" * ".join(above), *below]), sign * over, sign * under

@@ -34,7 +34,8 @@ from typing import ClassVar, Final
 from rl_core.envs.countdown.scoring import score_response
 from rl_core.envs.sft_examples import GATE_PROBLEMS, TOKENIZER_TEXTS, SftExamples, SftText
 
-FEWEST, MOST = 3, 4
+FEWEST = 3
+MOST = 4
 ANSWER_OPEN: Final = "</think>\n<answer>"
 ANSWER_CLOSE: Final = "</answer>"
 VERDICTS: Final = (" no", " yes")
@@ -139,7 +140,8 @@ def _attempts(numbers: Sequence[int], needs: list[Need]) -> Iterator[_Attempt]:
         )
         below = [need for _, found in narrowed for need in found]
         if len(rest) < FEWEST:
-            x, y = max(rest), min(rest)
+            x = max(rest)
+            y = min(rest)
             yield _Attempt(f"{lines} : {x} {y}", below, x, y, f"({x}+{y})+{z}")
             continue
         for place, attempt in enumerate(_attempts(rest, below)):
@@ -158,7 +160,8 @@ def write_trace(
     parts: list[str] = []
     attempts = list(_attempts(numbers, [Need(target)]))
     for attempt in attempts:
-        x, y = attempt.x, attempt.y
+        x = attempt.x
+        y = attempt.y
         parts.append(attempt.text)
         results = pair_values(x, y, largest=max(need.value for need in attempt.needs))
         for op, value in results:
@@ -191,10 +194,13 @@ def check_response(response: str) -> tuple[list[bool], list[bool]]:
     Only the text counts: "44 9 -35" says that 44-9 is 35, and a verdict is right if it agrees with
     the numbers written before it in the attempt.
     """
-    results, verdicts = list[bool](), list[bool]()
-    pending, needed = list[bool](), set[int]()
+    results = list[bool]()
+    verdicts = list[bool]()
+    pending = list[bool]()
+    needed = set[int]()
     for line in _LINE.finditer(response):
-        target, z = int(line["target"]), int(line["z"])
+        target = int(line["target"])
+        z = int(line["z"])
         needs = [(op, int(value)) for op, value in re.findall(r" ([-+*/])(\d+)", line["needs"])]
         pending += [_is_true(target, z, op, value) for op, value in needs]
         needed |= {value for _, value in needs}
@@ -203,14 +209,16 @@ def check_response(response: str) -> tuple[list[bool], list[bool]]:
         if line["results"] is None:
             needed = set()
             continue
-        x, y = int(line["x"]), int(line["y"])
+        x = int(line["x"])
+        y = int(line["y"])
         tries = [
             (op, int(v), word)
             for op, v, word in re.findall(r" ([-+*/])(\d+) (no|yes)", line["results"])
         ]
         results += pending + [_is_true(x, y, op, value) for op, value, _ in tries]
         verdicts += [(value in needed) == (word == "yes") for _, value, word in tries]
-        pending, needed = [], set()
+        pending = []
+        needed = set()
     return results, verdicts
 
 
