@@ -123,10 +123,10 @@ def is_ready(env: TextEnv, data: DataConfig, folder: Path) -> bool:
     are not those that were written.
     """
     paths = [folder / f"{split}.parquet" for split in SPLITS]
-    there = [path for path in paths if path.is_file()]
-    for path in there:
-        _check_file(path, generator_settings(env, data))
-    return there == paths
+    for path in paths:
+        if path.is_file():
+            _check_file(path, generator_settings(env, data))
+    return all(path.is_file() for path in paths)
 
 
 def count_problems(config: RunConfig) -> int:
@@ -173,16 +173,15 @@ def problems_in(table: pa.Table, path: object) -> list[Problem]:
     try:
         for number, row in enumerate(table.select(columns).to_pylist()):
             extra = row.get("extra_info") or {}
-            reward_model = row["reward_model"]
             index = extra.get("index")
-            truth = reward_model["ground_truth"]
-            is_json = reward_model.get("style") == JSON_STYLE
-            asked = tuple(Message(role=m["role"], content=m["content"]) for m in row["prompt"])
+            truth = row["reward_model"]["ground_truth"]
+            is_json = row["reward_model"].get("style") == JSON_STYLE
+            messages = (Message(role=m["role"], content=m["content"]) for m in row["prompt"])
             problems.append(
                 Problem(
                     index=number if index is None else index,
                     data_source=row["data_source"],
-                    messages=asked,
+                    messages=tuple(messages),
                     ground_truth=json.loads(truth) if is_json else truth,
                     num_solutions=extra.get("num_solutions") or 0,
                     extra_info=extra.get(OWN_EXTRA_INFO) or "",
@@ -257,17 +256,18 @@ def _tables(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], dict[b
         return env.rows.make(env, **sizes), {}
     files = _source_files(env)
     rows = {split: list(read_rows(env, files[split])) for split in SPLITS}
-    digest = hashlib.sha256()
-    for split in sorted(files):
-        for file in files[split]:
-            digest.update(split.encode() + bytes.fromhex(file_digest(file)))
-    return tables_of(rows, env.rows.schema()), {_SOURCE: digest.hexdigest()}
+    parts = [
+        split.encode() + bytes.fromhex(file_digest(file))
+        for split in sorted(files)
+        for file in files[split]
+    ]
+    digest = hashlib.sha256(b"".join(parts)).hexdigest()
+    return tables_of(rows, env.rows.schema()), {_SOURCE: digest}
 
 
 def _source_files(env: TextEnv, *, from_hub: bool = True) -> dict[str, list[Path]]:
     """Returns the files of `env.source` by split; ValueError if it is no name of the hub."""
-    name = env.rows.source(env)
-    assert name is not None, f"env={env.name} reads no rows"
+    name = str(env.rows.source(env))
     if not is_hub_name(name):
         raise ValueError(
             f"env.source={name} is no data set of the hub (OWNER/NAME): name the files of a copy, "

@@ -113,9 +113,9 @@ def _download(settings: HubConfig, name: str, refused: str) -> Path:
     except (HubError, OSError) as error:
         reason = str(error)
     if reason is not None:
-        said = reason.strip().partition("\n")[0][:200]  # a whole answer may follow
+        why = reason.strip().partition("\n")[0][:200]  # a whole answer may follow
         raise ValueError(
-            f"{refused}, and ModelScope did not give it whole ({said}): check the name and, for a "
+            f"{refused}, and ModelScope did not give it whole ({why}): check the name and, for a "
             "private model, MODELSCOPE_API_TOKEN; the same command continues from what did arrive"
         )
     if not (folder / "config.json").is_file():

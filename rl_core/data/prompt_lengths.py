@@ -26,9 +26,8 @@ _BATCH_ROWS = 4_096
 
 def measure_all(prompts: pl.Series, count: CountTokens) -> Ints:
     """Returns the tokens of every prompt, each of them tokenized: int64 [rows]."""
-    lengths: list[int] = []
-    for start in range(0, len(prompts), _BATCH_ROWS):
-        lengths += count(prompts[start : start + _BATCH_ROWS].to_list())
+    starts = range(0, len(prompts), _BATCH_ROWS)
+    lengths = [n for i in starts for n in count(prompts[i : i + _BATCH_ROWS].to_list())]
     return np.asarray(lengths, dtype=np.int64)
 
 

@@ -169,12 +169,12 @@ def prompted(
     problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, *, chat_template: ChatTemplate
 ) -> list[PromptedProblem]:
     """Returns problems with their prompts as text and as ids; see `check_embedded`."""
-    found = [
+    items = [
         PromptedProblem(p, *encode_prompt(p.messages, tokenizer, chat_template=chat_template))
         for p in problems
     ]
-    check_embedded((item.prompt_ids for item in found), tokenizer)
-    return found
+    check_embedded((item.prompt_ids for item in items), tokenizer)
+    return items
 
 
 def text_codec(

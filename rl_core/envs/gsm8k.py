@@ -138,7 +138,7 @@ class Gsm8k(TextEnv):
         read=_read_row,
     )
     checks: ClassVar = Checks(
-        own=("gsm8k_ground_truth.sql", "gsm8k_prompt.sql"),
+        specific=("gsm8k_ground_truth.sql", "gsm8k_prompt.sql"),
         shared=(*TEXT_CHECKS, "labels.sql"),
         of_template=("gsm8k_prompt",),
         parameters=_check_parameters,

@@ -60,7 +60,7 @@ class Row:
     num_solutions: int = 0
     extra_info: str = ""
     """`extra_info` of a user's row, as JSON, for `env.reward`; empty if it has none."""
-    own: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
     """The env's own columns, by name."""
 
 
@@ -87,7 +87,7 @@ def _table(schema: pa.Schema, split: str, rows: Sequence[Row]) -> pa.Table:
     is_text = schema.field("reward_model").type.field("ground_truth").type == pa.string()
     records = [
         {
-            **row.own,
+            **row.columns,
             "data_source": row.data_source,
             "prompt": row.prompt,
             "ability": "math",
@@ -187,12 +187,24 @@ def find_answer(response: str, answer_from: str) -> str:
 
 
 _SET_BY_US: Final = frozenset(
-    {
-        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
-        *("documents", "max_length", "messages", "padding", "return_assistant_tokens_mask"),
-        *("return_dict", "return_tensors", "strftime_now", "tokenize", "tokenizer_kwargs"),
-        *("tools", "truncation"),
-    }
+    (
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "strftime_now",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    )
 )
 """What transformers' `apply_chat_template` takes itself, or a template gets from it."""
 

@@ -79,8 +79,7 @@ def paired(correct: Sequence[int], others: Sequence[int], num_samples: int) -> P
     won = sum(a > b for a, b in zip(correct, others, strict=True))
     lost = sum(b > a for a, b in zip(correct, others, strict=True))
     if num_samples == 1:
-        interval = gain_interval(won, lost, num_problems)
-        gain = Estimate((won - lost) / num_problems, *interval)
+        gain = Estimate((won - lost) / num_problems, *gain_interval(won, lost, num_problems))
         return Paired(won, lost, mcnemar_p(won, lost), gain)
     a = np.asarray(correct) / num_samples
     b = np.asarray(others) / num_samples
@@ -226,9 +225,8 @@ def gain_interval(num_won: float, num_lost: float, num_total: float) -> tuple[fl
         return (num_won - num_lost - num_total * gain) ** 2 <= Z_95**2 * variance
 
     ends = []
-    for end in (-1.0, 1.0):
+    for outside in (-1.0, 1.0):
         inside = seen
-        outside = end
         for _ in range(40):
             middle = (inside + outside) / 2
             inside, outside = (middle, outside) if is_likely(middle) else (inside, middle)

@@ -77,8 +77,8 @@ def close_if_lost(run: RunFolder) -> None:
 def time_of_killed(run: RunFolder) -> dict[str, float]:
     """Returns seconds by stage to add for a run whose process was killed within a stage."""
     record = run.read()
-    log = run.path / "log.txt"
     started = datetime.fromisoformat(record.attempts[-1].started_at).timestamp()
+    log = run.path / "log.txt"
     known = sum(record.timings_s.values()) if len(record.attempts) == 1 else 0.0
     until = log.stat().st_mtime if log.exists() else started
     return {"the stage that was killed": max(0.0, until - started - known)}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.operations import BudgetConfig
@@ -62,10 +62,9 @@ AFTER: Final = "continued after: "
 """Begins an attempt's reason after a failed or interrupted one; the reason of that one follows."""
 
 
-class Attempt(BaseModel):
+class Attempt(BaseModel, frozen=True, extra="forbid"):
     """One start of a run: the first, a continuation or a retry."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     started_at: str
     reason: str
     """`started`, `continued`, `AFTER` and how the last attempt ended, or why a retry was needed."""
@@ -73,7 +72,7 @@ class Attempt(BaseModel):
     """The step of the checkpoint that it continues from."""
     changes: Changes = {}
     """Settings that a retry changed (`resources.oom_recovery`); later attempts keep them."""
-    asked: str = ""
+    overrides: str = ""
     """Settings that the user changed since the last attempt, as overrides to type."""
     startup_s: dict[str, float] = {}
     """Seconds by phase from the command, or the end of the attempt before, to the first response;
@@ -84,13 +83,12 @@ class Attempt(BaseModel):
     @property
     def changed(self) -> str:
         """All settings that changed since the last attempt, as overrides to type."""
-        return " ".join(filter(None, (in_words(self.changes), self.asked)))
+        return " ".join(filter(None, (in_words(self.changes), self.overrides)))
 
 
-class RunRecord(BaseModel):
+class RunRecord(BaseModel, frozen=True, extra="forbid"):
     """The content of `run.json`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     run_id: str
     preset: str
     status: Literal["running", "finished", "failed", "interrupted"] = "running"
@@ -176,15 +174,15 @@ class RunFolder:
         refuse_other_tests(run.path, config)
         run.make()
         with run._writing():
-            asked = run._write_settings(settings_as_yaml(config))
+            overrides = run._write_settings(settings_as_yaml(config))
         if run.is_there():
-            run.add_attempt(_why_again(run.read()), asked=asked)
+            run.add_attempt(_why_again(run.read()), overrides=overrides)
             run.update(preset=config.preset, status="running", **_NOTHING_TO_SAY)
         else:
             now = utc_now()
-            made = {"run_id": run.run_id, "preset": config.preset, "started_at": now}
             first = Attempt(started_at=now, reason="started", made_with=made_with())
-            run._write(RunRecord(**made, attempts=(first,)))
+            facts = {"run_id": run.run_id, "preset": config.preset, "started_at": now}
+            run._write(RunRecord(**facts, attempts=(first,)))
         run.update(made_with=run.read().attempts[-1].made_with)
         hold_reserve(run.path)
         return run
@@ -292,14 +290,16 @@ class RunFolder:
             (self.path / RESERVE).unlink(missing_ok=True)
         return record
 
-    def add_attempt(self, reason: str, changes: Changes | None = None, *, asked: str = "") -> None:
+    def add_attempt(
+        self, reason: str, changes: Changes | None = None, *, overrides: str = ""
+    ) -> None:
         """Notes in `run.json` that the run was started again, see `Attempt`."""
         attempt = Attempt(
             started_at=utc_now(),
             reason=redact(reason),
             from_step=self.last_saved(),
             changes=changes or {},
-            asked=asked,
+            overrides=overrides,
             made_with=made_with(),
         )
         self.update(attempts=(*self.read().attempts, attempt))
@@ -340,13 +340,12 @@ class RunFolder:
     def _write_settings(self, text: str) -> str:
         """Writes `config.yaml`, keeps a copy of different old ones, and returns what changed."""
         file = self.path / "config.yaml"
-        asked = ""
-        if file.exists() and (before := file.read_text(encoding="utf-8")) != text:
+        before = file.read_text(encoding="utf-8") if file.exists() else text
+        if before != text:
             attempt = 1 + (len(self.read().attempts) if self.is_there() else 0)
             write_text_atomically(file.with_name(f"config_before_attempt_{attempt}.yaml"), before)
-            asked = changed_settings(before, text)
         write_text_atomically(file, text)
-        return asked
+        return changed_settings(before, text)
 
     def _write(self, record: RunRecord) -> None:
         text = redact(record.model_dump_json(indent=2)) + "\n"

@@ -115,17 +115,13 @@ def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | N
     prefix = "memory/card_left_gib/"
     lately = {p: series.values(prefix + p)[-_STEPS_IN_A_ROW:] for p in series.ending(prefix)}
     left = {phase: min(values) for phase, values in lately.items() if values}
-    if not totals or not left:
+    fullest = min(left, key=lambda phase: left[phase], default="")
+    if not totals or not left or left[fullest] >= FULL_CARD * totals[-1]:
         return None
-    fullest = min(left, key=lambda phase: left[phase])
-    if left[fullest] >= FULL_CARD * totals[-1]:
-        return None
-    error = OutOfMemory(fullest, "")
-    if config is None:
-        advice = f"what is not set yet of {', '.join(remedies(_ON_ONE_CARD, error))}"
-    else:
-        helpful = [*remedies(config, error), *beyond_recovery(config, fullest)]
-        advice = f"{helpful[0]}, the next lever"
+    helpful = remedies(config or _ON_ONE_CARD, OutOfMemory(fullest, ""))
+    advice = f"what is not set yet of {', '.join(helpful)}"
+    if config is not None:
+        advice = f"{(helpful or beyond_recovery(config, fullest))[0]}, the next lever"
     evidence = f"{fullest} left {max(left[fullest], 0.0):.2f} of {totals[-1]:.1f} GiB"
     return _diagnosis("nearly_full_card", evidence, advice=advice)
 
@@ -133,13 +129,11 @@ def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | N
 def _reward_fails(series: Series) -> Diagnosis | None:
     """Needs only one step: a function that fails wastes the responses of every step."""
     share = _share(series, "reward_error")
-    if share < _SOME:
-        return None
+    evidence = f"reward/verdict/reward_error is {share:.3f} of the last steps"
     how = "for some responses, which count as 0"
     if share >= _NEARLY_ALL:
         how = "at all, so there is nothing to learn from"
-    evidence = f"reward/verdict/reward_error is {share:.3f} of the last steps"
-    return _diagnosis("reward_fails", evidence, how=how)
+    return _diagnosis("reward_fails", evidence, how=how) if share >= _SOME else None
 
 
 def _reward_always_same(series: Series) -> Diagnosis | None:
@@ -158,12 +152,10 @@ def _format_credit_only(series: Series) -> Diagnosis | None:
         return None
     accuracy = series.ends("reward/accuracy")
     if accuracy is not None:
-        if accuracy[1] >= 0.01:
-            return None
+        is_credit = accuracy[1] < 0.01
         known = f"accuracy is {accuracy[1]:.3f}"
     else:
-        if score[1] > 1.25 * _FORMAT_SCORE:
-            return None
+        is_credit = score[1] <= 1.25 * _FORMAT_SCORE
         # If all other responses earn the credit.
         correct = max(0.0, (score[1] - _FORMAT_SCORE) / (1 - _FORMAT_SCORE))
         known = (
@@ -171,7 +163,8 @@ def _format_credit_only(series: Series) -> Diagnosis | None:
             f"{correct:.1%} right answers at full format"
         )
     rule = "nothing_is_correct" if _share(series, "incorrect") > 0 else "format_credit_only"
-    return _diagnosis(rule, f"score {score[0]:.3f} -> {score[1]:.3f} while {known}")
+    evidence = f"score {score[0]:.3f} -> {score[1]:.3f} while {known}"
+    return _diagnosis(rule, evidence) if is_credit else None
 
 
 def _share(series: Series, verdict: str) -> float:
@@ -184,11 +177,9 @@ def _share(series: Series, verdict: str) -> float:
 def _score_lost(series: Series) -> Diagnosis | None:
     """Finds a score that was lost a few steps ago: the means of other rules still include it."""
     points = series.points("critic/score/mean")
-    if len(points) < FEWEST_STEPS:
-        return None
-    top_step, top = max(points, key=lambda point: point[1])
+    top_step, top = max(points, key=lambda point: point[1], default=(0, 0.0))
     low = [value <= 0.1 * top for _, value in points]
-    if top < 0.02 or not all(low[-_LOST_STEPS:]):
+    if len(points) < FEWEST_STEPS or top < 0.02 or not all(low[-_LOST_STEPS:]):
         return None
     since = points[len(low) - low[::-1].index(False)][0]
     evidence = f"critic/score/mean was {top:.3g} at step {top_step}"
@@ -210,11 +201,8 @@ def _updates_lost(series: Series) -> Diagnosis | None:
     """An update whose gradient is not finite moves no weight, see `ModelOptimizer.step`."""
     norms = [row[_NORM] for row in series.rows if _NORM in row][-_STEPS_IN_A_ROW:]
     num_lost = sum(norm is None or not math.isfinite(norm) for norm in norms)
-    if num_lost < _LOST_STEPS:
-        return None
-    return _diagnosis(
-        "updates_lost", f"{_NORM} is not finite in {num_lost} of the last {len(norms)}"
-    )
+    evidence = f"{_NORM} is not finite in {num_lost} of the last {len(norms)}"
+    return _diagnosis("updates_lost", evidence) if num_lost >= _LOST_STEPS else None
 
 
 def _fooled_scorer(series: Series) -> Diagnosis | None:
@@ -222,14 +210,14 @@ def _fooled_scorer(series: Series) -> Diagnosis | None:
 
     Format credit is part of a score and no progress, so a score must rise by more than that.
     """
-    if series.values("curriculum/passed_over_frac"):
-        return None  # a curriculum makes the problems easier or harder
     tests = series.values("val/accuracy")
-    if len(tests) < 3:
+    # A curriculum makes the problems easier or harder.
+    if len(tests) < 3 or series.values("curriculum/passed_over_frac"):
         return None
     full = series.settings.get("env.full_score", 1.0)
-    has_credit = not series.settings.get("env.reward")
-    credit = series.settings.get("env.format_score", _FORMAT_SCORE) if has_credit else 0.0
+    credit = series.settings.get("env.format_score", _FORMAT_SCORE)
+    if series.settings.get("env.reward"):
+        credit = 0.0
     for name, unit, free in (
         ("reward/accuracy", 1.0, 0.0),
         ("critic/score/mean", full, credit / full),
@@ -265,10 +253,8 @@ def _kl_blow_up(series: Series) -> Diagnosis | None:
         return None
     usual = median(values)
     last = median(values[-5:])  # not the mean: one bad batch is no trend
-    if last < 1.0 or last < 5 * usual:
-        return None
-    evidence = f"{last:.2f} nats per token at the end, {usual:.3f} is usual in this run"
-    return _diagnosis("kl_blow_up", f"critic/kl {evidence}")
+    evidence = f"critic/kl {last:.2f} nats per token at the end, {usual:.3f} is usual in this run"
+    return _diagnosis("kl_blow_up", evidence) if last >= max(1.0, 5 * usual) else None
 
 
 def _useless_critic(series: Series) -> Diagnosis | None:
@@ -304,14 +290,11 @@ def _falling_throughput(series: Series) -> Diagnosis | None:
     width = min(LONGEST_WINDOW, len(rates) // 4)
     first = median(rates[:width])
     last = median(rates[-width:])
-    if last > 0.6 * first:
+    lengths = series.values("response_length/mean")[2:] or [1.0] * len(rates)
+    # The prompt costs more per token of a short response.
+    is_shorter = median(lengths[-width:]) * first < median(lengths[:width]) * last
+    if last > 0.6 * first or (is_shorter and len(lengths) == len(rates)):
         return None
-    lengths = series.values("response_length/mean")[2:]
-    if len(lengths) == len(rates):  # the prompt costs more per token of a short response
-        before = median(lengths[:width])
-        after = median(lengths[-width:])
-        if after / last < before / first:
-            return None
     return _diagnosis("falling_throughput", f"rollout/tokens_per_s {first:,.0f} -> {last:,.0f}")
 
 

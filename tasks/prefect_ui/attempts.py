@@ -78,7 +78,9 @@ def attempt_name(parameters: dict[str, Any]) -> str:
     changed = [name for name, (_, new) in last.changes.items() if new is True]
     others = {name: change for name, change in last.changes.items() if name not in changed}
     in_short = ", ".join(name.rpartition(".")[2].replace("_", " ") for name in changed)
-    other = " ".join(filter(None, (in_short, in_words(others), last.asked))) or "the same settings"
+    other = (
+        " ".join(filter(None, (in_short, in_words(others), last.overrides))) or "the same settings"
+    )
     return f"train attempt {len(attempts)}{after}: {other}, from step {last.from_step}"
 
 

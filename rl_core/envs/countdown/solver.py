@@ -58,14 +58,14 @@ def solve_many(
     A problem has 1 to 6 numbers in 1..999 and a positive target.
     """
     solved: list[tuple[str | None, int]] = [(None, 0)] * len(targets)
-    sizes = np.array([len(own) for own in numbers])
+    sizes = np.array(list(map(len, numbers)))
     for size in np.unique(sizes):
         places = np.flatnonzero(sizes == size)
         sets = np.sort(np.array([numbers[i] for i in places], dtype=np.int64), axis=1)
-        wanted = np.array([targets[i] for i in places], dtype=np.int64)
-        hits = [quotients == wanted[rows] for rows, quotients in _sweep(sets)]
-        counts = np.concatenate([own.sum(axis=0) for own in hits])
-        firsts = np.concatenate([own.argmax(axis=0) for own in hits])
+        aims = np.array([targets[i] for i in places], dtype=np.int64)
+        hits = [quotients == aims[rows] for rows, quotients in _sweep(sets)]
+        counts = np.concatenate([hit.sum(axis=0) for hit in hits])
+        firsts = np.concatenate([hit.argmax(axis=0) for hit in hits])
         there = counts > 0
         texts = solution_texts(sets[there], firsts[there])
         for place, text, count in zip(places[there], texts, counts[there].tolist(), strict=True):
@@ -98,11 +98,11 @@ def solution_texts(numbers: Ints, forms: Ints) -> Texts:
     trees = form_trees(numbers.shape[1])
     known: dict[tuple[int, int], _Form] = {}
     rows = (column.tolist() for column in (numbers, forms, equality_patterns(numbers)))
-    for i, (own, form, pattern) in enumerate(zip(*rows, strict=True)):
+    for i, (row, form, pattern) in enumerate(zip(*rows, strict=True)):
         if (form, pattern) not in known:
             # A form depends only on the order of its numbers, so places stand for them here.
-            known[form, pattern] = _normal_form(trees[form], [own.index(number) for number in own])
-        texts[i] = _write(known[form, pattern], own)[0]
+            known[form, pattern] = _normal_form(trees[form], [row.index(number) for number in row])
+        texts[i] = _write(known[form, pattern], row)[0]
     return texts
 
 
@@ -119,10 +119,10 @@ def _sweep(numbers: Ints) -> Iterator[tuple[slice, Ints]]:
     kind = np.float64 if small else np.int64
     for start in range(0, len(numbers), step):
         batch = slice(start, start + step)
-        own = numbers[batch]
-        quotients = memory[:, : len(own)]
+        rows = numbers[batch]
+        quotients = memory[:, : len(rows)]
         begin = 0
-        for num, den in form_values(np.ascontiguousarray(own.T, dtype=kind)):
+        for num, den in form_values(np.ascontiguousarray(rows.T, dtype=kind)):
             over = np.abs(num)
             under = np.abs(den)
             divisor = np.maximum(under, 1)
@@ -130,7 +130,7 @@ def _sweep(numbers: Ints) -> Iterator[tuple[slice, Ints]]:
             whole *= whole * under == over
             quotients[begin : begin + len(num)] = whole
             begin += len(num)
-        patterns = equality_patterns(own)
+        patterns = equality_patterns(rows)
         for pattern in np.unique(patterns[patterns > 0]).tolist():
             quotients[np.ix_(_repeats(size, pattern), patterns == pattern)] = 0
         yield batch, quotients
@@ -214,7 +214,7 @@ def _write_sum(members: _Members, numbers: Sequence[int]) -> tuple[str, int, int
     for member, sign in members:
         text, num, den = _write(member, numbers)
         total = total * den + sign * num * common
-        common = common * den
+        common *= den
         terms.append((text, sign * num))
     direction = total or members[0][1]
     plus = [text for text, num in terms if num * direction >= 0]
@@ -230,7 +230,7 @@ def _write_product(members: _Members, numbers: Sequence[int]) -> tuple[str, int,
         text, num, den = _write(member, numbers)
         (above if exponent > 0 else below).append(f"({text})" if member[0] == _SUM else text)
         num, den = (num, den) if exponent > 0 else (den, num)
-        over = over * num
-        under = under * den
+        over *= num
+        under *= den
     sign = 1 if under > 0 else -1
     return " / ".join([" * ".join(above), *below]), sign * over, sign * under

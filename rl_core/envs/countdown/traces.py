@@ -107,11 +107,9 @@ class Need:
         """
         if self.before is None:
             return made
-        if self.sign == "-":
-            is_above = self.before.value >= self.z
-            whole = f"{made}+{self.z}" if is_above else f"{self.z}-{made}"
-        else:
-            whole = f"{made}{ {'+': '-', '/': '*'}[self.sign] }{self.z}"
+        whole = f"{made}{ {'+': '-', '/': '*', '-': '+'}[self.sign] }{self.z}"
+        if self.sign == "-" and self.before.value < self.z:
+            whole = f"{self.z}-{made}"
         return self.before.answer(f"({whole})" if self.before.before else whole)
 
 
@@ -135,13 +133,12 @@ def _attempts(numbers: Sequence[int], needs: list[Need]) -> Iterator[_Attempt]:
         # A need of 0 is not written: three numbers seldom make it.
         narrowed = [(need.value, need.narrowed(z)) for need in needs if need.value]
         lines = "".join(
-            f"\n{target} {z}" + "".join(f" {need.sign}{need.value}" for need in found)
-            for target, found in narrowed
+            f"\n{target} {z}" + "".join(f" {need.sign}{need.value}" for need in others)
+            for target, others in narrowed
         )
-        below = [need for _, found in narrowed for need in found]
+        below = [need for _, others in narrowed for need in others]
         if len(rest) < FEWEST:
-            x = max(rest)
-            y = min(rest)
+            x, y = sorted(rest, reverse=True)
             yield _Attempt(f"{lines} : {x} {y}", below, x, y, f"({x}+{y})+{z}")
             continue
         for place, attempt in enumerate(_attempts(rest, below)):
@@ -160,18 +157,16 @@ def write_trace(
     parts: list[str] = []
     attempts = list(_attempts(numbers, [Need(target)]))
     for attempt in attempts:
-        x = attempt.x
-        y = attempt.y
         parts.append(attempt.text)
-        results = pair_values(x, y, largest=max(need.value for need in attempt.needs))
+        largest = max(need.value for need in attempt.needs)
+        results = pair_values(attempt.x, attempt.y, largest=largest)
         for op, value in results:
             hit = next((need for need in attempt.needs if need.value == value), None)
-            made = f" {op}{value}"
             if hit is not None:
-                parts.append(f"{made} yes")
-                text = _finish(parts, hit.answer(f"({x}{op}{y})"))
+                parts.append(f" {op}{value} yes")
+                text = _finish(parts, hit.answer(f"({attempt.x}{op}{attempt.y})"))
                 return Trace(text, solved=True, exhausted=False)
-            parts.append(f"{made} no")
+            parts.append(f" {op}{value} no")
             if rng.random() < give_up_prob:
                 last = attempt is attempts[-1] and (op, value) == results[-1]
                 return Trace(_finish(parts, attempt.sum), solved=False, exhausted=last)
