@@ -154,13 +154,14 @@ class Evaluator:
             longest = self.config.data.max_response_length
             sampling = self.config.evaluation.sampling(longest, mode)
             turns = TurnTaking(self.config.env, decode, encode, rewards.toolbox, form)
-            stream = turns.play(
-                lambda some, how: enumerate(engines.generate(some, how)),
-                requests,
-                sampling,
-                problems,
+            return in_order(
+                turns.play(
+                    lambda some, how: enumerate(engines.generate(some, how)),
+                    requests,
+                    sampling,
+                    problems,
+                )
             )
-            return in_order(stream)
 
         env = self.config.env
         strict, lenient = strict_and_lenient(env)

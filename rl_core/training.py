@@ -100,10 +100,7 @@ class Training:
         checkpoint = checkpoint_to_resume(run, logger.warning)
         start_step = checkpoint.step if checkpoint else 0
         order = _problem_order(self.config, len(inputs.train), start_step, checkpoint, logger)
-        last_step = order.last_step(
-            total_epochs=self.config.trainer.total_epochs,
-            total_steps=self.config.trainer.total_steps,
-        )
+        last_step = order.last_step(self.config.trainer)
         if checkpoint is not None and start_step >= last_step:
             logger.info("training was already finished at step %d", start_step)
             merge_latest_and_best(self.config, run, logger)
@@ -145,21 +142,22 @@ class Training:
         begin = "training continues after step %d" if checkpoint else "training starts (step %d)"
         self.logger.info(begin, start_step)
         curriculum = load_curriculum(config, self.data, start_step, resume_from)
-        rewards = self.rewards
         waits = self.waits or Waits(run.path / OF_TRAINING)
         start_workers = self.start_workers or partial(self._start_in_ray, waits)
         with (
             waits.written(),
             HostMemory(config, run) as host_memory,
             start_rewards(config.env, config.reward)
-            if rewards is None
-            else nullcontext(rewards) as scorer,
+            if self.rewards is None
+            else nullcontext(self.rewards) as scorer,
             wandb_tracking(config, run.path),
             TensorBoardTracker(config, run.path, start_step) as tensorboard,
             start_workers(config, resume_from, start_step) as workers,
             StopSignals(config.trainer.stop_grace_s) as signals,
         ):
-            _say_started(run, waits, start_step, self.logger)
+            waits.step_done(start_step)
+            self.logger.info("started in %s", startup_in_words(waits.startup_s))
+            run.note_startup(waits.startup_s)
             observers = (
                 StepObserver(on_step=lambda step, _, metrics: log_out_of_memory(step, metrics)),
                 StepObserver(measure=lambda: {"disk/free_gib": run.free_gib()}),
@@ -280,12 +278,6 @@ def _problem_order(
             place.seed,
         )
     return ProblemOrder(place, config.data.train_batch_size)
-
-
-def _say_started(run: RunFolder, waits: Waits, step: int, logger: Log) -> None:
-    waits.step_done(step)
-    logger.info("started in %s", startup_in_words(waits.startup_s))
-    run.note_startup(waits.startup_s)
 
 
 def _say_stopped(run: RunFolder, budget: BudgetLimit, step: int, logger: Log) -> None:

@@ -168,8 +168,8 @@ class RunConfig(Section):
     @property
     def loss_aggregation(self) -> Aggregation:
         """How token losses become one: as set, else the policy loss's own or the estimator's."""
-        own = self.actor.formula.aggregation or self.algorithm.formula.aggregation
-        return self.actor.loss_aggregation or own
+        of_loss = self.actor.loss_aggregation or self.actor.formula.aggregation
+        return of_loss or self.algorithm.formula.aggregation
 
     @property
     def has_one_update(self) -> bool:

@@ -70,8 +70,8 @@ def fetch_from_modelscope(name: str) -> Path:
             "connect this machine, fill the cache elsewhere, or give a local folder"
         )
     settings = _settings()
-    lock = settings.cache_dir / ".countdown-train" / name.replace("/", "--")
-    with locked(lock):  # another run may be fetching it
+    # Another run may be fetching it.
+    with locked(settings.cache_dir / ".countdown-train" / name.replace("/", "--")):
         return cached_from_modelscope(name) or _download(settings, name, refused)
 
 

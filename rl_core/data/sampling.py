@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
+from rl_core.config.operations import TrainerConfig
 from rl_core.config.run import RunConfig
 
 _PLACE = "data.json"
@@ -42,8 +43,7 @@ def steps_per_epoch(num_problems: int, batch_size: int) -> int:
 def total_steps(config: RunConfig, num_problems: int) -> int:
     """Returns the step at which the run is finished."""
     order = ProblemOrder(Place(config.seed, num_problems), config.data.train_batch_size)
-    trainer = config.trainer
-    return order.last_step(total_epochs=trainer.total_epochs, total_steps=trainer.total_steps)
+    return order.last_step(config.trainer)
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ class ProblemOrder:
         draws = np.random.default_rng([place.seed, step, 1])
         return [int(i) for i in draws.permutation(place.num_problems)]
 
-    def last_step(self, *, total_epochs: int, total_steps: int | None) -> int:
+    def last_step(self, trainer: TrainerConfig) -> int:
         """Returns the step at which the run is finished: the start's step if it already is."""
-        passes = total_epochs - self._start.epoch - 1
+        passes = trainer.total_epochs - self._start.epoch - 1
         left = self._left + passes * self._per_epoch if passes >= 0 else 0
         last = self._start.step + left
-        return last if total_steps is None else min(last, total_steps)
+        return last if trainer.total_steps is None else min(last, trainer.total_steps)
 
     def hold(self, step: int) -> None:
         """Keeps the place after a step for `save`."""

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any, Final
 
 from rl_core.config.rollout import RewardConfig
@@ -64,8 +65,7 @@ class Rewards:
 
     def __init__(self, env: TextEnv) -> None:
         self._env = env
-        self._told = 0
-        self._lock = threading.Lock()
+        self._failures = count(1)
         self._closing = False
 
     def submit(
@@ -78,12 +78,9 @@ class Rewards:
 
     def _failed(self, name: str, problem: Problem, error: Exception) -> ScoredText:
         """Returns the verdict of a response without a reward; the log has the first reasons."""
-        with self._lock:
-            self._told += 1
-            count = self._told
-            closing = self._closing
-        if count <= _REASONS_TOLD and not closing:
-            last = "; later failures are not logged" if count == _REASONS_TOLD else ""
+        number = next(self._failures)  # in one step, whichever thread takes it
+        if number <= _REASONS_TOLD and not self._closing:
+            last = "; later failures are not logged" if number == _REASONS_TOLD else ""
             _logger.warning(
                 "%s gave no reward for a response to problem %d, which teaches nothing: %s%s",
                 name,
@@ -117,27 +114,21 @@ class NotedRewards(Rewards):
 def start_rewards(env: TextEnv, limits: RewardConfig = _LIMITS) -> Iterator[Rewards]:
     """Yields the scorer of the env's responses; ValueError if `env.reward` names no function."""
     with ExitStack() as stack:
+        rewards = Rewards(env)
         toolbox = None
         if isinstance(env, ToolEnv):
             toolbox = stack.enter_context(closing(Toolbox(env, limits)))
-        rewards = _scorer(env, limits, toolbox, stack)
+            if hasattr(env.tools, "reward"):
+                rewards = _ToolRewards(env, toolbox)
+        if env.reward:
+            pool = stack.enter_context(ThreadPoolExecutor(1, "rewards"))
+            scorers = [
+                stack.enter_context(closing(_UserRewards(env, name, limits))) for name in env.reward
+            ]
+            is_plain = len(scorers) == 1 and not env.reward_weights
+            rewards = scorers[0] if is_plain else _WeightedRewards(env, scorers, pool)
         rewards.toolbox = toolbox
         yield rewards
-
-
-def _scorer(
-    env: TextEnv, limits: RewardConfig, toolbox: Toolbox | None, stack: ExitStack
-) -> Rewards:
-    if toolbox and not env.reward and hasattr(toolbox.kind, "reward"):
-        return _ToolRewards(env, toolbox)
-    if env.reward:
-        pool = stack.enter_context(ThreadPoolExecutor(1, "rewards"))
-        scorers = [
-            stack.enter_context(closing(_UserRewards(env, name, limits))) for name in env.reward
-        ]
-        is_plain = len(scorers) == 1 and not env.reward_weights
-        return scorers[0] if is_plain else _WeightedRewards(env, scorers, pool)
-    return Rewards(env)
 
 
 def refusal(
@@ -179,13 +170,12 @@ def _refusal(name: str, tried_on: Sequence[Problem], limits: RewardConfig) -> st
     )
 
 
-def _scored(said: Mapping[str, Any], env: TextEnv) -> ScoredText:
+def _scored(result: Mapping[str, Any], env: TextEnv) -> ScoredText:
     """Returns what a user's function returned, as a score with its verdict."""
-    is_correct = said.get("acc", said["score"] >= env.full_score)
-    read = said.get("pred")
-    is_answer = said.get("pred", True)
-    verdict = "correct" if is_correct else INCORRECT if is_answer else NO_ANSWER
-    return ScoredText(said["score"], verdict, answer=read, value=read)
+    is_correct = result.get("acc", result["score"] >= env.full_score)
+    verdict = "correct" if is_correct else INCORRECT if result.get("pred", True) else NO_ANSWER
+    answer = result.get("pred")
+    return ScoredText(result["score"], verdict, answer=answer, value=answer)
 
 
 class _ToolRewards(Rewards):

@@ -95,19 +95,17 @@ class Fitting:
 
     def summed_loss(self, examples: Sequence[Example]) -> Tensor:
         """Returns the weighted sum of some examples' token losses, with gradient."""
-        batch, weights = _batched(examples, self.pad_id)
-        batch = batch.to(self.model.device)
-        weights = weights.to(self.model.device)
+        on_cpu, weights = _batched(examples, self.pad_id)
+        batch = on_cpu.to(self.model.device)
         dtype = self.compute_dtype
-        trunk = self.model.get_decoder()
-        hidden = sampled_states(trunk, batch, compute_dtype=dtype)
+        hidden = sampled_states(self.model.get_decoder(), batch, compute_dtype=dtype)
         targets = batch.sampled_ids()
         if self.whole_logits:
             losses = functional.cross_entropy(self.model.lm_head(hidden), targets, reduction="none")
         else:
             head = self.model.get_output_embeddings().weight
             losses = -token_logprobs(hidden, head, targets, temperature=1.0, compute_dtype=dtype)
-        return (losses * weights).sum()
+        return (losses * weights.to(self.model.device)).sum()
 
 
 def schedule(step: int, *, warmup_steps: int, num_steps: int) -> float:
