@@ -178,7 +178,9 @@ def _json_records(file: Path) -> Iterator[tuple[int, Record]]:
         _refuse_other_encoding(file, stream)
         if _is_list(file, stream):
             unit = "row"
-            records = enumerate(_parsed(stream.read(), f"{file}: the list in it"), start=1)
+            records: Iterable[tuple[int, Any]] = enumerate(
+                _parsed(stream.read(), f"{file}: the list in it"), start=1
+            )
         else:
             unit = "line"
             lines = ((n, line) for n, line in enumerate(stream, start=1) if line.strip())

@@ -15,7 +15,7 @@ from typing import Final
 from rl_core.config.run import RunConfig
 from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.atomic import open_own, refuse_foreign
+from rl_core.system.atomic import open_own, refuse_foreign, try_lock
 
 _OWNER: Final = ".owner"
 _TRAINER: Final = ".trainer"
@@ -134,16 +134,12 @@ def _held(path: Path, *, wait_s: float) -> Iterator[None]:
     """Locks a file for the block, and writes the machine's name into it."""
     deadline = time.monotonic() + wait_s
     with open_own(path, "r+") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    name = path.parent.name
-                    raise ValueError(
-                        f"another process is at work on run {name}: wait for it or stop it first"
-                    ) from None
+        while not try_lock(file, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise ValueError(
+                    f"another process is at work on run {path.parent.name}: wait for it or stop it "
+                    "first"
+                )
             time.sleep(0.1)
         file.truncate(0)
         with suppress(OSError):  # a full disk: `close_if_lost` then skips this run

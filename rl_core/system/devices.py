@@ -120,8 +120,7 @@ def _namesakes(name: str) -> list[CardFigures]:
 
 def _words(name: str) -> frozenset[str]:
     words = re.findall(r"[a-z0-9]+", _MEMORY.sub(" ", name.lower()))
-    joined = (re.sub(r"^(?:rtx|gtx)(?=\d)", "", word) for word in words)
-    return frozenset(joined) - _NOISE
+    return frozenset(re.sub(r"^(?:rtx|gtx)(?=\d)", "", word) for word in words) - _NOISE
 
 
 @cache
