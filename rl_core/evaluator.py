@@ -80,12 +80,11 @@ class Evaluator:
             if evaluation[name] == EvaluationConfig.model_fields[name].default:
                 del evaluation[name]
         reward = self.config.env.reward
-        env = self.config.env.model_dump(mode="json")
-        if self.config.env.max_turns == 1:
-            del env["max_turns"]  # rows kept before there were turns stay valid
+        # Rows kept before there were turns stay valid.
+        left_out = {"max_turns"} if self.config.env.max_turns == 1 else set()
         return ({"reward_source": [*map(code_digest, reward)]} if reward else {}) | {
             "version": EVALUATION_VERSION,
-            "env": env,
+            "env": self.config.env.model_dump(mode="json", exclude=left_out),
             "evaluation": evaluation,
             "max_response_length": self.config.data.max_response_length,
             "engine": self.config.rollout.engine,

@@ -124,8 +124,7 @@ class BackgroundSave:
                     raise
                 _logger.warning("the disk filled up while step %d was saved", step)
                 none_but_needed = CheckpointsConfig(keep_last=0, quota_bytes=1)
-                decisions = self._prune(none_but_needed, self._size_bytes)
-                if all(decision.keep for decision in decisions):
+                if all(one.keep for one in self._prune(none_but_needed, self._size_bytes)):
                     raise
                 folder = self._save_checkpoint(step, accuracy, score)
             self._prune(self._kept)

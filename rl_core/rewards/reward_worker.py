@@ -120,7 +120,7 @@ def checked(result: object) -> dict[str, Any]:
     TypeError for neither a number nor a mapping with one, ValueError for a non-finite score.
     """
     values: Mapping[str, Any] = result if isinstance(result, Mapping) else {"score": result}
-    score = values.get("score")
+    score: Any = values.get("score")
     # The score may be a number or a truth value, of Python, numpy or torch.
     if not isinstance(score, numbers.Real) and getattr(score, "shape", None) != ():
         kind = type(score if isinstance(result, Mapping) else result).__name__

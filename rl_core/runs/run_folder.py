@@ -277,10 +277,10 @@ class RunFolder:
         with locked(self.path):
             before = self.read()
             if isinstance(added := changes.get("timings_s"), Mapping):
-                total = dict(before.timings_s)
-                for stage, seconds in added.items():
-                    total[stage] = round(total.get(stage, 0.0) + seconds, 3)
-                changes["timings_s"] = total
+                changes["timings_s"] = before.timings_s | {
+                    stage: round(before.timings_s.get(stage, 0.0) + seconds, 3)
+                    for stage, seconds in added.items()
+                }
             record = RunRecord.model_validate(before.model_dump() | changes)
             try:
                 self._write(record)
@@ -372,9 +372,9 @@ def write_unless_full(
     except OSError as error:
         if not is_disk_full(error):
             raise
-        free = shutil.disk_usage(run.path).free
+        free = disk_size(shutil.disk_usage(run.path).free)
         sentence = (
-            f"{product} was not written, the disk of {run.path} is full ({disk_size(free)} free): "
+            f"{product} was not written, the disk of {run.path} is full ({free} free): "
             f"delete other runs or files there, then {remedy}"
         )
         _logger.warning("%s", sentence)
