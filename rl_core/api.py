@@ -362,5 +362,9 @@ def _recorded(run: RunFolder) -> Iterator[None]:
         reason = f"{type(error).__name__}: {error}"
         raise
     finally:
-        seconds = {"train": time.monotonic() - start}
-        run.update(status=status, reason=reason, finished_at=utc_now(), timings_s=seconds)
+        run.update(
+            status=status,
+            reason=reason,
+            finished_at=utc_now(),
+            timings_s={"train": time.monotonic() - start},
+        )

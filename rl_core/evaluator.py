@@ -103,9 +103,9 @@ class Evaluator:
         If its settings can no longer be read, the run's first evaluation counts as its own.
         """
         try:
-            data = run.read().data or self.data
             of_the_run = Evaluator(
-                RunConfig.model_validate(read_settings(run.path)), Path(data)
+                RunConfig.model_validate(read_settings(run.path)),
+                Path(run.read().data or self.data),
             ).evaluation
         except (OSError, ValueError, TypeError):
             return run.evaluations.own() is None
@@ -150,8 +150,7 @@ class Evaluator:
             mode: str,
             problems: Sequence[Problem],
         ) -> list[Completion]:
-            longest = self.config.data.max_response_length
-            sampling = self.config.evaluation.sampling(longest, mode)
+            sampling = self.config.evaluation.sampling(self.config.data.max_response_length, mode)
             turns = TurnTaking(self.config.env, decode, encode, rewards.toolbox, form)
             return in_order(
                 turns.play(

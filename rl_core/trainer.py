@@ -215,22 +215,25 @@ class Trainer:
     def _collect(self, step: int, clock: Clock) -> Collected:
         """Returns the rollouts of a step's problems; must be called for the steps in order."""
         chooser = self.curriculum or self.order
-        stream = self.workers.engines.stream
-        collector = Collector(self.config, self.inputs.train, stream, self._turns, self.rewards)
+        collector = Collector(
+            self.config, self.inputs.train, self.workers.engines.stream, self._turns, self.rewards
+        )
         collected = collector.collect(
             chooser.choose(step), step, spares=chooser.spares, clock=clock
         )
-        limit = self.config.rollout.staleness
-        metrics = collected.metrics | staleness_metrics(collected.rollouts, step, limit=limit)
+        metrics = collected.metrics | staleness_metrics(
+            collected.rollouts, step, limit=self.config.rollout.staleness
+        )
         if self.curriculum is not None:
             metrics |= self.curriculum.observe(step, collected.num_correct)
         return replace(collected, metrics=metrics)
 
     @property
     def _turns(self) -> TurnTaking:
-        toolbox = self.rewards.toolbox
         inputs = self.inputs
-        return TurnTaking(self.config.env, inputs.decode, inputs.encode, toolbox, inputs.tool_form)
+        return TurnTaking(
+            self.config.env, inputs.decode, inputs.encode, self.rewards.toolbox, inputs.tool_form
+        )
 
     def test(self, step: int) -> dict[str, float]:
         """Returns `val/*`, means over the responses that count; `held_out/` keeps the first ones.
@@ -245,8 +248,9 @@ class Trainer:
             for item in problems
             for sample in range(samples)
         ]
-        longest = self.config.data.max_response_length
-        sampling = evaluation.sampling(longest, mode=evaluation.decoding)
+        sampling = evaluation.sampling(
+            self.config.data.max_response_length, mode=evaluation.decoding
+        )
         stream = partial(self.workers.engines.stream, phase="evaluate")
         of_requests = [item.problem for item in problems for _ in range(samples)]
         answers = read_answers(

@@ -176,12 +176,13 @@ def problems_in(table: pa.Table, path: object) -> list[Problem]:
             index = extra.get("index")
             truth = row["reward_model"]["ground_truth"]
             is_json = row["reward_model"].get("style") == JSON_STYLE
-            messages = (Message(role=m["role"], content=m["content"]) for m in row["prompt"])
             problems.append(
                 Problem(
                     index=number if index is None else index,
                     data_source=row["data_source"],
-                    messages=tuple(messages),
+                    messages=tuple(
+                        Message(role=m["role"], content=m["content"]) for m in row["prompt"]
+                    ),
                     ground_truth=json.loads(truth) if is_json else truth,
                     num_solutions=extra.get("num_solutions") or 0,
                     extra_info=extra.get(OWN_EXTRA_INFO) or "",

@@ -176,5 +176,8 @@ class Gsm8k(TextEnv):
     def read_question(self, text: str, answer: str | None) -> Question:
         """Returns a word problem in the words of the template."""
         known = "0" if answer is None else extract_truth(f"#### {answer}")
-        problem = Problem(0, DATA_SOURCE, tuple(self.prompt(text)), known, 0)
-        return Question(text, problem, is_scored=answer is not None)
+        return Question(
+            text,
+            Problem(0, DATA_SOURCE, tuple(self.prompt(text)), known, 0),
+            is_scored=answer is not None,
+        )

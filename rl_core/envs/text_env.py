@@ -323,8 +323,11 @@ class TextEnv(Section):
 
     def read_question(self, text: str, answer: str | None) -> Question:
         """Returns a person's question, or raises ValueError; `answer` is None if not known."""
-        problem = Problem(0, self.name, tuple(self.prompt(text)), answer or "", 0)
-        return Question(text, problem, is_scored=answer is not None)
+        return Question(
+            text,
+            Problem(0, self.name, tuple(self.prompt(text)), answer or "", 0),
+            is_scored=answer is not None,
+        )
 
     def show_problem(self, problem: Problem) -> str:
         """Returns a problem as a person would write it, its answer included."""

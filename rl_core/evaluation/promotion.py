@@ -76,7 +76,11 @@ def promote(
             )
             return Promotion(False, f"not promoted: {reason}", champion)
         promoted_now = PromotedContender(**contender.model_dump(), promoted_at=now, reason=reason)
-        history = (*champion.history, champion.current) if champion else ()
-        promoted = Champion(env=env, problems=problems, current=promoted_now, history=history)
+        promoted = Champion(
+            env=env,
+            problems=problems,
+            current=promoted_now,
+            history=(*champion.history, champion.current) if champion else (),
+        )
         write_text_atomically(file, promoted.model_dump_json(indent=2) + "\n")
     return Promotion(True, f"promoted: {reason}", promoted)

@@ -144,7 +144,6 @@ def summarise(rows: Sequence[Row]) -> EvaluationSummary:
             for of_one in _by_problem(counted)
         ]
     )
-    known = [row for row in counted if row["num_solutions"]]
     by_source = _groups(counted, lambda row: row["data_source"], lambda of: of[0]["data_source"])
     return EvaluationSummary(
         model=counted[0]["model"],
@@ -163,7 +162,11 @@ def summarise(rows: Sequence[Row]) -> EvaluationSummary:
             lambda row: row["num_operands"],
             lambda of: f"{of[0]['num_operands']} numbers",
         ),
-        by_difficulty=_groups(known, lambda row: row["num_solutions"].bit_length(), _range),
+        by_difficulty=_groups(
+            [row for row in counted if row["num_solutions"]],
+            lambda row: row["num_solutions"].bit_length(),
+            _range,
+        ),
         by_data_source=by_source if len(by_source) > 1 else (),
         num_samples=num_samples,
         is_greedy=counted[0]["mode"] == "greedy",

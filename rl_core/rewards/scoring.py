@@ -143,8 +143,7 @@ def refusal(
             Toolbox(env, limits).close()
         except ValueError as error:
             return str(error)
-    reasons = (_refusal(name, tried_on, limits) for name in env.reward)
-    return next(filter(None, reasons), None)
+    return next(filter(None, (_refusal(name, tried_on, limits) for name in env.reward)), None)
 
 
 def _refusal(name: str, tried_on: Sequence[Problem], limits: RewardConfig) -> str | None:
@@ -255,8 +254,11 @@ class _WeightedRewards(Rewards):
         if failed := next((part for part in parts if part.verdict == REWARD_ERROR), None):
             return failed
         scores = [part.score for part in parts]
-        score = sum(w * s for w, s in zip(self._weights, scores, strict=True))
-        return replace(parts[0], score=score, rewards=tuple(zip(self._names, scores, strict=True)))
+        return replace(
+            parts[0],
+            score=sum(w * s for w, s in zip(self._weights, scores, strict=True)),
+            rewards=tuple(zip(self._names, scores, strict=True)),
+        )
 
 
 def _labels(names: Sequence[str]) -> list[str]:

@@ -74,8 +74,11 @@ class ScoringProcess:
         self._child.close()
 
     def _started(self) -> Child:
-        environment = {"PYTHONHASHSEED": self._hash_seed}
-        child = Child("rl_core.rewards.scoring_process", os.getpid(), environment=environment)
+        child = Child(
+            "rl_core.rewards.scoring_process",
+            os.getpid(),
+            environment={"PYTHONHASHSEED": self._hash_seed},
+        )
         try:
             child.send({"config": self._config.model_dump(mode="json")}, _START_S)
             reply = child.receive(_START_S + self._config.reward.timeout_s)

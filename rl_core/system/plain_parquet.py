@@ -143,8 +143,7 @@ def _bytes_of_texts(stream: BinaryIO, file: pq.ParquetFile, texts: Mapping[str, 
 
 def _decoded_bytes(array: pa.Array) -> int:
     if pa.types.is_dictionary(array.type):
-        lengths = pc.binary_length(array.dictionary).take(array.indices)
-        return int(pc.sum(lengths).as_py() or 0)
+        return int(pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0)
     if pa.types.is_struct(array.type):
         return sum(map(_decoded_bytes, array.flatten()))
     return _decoded_bytes(array.flatten()) if pa.types.is_nested(array.type) else int(array.nbytes)

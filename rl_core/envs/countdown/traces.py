@@ -142,8 +142,11 @@ def _attempts(numbers: Sequence[int], needs: list[Need]) -> Iterator[_Attempt]:
             yield _Attempt(f"{lines} : {x} {y}", below, x, y, f"({x}+{y})+{z}")
             continue
         for place, attempt in enumerate(_attempts(rest, below)):
-            text = attempt.text if place else f"{lines} ;{attempt.text}"
-            yield replace(attempt, text=text, sum=f"({attempt.sum})+{z}")
+            yield replace(
+                attempt,
+                text=attempt.text if place else f"{lines} ;{attempt.text}",
+                sum=f"({attempt.sum})+{z}",
+            )
 
 
 def write_trace(
@@ -168,8 +171,11 @@ def write_trace(
                 return Trace(text, solved=True, exhausted=False)
             parts.append(f" {op}{value} no")
             if rng.random() < give_up_prob:
-                last = attempt is attempts[-1] and (op, value) == results[-1]
-                return Trace(_finish(parts, attempt.sum), solved=False, exhausted=last)
+                return Trace(
+                    _finish(parts, attempt.sum),
+                    solved=False,
+                    exhausted=attempt is attempts[-1] and (op, value) == results[-1],
+                )
     return Trace(_finish(parts, attempts[-1].sum), solved=False, exhausted=True)
 
 

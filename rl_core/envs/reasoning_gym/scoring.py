@@ -72,9 +72,8 @@ def _open_task(name: str, config: str) -> Any:
 
 def score_answer(task: Any, answer: str, truth: Truth) -> float:
     """Returns the score of an answer without its tags, by our scorer of a task or the package's."""
-    plain = from_json(truth)
     score = _OWN_SCORERS.get(truth["task"], task.score_answer)
-    return float(score(answer, plain))
+    return float(score(answer, from_json(truth)))
 
 
 def _numbers_game(answer: str, truth: Truth, *, readable: float, unreadable: float) -> float:
