@@ -226,7 +226,7 @@ def content_hash(table: pa.Table) -> str:
     digest = hashlib.sha256()
     for field, column in zip(table.schema, table.itercolumns(), strict=True):
         digest.update(f"{field.name}:{len(column)};".encode())
-        _feed(digest, column.chunks or [pa.array([], field.type)])
+        _feed(digest, column)
     return digest.hexdigest()
 
 
@@ -277,39 +277,35 @@ def _source_files(env: TextEnv, *, from_hub: bool = True) -> dict[str, list[Path
     return {s: find_files("env.source", [name], s, from_hub=from_hub) for s in SPLITS}
 
 
-def _feed(digest: hashlib._Hash, chunks: list[pa.Array]) -> None:
+def _feed(digest: hashlib._Hash, column: pa.ChunkedArray) -> None:
     """Hashes a column: validity, then lengths, then values, down to the leaves."""
-    kind = chunks[0].type
+    kind = column.type
     digest.update(f"{kind.id}:".encode())  # the id only: writing renames a list's item
-    valid = [chunk.is_valid().to_numpy(zero_copy_only=False) for chunk in chunks]
-    digest.update(np.packbits(np.concatenate(valid)).data)
+    digest.update(np.packbits(column.is_valid().to_numpy()).data)
     if pa.types.is_struct(kind):
-        children = zip(*(chunk.flatten() for chunk in chunks), strict=True)
-        for field, child in zip(kind, children, strict=True):
+        for field, child in zip(kind, column.flatten(), strict=True):
             digest.update(f"{field.name};".encode())
-            _feed(digest, list(child))
+            _feed(digest, child)
     elif pa.types.is_list(kind):
-        for chunk in chunks:
-            digest.update(_plain(pc.list_value_length(chunk)))
-        _feed(digest, [chunk.flatten() for chunk in chunks])
+        digest.update(_plain(pc.list_value_length(column)))
+        _feed(digest, pc.list_flatten(column))
     elif pa.types.is_string(kind):
-        for chunk in chunks:
-            digest.update(_plain(pc.binary_length(chunk)))
-        for chunk in chunks:
+        digest.update(_plain(pc.binary_length(column)))
+        for chunk in column.chunks:
             digest.update(_text_bytes(chunk))
     else:
-        for chunk in chunks:
-            digest.update(_plain(chunk))
+        digest.update(_plain(column))
 
 
-def _plain(array: pa.Array) -> memoryview:
-    """Returns the bytes of an array's values, with 0 for null."""
-    return np.ascontiguousarray(pc.fill_null(array, 0).to_numpy(zero_copy_only=False)).data
+def _plain(column: pa.ChunkedArray) -> memoryview:
+    """Returns the bytes of a column's values, with 0 for null."""
+    return np.ascontiguousarray(pc.fill_null(column, 0).to_numpy()).data
 
 
 def _text_bytes(array: pa.StringArray) -> memoryview:
     """Returns the UTF-8 bytes of all texts, one after the other, nothing for null."""
-    _, offsets, values = (array if array.null_count == 0 else pc.fill_null(array, "")).buffers()
+    array = pc.fill_null(array, "")
+    _, offsets, values = array.buffers()
     if values is None or len(array) == 0:
         return memoryview(b"")
     ends = np.frombuffer(offsets, dtype=np.int32)[[array.offset, array.offset + len(array)]]

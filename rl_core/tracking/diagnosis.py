@@ -19,14 +19,16 @@ from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import beyond_recovery, remedies
 from rl_core.runs.settings_file import leaves
-from rl_core.tracking.series import FEWEST_STEPS, LONGEST_WINDOW, Series
+
+FEWEST_STEPS: Final = 8
+"""The fewest steps of a series whose beginning and end are compared."""
+LONGEST_WINDOW: Final = 20
 
 FULL_CARD = 0.05
 """A card is nearly full if less than this share of it is left at a phase's peak."""
 _STEPS_IN_A_ROW = 10
 _FORMAT_SCORE = 0.1
 """What a well-formed wrong answer scores in Countdown (SPEC's and TinyZero's default)."""
-_SOME = 0.01
 _LOST_STEPS = 3
 _NOT_FINITE = "not_finite/"
 _NORM = "actor/grad_norm"
@@ -39,6 +41,45 @@ _ON_ONE_CARD = RunConfig.model_validate({"resources": {"learner_gpus": 0.5, "rol
 _TEXTS: Final[dict[str, dict[str, str]]] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
 )
+
+
+class Series:
+    """The metrics of a run's training steps, by name; step 0 counts only for `val/*`."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]], settings: Mapping[str, Any]) -> None:
+        """Takes the rows of a log, and the run's settings by dotted key."""
+        self.rows = sorted(rows, key=lambda row: int(row["step"]))
+        self.settings = settings
+
+    def points(self, name: str) -> list[tuple[int, float]]:
+        """Returns (step, value) of a metric, oldest first, without the steps that lack it."""
+        return [
+            (int(row["step"]), float(row[name]))
+            for row in self.rows
+            if row.get(name) is not None and (row["step"] > 0 or name.startswith("val/"))
+        ]
+
+    def ending(self, prefix: str) -> list[str]:
+        """Returns what follows a prefix in the names of metrics: phases, for example."""
+        names = (name for row in self.rows for name in row if name.startswith(prefix))
+        return list(dict.fromkeys(name.removeprefix(prefix) for name in names))
+
+    def values(self, name: str) -> list[float]:
+        """Returns a metric's values, oldest first."""
+        return [value for _, value in self.points(name)]
+
+    def ends(self, name: str) -> tuple[float, float] | None:
+        """Returns the means of a metric's first and last steps; None for too short a series."""
+        values = self.values(name)
+        if len(values) < FEWEST_STEPS:
+            return None
+        width = min(LONGEST_WINDOW, len(values) // 4)
+        return fmean(values[:width]), fmean(values[-width:])
+
+    def gain(self, name: str) -> float | None:
+        """Returns what a metric rose by, from its first steps to its last."""
+        ends = self.ends(name)
+        return None if ends is None else ends[1] - ends[0]
 
 
 @dataclass(frozen=True)
@@ -133,7 +174,7 @@ def _reward_fails(series: Series) -> Diagnosis | None:
     how = "for some responses, which count as 0"
     if share >= _NEARLY_ALL:
         how = "at all, so there is nothing to learn from"
-    return _diagnosis("reward_fails", evidence, how=how) if share >= _SOME else None
+    return _diagnosis("reward_fails", evidence, how=how) if share >= 0.01 else None
 
 
 def _reward_always_same(series: Series) -> Diagnosis | None:
