@@ -105,8 +105,8 @@ def write_dataset(env: TextEnv, data: DataConfig, folder: Path) -> None:
                 _SEED: str(data.seed).encode(),
                 _VERSION: str(settings["version"]).encode(),
                 _CONTENT: content_hash(table).encode(),
+                **{key: value.encode() for key, value in facts.items()},
             }
-            metadata |= {key: value.encode() for key, value in facts.items()}
             pq.write_table(
                 table.replace_schema_metadata(metadata),
                 temporary / f"{split}.parquet",

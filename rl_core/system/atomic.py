@@ -179,12 +179,9 @@ def open_own(path: Path, mode: str, *, or_others: bool = False) -> FileIO:
     PermissionError if it is a link (which may lead to another file of ours) or no plain file, or,
     unless `or_others`, if it belongs neither to this user nor to its folder's owner.
     """
-
-    def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, _FILE_MODE)
-
+    more = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        file = FileIO(str(path), mode, opener=opener)
+        file = FileIO(str(path), mode, opener=lambda name, f: os.open(name, f | more, _FILE_MODE))
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # ENXIO: a pipe or socket
             raise _refused(path, "is a link or no plain file") from None

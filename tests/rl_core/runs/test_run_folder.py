@@ -36,7 +36,7 @@ def test_a_new_run_has_a_record_and_its_settings(tmp_path):
         "run_id": "my-run",
         "preset": "quickstart",
         "status": "running",
-        "attempts": [first | {"from_step": 0, "changes": {}, "asked": "", "startup_s": {}}],
+        "attempts": [first | {"from_step": 0, "changes": {}, "overrides": "", "startup_s": {}}],
     }
     settings = yaml.safe_load((run.path / "config.yaml").read_text())
     assert RunConfig.model_validate(settings) == config_in(tmp_path, seed=3)
