@@ -250,8 +250,9 @@ def mini_batches(group_ids: Tensor, num_groups: int) -> list[Tensor]:
     The last mini-batch may hold fewer groups.
     """
     seen: dict[int, int] = {}
-    places = [seen.setdefault(group, len(seen)) for group in group_ids.tolist()]
-    ranks = torch.tensor(places, device="cpu")
+    ranks = torch.tensor(
+        [seen.setdefault(group, len(seen)) for group in group_ids.tolist()], device="cpu"
+    )
     return [
         torch.nonzero((ranks >= first) & (ranks < first + num_groups)).squeeze(-1)
         for first in range(0, len(seen), num_groups)

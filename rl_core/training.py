@@ -110,8 +110,9 @@ class Training:
         check_same_code(run, self.config, goes_on=checkpoint is not None)
         if self.rewards is not None:
             run.update(own_code=run.read().own_code | {CALLED_REWARD: ""})
-        known = run.read().teacher if checkpoint else {}
-        config = with_teacher(self.config, self.model_path, logger.warning, known)
+        config = with_teacher(
+            self.config, self.model_path, logger.warning, run.read().teacher if checkpoint else {}
+        )
         if (named := self.config.teacher.path) is not None:
             run.update(teacher={named: str(config.teacher.path)})
         run.cut_after(start_step)
@@ -259,8 +260,9 @@ def _problem_order(
     config: RunConfig, num_problems: int, step: int, checkpoint: Checkpoint | None, logger: Log
 ) -> ProblemOrder:
     """Returns the order of the problems after a checkpoint; warns if data or seed have changed."""
-    folder = checkpoint.path / RESUME_FOLDER if checkpoint else None
-    place = read_place(config, num_problems, folder)
+    place = read_place(
+        config, num_problems, checkpoint.path / RESUME_FOLDER if checkpoint else None
+    )
     if place.num_problems != num_problems:
         logger.warning(
             "the data set has %d problems, and had %d when the checkpoint was saved: pass %d over "

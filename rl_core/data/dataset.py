@@ -233,8 +233,9 @@ def content_hash(table: pa.Table) -> str:
 def _check_file(path: Path, settings: dict[str, Any]) -> None:
     metadata = read_verified(path).schema.metadata or {}
     try:
-        made_by = json.loads(metadata[_SETTINGS])
-        changed = sorted(_flat(settings).items() ^ _flat(made_by).items(), key=repr)
+        changed = sorted(
+            _flat(settings).items() ^ _flat(json.loads(metadata[_SETTINGS])).items(), key=repr
+        )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{path} does not say what made it: delete it or choose another data.name"
@@ -253,8 +254,9 @@ def _tables(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], dict[b
     if env.rows.source(env) is None:
         if not env.makes_problems():
             raise ValueError(NO_PROBLEMS.format(name=env.name))
-        sizes = data.model_dump(include={"train_size", "test_size", "seed"})
-        return env.rows.make(env, **sizes), {}
+        return env.rows.make(
+            env, **data.model_dump(include={"train_size", "test_size", "seed"})
+        ), {}
     files = _source_files(env)
     rows = {split: list(read_rows(env, files[split])) for split in SPLITS}
     parts = [

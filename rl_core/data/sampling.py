@@ -257,9 +257,11 @@ class Curriculum:
 
     def save(self, folder: Path) -> None:
         """Writes the state that is held into a folder, from any thread."""
-        arrays = {name: np.asarray(value) for name, value in vars(self._held).items()}
         folder.mkdir(exist_ok=True)
-        save_file(arrays, folder / _CURRICULUM)
+        save_file(
+            {name: np.asarray(value) for name, value in vars(self._held).items()},
+            folder / _CURRICULUM,
+        )
 
 
 def _read_state(file: Path, *, like: CurriculumState) -> CurriculumState:

@@ -71,8 +71,11 @@ class NumberQuestions(TextEnv):
         if self.answer_from == "strict":
             others = (other for other in numbers(response) if other.digits != number.digits)
             if (other := next(others, None)) is not None:
-                both = f"{other.text} {number.text}"[:LONGEST_ANSWER]
-                return ScoredText(self.format_score, "several_numbers", both)
+                return ScoredText(
+                    self.format_score,
+                    "several_numbers",
+                    f"{other.text} {number.text}"[:LONGEST_ANSWER],
+                )
         answer = number.text[:LONGEST_ANSWER]
         if number.value == int(truth):
             return ScoredText(self.full_score, "correct", answer, truth)

@@ -61,8 +61,9 @@ def promote(
         name = "its base model" if rival is None else f"the champion {rival.name}"
         rival_rows = base_rows if rival is None else champion_rows(rival)
         if rival_rows is None:
-            why = f"not promoted: {name} could not be asked the same problems"
-            return Promotion(False, why, champion)
+            return Promotion(
+                False, f"not promoted: {name} could not be asked the same problems", champion
+            )
         result = compare(rows, rival_rows)
         reason = result.against(name)
         if champion is not None and rival is None:

@@ -90,8 +90,12 @@ def paired(correct: Sequence[int], others: Sequence[int], num_samples: int) -> P
     of_a_pair = pairs_won + pairs_lost - mean**2
     size = num_problems * min(num_samples, of_a_pair / variance if variance > 0 else num_samples)
     low, high = gain_interval(pairs_won * size, pairs_lost * size, size)
-    differences = [a - b for a, b in zip(correct, others, strict=True)]
-    return Paired(won, lost, sign_flip_p(differences), Estimate(mean, low, high))
+    return Paired(
+        won,
+        lost,
+        sign_flip_p([a - b for a, b in zip(correct, others, strict=True)]),
+        Estimate(mean, low, high),
+    )
 
 
 def means(values: npt.ArrayLike) -> list[Estimate]:

@@ -188,8 +188,9 @@ class _ToolRewards(Rewards):
     def submit(
         self, response: str, problem: Problem, turns: Sequence[Turn] = ()
     ) -> Future[ScoredText]:
-        pending = self._toolbox.submit_reward(response, turns, problem)
-        return self._pool.submit(self._read, pending, problem)
+        return self._pool.submit(
+            self._read, self._toolbox.submit_reward(response, turns, problem), problem
+        )
 
     def _read(self, pending: Future[dict[str, Any]], problem: Problem) -> ScoredText:
         try:
@@ -246,8 +247,9 @@ class _WeightedRewards(Rewards):
     def submit(
         self, response: str, problem: Problem, turns: Sequence[Turn] = ()
     ) -> Future[ScoredText]:
-        pending = [scorer.submit(response, problem) for scorer in self._scorers]
-        return self._pool.submit(self._add_up, pending)
+        return self._pool.submit(
+            self._add_up, [scorer.submit(response, problem) for scorer in self._scorers]
+        )
 
     def _add_up(self, pending: Sequence[Future[ScoredText]]) -> ScoredText:
         parts = [part.result() for part in pending]

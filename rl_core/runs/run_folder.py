@@ -181,8 +181,11 @@ class RunFolder:
         else:
             now = utc_now()
             first = Attempt(started_at=now, reason="started", made_with=made_with())
-            facts = {"run_id": run.run_id, "preset": config.preset, "started_at": now}
-            run._write(RunRecord(**facts, attempts=(first,)))
+            run._write(
+                RunRecord(
+                    run_id=run.run_id, preset=config.preset, started_at=now, attempts=(first,)
+                )
+            )
         run.update(made_with=run.read().attempts[-1].made_with)
         hold_reserve(run.path)
         return run

@@ -107,8 +107,12 @@ def read_json(
     finite: bool = True,
 ) -> Any:
     """Returns what a JSON file holds; see `read_plain` and `parse_json`."""
-    content = read_plain(path, below=below, follow=follow, most_bytes=most_bytes)
-    return parse_json(content, path, deepest=deepest, finite=finite)
+    return parse_json(
+        read_plain(path, below=below, follow=follow, most_bytes=most_bytes),
+        path,
+        deepest=deepest,
+        finite=finite,
+    )
 
 
 def read_json_lines(path: Path, *, most_bytes: int) -> Iterator[tuple[str, Any]]:
@@ -143,8 +147,9 @@ def parse_json(
 
 def read_yaml(path: Path, *, below: Path | None = None, follow: bool = False) -> Any:
     """Returns what a YAML file holds; see `read_plain` and `parse_yaml`."""
-    content = read_plain(path, below=below, follow=follow, most_bytes=MOST_YAML_BYTES)
-    return parse_yaml(content, path)
+    return parse_yaml(
+        read_plain(path, below=below, follow=follow, most_bytes=MOST_YAML_BYTES), path
+    )
 
 
 def parse_yaml(text: str | bytes, what: object = "the text") -> Any:

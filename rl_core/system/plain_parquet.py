@@ -132,8 +132,9 @@ def _bytes_of_texts(stream: BinaryIO, file: pq.ParquetFile, texts: Mapping[str, 
     """
     num_bytes = 0
     for name, rows in texts.items():
-        by_number = [] if rows else [name]
-        column = pq.ParquetFile(stream, metadata=file.metadata, read_dictionary=by_number)
+        column = pq.ParquetFile(
+            stream, metadata=file.metadata, read_dictionary=[] if rows else [name]
+        )
         for batch in column.iter_batches(rows or _BATCH_ROWS, columns=[name]):
             num_bytes += sum(map(_decoded_bytes, batch.columns))
             if num_bytes > MAX_DECODED_BYTES:

@@ -237,8 +237,13 @@ class Countdown(TextEnv):
         if answer is not None:
             raise ValueError("a puzzle's answer is found by its rule: answer= is for env=gsm8k")
         *numbers, target = numbers
-        prompt = tuple(_prompt(self, numbers, target))
-        problem = Problem(0, DATA_SOURCE, prompt, {"numbers": numbers, "target": target}, 0)
+        problem = Problem(
+            0,
+            DATA_SOURCE,
+            tuple(_prompt(self, numbers, target)),
+            {"numbers": numbers, "target": target},
+            0,
+        )
         return Question(self.show_problem(problem), problem, is_scored=True)
 
     def show_problem(self, problem: Problem) -> str:

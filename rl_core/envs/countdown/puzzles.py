@@ -111,8 +111,11 @@ def _draw_pool(
         numbers.append(sets)
         solved.append(part._replace(rows=part.rows + seen))
         seen += len(sets)
-    together = Solved(*map(np.concatenate, zip(*solved, strict=True)))
-    return _Pool(np.concatenate(numbers), together, seen == total)
+    return _Pool(
+        np.concatenate(numbers),
+        Solved(*map(np.concatenate, zip(*solved, strict=True))),
+        seen == total,
+    )
 
 
 def _take(pool: _Pool, size: int, rng: np.random.Generator) -> pl.DataFrame:
