@@ -114,8 +114,7 @@ def ppo_policy_loss(
         dual clip: Ye et al. 2019 (arXiv:1912.09729), equation 5.
     """
     advantages = given.advantages
-    log_ratio = given.log_ratio
-    ratio = _exp(log_ratio)
+    ratio = _exp(given.log_ratio)
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_eps_low, 1 + clip_eps_high)
     loss = plain.maximum(clipped)

@@ -231,7 +231,6 @@ class RunConfig(Section):
     @rule
     def _fits_its_processes(self) -> Iterator[str]:
         ranks = self.resources.learner_ranks
-        gpus = self.resources.learner_gpus
         mini = self.actor.mini_batch_size
         if mini < ranks:
             yield (
@@ -239,31 +238,30 @@ class RunConfig(Section):
                 f"actor.mini_batch_size={mini} leaves some without any: use at least "
                 f"{ranks}, or at most {mini} ranks"
             )
-        if ranks > 1 and gpus not in (0, 1):
+        if ranks > 1 and self.resources.learner_gpus not in (0, 1):
             yield (
-                f"resources.learner_gpus={gpus:g} must be 1 (a card for each rank) or 0 (the CPU) "
-                f"with resources.learner_ranks={ranks}"
+                f"resources.learner_gpus={self.resources.learner_gpus:g} must be 1 (a card for "
+                f"each rank) or 0 (the CPU) with resources.learner_ranks={ranks}"
             )
         parts = self.rollout.tensor_parallel_size
-        share = self.resources.rollout_gpus
-        if parts > 1 and share not in (0, 1):
+        if parts > 1 and self.resources.rollout_gpus not in (0, 1):
             yield (
                 f"rollout.tensor_parallel_size={parts} splits an engine over {parts} GPUs: "
-                f"resources.rollout_gpus={share:g}, of each, must be 1 (or 0, on a CPU)"
+                f"resources.rollout_gpus={self.resources.rollout_gpus:g}, of each, must be 1 (or "
+                "0, on a CPU)"
             )
 
     @rule
     def _knows_how_to_learn(self) -> Iterator[str]:
         estimator = self.algorithm.estimator
-        group_size = self.algorithm.group_size
         formula = self.algorithm.formula
-        if formula.needs_groups and group_size < 2:
+        is_alone = self.algorithm.group_size < 2
+        if formula.needs_groups and is_alone:
             yield (
                 f"algorithm.estimator={estimator} compares the responses to one prompt, and a "
-                "group of one gives no advantage: "
-                f"algorithm.group_size={group_size} must be at least 2"
+                "group of one gives no advantage: algorithm.group_size=1 must be at least 2"
             )
-        compares = formula.needs_groups or (names_code(estimator) and group_size > 1)
+        compares = formula.needs_groups or (names_code(estimator) and not is_alone)
         if not compares and self.algorithm.resample_rounds:
             yield (
                 f"algorithm.resample_rounds={self.algorithm.resample_rounds} replaces groups "
@@ -275,12 +273,11 @@ class RunConfig(Section):
                 "is named: add algorithm.estimator=module:function or "
                 "actor.policy_loss=module:function"
             )
-        warmup = self.critic.warmup_steps
         steps = self.trainer.total_steps
-        if formula.needs_critic and steps is not None and warmup >= steps:
+        if formula.needs_critic and steps is not None and self.critic.warmup_steps >= steps:
             yield (
-                f"critic.warmup_steps={warmup} leaves the policy none of trainer.total_steps="
-                f"{steps} to learn in: use at most {steps - 1}"
+                f"critic.warmup_steps={self.critic.warmup_steps} leaves the policy none of "
+                f"trainer.total_steps={steps} to learn in: use at most {steps - 1}"
             )
         if self.algorithm.kl_mode == "loss" and self.algorithm.kl_estimator != "k2":
             yield (
@@ -305,12 +302,11 @@ class RunConfig(Section):
                 f"algorithm.estimator={estimator} counts verdicts, which hold no penalty: "
                 "algorithm.kl_mode=reward must be none (or loss, with kl_estimator=k2)"
             )
-        overlong = self.algorithm.overlong_tokens
-        longest = self.data.max_response_length
-        if overlong >= longest:
+        if self.algorithm.overlong_tokens >= self.data.max_response_length:
             yield (
-                f"algorithm.overlong_tokens={overlong} are the last of a longest response: use "
-                f"fewer than data.max_response_length={longest}"
+                f"algorithm.overlong_tokens={self.algorithm.overlong_tokens} are the last of a "
+                "longest response: use fewer than data.max_response_length="
+                f"{self.data.max_response_length}"
             )
         for name in ("overlong_tokens", "length_penalty"):
             value = getattr(self.algorithm, name)
