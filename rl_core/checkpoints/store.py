@@ -138,8 +138,9 @@ def reading_latest(run_folder: Path) -> Iterator[Checkpoint | None]:
             if damage is None and isinstance(manifest, Manifest):
                 yield _as_checkpoint(path, manifest)
                 return
-            message = "checkpoint %s is damaged (%s): using the one before it"
-            _logger.warning(message, path.name, damage)
+            _logger.warning(
+                "checkpoint %s is damaged (%s): using the one before it", path.name, damage
+            )
     yield None
 
 

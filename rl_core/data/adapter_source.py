@@ -178,8 +178,9 @@ def _merged(adapter: Path, base: Path) -> Any:
             raise ValueError(f"only one of the two has {counted(len(wrong), 'tensor')}: {wrong[0]}")
         whole: Any = adapted.merge_and_unload(safe_merge=True)
     except Exception as error:  # PEFT and transformers raise many kinds
-        why = f"it cannot be merged into {base} ({cut(in_one_line(error), 200)})"
-        raise _refusal(adapter, why) from error
+        raise _refusal(
+            adapter, f"it cannot be merged into {base} ({cut(in_one_line(error), 200)})"
+        ) from error
     return whole
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rl_core.data.adapter_source import merge, merged_name
 from rl_core.system.atomic import locked, new_folder, sweep_leftovers
 from rl_core.system.model_folder import adapter_in
-from rl_core.system.words import as_path
+from rl_core.system.words import as_path, in_one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -144,8 +144,9 @@ def _unpack(path: str, file: Path, folder: Path) -> None:
             file.parent, gguf_file=file.name, trust_remote_code=False
         )
     except Exception as error:  # transformers raises many kinds for a file that it cannot read
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"model.path={path}: transformers cannot read it ({reason})") from error
+        raise ValueError(
+            f"model.path={path}: transformers cannot read it ({in_one_line(error)[:200]})"
+        ) from error
     if missing := sorted({*loaded["missing_keys"], *map(str, loaded["mismatched_keys"])}):
         raise ValueError(
             f"model.path={path} lacks {len(missing)} weights of {type(model).__name__} "
@@ -176,8 +177,9 @@ def _check_readable(path: str, file: Path) -> tuple[dict[str, Any], int]:
         facts, _ = read_gguf_metadata(str(file))
         reader: Any = GGUFReader(file)
     except (ValueError, LookupError, TypeError, struct.error, OverflowError) as error:
-        reason = " ".join(str(error).split())[:100]
-        raise ValueError(f"model.path={path}: no whole GGUF file ({reason})") from None
+        raise ValueError(
+            f"model.path={path}: no whole GGUF file ({in_one_line(error)[:100]})"
+        ) from None
     refused = f"model.path={path}: transformers cannot read"
     remedy = "take the model's Hugging Face folder, or another file of it"
     architecture = facts.get("general.architecture")

@@ -157,11 +157,10 @@ def check_embedded(ids: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerB
     num_rows = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
     highest = max((max(text, default=0) for text in ids), default=0)
     if num_rows is not None and highest >= num_rows:
-        token = tokenizer.convert_ids_to_tokens(highest)
         raise ValueError(
-            f"model.path={path}: {token!r}, which prompts hold, is token {highest}, and the model "
-            f"has {num_rows:,}: it was added only to the tokenizer. "
-            "Call model.resize_token_embeddings(len(tokenizer)) and save the model"
+            f"model.path={path}: {tokenizer.convert_ids_to_tokens(highest)!r}, which prompts hold, "
+            f"is token {highest}, and the model has {num_rows:,}: it was added only to the "
+            "tokenizer. Call model.resize_token_embeddings(len(tokenizer)) and save the model"
         )
 
 

@@ -121,8 +121,7 @@ def frozen_bytes(shape: ModelShape, config: RunConfig) -> int:
 
 def _holds_bfloat16(shape: ModelShape, config: RunConfig) -> bool:
     """Whether frozen matrices are kept in bfloat16, see models/lora.py."""
-    is_adapted = config.model.lora_rank > 0
-    return is_adapted and shape.in_bfloat16 and config.compute_dtype == "bfloat16"
+    return config.model.lora_rank > 0 and shape.in_bfloat16 and config.compute_dtype == "bfloat16"
 
 
 class ModelSizes(NamedTuple):
@@ -294,8 +293,8 @@ def _packed_attention_bytes(shape: ModelShape, config: RunConfig) -> int:
     """
     checkpointed = config.model.gradient_checkpointing
     size = config.algorithm.group_size
-    resources = config.resources
-    if not (checkpointed or resources.learner_ranks > 1 or resources.learner_gpus > 0):
+    on_ranks = config.resources.learner_ranks > 1
+    if not (checkpointed or on_ranks or config.resources.learner_gpus > 0):
         return 0
     prompt = config.data.max_prompt_length
     response = config.data.max_response_length

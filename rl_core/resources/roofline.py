@@ -116,7 +116,6 @@ def step_time(
     shares = shares or (H200 if machine.on_gpu else CPU)
     rounds = range(config.algorithm.resample_rounds + 1)
     drawn = [config.data.train_batch_size * _REPLACED**i for i in rounds]
-    num_engines = config.rollout.num_engines
     return StepTime(
         generate=sum(
             _generate(shape, config, machine, lengths, shares, num_prompts)
@@ -124,7 +123,7 @@ def step_time(
             if num_prompts >= 1
         ),
         learn=_learn(shape, config, machine, lengths, shares),
-        sync=compute_width(config) * shape.num_parameters * num_engines / _HOST_LINK,
+        sync=compute_width(config) * shape.num_parameters * config.rollout.num_engines / _HOST_LINK,
         other=shares.step_s,
         is_ahead=config.rollout.staleness > 0 and not shares_a_card(config),
     )

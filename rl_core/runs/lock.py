@@ -63,10 +63,10 @@ def close_if_lost(run: RunFolder) -> None:
         with _if_free(run) as owner:
             is_ours = owner is not None and owner.read().decode() == platform.node()
             if is_ours and run.read().status == "running":
-                resumes = f"the same command, or run_id={run.run_id}, resumes"
                 run.update(
                     status="interrupted",
-                    reason=f"its process is gone (killed?); {resumes}",
+                    reason="its process is gone (killed?); the same command, or "
+                    f"run_id={run.run_id}, resumes",
                     next_step=f"the same command continues from step {run.last_saved()}",
                     finished_at=utc_now(),
                     steps=run.metrics.last_step(),

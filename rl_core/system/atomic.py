@@ -94,8 +94,11 @@ def remove_folder(folder: Path) -> None:
 def sweep_leftovers(folder: Path) -> list[str]:
     """Deletes what dead writers left in a folder, where none may write now; returns the names."""
     prefixes = (TEMPORARY_PREFIX, TRASH_PREFIX)
-    paths = sorted(folder.glob(".*"))
-    return [path.name for path in paths if path.name.startswith(prefixes) and _delete(path)]
+    return [
+        path.name
+        for path in sorted(folder.glob(".*"))
+        if path.name.startswith(prefixes) and _delete(path)
+    ]
 
 
 def replace_symlink(link: Path, target: str) -> None:
