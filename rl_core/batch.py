@@ -195,8 +195,8 @@ def micro_batches(
     batches = _packed(rows, budget_tokens, share_prompts=share_prompts)
     if share_prompts:
         place = {group: i for i, group in enumerate(dict.fromkeys(row[3] for row in rows))}
-        by_group = sorted(rows, key=lambda row: place[row[3]])
-        shared = _packed(by_group, budget_tokens, share_prompts=True)
+        rows.sort(key=lambda row: place[row[3]])
+        shared = _packed(rows, budget_tokens, share_prompts=True)
         if sum(size for _, size in shared) < sum(size for _, size in batches):
             batches = shared
     return [(torch.tensor(numbers, device="cpu"), size) for numbers, size in batches]

@@ -150,13 +150,13 @@ class Evaluator:
             mode: str,
             problems: Sequence[Problem],
         ) -> list[Completion]:
-            sampling = self.config.evaluation.sampling(self.config.data.max_response_length, mode)
+            longest = self.config.data.max_response_length
             turns = TurnTaking(self.config.env, decode, encode, rewards.toolbox, form)
             return in_order(
                 turns.play(
                     lambda some, how: enumerate(engines.generate(some, how)),
                     requests,
-                    sampling,
+                    self.config.evaluation.sampling(longest, mode),
                     problems,
                 )
             )

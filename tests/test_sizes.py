@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (26_113, 18_000),
+    "statements of the product": (26_094, 18_000),
     "lines of tests": (47_000, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
@@ -25,21 +25,21 @@ MOST = {
 ROOMS = {
     # room, without the rooms in it: (statements, public names), at most
     "rl_core": (965, 60),
-    "rl_core/algos": (306, 52),
-    "rl_core/checkpoints": (464, 34),
-    "rl_core/config": (541, 42),
-    "rl_core/data": (1_317, 88),
+    "rl_core/algos": (305, 52),
+    "rl_core/checkpoints": (463, 34),
+    "rl_core/config": (536, 42),
+    "rl_core/data": (1_313, 88),
     "rl_core/envs": (1_857, 141),
     "rl_core/evaluation": (349, 38),
     "rl_core/learner": (1_115, 46),
     "rl_core/models": (937, 64),
-    "rl_core/resources": (1_005, 102),
+    "rl_core/resources": (1_000, 102),
     "rl_core/rewards": (672, 30),
     "rl_core/rollout": (874, 34),
-    "rl_core/runs": (744, 61),
+    "rl_core/runs": (742, 61),
     "rl_core/sft": (534, 26),
     "rl_core/storage": (624, 34),
-    "rl_core/system": (1_596, 156),
+    "rl_core/system": (1_595, 156),
     "rl_core/tracking": (716, 36),
     "rl_core/workers": (1_118, 31),
     "tasks": (1_887, 104),

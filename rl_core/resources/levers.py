@@ -159,8 +159,10 @@ def _more_ranks(config: RunConfig, shape: ModelShape | None) -> list[int]:
 
 def _micro_batches(config: RunConfig) -> list[int]:
     """Returns smaller micro-batches, down to one longest row."""
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    return _halves(config.actor.micro_batch_tokens, longest)
+    return _halves(
+        config.actor.micro_batch_tokens,
+        config.data.max_prompt_length + config.data.max_response_length,
+    )
 
 
 def _busy_tokens(config: RunConfig) -> int:

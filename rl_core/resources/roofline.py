@@ -95,8 +95,9 @@ def guess_lengths(config: RunConfig) -> Lengths:
     searches = config.model.path is None or config.sft.data == "traces"
     usual = most * _SEARCH_SHARE if searches else min(most, _USUAL_RESPONSE)
     num_rows = config.data.train_batch_size * config.algorithm.group_size
-    longest = expected_longest(usual, num_rows, most)
-    return Lengths(config.data.max_prompt_length / 2, usual, longest)
+    return Lengths(
+        config.data.max_prompt_length / 2, usual, expected_longest(usual, num_rows, most)
+    )
 
 
 def expected_longest(mean: float, num_rows: int, most: int) -> float:
@@ -206,8 +207,13 @@ def _generate(
     rate = machine.engine_flops * shares.engine
     compute_s = 2 * per_token * num_rows * lengths.response / rate
     # A group's prompt is read once.
-    prompt = Lengths(lengths.prompt, 0, 0)
-    prefill = forward_flops(shape, num_prompts, prompt, num_prompts=num_prompts, has_head=False)
+    prefill = forward_flops(
+        shape,
+        num_prompts,
+        Lengths(lengths.prompt, 0, 0),
+        num_prompts=num_prompts,
+        has_head=False,
+    )
     launch_s = shape.num_layers * shares.decode_layer_s if rollout.engine == "hf" else 0.0
     parts = rollout.tensor_parallel_size if machine.on_gpu else 1
     whole_s = prefill / rate + max(read_s, compute_s)
