@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (26_094, 18_000),
+    "statements of the product": (26_093, 18_000),
     "lines of tests": (47_000, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
@@ -36,7 +36,7 @@ ROOMS = {
     "rl_core/resources": (1_000, 102),
     "rl_core/rewards": (672, 30),
     "rl_core/rollout": (874, 34),
-    "rl_core/runs": (742, 61),
+    "rl_core/runs": (741, 61),
     "rl_core/sft": (534, 26),
     "rl_core/storage": (624, 34),
     "rl_core/system": (1_595, 156),

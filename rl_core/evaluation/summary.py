@@ -144,7 +144,9 @@ def summarise(rows: Sequence[Row]) -> EvaluationSummary:
             for of_one in _by_problem(counted)
         ]
     )
-    by_source = _groups(counted, lambda row: row["data_source"], lambda of: of[0]["data_source"])
+    by_source = _groups(
+        counted, lambda row: row["data_source"], lambda group: group[0]["data_source"]
+    )
     return EvaluationSummary(
         model=counted[0]["model"],
         step=counted[0]["step"],
@@ -160,7 +162,7 @@ def summarise(rows: Sequence[Row]) -> EvaluationSummary:
         by_num_operands=_groups(
             [row for row in counted if row["num_operands"] is not None],
             lambda row: row["num_operands"],
-            lambda of: f"{of[0]['num_operands']} numbers",
+            lambda group: f"{group[0]['num_operands']} numbers",
         ),
         by_difficulty=_groups(
             [row for row in counted if row["num_solutions"]],

@@ -13,6 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -164,16 +165,14 @@ def step_files(folder: Path) -> list[StepFile]:
 
 def samples_of_step(folder: Path, step: int | None = None, *, most: int = 8) -> list[Row]:
     """Returns a few rollouts of a step, by default the last; none if none can be read."""
-    try:
-        with reading(folder):
-            files = step_files(folder)
-            step = files[-1].last_step if step is None and files else step
-            for file in files:
-                if file.last_step >= (step or 0):
-                    rows = read_table(file.path, ROLLOUTS, below=folder.parent, columns=_OF_SAMPLES)
-                    return in_turns(rows.filter(pc.field("step") == step).to_pylist(), most)
-    except (OSError, ValueError):  # none yet, deleted, or cut by a full disk
-        pass
+    # None yet, deleted, or cut by a full disk.
+    with suppress(OSError, ValueError), reading(folder):
+        files = step_files(folder)
+        step = files[-1].last_step if step is None and files else step
+        for file in files:
+            if file.last_step >= (step or 0):
+                rows = read_table(file.path, ROLLOUTS, below=folder.parent, columns=_OF_SAMPLES)
+                return in_turns(rows.filter(pc.field("step") == step).to_pylist(), most)
     return []
 
 
